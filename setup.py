@@ -1,0 +1,39 @@
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="tuner",
+    version="0.1.0",
+    description="From a fine-tuning recipe's name to a correctly configured DeepSpeed run",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["tuner", "tuner.*"]),
+    package_data={
+        "tuner": ["configs/**/*", "deepspeed_presets/*.json", "zero/*.json"],
+    },
+    entry_points={"console_scripts": ["tuner = tuner.cli:main"]},
+    # Ranges that a CPU and a GPU user can satisfy; requirements.txt pins the set that is tested.
+    install_requires=[
+        "accelerate>=1.10",
+        "click>=8.1",
+        "datasets>=4.0",
+        "deepspeed>=0.18.5",
+        "hjson",
+        "mmengine>=0.10.7",
+        "ninja",
+        "nvidia-ml-py>=12",
+        "peft>=0.18",
+        "protobuf",
+        "psutil>=5.9",
+        "pydantic>=2.7",
+        "rich>=13",
+        "sentencepiece>=0.2",
+        "torch>=2.9",
+        "transformers>=5.18,<6",
+        "trl>=1.12,<2",
+        "bitsandbytes>=0.48",
+    ],
+)

@@ -1,0 +1,416 @@
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deepspeed.runtime import config as deepspeed_config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.zero.presets import PRESETS
+from tuner.errors import DeepSpeedConfigError
+from tuner.zero.check import check, check_device
+from tuner.zero.fields import AUTO, schema
+from tuner.zero.jsonfile import Document, parse, read
+
+DATA = Path(__file__).parent / "data"
+SHIPPED = Path(__file__).parents[2] / "tuner" / "deepspeed_presets"
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+
+
+def _zero(**keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": keys}
+
+
+def _checked(value: dict[str, Any]) -> dict[str, Any]:
+    return check(Document.of(value, "my.json")).value
+
+
+def _refusal(value: dict[str, Any]) -> str:
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        check(Document.of(value, "my.json"))
+    return str(caught.value)
+
+
+def _without_auto(value: Any, path: str = "") -> Any:
+    if not isinstance(value, dict):
+        return value
+    kept = {key: item for key, item in value.items() if not (item == "auto" and f"{path}{key}" in AUTO)}
+    return {key: _without_auto(item, f"{path}{key}.") for key, item in kept.items()}
+
+
+def _deepspeed_reads(value: dict[str, Any]) -> deepspeed_config.DeepSpeedConfig:
+    """Give a config to DeepSpeed itself: one rank, since no process group is up."""
+    config = {key: item for key, item in _without_auto(value).items() if key not in _BATCH}
+    return deepspeed_config.DeepSpeedConfig(copy.deepcopy(config) | {"train_micro_batch_size_per_gpu": 1})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_well_known_preset_is_accepted_by_us_and_then_by_deepspeed(name: str) -> None:
+    checked = _checked(PRESETS[name])
+
+    config = _deepspeed_reads(checked)
+
+    assert config.zero_optimization_stage == PRESETS[name]["zero_optimization"]["stage"]
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda path: path.stem)
+def test_a_shipped_preset_is_accepted_without_a_warning(path: Path) -> None:
+    checked = check(read(path))
+
+    assert checked.warnings == ()
+    _deepspeed_reads(checked.value)
+
+
+def test_the_sample_of_the_guides_is_accepted_and_each_obsolete_key_named_with_its_line() -> None:
+    path = DATA / "guide_ds_config.json"
+
+    checked = check(read(path))
+
+    lines = path.read_text(encoding="utf-8").splitlines()
+    dropped = [
+        "sparse_attention",
+        "zero_optimization.stage3_max_act_size",
+        "activation_checkpointing.enabled",
+        "pipeline.micro_batch_size",
+        "seed",
+        "zero_optimization.offload_param",
+    ]
+    assert [warning.split()[0] for warning in checked.warnings] == dropped
+    for name, warning in zip(dropped, checked.warnings, strict=True):
+        line = int(warning.split(f"{path}:")[1].split(":")[0])
+        assert f'"{name.split(".")[-1]}"' in lines[line - 1]
+    _deepspeed_reads(checked.value)
+
+
+def test_the_document_is_left_as_it_is() -> None:
+    document = read(DATA / "guide_ds_config.json")
+    before = copy.deepcopy(document.value)
+
+    check(document)
+
+    assert document.value == before
+
+
+def test_whole_floats_become_integers_where_an_integer_is_meant() -> None:
+    value = _zero(reduce_bucket_size=5e8, sub_group_size=1e9) | {"steps_per_print": 10.0, "gradient_clipping": 1}
+
+    checked = _checked(value)
+
+    assert repr(checked["zero_optimization"]["reduce_bucket_size"]) == "500000000"
+    assert repr(checked["steps_per_print"]) == "10"
+    assert repr(checked["gradient_clipping"]) == "1"
+
+
+def test_a_list_of_names_beside_auto_is_any_names() -> None:
+    for value in ("auto", [], ["rotary_emb"]):
+        document = {"data_types": {"keep_in_fp32_modules": value}}
+
+        assert _checked(document) == document
+        _deepspeed_reads(document)
+
+
+def test_every_spelling_of_a_key_becomes_its_main_one() -> None:
+    value = _zero(stage=3, prefetch_bucket_size=5, stage3_gather_fp16_weights_on_model_save=True)
+
+    checked = check(Document.of(value | {"bfloat16": {"enabled": "auto"}}, "my.json"))
+
+    zero = {"stage": 3, "stage3_prefetch_bucket_size": 5, "stage3_gather_16bit_weights_on_model_save": True}
+    assert checked.value == {"zero_optimization": zero, "bf16": {"enabled": "auto"}}
+    assert len(checked.warnings) == 1
+    assert "stage3_gather_16bit_weights_on_model_save" in checked.warnings[0]
+
+
+@pytest.mark.parametrize("path", sorted(AUTO))
+def test_auto_stays_where_hugging_face_resolves_it(path: str) -> None:
+    *parents, last = path.split(".")
+    types = {"optimizer": {"type": "AdamW"}, "scheduler": {"type": "WarmupDecayLR"}}
+    value: dict[str, Any] = {last: "auto"}
+    if parents[1:] == ["params"]:
+        value = types[parents[0]] | {"params": {"total_num_steps": 9} | value if "sched" in path else value}
+    document = {parents[0]: value} if parents else value
+
+    assert _checked(document) == document
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a misspelt top-level key": ({"zero_optimzation": {}}, "silently ignore it. In my.json. Did you mean 'zero_opt"),
+    "another": ({"gradient_cliping": 1.0}, "Did you mean 'gradient_clipping'?"),
+    "a misspelt nested key": (_zero(overlap_com=True), "no key 'overlap_com' in zero_optimization"),
+    "a misspelt key of a legacy block": ({"flops_profiler": {"enable": True}}, "Did you mean 'enabled'?"),
+    "a key two blocks down": (_zero(offload_optimizer={"devise": "cpu"}), "Did you mean 'device'?"),
+    "a key in the wrong place": ({"reduce_bucket_size": 5}, "It belongs into zero_optimization."),
+    "two spellings": (_zero(stage3_prefetch_bucket_size=1, prefetch_bucket_size=1), "another spelling of"),
+    "true for an integer": (_zero(reduce_bucket_size=True), "DeepSpeed would read it as 1"),
+    "a string for a number": (_zero(reduce_bucket_size="500000000"), "DeepSpeed would read it as the number"),
+    "a string for a batch size": ({"gradient_accumulation_steps": "8"}, "is not an integer"),
+    "a string for a boolean": ({"bf16": {"enabled": "true"}}, "is not true or false"),
+    "a half batch": ({"train_micro_batch_size_per_gpu": 1.5}, "= 1.5 is not an integer"),
+    "no batch": ({"train_micro_batch_size_per_gpu": 0}, "is not at least 1"),
+    "true for a block": ({"bf16": True}, 'Write "bf16": {"enabled": true}.'),
+    "a number for ZeRO": ({"zero_optimization": 2}, 'Write "zero_optimization": {"stage": 2}.'),
+    "null for a block": ({"zero_optimization": None}, "zero_optimization = null is not an object"),
+    "a list for a block": ({"optimizer": []}, "optimizer = [] is not an object"),
+    "a stage that is none": (_zero(stage=4), "zero_optimization.stage = 4 is not 0, 1, 2 or 3"),
+    "a stage in quotes": (_zero(stage="2"), 'zero_optimization.stage = "2" is not'),
+    "an unknown device": (_zero(stage=3, offload_param={"device": "gpu"}), 'is not "none", "cpu" or "nvme"'),
+    "a bucket of nothing": (_zero(reduce_bucket_size=0), "is not greater than 0"),
+    "a gather of nothing": (_zero(allgather_bucket_size=0), "is not greater than 0"),
+    "negative clipping": ({"gradient_clipping": -1}, "is not at least 0"),
+    "infinite clipping": ({"gradient_clipping": float("inf")}, "is not finite"),
+    "an unknown dtype": ({"communication_data_type": "fp8"}, 'is not "fp16", "bf16" or "fp32"'),
+    "ZeRO by auto": (_zero(stage="auto"), "read by DeepSpeed as 0, that is no ZeRO at all"),
+    "an auto that nothing resolves": (_zero(allgather_bucket_size="auto"), "as its default, 500000000"),
+    "an auto in a legacy block": ({"steps_per_print": "auto"}, "a plain string, which fails later"),
+    "a wrong item of a list": ({"data_types": {"keep_in_fp32_modules": ["rotary_emb", 3]}}, "is not a string"),
+    "an unknown item of a list": ({"compile": {"passes": ["z3", "z4"]}}, 'is not "z1", "z3", "autosp" or'),
+    "both precisions": ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "are both true"),
+    "NVMe without a path": (_zero(stage=3, offload_param={"device": "nvme"}), "without nvme_path"),
+    "an optimizer on NVMe without a path": (_zero(stage=3, offload_optimizer={"device": "nvme"}), "without nvme_path"),
+    "a part of the optimizer": (_zero(stage=2, offload_optimizer={"device": "cpu", "ratio": 0.5}), "stage 3"),
+    "no norm at stage 3": (_zero(stage=3, compute_grad_norm=False), "stage 1 or 2"),
+    "sums at stage 3": (_zero(stage=3) | {"gradient_allreduce_op": "sum"}, "does not work with ZeRO stage 3"),
+    "fp16 masters without ZeRO": ({"fp16": {"fp16_master_weights_and_grads": True}}, "needs ZeRO stage"),
+    "bf16 masters without ZeRO": ({"bf16": {"bf16_master_weights_and_grads": True}}, "needs ZeRO stage"),
+    "bf16 states alone": (_zero(stage=2) | {"bf16": {"bf16_optimizer_states": True}}, "needs bf16.bf16_master"),
+    "ZenFlow's interval by auto": (_zero(stage=2, zenflow={"select_interval": 5}), 'select_strategy "auto" sets it'),
+    "ZenFlow without interval": (_zero(stage=2, zenflow={"select_strategy": "step"}), "need a number"),
+    "ZenFlow's strategy": (_zero(stage=2, zenflow={"select_strategy": "batch"}), 'is not "auto", "step" or'),
+    "ZenFlow's order": (
+        _zero(stage=2, zenflow={"select_strategy": "step", "select_interval": 2, "update_interval": 4}),
+        "smaller than update_interval",
+    ),
+    "a checkpoint writer": ({"checkpoint": {"writer": {"type": "fast"}}}, "crashes at the first checkpoint"),
+    "an unknown optimizer": ({"optimizer": {"type": "AdamWW"}}, "Did you mean 'AdamW'?"),
+    "a removed optimizer": ({"optimizer": {"type": "OneBitAdam"}}, "1-bit optimizers were removed"),
+    "an optimizer without type": ({"optimizer": {"params": {"lr": 1e-4}}}, "optimizer has no type"),
+    "clipping by the optimizer": (
+        {"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
+        "Use gradient_clipping.",
+    ),
+    "a misspelt param": ({"optimizer": {"type": "Adam", "params": {"weight_deacy": 0.1}}}, "'weight_decay'?"),
+    "a wrong param": ({"optimizer": {"type": "Adam", "params": {"betas": 0.9}}}, "is not a list"),
+    "an unknown scheduler": ({"scheduler": {"type": "WarmupDecay"}}, "Did you mean 'WarmupDecayLR'?"),
+    "a scheduler of torch": ({"scheduler": {"type": "ReduceLROnPlateau"}}, "DeepSpeed has no scheduler"),
+    "no warm-up": ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}, "is not at least 1"),
+    "decay without an end": ({"scheduler": {"type": "WarmupDecayLR", "params": {}}}, "needs params.total_num_steps"),
+    "amp": ({"amp": {"enabled": True}}, "Use bf16 or fp16"),
+    "elasticity": ({"elasticity": {"enabled": True, "max_train_batch_size": 8}}, "another number of ranks"),
+    "curriculum_learning": ({"curriculum_learning": {"enabled": True}}, "Use data_efficiency"),
+    "sparse attention": ({"sparse_attention": {"mode": "fixed"}}, "was removed from DeepSpeed"),
+    "MiCS": (_zero(stage=3, mics_shard_size=8), "zero_hpz_partition_size"),
+    "cpu_offload": (_zero(stage=2, cpu_offload=True), '"offload_optimizer": {"device": "cpu"}'),
+    "a dtype for tensor parallelism": ({"tensor_parallel": {"dtype": "bf16"}}, "remove the key"),
+    "a compile backend": ({"compile": {"backend": "inductor"}}, "no key 'backend' in compile"),
+    "a comment as a key": ({"_comment": "mine"}, "a comment starts with //"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_config_that_means_something_else_is_refused(name: str) -> None:
+    value, message = REFUSED[name]
+
+    assert message in _refusal(value)
+
+
+@pytest.mark.parametrize("name", sorted(schema()["rejected"][""]))
+def test_a_rejected_block_is_dropped_aloud_when_off_and_refused_when_on(name: str) -> None:
+    off = check(Document.of({name: {"enabled": False}}, "my.json"))
+
+    assert off.value == {}
+    assert len(off.warnings) == 1
+    assert off.warnings[0].startswith(f"{name} was removed")
+    assert name in _refusal({name: {"enabled": True}})
+
+
+@pytest.mark.parametrize("key", ["mics_hierarchical_params_gather", "zeropp_loco_param", "cpu_offload"])
+@pytest.mark.parametrize("off", [False, None])
+def test_a_rejected_zero_key_is_dropped_aloud_when_off(key: str, off: Any) -> None:
+    checked = check(Document.of(_zero(stage=1, **{key: off}), "my.json"))
+
+    assert checked.value == _zero(stage=1)
+    assert len(checked.warnings) == 1
+
+
+def test_mics_is_off_at_its_old_default() -> None:
+    assert _checked(_zero(stage=3, mics_shard_size=-1)) == _zero(stage=3)
+
+
+_THEIR_ERRORS = (AssertionError, AttributeError, TypeError, ValueError, deepspeed_config.DeepSpeedConfigError)
+
+DEEPSPEED_REFUSES: list[dict[str, Any]] = [
+    *({key: {"enabled": True}} for key in schema()["rejected"][""]),
+    *(_zero(**{key: 8}) for key in schema()["rejected"]["zero_optimization"]),
+    _zero(stage3_max_act_siz=1),
+    _zero(stage=4),
+    _zero(stage=2.5),
+    _zero(stage=None),
+    _zero(reduce_bucket_size=0),
+    _zero(reduce_bucket_size="5e8"),
+    _zero(reduce_bucket_size=[1]),
+    _zero(offload_optimizer={"device": "gpu"}),
+    _zero(offload_optimizer={"ratio": 2}),
+    _zero(stage=2, offload_optimizer={"device": "cpu", "ratio": 0.5}),
+    _zero(stage=3, compute_grad_norm=False),
+    _zero(zenflow={"topk_ratio": 1}),
+    _zero(zenflow={"select_strategy": "batch"}),
+    _zero(zenflow={"update_interval": 0}),
+    _zero(zenflow={"select_interval": "often"}),
+    _zero(leaf_module=[]),
+    _zero(stage=3) | {"gradient_allreduce_op": "sum"},
+    _zero(stage=2, zenflow={}) | {"gradient_allreduce_op": "sum"},
+    {"gradient_allreduce_op": "max"},
+    {"zero_optimization": None},
+    {"bf16": True},
+    {"bf16": {"loss_scale": 0}},
+    {"bf16": {"bf16_optimizer_states": True}},
+    {"bf16": {"bf16_master_weights_and_grads": True}},
+    {"fp16": {"fp16_master_weights_and_grads": True}},
+    {"fp16": {"loss_scale": -1}},
+    {"fp16": {"enabled": True, "loss_scale_window": 0}},
+    {"fp16": {"enabled": True, "min_loss_scale": 0}},
+    {"fp16": {"min_loss_scale": True}},
+    {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+    {"communication_data_type": "fp8"},
+    {"optimizer": None},
+    {"scheduler": None},
+    {"torch_autocast": {"dtype": "fp8"}},
+    {"data_types": {"keep_in_fp32_modules": "all"}},
+    {"data_types": {"keep_in_fp32_modules": ["a", 3]}},
+    {"checkpoint": {"tag_validation": "never"}},
+    {"checkpoint": {"parallel_write": {"pipeline_stage": "yes"}}},
+    {"checkpoint": {"writer": {"type": "slow"}}},
+    {"compile": {"backend": "inductor"}},
+    {"compile": {"passes": ["z9"]}},
+    {"tensor_parallel": {"dtype": "bf16"}},
+    {"tensor_parallel": {"autotp": 2}},
+    {"tensorboard": {"path": "x"}},
+    {"comet": {"samples_log_interval": "often"}},
+    {"hybrid_engine": {"max_out_tokens": 0}},
+    {"weight_quantization": {"q_type": "odd"}},
+    {"timers": {"throughput": {"on": True}}},
+    {"expert_parallel": {"load_balance_coeff": 0.1}},
+]
+
+
+@pytest.mark.parametrize("value", DEEPSPEED_REFUSES, ids=json.dumps)
+def test_what_deepspeed_refuses_is_refused_before(value: dict[str, Any]) -> None:
+    with pytest.raises(_THEIR_ERRORS):
+        _deepspeed_reads(value)
+
+    assert _refusal(value)
+
+
+def _plausible(field: dict[str, Any]) -> st.SearchStrategy[Any]:
+    by_kind: dict[str, st.SearchStrategy[Any]] = {
+        "int": st.sampled_from([-1, 0, 1, 2, 5e8, 2.5, "3"]),
+        "float": st.sampled_from([-1, 0, 0.5, 1, 2, 1e9]),
+        "bool": st.booleans() | st.sampled_from([0, "yes"]),
+        "str": st.sampled_from([*field.get("enum", ["name"]), "odd", "auto"]),
+        "list": st.sampled_from([[], ["a"], field.get("enum", [0.5]), "a"]),
+        "object": _block(field["keys"]) if "keys" in field else st.just({}),
+        "null": st.none(),
+    }
+    return st.one_of([by_kind[kind] for kind in field["type"]] or [st.just("fp16")]) | st.just(None)
+
+
+def _block(fields: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    def chosen(names: list[str]) -> st.SearchStrategy[dict[str, Any]]:
+        return st.fixed_dictionaries({name: _plausible(fields[name]) for name in names})
+
+    return st.lists(st.sampled_from(sorted(fields)), unique=True, max_size=3).flatmap(chosen)
+
+
+def _accepted(value: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        return _checked(value)
+    except DeepSpeedConfigError:
+        return None
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    _block({key: field for key, field in schema()["keys"].items() if key not in (*_BATCH, "optimizer", "scheduler")})
+)
+def test_whatever_we_accept_deepspeed_accepts(value: dict[str, Any]) -> None:
+    checked = _accepted(value)
+
+    # GDS asserts an NVIDIA GPU while the config is read; check_device tells that.
+    if checked is not None and not (checked.get("aio") or {}).get("use_gds"):
+        _deepspeed_reads(checked)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("auto"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(schema()["keys"])), _json, max_size=4))
+def test_any_value_at_a_known_key_is_checked_or_refused(value: dict[str, Any]) -> None:
+    _accepted(value)
+
+
+@given(_json, _json, st.sampled_from(["AdamW", "muadam", "SGD", "x"]), st.sampled_from(["WarmupLR", "OneCycle", "x"]))
+def test_any_optimizer_and_scheduler_is_checked_or_refused(one: Any, two: Any, optimizer: str, scheduler: str) -> None:
+    _accepted({"optimizer": {"type": optimizer, "params": one}, "scheduler": {"type": scheduler, "params": two}})
+    _accepted({"optimizer": {"type": one, "params": {"lr": two}}, "scheduler": {"type": two, "params": {"lr": one}}})
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_the_file() -> None:
+    text = '{\n "gradient_cliping": 1,\n "bf16": {"enabled": 1},\n "amp": {"enabled": true}\n}'
+
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        check(parse(text, "my_ds.json"))
+
+    assert caught.value.where == "my_ds.json:2:2"
+    first, second, third = str(caught.value).splitlines()
+    assert first.startswith("bad-deepspeed-config: there is no key 'gradient_cliping'")
+    assert "In my_ds.json:3:11." in second
+    assert "In my_ds.json:4:2." in third
+
+
+def test_offloading_that_has_no_effect_is_dropped_aloud_and_none_silently_kept() -> None:
+    cpu, none = {"device": "cpu"}, {"device": "none"}
+
+    loud = check(Document.of(_zero(stage=0, offload_param=cpu, offload_optimizer=cpu), "my.json"))
+    silent = check(Document.of(_zero(stage=2, offload_param=none), "my.json"))
+
+    assert loud.value == _zero(stage=0)
+    assert len(loud.warnings) == 2
+    assert silent.value == _zero(stage=2, offload_param=none)
+    assert silent.warnings == ()
+
+
+def test_keys_of_stage_3_are_silent_at_stage_2() -> None:
+    assert check(Document.of(_zero(stage=2, stage3_max_live_parameters=1e9), "my.json")).warnings == ()
+
+
+def test_nvidia_features_are_refused_on_a_cpu_alone() -> None:
+    document = parse('{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}', "my.json")
+    value = check(document).value
+
+    check_device(value, "cuda", document.where)
+    with pytest.raises(DeepSpeedConfigError, match=r"needs an NVIDIA GPU.* In my\.json:1:36"):
+        check_device(value, "cpu", document.where)
+
+
+def test_checking_imports_no_heavy_library() -> None:
+    program = (
+        "import sys; from tuner.zero.check import check; from tuner.zero.jsonfile import Document;"
+        "check(Document.of({'bf16': {'enabled': True}}, 'x'));"
+        "print({'torch', 'deepspeed', 'pydantic', 'numpy', 'transformers'} & set(sys.modules))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "set()\n"

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.errors import DeepSpeedConfigError
+from tuner.zero.jsonfile import MAX_BYTES, MAX_DEPTH, Document, parse, read
+
+DATA = Path(__file__).parent / "data"
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "": ("1:1", "empty"),
+    "// nothing\n": ("2:1", "empty"),
+    "[1]": ("1:1", "not an object"),
+    "3": ("1:1", "not an object"),
+    '{"a": 1} x': ("1:10", "follows the end"),
+    '{"a": 1} {"b": 2}': ("1:10", "follows the end"),
+    '{\n "zero_optimization": {"stage": 2': ("2:34", "ends inside the '{' opened at my.json:2:23"),
+    '{"a": [1, 2': ("1:12", "ends inside the '[' opened at my.json:1:7"),
+    '{"a":': ("1:6", "the end of the file"),
+    '{"a"': ("1:5", "the end of the file"),
+    "{": ("1:2", "ends inside"),
+    '{"a": "abc': ("1:7", "unterminated string"),
+    '{"a": 1} /* open': ("1:10", "never closed"),
+    '{"a": 1,\n "b": {"a": 2},\n "a": 3}': ("3:2", "second time (first at my.json:1:2)"),
+    '{"a": {"b": 1, "b": 1}}': ("1:16", "'b' stands here a second time"),
+    '{"a": 1, "\\u0061": 2}': ("1:10", "second time"),
+    '{"a": NaN}': ("1:7", "NaN is not a JSON number"),
+    '{"a": Infinity}': ("1:7", "Infinity is not"),
+    '{"a": -Infinity}': ("1:7", "-Infinity is not"),
+    '{"a": 1e999}': ("1:7", "1e999 is too large"),
+    '{"a": -1e999}': ("1:7", "too large"),
+    '{"a": 9223372036854775808}': ("1:7", "64 bits"),
+    '{"a": ' + "9" * 5000 + "}": ("1:7", "5000 characters"),
+    '{"a": 0.' + "9" * 5000 + "}": ("1:7", "5002 characters"),
+    "{a: 1}": ("1:2", "expected a key in double quotes, found 'a'"),
+    "{'a': 1}": ("1:2", "expected a key in double quotes"),
+    '{"a": cpu}': ("1:7", 'Write "cpu"'),
+    "{\"a\": 'cpu'}": ("1:7", 'Write "cpu"'),
+    '{"a": True}': ("1:7", "Write true"),
+    '{"a": None}': ("1:7", "Write null"),
+    '{"a": 1 "b": 2}': ("1:9", "comma"),
+    '{"a": [1 2]}': ("1:10", "comma"),
+    '{"a": 1,, "b": 2}': ("1:9", "expected a key"),
+    '{"a" 1}': ("1:6", "expected ':'"),
+    '{"a": }': ("1:7", "expected a value"),
+    '{"a": [,]}': ("1:8", "expected a value"),
+    '{"a": 1]': ("1:8", "comma"),
+    '{"a": 01}': ("1:7", "expected a value"),
+    '{"a": 1.}': ("1:7", "expected a value"),
+    '{"a": .5}': ("1:7", "expected a value"),
+    '{"a": +1}': ("1:7", "expected a value"),
+    '{"a": 0x1F}': ("1:7", "expected a value"),
+    '{"a": 1_000}': ("1:7", "expected a value"),
+    '{"a": "\\x41"}': ("1:8", "escape"),
+    '{"a": "\\u12"}': ("1:9", "escape"),
+    '{"a": "one\ntwo"}': ("1:11", "control character"),
+    '{"a": "\x00"}': ("1:8", "control character"),
+    '{"a": "\\ud800"}': ("1:7", "surrogate"),
+    '{"\\udc00": 1}': ("1:2", "surrogate"),
+    '{"a": ' + "[" * MAX_DEPTH + "]" * MAX_DEPTH + "}": (f"1:{6 + MAX_DEPTH}", "deeper than 32"),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_wrong_file_is_refused_with_its_line_and_column(text: str, tmp_path: Path) -> None:
+    place, what = REFUSED[text]
+
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        parse(text, "my.json")
+
+    assert caught.value.where == f"my.json:{place}"
+    assert what in str(caught.value)
+
+
+def test_comments_and_trailing_commas_are_read() -> None:
+    text = '{ // one\n "a": 5e8, # two\n /* three\n */ "b": [1, 2,], "url": "http://x#y/*z*/",\n}'
+
+    document = parse(text, "my.json")
+
+    assert document.value == {"a": 5e8, "b": [1, 2], "url": "http://x#y/*z*/"}
+    assert isinstance(document.value["a"], float)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "bom.json"
+    path.write_bytes(b'\xef\xbb\xbf{\r\n  "a": 1\r\n}\r\n')
+
+    document = read(path)
+
+    assert document.value == {"a": 1}
+    assert document.where(("a",)) == f"{path}:2:3"
+
+
+def test_where_names_the_nearest_key_around() -> None:
+    document = parse('{\n  "a": {\n    "b": [{"c": 1}]\n  }\n}', "my.json")
+
+    assert document.where(("a", "b", 0, "c")) == "my.json:3:12"
+    assert document.where(("a", "b", 0)) == "my.json:3:5"
+    assert document.where(("a", "missing")) == "my.json:2:3"
+    assert document.where(("missing",)) == "my.json"
+    assert Document.of({"a": 1}, "preset zero2").where(("a",)) == "preset zero2"
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DeepSpeedConfigError, match=r"there is no file '.*nothing\.json'"):
+        read(tmp_path / "nothing.json")
+
+
+def test_a_directory_is_named_as_one(tmp_path: Path) -> None:
+    with pytest.raises(DeepSpeedConfigError, match="is a directory"):
+        read(tmp_path)
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(DeepSpeedConfigError, match="not a regular file"):
+        read(tmp_path / "pipe")
+
+
+def test_a_path_through_a_file_is_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{}")
+
+    with pytest.raises(DeepSpeedConfigError, match="cannot be read: Not a directory"):
+        read(tmp_path / "file" / "my.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_without_permission_is_unreadable(tmp_path: Path) -> None:
+    path = tmp_path / "secret.json"
+    path.write_text("{}")
+    path.chmod(0)
+
+    with pytest.raises(DeepSpeedConfigError, match="cannot be read: Permission denied"):
+        read(path)
+
+
+def test_bytes_that_are_not_utf8_are_refused_with_their_place() -> None:
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        read(DATA / "latin1.json")
+
+    assert caught.value.where == f"{DATA / 'latin1.json'}:2:16"
+    assert "not UTF-8 (byte 0xfc)" in str(caught.value)
+
+
+def test_utf16_is_named(tmp_path: Path) -> None:
+    (tmp_path / "wide.json").write_text("{}", encoding="utf-16")
+
+    with pytest.raises(DeepSpeedConfigError, match="UTF-16"):
+        read(tmp_path / "wide.json")
+
+
+def test_a_file_above_one_megabyte_is_refused_unparsed(tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    path.write_bytes(b"[" * (MAX_BYTES + 1))
+
+    with pytest.raises(DeepSpeedConfigError, match="larger than 1 MB"):
+        read(path)
+
+
+HOSTILE = {
+    "brackets": '{"a": ' + "[" * (MAX_BYTES - 6),
+    "quotes": "{" + '"' * (MAX_BYTES - 1),
+    "backslashes": '{"' + "\\" * (MAX_BYTES - 2),
+    "one long string": '{"' + "a" * (MAX_BYTES - 2),
+    "digits": '{"a": ' + "9" * (MAX_BYTES - 7) + "}",
+    "exponent": '{"a": 1e' + "9" * (MAX_BYTES - 9) + "}",
+    "comments": "/**/" * (MAX_BYTES // 4),
+    "half comments": "{" + "/*" * (MAX_BYTES // 2 - 1),
+    "line comments": "//\n" * (MAX_BYTES // 3),
+    "new lines": "\n" * MAX_BYTES,
+    "values": '{"a": [' + "1," * (MAX_BYTES // 2 - 8) + "]}",
+    "keys": "{" + ",".join(f'"{number:06d}":1' for number in range(MAX_BYTES // 11)) + "}",
+    "objects": '{"a": [' + '{"":0},' * (MAX_BYTES // 7 - 8) + "]}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_quickly(name: str) -> None:
+    start = time.process_time()
+
+    with pytest.raises(DeepSpeedConfigError):
+        parse(HOSTILE[name], "my.json")
+
+    # 35 ms at most where this was written; a quadratic parser takes minutes.
+    assert time.process_time() - start < 0.5
+
+
+_numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+_values = st.recursive(
+    st.none() | st.booleans() | _numbers | _texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_texts, inner, max_size=4),
+    max_leaves=20,
+)
+_comments = st.sampled_from(["", " ", "\n", "// x {\n", "# ' \"\n", "/* ] */", "/**/", "/* // */ # \\\n"])
+
+
+def _write(value: Any, draw: Any, ascii_only: bool) -> str:
+    """Write JSON as `json.dumps` does, with comments and trailing commas drawn between its tokens."""
+
+    def space() -> str:
+        return str(draw(_comments))
+
+    def items(parts: list[str], opening: str, closing: str) -> str:
+        comma = "," if parts and draw(st.booleans()) else ""
+        return space() + opening + ",".join(parts) + space() + comma + space() + closing + space()
+
+    if isinstance(value, dict):
+        pairs = [
+            f"{space()}{json.dumps(key, ensure_ascii=ascii_only)}{space()}:{_write(item, draw, ascii_only)}"
+            for key, item in value.items()
+        ]
+        return items(pairs, "{", "}")
+    if isinstance(value, list):
+        return items([_write(item, draw, ascii_only) for item in value], "[", "]")
+    return space() + json.dumps(value, ensure_ascii=ascii_only) + space()
+
+
+@given(st.dictionaries(_texts, _values, max_size=5), st.booleans(), st.data())
+def test_any_json_reads_back_with_comments_and_trailing_commas(value: Any, ascii_only: bool, data: Any) -> None:
+    text = _write(value, data.draw, ascii_only)
+
+    document = parse(text, "my.json")
+
+    assert document.value == json.loads(json.dumps(value))
+    assert repr(document.value) == repr(value)
+
+
+@given(st.dictionaries(_texts, _values, min_size=1, max_size=5), st.integers(0, 2))
+def test_every_position_is_the_place_of_its_key(value: Any, indent: int) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+
+    document = parse(text, "my.json")
+
+    lines = text.split("\n")
+    assert {keys[0] for keys in document.positions} == set(value)
+    for keys, (line, column) in document.positions.items():
+        assert lines[line - 1][column - 1 :].startswith(json.dumps(keys[-1], ensure_ascii=False))
+
+
+def _reads_or_refuses(text: str) -> None:
+    try:
+        assert isinstance(parse(text, "my.json"), Document)
+    except DeepSpeedConfigError as error:
+        assert str(error.where).startswith("my.json")
+
+
+_syntax = st.text(st.sampled_from(list('{}[]":,/*#\\\n\t -+.0123456789eEuntrlfasNI\u00fc\ud800')), max_size=60)
+
+
+@given(st.text(max_size=60) | _syntax | _syntax.map(lambda text: '{"a": ' + text))
+def test_any_text_is_a_document_or_a_refusal(text: str) -> None:
+    _reads_or_refuses(text)
+
+
+@given(st.dictionaries(_texts, _values, max_size=3), st.integers(0, 200), st.integers(0, 5), _syntax)
+def test_any_damage_to_a_file_is_a_document_or_a_refusal(value: Any, start: int, length: int, noise: str) -> None:
+    text = json.dumps(value)
+
+    _reads_or_refuses(text[:start] + noise[:3] + text[start + length :])
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_document_or_a_refusal(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "garbage.json"
+    path.write_bytes(content)
+
+    try:
+        assert isinstance(read(path), Document)
+    except DeepSpeedConfigError as error:
+        assert str(path) in str(error)

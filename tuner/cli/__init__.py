@@ -1,0 +1,65 @@
+"""The command line: one file a command, imported when it is called; the only place that prints and exits."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from tuner import __version__
+from tuner.errors import TunerError, did_you_mean
+
+COMMANDS = {
+    "train": "Train a recipe, by name or from a file.",
+    "list": "List the parts that recipe names are composed of.",
+    "show": "Show a recipe with the origin of every value.",
+    "copy": "Write a recipe as one standalone, commented file.",
+}
+"""Name -> one line, so that --help needs no command's imports."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in `tuner.cli.NAME` and are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"tuner.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            hint = did_you_mean(args[0], COMMANDS) if args else ""
+            if hint and "Did you mean" not in error.message:
+                raise click.UsageError(f"{error.message} {hint}", ctx) from None
+            raise
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tuner")
+def tuner() -> None:
+    """From a fine-tuning recipe's name to a correctly configured DeepSpeed run."""
+
+
+def main() -> None:
+    """Run the command line. A user's mistake is one message and its exit code; a bug of ours keeps its traceback."""
+    debug = "--debug" in sys.argv
+    try:
+        tuner(prog_name="tuner")
+    except TunerError as error:
+        if debug:
+            raise
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)

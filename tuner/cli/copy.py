@@ -1,0 +1,34 @@
+"""`tuner copy`: one recipe as a standalone, commented file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuner.cli.options import override_options, overrides
+
+
+@click.command()
+@click.argument("name")
+@click.argument("dest", required=False, type=click.Path(path_type=Path))
+@override_options
+def command(name: str, dest: Path | None, allow_code: bool, debug: bool, **changes: Any) -> None:
+    """Write recipe NAME to DEST (default: ./NAME.py), every value in it and every comment kept."""
+    from tuner.errors import UsageError
+    from tuner.files import write_new_text
+    from tuner.recipes import recipe
+
+    found = recipe.load(name, overrides(**changes), allow_code=allow_code)
+    path = dest or Path(f"{found.name}.py")
+    path = path / f"{found.name}.py" if path.is_dir() else path
+    if path.suffix != ".py":
+        raise UsageError(f"{str(path)!r} does not end in .py", where="DEST", fix=f"Write {path}.py or a folder.")
+    if not path.parent.is_dir():
+        raise UsageError(f"no folder {str(path.parent)!r}", where="DEST", fix="Make it first.")
+    try:
+        write_new_text(path, found.standalone(f" Train it: tuner train {path.name}"))
+    except FileExistsError:
+        raise UsageError(f"{path} exists", where="DEST", fix="Choose another name; nothing was overwritten.") from None
+    click.echo(f"Wrote {path}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")

@@ -1,0 +1,127 @@
+"""`tuner train`: plan, print, start."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.options import override_options, overrides
+from tuner.errors import UsageError
+
+if TYPE_CHECKING:
+    from tuner.launch.plan import LaunchPlan
+
+LAUNCHERS = ("torchrun", "slurm", "none")
+
+
+@click.command()
+@click.argument("recipe")
+@click.option("--deepspeed", metavar="PRESET|JSON", help="A preset, a path to a DeepSpeed JSON, auto, or none.")
+@click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
+@click.option("--resume", metavar="PATH|auto", help="A checkpoint or run directory to go on from; auto: the newest.")
+@click.option("--launcher", type=click.Choice(LAUNCHERS), default="torchrun", help="Who starts the ranks.")
+@click.option("--nproc-per-node", type=int, help="Processes on each node. Default: one a GPU. [NPROC_PER_NODE]")
+@click.option("--nnodes", type=int, help="Machines. [NNODES]")
+@click.option("--node-rank", type=int, help="Which of them this is, from 0. [NODE_RANK]")
+@click.option("--master-addr", help="Address of node 0. [ADDR, MASTER_ADDR]")
+@click.option("--master-port", type=int, help="Its port. [PORT, MASTER_PORT]")
+@click.option("--dry-run", is_flag=True, help="Print what would run, and start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")
+@override_options
+def command(
+    recipe: str,
+    deepspeed: str | None,
+    work_dir: Path | None,
+    resume: str | None,
+    dry_run: bool,
+    as_json: bool,
+    allow_code: bool,
+    debug: bool,
+    launcher: str,
+    nproc_per_node: int | None,
+    nnodes: int | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    **changes: Any,
+) -> None:
+    """Train RECIPE: a composed name, or a .py file."""
+    from datetime import datetime
+
+    from tuner.launch import plan, start
+    from tuner.machine import hardware
+    from tuner.machine.topology import LaunchFlags
+
+    if as_json and not dry_run:
+        raise UsageError("--json without --dry-run", where="--json", fix="Add --dry-run.")
+    flags = LaunchFlags(launcher, nproc_per_node, nnodes, node_rank, master_addr, master_port)  # type: ignore[arg-type]
+    request = plan.Request(
+        recipe, overrides(**changes), deepspeed, flags, work_dir, resume, allow_code, ("tuner", *sys.argv[1:])
+    )
+    environ = dict(os.environ)
+    made = plan.make(request, environ, hardware.detect(environ), datetime.now().astimezone())
+    if dry_run:
+        print_plan(made, as_json=as_json)
+        return
+    start.preflight(made)
+    if made.topology.rank in (None, 0):
+        announce(made)
+    sys.exit(start.start(made, environ))
+
+
+def announce(made: LaunchPlan) -> None:
+    """Say in a few lines what is about to run, and every warning."""
+    why = f" ({made.level_reason})" if made.level_reason else ""
+    batch = made.batch
+    lines = [
+        f"{made.recipe.name} on {made.hardware.describe()}; {made.topology.describe()}",
+        f"DeepSpeed: {made.level}{why}; {made.precision.dtype}: {made.precision.reason}",
+        f"batch: {batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks = {batch.global_batch}",
+        f"run directory: {made.run_path}",
+        *made.notes,
+        *(f"WARNING: {warning}" for warning in made.warnings),
+    ]
+    for line in lines:
+        click.echo(line, err=True)
+
+
+def print_plan(made: LaunchPlan, *, as_json: bool) -> None:
+    """Print everything that would run on standard output."""
+    from tuner.cli.text import origins_json, with_origins
+    from tuner.files import dump_json
+    from tuner.launch.plan import batch_json
+
+    batch = batch_json(made)
+    if as_json:
+        value = {
+            "argv": made.argv,
+            "env": made.env,
+            "deepspeed": made.final.config,
+            "batch": batch,
+            "origins": origins_json(made.final.origins),
+            "warnings": list(made.warnings),
+            "level": {"name": made.level, "reason": made.level_reason},
+            "precision": {"dtype": made.precision.dtype, "reason": made.precision.reason},
+            "run_directory": str(made.run_path),
+            "resume": str(made.resume) if made.resume else None,
+        }
+        click.echo(dump_json(value), nl=False)
+        return
+    announce(made)
+    sections = {
+        "command": [shlex.join(made.argv)],
+        "environment": [f"{key}={shlex.quote(value)}" for key, value in made.env.items()],
+        "batch": [f"{key} = {value}" for key, value in batch.items()],
+        "deepspeed.json": with_origins(made.final.config, made.final.origins, width=64),
+    }
+    for title, lines in sections.items():
+        click.echo(f"{title}:")
+        for line in lines:
+            click.echo(f"  {line}")
+        click.echo()
+    click.echo("Nothing was started (--dry-run).")

@@ -1,0 +1,90 @@
+"""Every default, once. A recipe is this file with the values of its parts and its own delta laid over it."""
+
+# The weights to start from: a folder, or an id on the Hugging Face hub.
+model = dict(
+    path=None,
+    # A branch, tag or commit of a hub id. None: the newest.
+    revision=None,
+    # A name below tuner/configs/chat_templates or a path to a .jinja file. None: the tokenizer's own.
+    chat_template=None,
+    # 'sdpa', 'eager', 'flash_attention_2' ... None: transformers' choice.
+    attn_implementation=None,
+    # Code that comes with a model runs only when this is True and `revision` is a full 40-digit commit.
+    trust_remote_code=False,
+)
+
+# What planning needs to know of the model, in the words of its config.json. None: read it from model.path.
+architecture = None
+
+# dict(bits=4, quant_type='nf4', double_quant=True): the base model's weights in 4 bits. None: not quantized.
+quantization = None
+
+# dict(r=64, lora_alpha=16, lora_dropout=0.1, target_modules='all-linear', use_dora=False), in PEFT's names.
+# None: every weight is trained.
+adapter = None
+
+# What is learned: 'sft' trains on the assistant's turns, 'pretrain' on every token of plain text.
+objective = dict(type="sft")
+
+train_dataloader = dict(
+    # Micro-batch: samples (packed rows, with packing) per process and forward pass.
+    batch_size=1,
+    # Processes that collate batches, beside each rank.
+    num_workers=0,
+    dataset=dict(
+        # A .json, .jsonl, .csv, .parquet or .arrow file, a folder of them, or an id on the Hugging Face hub.
+        path=None,
+        # A configuration of a hub data set, such as 'main'.
+        name=None,
+        split="train",
+        # 'messages', 'sharegpt', 'alpaca', 'oasst1', 'text'. None: detected from the columns.
+        format=None,
+        # Tokens. A longer sample is split when packing, else cut at the end (and counted).
+        max_length=2048,
+        # Fill rows of max_length with whole samples, best fit first; samples never attend to each other.
+        packing=True,
+    ),
+)
+
+# The same shape as train_dataloader. None: no validation.
+val_dataloader = None
+
+optim_wrapper = dict(
+    # A class of torch.optim, or DeepSpeed's own. lr: per step; betas, eps, weight_decay: as in torch.
+    optimizer=dict(type="AdamW", lr=2e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0),
+    # The gradient's 2-norm is clipped to this. None: not clipped.
+    clip_grad=dict(max_norm=1.0),
+    # Micro-batches per optimizer step. Global batch = batch_size x accumulative_counts x processes.
+    accumulative_counts=16,
+    # 'bf16', 'fp16', 'fp32'. 'auto': bf16 where every GPU has compute capability 8.0 or more, else fp16; fp32 on a CPU.
+    dtype="auto",
+)
+
+# The learning rate's course: 'cosine', 'linear', 'constant', 'constant_with_warmup' ...
+# warmup_ratio: the part of all steps over which it rises from 0.
+param_scheduler = dict(type="cosine", warmup_ratio=0.03)
+
+train_cfg = dict(
+    max_epochs=3,
+    # Optimizer steps. A number here wins over max_epochs. None: max_epochs decides.
+    max_steps=None,
+    # Recompute activations in the backward pass: less memory, about a third more time.
+    gradient_checkpointing=True,
+)
+
+# interval: optimizer steps between checkpoints. max_keep_ckpts: older ones beyond this number are removed.
+checkpoint = dict(interval=500, max_keep_ckpts=2)
+
+log = dict(
+    # Optimizer steps between lines of metrics.jsonl.
+    interval=10,
+    # Names of transformers' integrations: 'tensorboard', 'wandb', 'mlflow', 'trackio'.
+    trackers=(),
+    # Validation prompts answered by the trained model after training. Loads the result once more on rank 0.
+    num_samples=0,
+)
+
+randomness = dict(seed=42)
+
+# A preset's name, a path to a DeepSpeed JSON, 'auto' (the lowest level that fits) or 'none'. --deepspeed wins.
+deepspeed = "auto"

@@ -1,0 +1,1 @@
+"""Your own file: name it with --data; the format is detected from its columns."""

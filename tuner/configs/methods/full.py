@@ -1,0 +1,1 @@
+"""Every weight is trained."""

@@ -1,0 +1,15 @@
+"""A small Llama that the package makes itself, untrained, with no download; for first steps and tests."""
+
+model = dict(path="package:tiny")
+architecture = dict(
+    model_type="llama",
+    num_hidden_layers=3,
+    hidden_size=128,
+    intermediate_size=384,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    vocab_size=1664,
+    tie_word_embeddings=True,
+    max_position_embeddings=512,
+)

@@ -1,0 +1,131 @@
+"""Every mistake a user can make, as one tree of exceptions, each with its exit code.
+
+A message has three parts: what is wrong (with the value), where it stands (file:line or flag), what to do.
+An exception outside this tree is a bug of ours and keeps its traceback.
+
+    TunerError                    1   training failed
+    ├── UsageError                2   flags and environment variables that contradict or do not parse
+    ├── RecipeError               2   a recipe, a part of one, or an override
+    ├── DeepSpeedConfigError      2   a preset name or a user's DeepSpeed JSON
+    ├── DataError                 2   a data set, a row of it, a chat template
+    ├── ModelError                2   a model that is not there or is no model
+    ├── RunDirectoryError         2   a run directory that is taken, or a checkpoint that cannot be resumed
+    ├── MachineError              3   hardware, drivers, missing or too old libraries
+    ├── DiskError                74   no space, no permission, input/output errors
+    ├── Stopped                  75   stopped on request with a checkpoint to resume from
+    └── Hang                    124   no progress within the limit
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TunerError(Exception):
+    """Training failed for a reason that can be told in one message.
+
+    Args:
+        what: What is wrong, with the value that is wrong; no full stop at the end.
+        where: `file:line`, a flag or a variable.
+        fix: What to do; an imperative sentence.
+    """
+
+    code = "training-failed"
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: object = None, fix: str | None = None) -> None:
+        self.what, self.where, self.fix = what, None if where is None else str(where), fix
+        super().__init__(what, self.where, fix)
+
+    def __str__(self) -> str:
+        text = f"{self.code}: {self.what}."
+        if self.where:
+            text += f" In {self.where}."
+        if self.fix:
+            text += f" {self.fix}" if self.fix.endswith((".", "?")) else f" {self.fix}."
+        return text
+
+
+class UsageError(TunerError):
+    """Flags or environment variables that contradict each other or do not parse."""
+
+    code = "bad-usage"
+    exit_code = 2
+
+
+class RecipeError(TunerError):
+    """A recipe, a part of one, or an override that is wrong."""
+
+    code = "bad-recipe"
+    exit_code = 2
+
+
+class DeepSpeedConfigError(TunerError):
+    """A preset name or a DeepSpeed JSON that is wrong."""
+
+    code = "bad-deepspeed-config"
+    exit_code = 2
+
+
+class DataError(TunerError):
+    """A data set, a row of it, or a chat template that is wrong."""
+
+    code = "bad-data"
+    exit_code = 2
+
+
+class ModelError(TunerError):
+    """A model that cannot be found or loaded."""
+
+    code = "bad-model"
+    exit_code = 2
+
+
+class RunDirectoryError(TunerError):
+    """A run directory that is taken, or a checkpoint that cannot be resumed."""
+
+    code = "bad-run-directory"
+    exit_code = 2
+
+
+class MachineError(TunerError):
+    """Hardware, drivers, or libraries that are missing or too old."""
+
+    code = "bad-environment"
+    exit_code = 3
+
+
+class DiskError(TunerError):
+    """No space, no permission, or an input/output error."""
+
+    code = "disk"
+    exit_code = 74
+
+
+class Stopped(TunerError):
+    """Stopped on request; a checkpoint to resume from was written."""
+
+    code = "stopped"
+    exit_code = 75
+
+
+class Hang(TunerError):
+    """No progress within the limit."""
+
+    code = "hang"
+    exit_code = 124
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate that `name` most likely means, or None when none is close."""
+    pool = {candidate.lower(): candidate for candidate in candidates}
+    close = difflib.get_close_matches(name.lower(), pool, n=1, cutoff=0.6)
+    return pool[close[0]] if close else None
+
+
+def did_you_mean(name: str, candidates: Iterable[str], see: str | None = None) -> str:
+    """Return `Did you mean 'x'?`, followed by where the right names are listed."""
+    found = nearest(name, candidates)
+    hint = f"Did you mean {found!r}?" if found else ""
+    return f"{hint} See: {see}".strip() if see else hint

@@ -1,0 +1,91 @@
+"""Writes that are whole or not there at all, and content hashes; the only module that writes files of a run.
+
+It knows nothing of recipes, runs or checkpoints.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import DiskError
+
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
+
+
+@contextmanager
+def disk_errors(path: Path, fix: str = "Free space or choose another --work-dir.") -> Iterator[None]:
+    """Turn the operating system's disk errors into a `DiskError` that names `path`.
+
+    Raises:
+        DiskError: no space, quota, permission, a read-only file system or an input/output error.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        reason = os.strerror(error.errno)
+        raise DiskError(f"cannot write {path}: {reason}", fix=fix) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` as UTF-8 so that a reader sees the old file or the new one, never a part.
+
+    Raises:
+        DiskError: the file cannot be written; what was there before is untouched.
+    """
+    with disk_errors(path):
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+def write_new_text(path: Path, text: str) -> None:
+    """Write `text` to a file that must not exist yet.
+
+    Raises:
+        FileExistsError: it exists; it is untouched.
+        DiskError: it cannot be written.
+    """
+    with disk_errors(path), path.open("x", encoding="utf-8", newline="\n") as stream:
+        stream.write(text)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented strict JSON (no NaN, no Infinity), atomically."""
+    write_text(path, dump_json(value))
+
+
+def dump_json(value: Any) -> str:
+    """Return `value` as the text that `write_json` writes."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line; a single write, so that concurrent readers never see half of it for lines below 4 KiB."""
+    with disk_errors(path), path.open("a", encoding="utf-8") as stream:
+        stream.write(line + "\n")
+
+
+def sha256(data: bytes | Path) -> str:
+    """Return the hex SHA-256 of bytes or of a file's content."""
+    if isinstance(data, Path):
+        with data.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,1 @@
+"""Whether it fits: bytes on paper, from architecture facts alone."""

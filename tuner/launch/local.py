@@ -1,0 +1,38 @@
+"""The command of one torchrun agent, on one machine or on each of several."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tuner.machine.topology import Topology
+
+WORKER = "tuner.worker"
+SHUTDOWN_TIMEOUT_S = 300
+"""From SIGTERM to SIGKILL: what finishing a step and saving may take. torchrun's own default is 30."""
+
+
+def torchrun(topology: Topology, run_path: Path) -> list[str]:
+    """Return the argv that starts every rank of this node."""
+    if topology.num_nodes == 1:
+        rendezvous = ["--standalone"]  # the rendezvous itself picks a free port
+    else:
+        rendezvous = [
+            f"--nnodes={topology.num_nodes}",
+            f"--node-rank={topology.node_rank}",
+            f"--master-addr={topology.master_addr}",
+            f"--master-port={topology.master_port}",
+        ]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *rendezvous,
+        f"--nproc-per-node={topology.nproc_per_node}",
+        f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}",
+        "--module",
+        # Without it torchrun takes the script's arguments for its own.
+        "--",
+        WORKER,
+        str(run_path),
+    ]

@@ -1,0 +1,266 @@
+"""Everything below -> argv, environment and files of one run. It looks and decides; it writes and starts nothing."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tuner import __version__
+from tuner.errors import RunDirectoryError
+from tuner.files import dump_json
+from tuner.fit import memory
+from tuner.launch import local, slurm
+from tuner.machine.hardware import Hardware, tool_path
+from tuner.machine.libraries import versions
+from tuner.machine.topology import Batch, LaunchFlags, Topology, resolve
+from tuner.recipes import paths, recipe
+from tuner.recipes.recipe import Overrides, Recipe
+from tuner.runs import checkpoints, directory
+from tuner.zero import merge, precision
+from tuner.zero.jsonfile import Document
+
+WORK_DIRS = Path("work_dirs")
+_MAX_COUNTED_BYTES = 64 * 1024**2
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    recipe: str
+    overrides: Overrides = field(default_factory=Overrides)
+    deepspeed: str | None = None
+    flags: LaunchFlags = field(default_factory=LaunchFlags)
+    work_dir: Path | None = None
+    resume: str | None = None
+    allow_code: bool = False
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What would run: the same object is printed by --dry-run and started without it."""
+
+    recipe: Recipe
+    final: merge.FinalConfig
+    topology: Topology
+    hardware: Hardware
+    batch: Batch
+    precision: precision.Precision
+    level: str
+    level_reason: str | None
+    run_path: Path
+    resume: Path | None
+    launch_id: str
+    argv: list[str]
+    env: dict[str, str]
+    files: dict[str, str]
+    resumes: bool = False
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = field(default=())
+
+
+def make(request: Request, environ: Mapping[str, str], hardware: Hardware, now: datetime) -> LaunchPlan:
+    """Decide everything about one run.
+
+    Raises:
+        TunerError: whatever is wrong with the recipe, the DeepSpeed config, the geometry, the paths or the directory.
+    """
+    loaded = recipe.load(request.recipe, request.overrides, allow_code=request.allow_code)
+    paths.check_model(loaded.config)
+    paths.check_data(loaded.config)
+    topology = resolve(request.flags, environ, len(hardware.gpus))
+    batch = Batch(
+        loaded.config.train_dataloader.batch_size, loaded.config.optim_wrapper.accumulative_counts, topology.world_size
+    )
+    decided = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
+    document, level_reason = _open_deepspeed(request, loaded, topology, hardware)
+    final = merge.merge(loaded, document, batch, decided, hardware)
+    run_path, resume, notes = _run_directory(request, loaded.name, topology, now)
+    argv, env = _command(topology, run_path)
+    env |= _environment(environ, topology, hardware)
+    launch_id = f"{topology.job}-{environ.get('SLURM_STEP_ID')}-{environ.get('SLURM_RESTART_COUNT', 0)}"
+    launch_id = launch_id if topology.job else f"{now:%Y%m%dT%H%M%S%f}"
+    level = document.name.removeprefix("preset ")
+    plan = LaunchPlan(
+        recipe=loaded,
+        final=final,
+        topology=topology,
+        hardware=hardware,
+        batch=batch,
+        precision=decided,
+        level=level,
+        level_reason=level_reason,
+        run_path=run_path,
+        resume=resume,
+        launch_id=launch_id,
+        argv=argv,
+        env=env,
+        files={},
+        resumes=request.resume is not None and directory.is_run(run_path),
+        notes=tuple(notes),
+        warnings=final.warnings,
+    )
+    plan.files.update(_files(plan, document, request.command, now))
+    return plan
+
+
+def _open_deepspeed(
+    request: Request, loaded: Recipe, topology: Topology, hardware: Hardware
+) -> tuple[Document, str | None]:
+    choice: str | dict[str, Any] = request.deepspeed or loaded.config.deepspeed
+    where = "--deepspeed" if request.deepspeed else f"deepspeed ({loaded.origins['deepspeed'].source})"
+    if choice != merge.AUTO:
+        return merge.open_config(choice, where), None
+    chosen = memory.lowest_level(loaded.config, topology.world_size, hardware.smallest_gpu_bytes)
+    return merge.open_config(chosen.level, where), chosen.reason
+
+
+def _command(topology: Topology, run_path: Path) -> tuple[list[str], dict[str, str]]:
+    if topology.launcher == "torchrun":
+        return local.torchrun(topology, run_path), {}
+    return slurm.one_rank(topology, run_path)
+
+
+def _environment(environ: Mapping[str, str], topology: Topology, hardware: Hardware) -> dict[str, str]:
+    env = {
+        # A torch.py or datasets.py in the working directory must not be imported in place of the real one.
+        "PYTHONSAFEPATH": "1",
+        "DS_ACCELERATOR": "cuda" if hardware.gpus else "cpu",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if "OMP_NUM_THREADS" not in environ:
+        env["OMP_NUM_THREADS"] = str(max(1, hardware.num_cpus // topology.nproc_per_node))
+    path = tool_path(environ)
+    return env if path == environ.get("PATH") else {**env, "PATH": path}
+
+
+def _run_directory(
+    request: Request, name: str, topology: Topology, now: datetime
+) -> tuple[Path, Path | None, list[str]]:
+    """Return the run directory, the checkpoint to resume from, and what to tell the user about it."""
+    home = WORK_DIRS / name
+    fresh = request.work_dir or home / (f"slurm-{topology.job}" if topology.job else f"{now:%Y%m%d_%H%M%S}")
+    fresh = fresh.absolute()
+    if request.resume is None:
+        directory.check_free(fresh, resume=_already_started(fresh, topology))
+        return fresh, None, []
+    if request.resume == "auto":
+        return _resume_auto(request.work_dir, home, fresh, topology)
+    folder = Path(request.resume).absolute()
+    if directory.is_run(folder):
+        found, passed = checkpoints.newest_valid(folder / "checkpoints")
+        if found is None:
+            raise RunDirectoryError(f"{folder} has no valid checkpoint", where="--resume", fix=" ".join(passed) or None)
+        return _resumed(folder, found, passed, topology)
+    checkpoint = checkpoints.require_valid(folder)
+    owner = checkpoint.parent.parent
+    target = request.work_dir.absolute() if request.work_dir else owner if directory.is_run(owner) else fresh
+    directory.check_free(target, resume=target == owner)
+    return _resumed(target, checkpoint, [], topology)
+
+
+def _resume_auto(
+    work_dir: Path | None, home: Path, fresh: Path, topology: Topology
+) -> tuple[Path, Path | None, list[str]]:
+    known = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
+    if known is None or not directory.is_run(known):
+        directory.check_free(fresh, resume=False)
+        return fresh, None, ["--resume auto: no earlier run here, so this one starts new."]
+    found, passed = checkpoints.newest_valid(known / "checkpoints")
+    if found is None and passed:
+        fix = f"{' '.join(passed)} Start new with another --work-dir."
+        raise RunDirectoryError(f"{known} has no valid checkpoint", where="--resume auto", fix=fix)
+    if found is None:
+        return known, None, [f"--resume auto: {known} never saved a checkpoint, so it starts again."]
+    return _resumed(known, found, passed, topology)
+
+
+def _resumed(
+    target: Path, checkpoint: Path, passed: list[str], topology: Topology
+) -> tuple[Path, Path | None, list[str]]:
+    saved = checkpoints.facts(checkpoint).get("world_size")
+    if saved not in (None, topology.world_size):
+        raise RunDirectoryError(
+            f"{checkpoint.name} was saved by {saved} ranks, this run has {topology.world_size}",
+            where="--resume",
+            fix=f"Start {saved} ranks.",
+        )
+    return target, checkpoint, [*passed, f"Resuming from {checkpoint}."]
+
+
+def _already_started(path: Path, topology: Topology) -> bool:
+    # Under Slurm rank 0 may have written the directory before another rank looks.
+    return topology.launcher == "slurm" and topology.rank != 0 and directory.is_run(path)
+
+
+def _files(plan: LaunchPlan, document: Document, command: tuple[str, ...], now: datetime) -> dict[str, str]:
+    pinned: str | dict[str, Any] = plan.level
+    if not plan.final.from_catalog:
+        pinned = document.value
+    whole = recipe.anchored(plan.recipe, pinned)
+    return {
+        "recipe.py": whole.standalone(f" As run; the values of {plan.recipe.name} with what the command line changed."),
+        "deepspeed.json": dump_json(plan.final.config),
+        "run.json": dump_json(_run_facts(plan, command, now)),
+    }
+
+
+def _run_facts(plan: LaunchPlan, command: tuple[str, ...], now: datetime) -> dict[str, Any]:
+    return {
+        "name": plan.recipe.name,
+        "launch_id": plan.launch_id,
+        "started": now.isoformat(timespec="seconds"),
+        "command": list(command),
+        "argv": plan.argv,
+        "seed": plan.recipe.config.randomness.seed,
+        "deepspeed": plan.level,
+        "precision": {"dtype": plan.precision.dtype, "reason": plan.precision.reason},
+        "resume": str(plan.resume) if plan.resume else None,
+        "world_size": plan.topology.world_size,
+        "num_nodes": plan.topology.num_nodes,
+        "batch": batch_json(plan),
+        "warnings": list(plan.warnings),
+        "hardware": plan.hardware.to_json(),
+        "versions": {"tuner": __version__, "python": platform.python_version(), **versions()},
+        "platform": platform.platform(),
+        "interpreter": sys.executable,
+    }
+
+
+def batch_json(plan: LaunchPlan) -> dict[str, int | str | None]:
+    """Return the batch arithmetic: counts of samples, and optimizer steps an epoch where they are known on paper."""
+    batch, dataset = plan.batch, plan.recipe.config.train_dataloader.dataset
+    rows = _num_rows(dataset.path)
+    steps = batch.steps_per_epoch(rows) if rows is not None else None
+    if rows is None:
+        note = "known once the data is read"
+    elif dataset.packing:
+        note = "at most: packing makes fewer samples of these rows"
+    else:
+        note = "exact"
+    return {
+        "micro_batch": batch.micro_batch,
+        "accumulation": batch.accumulation,
+        "ranks": batch.ranks,
+        "global_batch": batch.global_batch,
+        "rows": rows,
+        "steps_per_epoch": steps,
+        "steps_per_epoch_is": note,
+        "epochs": plan.recipe.config.train_cfg.max_epochs,
+        "max_steps": plan.recipe.config.train_cfg.max_steps,
+    }
+
+
+def _num_rows(path: str | None) -> int | None:
+    """Count the rows of a local JSONL of ordinary size; anything else is left to the worker."""
+    file = paths.local(path) if path else None
+    if file is None or file.suffix != ".jsonl" or file.stat().st_size > _MAX_COUNTED_BYTES:
+        return None
+    with file.open("rb") as stream:
+        return sum(1 for line in stream if line.strip())

@@ -1,0 +1,1 @@
+"""What to train: recipes read as data, composed by name, checked and overridden."""

@@ -1,0 +1,30 @@
+"""A model's facts from a folder's config.json, in the words of the recipe's `architecture` block.
+
+It opens one JSON file; the hub is never asked.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tuner.recipes.schema import Architecture
+
+
+def read_facts(folder: Path) -> dict[str, Any] | None:
+    """Return the architecture block for a model folder, or None where config.json does not hold all of it."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    config = {**config, **(config["text_config"] if isinstance(config.get("text_config"), dict) else {})}
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    config.setdefault("tie_word_embeddings", False)
+    config["num_key_value_heads"] = config.get("num_key_value_heads") or heads
+    if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        config["head_dim"] = config.get("head_dim") or hidden // heads
+    facts = {key: config.get(key) for key in Architecture.model_fields}
+    return facts if all(value is not None for value in facts.values()) else None

@@ -1,0 +1,191 @@
+"""The names of the parts that ship with the package, and how a recipe's name is composed of them.
+
+    {model}_[{objective}_]{method}_{dataset}_e{epochs}
+
+It reads names and first lines only; what a part holds is read by `recipe`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tuner.errors import RecipeError, did_you_mean, nearest
+
+PACKAGE = Path(__file__).parents[1]
+CONFIGS = PACKAGE / "configs"
+PRESETS = PACKAGE / "deepspeed_presets"
+BASE = CONFIGS / "base.py"
+KINDS = ("models", "methods", "objectives", "datasets", "recipes")
+DEFAULT_OBJECTIVE = "sft"
+ASSET = "package:"
+"""Prefix of a path below configs/assets, such as 'package:sample/train.jsonl'."""
+
+_EPOCHS = re.compile(r"(?P<stem>.+)_e(?P<epochs>[1-9][0-9]{0,3})")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A composed name, taken apart; epochs is a count."""
+
+    model: str
+    objective: str
+    method: str
+    dataset: str
+    epochs: int
+
+    @property
+    def name(self) -> str:
+        objective = "" if self.objective == DEFAULT_OBJECTIVE else f"{self.objective}_"
+        return f"{self.model}_{objective}{self.method}_{self.dataset}_e{self.epochs}"
+
+    def files(self) -> Iterator[Path]:
+        """Yield the parts' files in the order of merging, later wins."""
+        kinds = zip(("models", "objectives", "methods", "datasets"), self._names(), strict=True)
+        return (part_path(kind, name) for kind, name in kinds)
+
+    def _names(self) -> tuple[str, ...]:
+        return self.model, self.objective, self.method, self.dataset
+
+
+@cache
+def names(kind: str) -> tuple[str, ...]:
+    """Return the sorted names of one of `KINDS`."""
+    return tuple(sorted(path.stem for path in (CONFIGS / kind).glob("*.py")))
+
+
+@cache
+def presets() -> tuple[str, ...]:
+    """Return the names of the DeepSpeed presets."""
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.json")))
+
+
+def part_path(kind: str, name: str) -> Path:
+    """Return the file of a part that `names` lists."""
+    return CONFIGS / kind / f"{name}.py"
+
+
+def summary(kind: str, name: str) -> str:
+    """Return the first line of a part's docstring."""
+    with part_path(kind, name).open(encoding="utf-8") as stream:
+        return stream.readline().strip().strip('"').strip()
+
+
+def asset(path: str) -> str:
+    """Return the file that a `package:` path means; any other path as it is.
+
+    Raises:
+        RecipeError: the package ships no such file.
+    """
+    if not path.startswith(ASSET):
+        return path
+    found = CONFIGS / "assets" / path.removeprefix(ASSET)
+    if ".." in found.parts or not found.exists():
+        raise RecipeError(f"{path!r} is not shipped with the package", where=CONFIGS / "assets")
+    return str(found)
+
+
+def chat_template(name: str) -> Path:
+    """Return the file of a named chat template, or the path itself where `name` ends in .jinja.
+
+    Raises:
+        RecipeError: no such template.
+    """
+    folder = CONFIGS / "chat_templates"
+    path = Path(name) if name.endswith(".jinja") else folder / f"{name}.jinja"
+    if not path.is_file():
+        known = sorted(file.stem for file in folder.glob("*.jinja"))
+        raise RecipeError(
+            f"no chat template {name!r}",
+            where="model.chat_template",
+            fix=f"{did_you_mean(name, known)} Known: {', '.join(known)}, or a path to a .jinja file.".strip(),
+        )
+    return path
+
+
+def with_epochs(name: str) -> tuple[str, int | None]:
+    """Split `x_e3` into ('x', 3); a name without epochs keeps None."""
+    match = _EPOCHS.fullmatch(name)
+    return (match["stem"], int(match["epochs"])) if match else (name, None)
+
+
+def parse(name: str) -> Parts:
+    """Take a composed name apart; where two readings are possible, the longest model's name wins.
+
+    Raises:
+        RecipeError: the name is not composed of known parts; the message holds the nearest one that is.
+    """
+    stem, epochs = with_epochs(name)
+    found = [parts for parts in _readings(stem, epochs) if parts]
+    if not found:
+        raise _unknown(name)
+    return max(found, key=lambda parts: len(parts.model))
+
+
+def _readings(stem: str, epochs: int | None) -> Iterator[Parts | None]:
+    if epochs is None:
+        return
+    for model in names("models"):
+        if stem.startswith(f"{model}_"):
+            yield _after_model(model, stem.removeprefix(f"{model}_"), epochs)
+
+
+def _after_model(model: str, rest: str, epochs: int) -> Parts | None:
+    for objective, method in _trainings():
+        prefix = f"{method}_" if objective is None else f"{objective}_{method}_"
+        dataset = rest.removeprefix(prefix)
+        if dataset != rest and dataset in names("datasets"):
+            return Parts(model, objective or DEFAULT_OBJECTIVE, method, dataset, epochs)
+    return None
+
+
+def _trainings() -> Iterable[tuple[str | None, str]]:
+    return itertools.product((None, *names("objectives")), names("methods"))
+
+
+def _unknown(name: str) -> RecipeError:
+    if name in presets() or name.endswith(".json"):
+        return RecipeError(
+            f"{name!r} is a DeepSpeed preset, not a recipe",
+            where="the recipe's name",
+            fix=f"Write: tuner train RECIPE --deepspeed {name}.",
+        )
+    for kind in ("models", "methods", "datasets"):
+        if name in names(kind):
+            what = f"{name!r} is only a part of a recipe's name ({kind})"
+            return RecipeError(what, fix="Compose {model}_{method}_{dataset}_e{epochs}. See: tuner list")
+    suggestion = suggest(name)
+    hint = f"Did you mean {suggestion!r}? " if suggestion else ""
+    return RecipeError(f"no recipe {name!r}", fix=f"{hint}See: tuner list")
+
+
+def suggest(name: str) -> str | None:
+    """Return the recipe name that `name` most likely means, mending one part after the other."""
+    stem, epochs = with_epochs(re.sub(r"_e$|_e0+$|_e-\d+$", "", name))
+    recipe = nearest(stem, names("recipes"))
+    tokens = stem.split("_")
+    model, tokens = _take(tokens, names("models"))
+    trainings = [method if objective is None else f"{objective}_{method}" for objective, method in _trainings()]
+    training, tokens = _take(tokens, trainings)
+    dataset = nearest("_".join(tokens), names("datasets")) if tokens else None
+    if model and training and dataset:
+        return f"{model}_{training}_{dataset}_e{epochs or 3}"
+    return recipe
+
+
+def _take(tokens: list[str], known: Iterable[str]) -> tuple[str | None, list[str]]:
+    """Return the known name that the first tokens are most like, and the tokens after it."""
+    best, score, used = None, 0.0, 0
+    for candidate in known:
+        width = candidate.count("_") + 1
+        for count in {width - 1, width, width + 1}:
+            head = "_".join(tokens[: max(count, 1)])
+            ratio = difflib.SequenceMatcher(None, candidate, head).ratio() + 0.001 * width
+            if ratio > score:
+                best, score, used = candidate, ratio, max(count, 1)
+    return (best, tokens[used:]) if score > 0.6 else (None, tokens)

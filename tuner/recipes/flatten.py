@@ -1,0 +1,109 @@
+"""Write a base file and the values that differ from it as one standalone file, the base's comments kept.
+
+Text in, text out: it reads no files and knows no keys.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+
+def flatten(base: str, delta: dict[str, Any], header: str) -> str:
+    """Return `base` with `delta`'s values in place of its own and `header` as its docstring.
+
+    Args:
+        base: A recipe's text whose top-level values are literals and `dict(...)`.
+        delta: Nested values; a key that the base's dict lacks is added to it.
+        header: One paragraph about the new file.
+    """
+    edits: list[tuple[int, int, str]] = []
+    tree = ast.parse(base)
+    text = _Text(base)
+    tail = ""
+    nodes = {node.targets[0].id: node.value for node in tree.body if _is_assignment(node)}  # type: ignore[attr-defined]
+    for key, value in delta.items():
+        if key in nodes:
+            _replace(nodes[key], value, 0, text, edits)
+        else:
+            tail += f"\n{key} = {render(value, 0)}\n"
+    docstring = tree.body[0]
+    edits.append((*text.span(docstring), render_docstring(header)))
+    return text.edited(edits) + tail
+
+
+def render(value: Any, indent: int) -> str:
+    """Return a value as recipe source; a dict that does not fit on the line gets one key a line."""
+    if not (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value)):
+        return _literal(value)
+    words = [f"{key}={render(item, indent + 4)}" for key, item in value.items()]
+    line = f"dict({', '.join(words)})"
+    if len(line) + indent <= 90 and "\n" not in line:
+        return line
+    pad = " " * (indent + 4)
+    return "dict(\n" + "".join(f"{pad}{word},\n" for word in words) + " " * indent + ")"
+
+
+def render_docstring(text: str) -> str:
+    """Return `text` as a docstring that no content can break out of."""
+    safe = text.replace("\\", "\\\\").replace('"', "'")
+    return f'"""{safe}"""'
+
+
+class _Text:
+    def __init__(self, text: str) -> None:
+        self.raw = text.encode()
+        self.starts = [0]
+        for line in text.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line.encode()))
+
+    def at(self, line: int, column: int) -> int:
+        return self.starts[line - 1] + column
+
+    def span(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return self.at(node.lineno, node.col_offset), self.at(node.end_lineno, node.end_col_offset)
+
+    def edited(self, edits: list[tuple[int, int, str]]) -> str:
+        raw = self.raw
+        for start, end, new in sorted(edits, reverse=True):
+            raw = raw[:start] + new.encode() + raw[end:]
+        return raw.decode()
+
+
+def _is_assignment(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+        return f'"{escaped}"'
+    if isinstance(value, list | tuple):
+        inner = ", ".join(_literal(item) for item in value)
+        if isinstance(value, list):
+            return f"[{inner}]"
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
+    return repr(value)
+
+
+def _replace(node: ast.expr, value: Any, indent: int, text: _Text, edits: list[tuple[int, int, str]]) -> None:
+    if not (isinstance(value, dict) and isinstance(node, ast.Call)):
+        edits.append((*text.span(node), render(value, indent)))
+        return
+    have = {keyword.arg: keyword.value for keyword in node.keywords}
+    new = {key: item for key, item in value.items() if key not in have}
+    for key in value.keys() - new.keys():
+        _replace(have[key], value[key], indent + 4, text, edits)
+    if not new:
+        return
+    words = [f"{key}={render(item, indent + 4)}" for key, item in new.items()]
+    end = text.span(node)[1] - 1
+    if node.end_lineno == node.lineno:
+        edits.append((end, end, (", " if have else "") + ", ".join(words)))
+    else:
+        assert node.end_lineno is not None
+        line_start = text.at(node.end_lineno, 0)
+        edits.append((line_start, line_start, "".join(" " * (indent + 4) + word + ",\n" for word in words)))

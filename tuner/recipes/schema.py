@@ -1,0 +1,191 @@
+"""What a recipe may hold: every key, its type, its range; one pydantic model, checked without torch.
+
+Values and defaults stand in `configs/base.py`; a field has a default here only inside a block that may be None.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Names = Annotated[tuple[str, ...], Strict(False)]
+
+
+class Block(BaseModel):
+    """A part of a recipe: unknown keys, other types, NaN and infinity are errors; immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Model(Block):
+    """The weights to start from."""
+
+    path: str | None
+    revision: str | None
+    chat_template: str | None
+    attn_implementation: str | None
+    trust_remote_code: bool
+
+    @model_validator(mode="after")
+    def _remote_code_needs_a_commit(self) -> Model:
+        revision = self.revision or ""
+        if self.trust_remote_code and not (len(revision) == 40 and set(revision) <= set("0123456789abcdef")):
+            raise ValueError("trust_remote_code=True needs model.revision to be a full 40-digit commit")
+        return self
+
+
+class Architecture(Block):
+    """The model's facts in the words of its config.json."""
+
+    model_type: str
+    num_hidden_layers: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    vocab_size: PositiveInt
+    tie_word_embeddings: bool
+    max_position_embeddings: PositiveInt
+
+
+class Quantization(Block):
+    """bitsandbytes' storage of the frozen base weights."""
+
+    bits: Literal[4, 8] = 4
+    quant_type: Literal["nf4", "fp4"] = "nf4"
+    double_quant: bool = True
+
+
+class Adapter(Block):
+    """PEFT's LoraConfig, in its own names."""
+
+    r: PositiveInt
+    lora_alpha: PositiveInt
+    lora_dropout: Fraction = 0.0
+    target_modules: str | list[str] | tuple[str, ...] = "all-linear"
+    use_dora: bool = False
+    use_rslora: bool = False
+    modules_to_save: list[str] | None = None
+
+
+class Objective(Block):
+    """What is learned."""
+
+    type: Literal["sft", "pretrain"]
+
+
+class Dataset(Block):
+    """Rows and how they become samples; max_length in tokens."""
+
+    path: str | None
+    name: str | None = None
+    split: str = "train"
+    format: str | None = None
+    max_length: PositiveInt
+    packing: bool
+
+
+class Dataloader(Block):
+    """Samples into micro-batches, per process."""
+
+    batch_size: PositiveInt
+    num_workers: Annotated[int, Field(ge=0)] = 0
+    dataset: Dataset
+
+
+OptimizerType = Literal[
+    "AdamW", "Adam", "NAdam", "RAdam", "Adamax", "SGD", "RMSprop", "Adagrad", "Adafactor",  # torch.optim
+    "AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit",  # bitsandbytes
+    "Lamb", "Lion", "Muon",  # DeepSpeed
+]  # fmt: skip
+
+
+class Optimizer(Block):
+    """One optimizer by its class name; lr per optimizer step."""
+
+    type: OptimizerType
+    lr: PositiveFloat
+    betas: Annotated[tuple[Fraction, Fraction], Strict(False)]
+    eps: PositiveFloat
+    weight_decay: Annotated[float, Field(ge=0)]
+
+
+class ClipGrad(Block):
+    """The largest 2-norm of the gradient."""
+
+    max_norm: PositiveFloat
+
+
+class OptimWrapper(Block):
+    """The optimizer step."""
+
+    optimizer: Optimizer
+    clip_grad: ClipGrad | None
+    accumulative_counts: PositiveInt
+    dtype: Literal["auto", "bf16", "fp16", "fp32"]
+
+
+class ParamScheduler(Block):
+    """The learning rate's course over all optimizer steps."""
+
+    type: Literal["cosine", "linear", "constant", "cosine_with_restarts", "polynomial", "inverse_sqrt"]
+    warmup_ratio: Fraction
+
+
+class TrainCfg(Block):
+    """How long, and what is recomputed."""
+
+    max_epochs: PositiveInt
+    max_steps: PositiveInt | None
+    gradient_checkpointing: bool
+
+
+class Checkpoint(Block):
+    """Resumable checkpoints; interval in optimizer steps."""
+
+    interval: PositiveInt
+    max_keep_ckpts: PositiveInt
+
+
+class Log(Block):
+    """What is recorded; interval in optimizer steps."""
+
+    interval: PositiveInt
+    trackers: Names
+    num_samples: Annotated[int, Field(ge=0)]
+
+
+class Randomness(Block):
+    """The one seed of weights, data order and dropout."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class RecipeConfig(Block):
+    """One recipe, whole and checked."""
+
+    model: Model
+    architecture: Architecture | None
+    quantization: Quantization | None
+    adapter: Adapter | None
+    objective: Objective
+    train_dataloader: Dataloader
+    val_dataloader: Dataloader | None
+    optim_wrapper: OptimWrapper
+    param_scheduler: ParamScheduler
+    train_cfg: TrainCfg
+    checkpoint: Checkpoint
+    log: Log
+    randomness: Randomness
+    deepspeed: str | dict[str, Any]
+
+    @model_validator(mode="after")
+    def _quantized_weights_need_an_adapter(self) -> RecipeConfig:
+        if self.quantization and not self.adapter:
+            raise ValueError("quantized weights cannot be trained: set adapter too, or quantization=None")
+        return self

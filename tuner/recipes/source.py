@@ -1,0 +1,205 @@
+"""Read a recipe file as data: a subset of Python that is evaluated without being run.
+
+The subset is `name = value` with literals, `dict(...)`, names bound to scalars above, and + - * / // of numbers.
+mmengine reads the same file to the same value. Nothing here knows which keys a recipe has.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import RecipeError
+
+MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_TEXT, MAX_NUMBER = 64_000, 32, 10_000, 16_000, 1e18
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+_DATA_ONLY = "A recipe is data; --allow-code runs a recipe that holds code (through mmengine)."
+
+Keys = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The values of one file, in file order, and the line on which each key stands."""
+
+    name: str
+    values: dict[str, Any]
+    lines: dict[Keys, int] = field(default_factory=dict)
+    helpers: frozenset[str] = frozenset()
+    """Top-level scalars that a later expression uses; a name neither used nor a recipe's key is a typo."""
+
+    def where(self, keys: Keys) -> str:
+        """Return `file:line` of the innermost enclosing key that has a line."""
+        for end in range(len(keys), 0, -1):
+            if keys[:end] in self.lines:
+                return f"{self.name}:{self.lines[keys[:end]]}"
+        return self.name
+
+
+def read_file(path: Path, name: str | None = None) -> Source:
+    """Read a recipe file.
+
+    Raises:
+        RecipeError: the file is not there, too large, not UTF-8, or holds anything but data.
+    """
+    shown = name or str(path)
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise RecipeError(f"cannot read the recipe: {reason}", where=shown) from None
+    if len(data) > MAX_BYTES:
+        raise RecipeError(f"the recipe is larger than {MAX_BYTES} bytes", where=shown)
+    try:
+        return read_text(data.decode("utf-8-sig"), shown)
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"the recipe is not UTF-8 (byte {error.start})", where=shown) from None
+
+
+def read_text(text: str, name: str) -> Source:
+    """Read a recipe's text; `name` is what messages call it.
+
+    Raises:
+        RecipeError: the text is not valid Python or holds anything but data.
+    """
+    try:
+        tree = ast.parse(text, name)
+    except SyntaxError as error:
+        raise RecipeError(f"not valid Python: {error.msg}", where=f"{name}:{error.lineno or 1}") from None
+    except (ValueError, MemoryError, RecursionError) as error:
+        raise RecipeError(f"not valid Python: {error or 'nested too deep'}", where=name) from None
+    reader = _Reader(name)
+    for index, statement in enumerate(tree.body):
+        reader.statement(statement, first=index == 0)
+    helpers = frozenset(reader.used)
+    return Source(name, reader.values, reader.lines, helpers)
+
+
+def read_value(text: str, name: str) -> Any:
+    """Read one value written as in a recipe.
+
+    Raises:
+        RecipeError: `text` is not one value of the subset.
+    """
+    return read_text(f"value = (\n{text}\n)", name).values["value"]
+
+
+class _Reader:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.values: dict[str, Any] = {}
+        self.lines: dict[Keys, int] = {}
+        self.used: set[str] = set()
+        self.nodes = 0
+
+    def refuse(self, what: str, node: ast.AST, fix: str = _DATA_ONLY) -> RecipeError:
+        return RecipeError(what, where=f"{self.name}:{getattr(node, 'lineno', 1)}", fix=fix)
+
+    def statement(self, node: ast.stmt, *, first: bool) -> None:
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())) if first:
+                return
+            case ast.Assign(targets=[ast.Name(id=key)], value=value):
+                if key in self.values:
+                    raise self.refuse(f"{key!r} is assigned twice", node, "Keep one of the two lines.")
+                if key.startswith("__"):
+                    raise self.refuse(f"{key!r} is not a recipe's name", node)
+                self.lines[(key,)] = node.lineno
+                self.values[key] = self.value(value, (key,), 0)
+            case _:
+                kind = type(node).__name__.lower()
+                raise self.refuse(f"only `name = value` may stand in a recipe, this is {kind!r}", node)
+
+    def value(self, node: ast.expr, keys: Keys, depth: int) -> Any:
+        self.nodes += 1
+        if depth > MAX_DEPTH:
+            raise self.refuse(f"nested deeper than {MAX_DEPTH}", node)
+        if self.nodes > MAX_NODES:
+            raise self.refuse(f"more than {MAX_NODES} values", node)
+        match node:
+            case ast.Constant(value=constant):
+                return self.constant(constant, node)
+            case ast.Name(id=name):
+                return self.variable(name, node)
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+                number = self.number(operand, keys, depth)
+                return -number if isinstance(sign, ast.USub) else number
+            case ast.BinOp(op=op) if type(op) in _OPERATORS:
+                return self.arithmetic(node, keys, depth)
+            case ast.List(elts=items):
+                return [self.value(item, keys, depth + 1) for item in items]
+            case ast.Tuple(elts=items):
+                return tuple(self.value(item, keys, depth + 1) for item in items)
+            case ast.Dict(keys=names, values=values):
+                return self.mapping(list(zip(names, values, strict=True)), node, keys, depth)
+            case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words):
+                pairs = [(ast.Constant(word.arg) if word.arg else None, word.value) for word in words]
+                return self.mapping(pairs, node, keys, depth)
+        shown = ast.unparse(node) if depth < MAX_DEPTH else type(node).__name__
+        raise self.refuse(f"`{shown[:60]}` is not data", node)
+
+    def constant(self, value: Any, node: ast.AST) -> Any:
+        if isinstance(value, bool | None):
+            return value
+        if isinstance(value, str) and len(value) <= MAX_TEXT:
+            return value
+        if isinstance(value, int | float):
+            return self.in_range(value, node)
+        what = f"a text longer than {MAX_TEXT} characters" if isinstance(value, str) else f"{value!r}"[:60]
+        raise self.refuse(f"{what} is not data a recipe may hold", node)
+
+    def in_range(self, value: float, node: ast.AST) -> float:
+        if not math.isfinite(value) or abs(value) > MAX_NUMBER:
+            raise self.refuse("a number out of range", node, f"Write one between -{MAX_NUMBER:g} and {MAX_NUMBER:g}.")
+        return value
+
+    def variable(self, name: str, node: ast.AST) -> Any:
+        if name not in self.values:
+            raise self.refuse(f"`{name}` is not data: no such name is set above", node)
+        if isinstance(self.values[name], list | tuple | dict):
+            raise self.refuse(f"`{name}` is not a scalar, so it cannot be used again", node)
+        self.used.add(name)
+        return self.values[name]
+
+    def number(self, node: ast.expr, keys: Keys, depth: int) -> float:
+        value = self.value(node, keys, depth + 1)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.refuse(f"arithmetic needs numbers, not {type(value).__name__}", node)
+        return value
+
+    def arithmetic(self, node: ast.BinOp, keys: Keys, depth: int) -> float:
+        left, right = self.number(node.left, keys, depth), self.number(node.right, keys, depth)
+        try:
+            return self.in_range(_OPERATORS[type(node.op)](left, right), node)
+        except ZeroDivisionError:
+            raise self.refuse("division by zero", node, "Write a divisor other than 0.") from None
+
+    def mapping(
+        self, pairs: Sequence[tuple[ast.expr | None, ast.expr]], node: ast.AST, keys: Keys, depth: int
+    ) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for name_node, value_node in pairs:
+            match name_node:
+                case ast.Constant(value=str() as name):
+                    pass
+                case None:
+                    raise self.refuse("`**` is not data", node)
+                case _:
+                    raise self.refuse(f"`{ast.unparse(name_node)[:60]}` is not a text key", name_node)
+            if name in result:
+                raise self.refuse(f"the key {name!r} stands twice", name_node, "Keep one of the two.")
+            self.lines[(*keys, name)] = value_node.lineno
+            result[name] = self.value(value_node, (*keys, name), depth + 1)
+        return result

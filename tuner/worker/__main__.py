@@ -1,0 +1,33 @@
+"""`python -m tuner.worker RUN`: one rank of the run whose directory is RUN."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from tuner.machine.topology import Rank
+from tuner.runs.directory import RunDirectory
+from tuner.worker.guard import Guard
+from tuner.worker.quiet import hush, send_output_to
+
+
+def main() -> None:
+    run, rank = RunDirectory(Path(sys.argv[1])), Rank.of(os.environ)
+    guard = Guard(run, rank)
+    guard.install()
+    if rank.rank != 0:
+        send_output_to(run.ranks / f"{rank.rank}.log")
+    elif rank.supervised:
+        os.dup2(1, 2)  # stderr is torchrun's log; what rank 0 has to say goes to the user
+    hush()
+    guard.finish(lambda: _train(run, rank, guard))
+
+
+def _train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
+    from tuner.worker.train import train  # heavy: signals are handled before torch is imported
+
+    train(run, rank, guard)
+
+
+main()

@@ -1,0 +1,85 @@
+"""Owns the weights of the `tiny` model: the same bytes from the shipped files on every machine, made once.
+
+It trains nothing and knows no recipe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tuner.files import disk_errors
+
+FORMAT_VERSION = 1
+SEED = 0
+WEIGHTS = "model.safetensors"
+
+
+def materialize(assets: Path, cache: Path) -> Path:
+    """Return the complete model folder below `cache`, made from `assets` unless it is there already.
+
+    The folder's name holds the hash of the assets, so that changed assets never meet old weights. Any number of
+    processes may call this at once: each makes its own copy, and the first one under the final name is kept.
+
+    Raises:
+        DiskError: `cache` cannot be written.
+    """
+    folder = cache / f"tiny-v{FORMAT_VERSION}-{_content_hash(assets)}"
+    if folder.is_dir():
+        return folder
+    with disk_errors(folder):
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=f".{folder.name}.") as temporary:
+            draft = Path(temporary) / folder.name
+            shutil.copytree(assets, draft, copy_function=shutil.copyfile)
+            _write_weights(draft)
+            _publish(draft, folder)
+    return folder
+
+
+def _content_hash(assets: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(assets.iterdir()):
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _publish(draft: Path, folder: Path) -> None:
+    try:
+        draft.rename(folder)
+    except OSError:
+        # A folder that is not empty cannot be renamed over: another process was first.
+        if not folder.is_dir():
+            raise
+
+
+def _write_weights(folder: Path) -> None:
+    # Heavy, and not needed when the folder exists.
+    from safetensors.torch import save_file
+
+    save_file(_weights(folder), folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _weights(folder: Path) -> dict[str, Any]:
+    """Return fp32 tensors by name for the config in `folder`: ones for norms, else uniform noise around 0.
+
+    Uniform, because it takes exact arithmetic alone: the logarithms of normal noise differ by vector width. The
+    library's own initialization is not used: its order of draws changes between versions.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(SEED)
+    width = config.initializer_range * 12**0.5
+    return {
+        name: torch.ones(weight.shape)
+        if weight.ndim == 1
+        else (torch.rand(weight.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5) * width
+        for name, weight in sorted(model.named_parameters())
+    }

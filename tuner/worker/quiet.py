@@ -1,0 +1,44 @@
+"""Libraries' chatter: what a user cannot act on is not shown. It changes nothing that is computed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+
+_NOISY = (
+    "deepspeed",
+    "DeepSpeed",
+    "accelerate",
+    "transformers",
+    "trl",
+    "peft",
+    "datasets",
+    "torch.distributed",
+    "bitsandbytes",
+)
+
+
+def hush() -> None:
+    """Silence warnings and logs of libraries below errors, and their progress bars. Call it before importing them."""
+    os.environ |= {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "DATASETS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "DS_LOG_LEVEL": "error",
+    }
+    warnings.filterwarnings("ignore")
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def send_output_to(path: Path) -> None:
+    """Append everything this process and its children print to a file: rank 0 alone speaks to the terminal."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)

@@ -1,0 +1,85 @@
+"""Answers of the trained model to validation prompts, beside the right ones.
+
+It loads the saved result as any user would, so it shows too that the result loads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from tuner.files import write_text
+from tuner.recipes import paths
+from tuner.recipes.schema import Dataset, RecipeConfig
+from tuner.runs.directory import RunDirectory
+from tuner.worker.data import formats, rows
+from tuner.worker.data.prepare import DatasetSettings
+
+_MAX_ANSWER_TOKENS = 64
+
+
+def located(dataset: Dataset) -> DatasetSettings:
+    """Return the block with its path resolved: a file of the package or of this machine, or an id on the hub."""
+    assert dataset.path is not None, "checked before the ranks start"
+    found = dataset.model_copy(update={"path": str(paths.local(dataset.path) or dataset.path)})
+    return cast(DatasetSettings, found)
+
+
+def show_samples(config: RecipeConfig, run: RunDirectory) -> None:
+    """Print `log.num_samples` validation prompts with right and given answers; keep them in samples.jsonl."""
+    assert config.val_dataloader is not None
+    prompts = _prompts(config.val_dataloader.dataset, config.log.num_samples)
+    answers = _answers(run.final, [messages[:-1] for messages in prompts])
+    table = Table("prompt", "right answer", "the model's answer", "", title="Validation prompts", title_justify="left")
+    lines, num_right = [], 0
+    for messages, answer in zip(prompts, answers, strict=True):
+        prompt, right = messages[-2]["content"], messages[-1]["content"]
+        is_right = _same(answer, right)
+        num_right += is_right
+        table.add_row(prompt, right, answer, "✓" if is_right else "✗")
+        lines.append(json.dumps({"prompt": prompt, "right": right, "answer": answer, "is_right": is_right}))
+    write_text(run.path / "samples.jsonl", "\n".join(lines) + "\n")
+    console = Console(width=None if Console().is_terminal else 120)
+    console.print(table)
+    print(f"{num_right} of {len(prompts)} right.", flush=True)
+
+
+def _prompts(dataset: Dataset, count: int) -> list[list[dict[str, Any]]]:
+    """Return conversations that end in an assistant's turn, spread evenly over the split."""
+    block = located(dataset)
+    source = rows.find(block.path, block.name, block.split, None)
+    placed = list(itertools.islice(source.read(), 100_000))
+    name = dataset.format or formats.detect([row for _, row in placed[:8]], block.path)
+    chats = [chat for place, row in placed if isinstance(chat := formats.read(name, row, place), formats.Chat)]
+    step = max(1, len(chats) // max(count, 1))
+    return [chat.messages for chat in chats[::step][:count]]
+
+
+def _answers(folder: Path, prompts: list[list[dict[str, Any]]]) -> list[str]:
+    # With ZeRO-3 on, from_pretrained would shard the weights over all ranks; here one rank loads them, as a user would.
+    unset_hf_deepspeed_config()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()  # loads an adapter's base too
+    found = []
+    for prompt in prompts:
+        inputs = tokenizer.apply_chat_template(
+            prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        with torch.no_grad():
+            output = model.generate(**inputs, max_new_tokens=_MAX_ANSWER_TOKENS, do_sample=False)
+        answer = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        found.append(str(answer).strip())
+    return found
+
+
+def _same(answer: str, right: str) -> bool:
+    return re.sub(r"\s+", " ", answer).strip() == re.sub(r"\s+", " ", right).strip()

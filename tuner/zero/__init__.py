@@ -1,0 +1,1 @@
+"""How DeepSpeed is set: reading, checking and merging its config."""

@@ -1,0 +1,128 @@
+"""Whether a DeepSpeed config says what its author means: every key, type, value and contradiction, without DeepSpeed.
+
+It changes no value beyond cleaning; what a recipe and the machine add is `merge`.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.errors import did_you_mean, nearest
+from tuner.zero import conflicts, obsolete
+from tuner.zero.conflicts import check_device
+from tuner.zero.fields import Field, Misfit, fit, schema
+from tuner.zero.findings import Findings, named
+from tuner.zero.jsonfile import Document, Keys
+
+__all__ = ["Checked", "check", "check_device"]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A config that DeepSpeed will understand as it is meant.
+
+    Attributes:
+        value: A copy of the document's value: 5e8 is an int where DeepSpeed wants one, obsolete and inert keys are
+            gone, other spellings of a key are replaced by its main one, and "auto" stands only where Hugging Face
+            resolves it.
+        warnings: What was dropped and what replaces it, each with its place.
+    """
+
+    value: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+
+
+def check(document: Document) -> Checked:
+    """Check a whole config; the relation of the three batch sizes is `merge`'s.
+
+    Raises:
+        DeepSpeedConfigError: one or more problems, all told in one error: an unknown key, a wrong type or value, a
+            removed feature that is on, an "auto" that nothing resolves, keys that contradict each other.
+    """
+    findings = Findings(document)
+    value = copy.deepcopy(document.value)
+    obsolete.drop(value, findings)
+    cleaned = _block(value, (), {"keys": schema()["keys"], "parsed": "legacy"}, findings)
+    conflicts.check_optimizer(cleaned, findings, _block)
+    conflicts.check_scheduler(cleaned, findings, _block)
+    conflicts.check_rules(cleaned, findings)
+    findings.raise_problems()
+    return Checked(cleaned, tuple(findings.warnings))
+
+
+def _block(block: dict[str, Any], keys: Keys, field: Field, findings: Findings, path: str = "") -> dict[str, Any]:
+    """Return the block cleaned; problems go to `findings`, and what has one is left out.
+
+    Args:
+        keys: The block's key as written, for its place in the file.
+        path: Its key in the main spelling, for the rules; ends with a dot unless empty.
+    """
+    if "keys" not in field:
+        return block
+    spellings = _spellings(field["keys"])
+    result: dict[str, Any] = {}
+    for written, value in block.items():
+        at = (*keys, written)
+        name = spellings.get(written)
+        if name is None:
+            findings.problem(at, *_unknown(at, field["keys"]))
+        elif name in result:
+            findings.problem(at, f"{written} is another spelling of {name}, which is there too", "Keep one of the two.")
+        else:
+            if field["keys"].get(written, {}).get("deprecated"):
+                findings.warn(at, f"{written} is deprecated in DeepSpeed", f"Write {name}.")
+            _entry(result, f"{path}{name}", value, at, field, findings)
+    return result
+
+
+def _entry(result: dict[str, Any], path: str, value: Any, at: Keys, block: Field, findings: Findings) -> None:
+    name = path.rpartition(".")[2]
+    field = block["keys"][name]
+    if isinstance(value, dict) and "object" in field["type"]:
+        result[name] = _block(value, at, field, findings, f"{path}.")
+        return
+    try:
+        result[name] = fit(value, field, path, block["parsed"])
+    except Misfit as misfit:
+        fix = _as_block(at, field) if isinstance(value, bool | int) and "keys" in field else misfit.fix
+        findings.problem(at, f"{named(at, value)} {misfit.what}", fix)
+
+
+def _spellings(fields: dict[str, Field]) -> dict[str, str]:
+    """Return every spelling of every key, each with the key it stands for."""
+    spellings = {name: name for name in fields}
+    for name, field in fields.items():
+        spellings |= dict.fromkeys(field.get("aliases", ()), name)
+    for name, field in fields.items():
+        if field.get("deprecated") in spellings:
+            spellings[name] = spellings[field["deprecated"]]
+    return spellings
+
+
+def _as_block(at: Keys, field: Field) -> str:
+    example = '"stage": 2' if "stage" in field["keys"] else '"enabled": true'
+    return f'Write "{at[-1]}": {{{example}}}.' if "enabled" in field["keys"] or "stage" in field["keys"] else ""
+
+
+def _unknown(at: Keys, fields: dict[str, Field]) -> tuple[str, str]:
+    name, block = str(at[-1]), ".".join(map(str, at[:-1]))
+    what = f"there is no key {name!r}{f' in {block}' if block else ''}"
+    what += "" if block else "; DeepSpeed would silently ignore it"
+    home = _homes(schema()["keys"]).get(name)
+    if not nearest(name, fields) and home:
+        return what, f"It belongs into {home}."
+    if not name[:1].isalpha():
+        return what, "Remove it; a comment starts with //."
+    return what, did_you_mean(name, fields) or "Remove it."
+
+
+def _homes(fields: dict[str, Field], path: str = "") -> dict[str, str]:
+    """Return the block in which a key stands, for keys that stand in one block only."""
+    found: dict[str, str] = {}
+    for name, field in fields.items():
+        for key in field.get("keys", {}):
+            found[key] = "" if key in found else f"{path}{name}"
+        found |= _homes(field.get("keys", {}), f"{path}{name}.")
+    return {key: home for key, home in found.items() if home}

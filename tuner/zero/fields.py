@@ -1,0 +1,198 @@
+"""The schema of DeepSpeed's config, and whether one value fits one field of it.
+
+It is data generated from DeepSpeed plus tuner's own bounds; rules over several keys are in `conflicts`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import operator
+from pathlib import Path
+from typing import Any
+
+from tuner.zero.findings import show
+
+Field = dict[str, Any]
+
+
+class Misfit(Exception):
+    """A value does not fit its field; holds what is wrong (completes "`key = value` ...") and what to do."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.what, self.fix = what, fix
+
+
+@functools.cache
+def schema() -> dict[str, Any]:
+    """Return the schema; its format is told in `tests/zero/deepspeed_schema.py`, which writes it."""
+    return dict(json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8")))
+
+
+# Where Hugging Face's Trainer or accelerate replaces "auto"; anywhere else DeepSpeed takes a default or fails.
+AUTO = {
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+    *("optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay"),
+    *("scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr"),
+    *("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps"),
+    *("fp16.enabled", "bf16.enabled"),
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+}
+
+# Bounds that DeepSpeed does not check, or only when it is too late.
+BOUNDS: dict[str, Field] = {
+    "train_batch_size": {"ge": 1},
+    "train_micro_batch_size_per_gpu": {"ge": 1},
+    "gradient_accumulation_steps": {"ge": 1},
+    "gradient_clipping": {"ge": 0},
+    "gradient_predivide_factor": {"gt": 0},
+    "sequence_parallel_size": {"ge": 1},
+    "steps_per_print": {"ge": 1},
+    "vocabulary_size": {"ge": 1},
+    "zero_optimization.allgather_bucket_size": {"gt": 0},
+    "zero_optimization.zero_hpz_partition_size": {"ge": 1},
+    "zero_optimization.zenflow.select_interval": {"ge": 1},
+    "zero_optimization.zenflow.update_interval": {"ge": 1},
+    "zero_optimization.zenflow.full_warm_up_rounds": {"ge": 0},
+    "fp16.loss_scale": {"ge": 0},
+    "fp16.initial_scale_power": {"ge": 0},
+    "fp16.loss_scale_window": {"ge": 1},
+    "fp16.hysteresis": {"ge": 1},
+    "fp16.min_loss_scale": {"ge": 1},
+    "aio.block_size": {"ge": 1},
+    "aio.queue_depth": {"ge": 1},
+    "aio.intra_op_parallelism": {"ge": 1},
+    "flops_profiler.profile_step": {"ge": 1},
+    "optimizer.params.lr": {"ge": 0},
+    "optimizer.params.eps": {"ge": 0},
+    "optimizer.params.weight_decay": {"ge": 0},
+    "scheduler.params.warmup_num_steps": {"ge": 1},
+    "scheduler.params.total_num_steps": {"ge": 1},
+    "scheduler.params.lr_range_test_step_size": {"ge": 1},
+}
+
+_RELATIONS = {
+    "gt": (operator.gt, "greater than"),
+    "ge": (operator.ge, "at least"),
+    "lt": (operator.lt, "less than"),
+    "le": (operator.le, "at most"),
+}
+_NAMES = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a string",
+    "list": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def fit(value: Any, field: Field, path: str, parsed: str) -> Any:
+    """Return `value` as the field takes it: 5e8 becomes an int where one is asked for.
+
+    Args:
+        path: The full dotted key, for `AUTO` and `BOUNDS`.
+        parsed: How DeepSpeed reads the block around it, "pydantic" or "legacy".
+
+    Raises:
+        Misfit: a wrong type, an "auto" that nothing resolves, a value that is not allowed or out of bounds.
+    """
+    if value == "auto" and "auto" not in field.get("enum", ()):
+        return _auto(field, path, parsed)
+    value = _typed(value, field, parsed)
+    for item in value if isinstance(value, list) else [value]:
+        # Of a field that takes strings too, the enum is about those: "auto" or a list of any names.
+        if item is value or "str" not in field["type"]:
+            _check_enum(item, field)
+        _check_bounds(item, field | BOUNDS.get(path, {}))
+    return value
+
+
+def _auto(field: Field, path: str, parsed: str) -> str:
+    if path in AUTO:
+        return "auto"
+    fix = f"Write {expected(field)}."
+    if path == "zero_optimization.stage":
+        raise Misfit("is read by DeepSpeed as 0, that is no ZeRO at all", fix)
+    if parsed == "pydantic":
+        raise Misfit(f"is silently read by DeepSpeed as its default, {show(field.get('default'))}", fix)
+    raise Misfit("is taken by DeepSpeed for a plain string, which fails later", fix)
+
+
+def expected(field: Field) -> str:
+    """Return in words what the field takes."""
+    if field.get("enum") and "list" not in field["type"]:
+        return _one_of([*field["enum"], *([None] if "null" in field["type"] else [])])
+    return " or ".join(_NAMES[kind] for kind in dict.fromkeys(field["type"])) or "nothing: remove the key"
+
+
+def _one_of(choices: list[Any]) -> str:
+    *head, last = [show(choice) for choice in choices]
+    return f"{', '.join(head)} or {last}" if head else last
+
+
+def _typed(value: Any, field: Field, parsed: str) -> Any:
+    kinds = field["type"]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Misfit("is not finite", f"Write {expected(field)}.")
+    if isinstance(value, float) and "float" not in kinds and "int" in kinds and value.is_integer():
+        return int(value)
+    if _kind(value) in kinds or (_kind(value) == "int" and "float" in kinds):
+        return [_typed(item, {"type": field["items"]}, parsed) for item in value] if _has_items(value, field) else value
+    raise Misfit(f"is not {expected(field)}{_what_deepspeed_does(value, kinds, parsed)}", f"Write {expected(field)}.")
+
+
+def _has_items(value: Any, field: Field) -> bool:
+    return isinstance(value, list | tuple) and "items" in field
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    known = ((bool, "bool"), (int, "int"), (float, "float"), (str, "str"), (list, "list"), (tuple, "list"))
+    return next((name for kind, name in known if isinstance(value, kind)), "object")
+
+
+def _what_deepspeed_does(value: Any, kinds: list[str], parsed: str) -> str:
+    """Return what DeepSpeed makes of a scalar of the wrong type, where it does not refuse it."""
+    if not isinstance(value, bool | int | str) or not {"int", "float", "bool"} & set(kinds):
+        return ""
+    if parsed == "legacy":
+        return "; DeepSpeed does not check it and fails later, or takes it for something else"
+    if isinstance(value, bool):
+        return f"; DeepSpeed would read it as {int(value)}"
+    if isinstance(value, str) and _is_number(value, int if kinds[0] == "int" else float):
+        return f"; DeepSpeed would read it as the number {value}"
+    return "; DeepSpeed may read it as true or false" if kinds[0] == "bool" else ""
+
+
+def _is_number(text: str, kind: type[int] | type[float]) -> bool:
+    try:
+        return math.isfinite(kind(text))
+    except ValueError:
+        return False
+
+
+def _check_enum(value: Any, field: Field) -> None:
+    choices = field.get("enum")
+    if not choices or type(value) is not type(choices[0]):
+        return
+    same = value in choices
+    if isinstance(value, str) and field.get("any_case"):
+        same = value.lower() in [choice.lower() for choice in choices]
+    if not same:
+        raise Misfit(f"is not {_one_of(choices)}", f"Write {_one_of(choices)}.")
+
+
+def _check_bounds(value: Any, bounds: Field) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    for name, (holds, words) in _RELATIONS.items():
+        if name in bounds and not holds(value, bounds[name]):
+            raise Misfit(f"is not {words} {show(bounds[name])}", f"Write a number {words} {show(bounds[name])}.")

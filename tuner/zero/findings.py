@@ -1,0 +1,73 @@
+"""What a check of a DeepSpeed config found: problems and warnings, each with its place in the file.
+
+It knows no key and no rule.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.errors import DeepSpeedConfigError
+from tuner.zero.jsonfile import Document, Keys
+
+_MAX_SHOWN = 60
+
+
+@dataclass
+class Findings:
+    """Problems and warnings of one document, collected so that a user sees all of them at once."""
+
+    document: Document
+    warnings: list[str] = field(default_factory=list)
+    problems: list[tuple[Keys, str, str]] = field(default_factory=list)
+
+    def warn(self, keys: Keys, what: str, fix: str = "") -> None:
+        """Add a warning about the key at `keys`."""
+        self.warnings.append(self._line(keys, what, fix))
+
+    def problem(self, keys: Keys, what: str, fix: str = "") -> None:
+        """Add a problem with the key at `keys`; `fix` is an imperative sentence or a question."""
+        self.problems.append((keys, what, fix))
+
+    def raise_problems(self) -> None:
+        """Raise all problems as one error, in the order of the file.
+
+        Raises:
+            DeepSpeedConfigError: there is a problem; the first one in full, each other one on a line of its own.
+        """
+        if not self.problems:
+            return
+        (keys, what, fix), *others = sorted(self.problems, key=self._place)
+        lines = [fix or "Remove it.", *(self._line(*other) for other in others)]
+        raise DeepSpeedConfigError(what, where=self.document.where(keys), fix="\n".join(lines))
+
+    def _place(self, problem: tuple[Keys, str, str]) -> tuple[int, int]:
+        keys = problem[0]
+        while keys and keys not in self.document.positions:
+            keys = keys[:-1]
+        return self.document.positions.get(keys, (0, 0))
+
+    def _line(self, keys: Keys, what: str, fix: str) -> str:
+        return f"{what}. In {self.document.where(keys)}. {fix}".strip()
+
+
+def lookup(value: Any, keys: Keys, default: Any = None) -> Any:
+    """Return what stands at `keys` in nested dicts, or `default` where the way there is no dict."""
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            return default
+        value = value[key]
+    return value
+
+
+def show(value: Any) -> str:
+    """Return a value as JSON, cut to fit into a message."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def named(keys: Keys, value: Any) -> str:
+    """Return `a.b = value` for a message."""
+    return f"{'.'.join(map(str, keys))} = {show(value)}"

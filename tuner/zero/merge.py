@@ -1,0 +1,308 @@
+"""Preset or JSON + recipe + machine -> the final DeepSpeed config, each value with its origin and what it beat.
+
+Every key has one owner (DESIGN.md section 3). A final config holds no "auto". It opens the JSON and nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import DeepSpeedConfigError, MachineError, did_you_mean
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import Batch
+from tuner.recipes import catalog
+from tuner.recipes.recipe import Origin, Recipe
+from tuner.zero.check import check, check_device
+from tuner.zero.jsonfile import Document, read
+from tuner.zero.precision import Precision
+
+NONE = "none"
+AUTO = "auto"
+_DEEPSPEED_OPTIMIZERS = ("Lamb", "Lion", "Muon")
+_UNKNOWN_HIDDEN_SIZE = {
+    "reduce_bucket_size": 500_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+}
+"""DeepSpeed 0.19.8's own defaults, written out where the hidden size is not known."""
+
+Keys = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FinalConfig:
+    """What training uses: strict JSON values, an origin for each leaf (dotted), and what was overridden."""
+
+    name: str
+    config: dict[str, Any]
+    origins: dict[str, Origin]
+    warnings: tuple[str, ...]
+
+    @property
+    def from_catalog(self) -> bool:
+        """The values come from a preset or 'none', not from a user's JSON."""
+        return _is_catalog(self.name)
+
+
+def _is_catalog(name: str) -> bool:
+    return name.startswith("preset ") or name == NONE
+
+
+def preset_name(text: str) -> str | None:
+    """Return the preset that `text` names in full ('deepspeed_zero2') or short ('zero2'), or None."""
+    for name in (text, f"deepspeed_{text}"):
+        if name in catalog.presets():
+            return name
+    return None
+
+
+def open_config(choice: str | dict[str, Any], where: str) -> Document:
+    """Return the JSON that `--deepspeed` or the recipe chose.
+
+    Args:
+        choice: A preset's name, 'none', a path to a JSON, or a whole config as a dict.
+        where: The flag or key that holds it, for messages.
+
+    Raises:
+        DeepSpeedConfigError: no such preset or file, or a file that is not strict JSON with comments.
+    """
+    if isinstance(choice, dict):
+        return Document.of(copy.deepcopy(choice), where)
+    if choice == NONE:
+        return Document.of({"zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 0}}, "none")
+    preset = preset_name(choice)
+    if preset:
+        document = read(catalog.PRESETS / f"{preset}.json")
+        return Document.of(document.value, f"preset {preset}")
+    if choice.endswith(".json") or "/" in choice or Path(choice).exists():
+        return read(Path(choice))
+    raise _unknown_preset(choice, where)
+
+
+def _unknown_preset(choice: str, where: str) -> DeepSpeedConfigError:
+    if catalog.suggest(choice) == choice:
+        fix = f"{choice!r} is a recipe. Write: tuner train {choice} --deepspeed PRESET."
+        return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)
+    known = (*catalog.presets(), *(name.removeprefix("deepspeed_") for name in catalog.presets()), AUTO, NONE)
+    listed = ", ".join((*catalog.presets(), AUTO, NONE))
+    fix = f"{did_you_mean(choice, known)} Known: {listed}, or a path to a JSON.".strip()
+    return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)
+
+
+def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware) -> FinalConfig:
+    """Return the final config: the document's values, and over them those that the recipe and the machine own.
+
+    Raises:
+        DeepSpeedConfigError: the document does not hold, or asks for kernels of GPUs that are not there.
+        MachineError: it asks for a compiler that is not there.
+    """
+    checked = check(document)
+    check_device(checked.value, "cuda" if hardware.gpus else "cpu", document.where)
+    merger = _Merger(recipe, document, checked.value, list(checked.warnings))
+    merger.batch(batch)
+    merger.clipping()
+    merger.precision(precision)
+    merger.optimizer()
+    merger.scheduler()
+    merger.buckets()
+    merger.offload(hardware)
+    merger.rest()
+    return merger.result()
+
+
+@dataclass
+class _Merger:
+    recipe: Recipe
+    document: Document
+    config: dict[str, Any]
+    warnings: list[str]
+    origins: dict[str, Origin] = field(default_factory=dict)
+
+    def own(self, keys: Keys, value: Any, source: str, *, note: str = "") -> None:
+        """Write a value that the document does not own; a document's own number that differs is said aloud."""
+        block = self.config
+        for key in keys[:-1]:
+            block = block.setdefault(key, {})
+        old, dotted = block.get(keys[-1], AUTO), ".".join(keys)
+        beat: tuple[tuple[Any, str], ...] = ()
+        if old != AUTO and old != value:
+            where = self.document.where(keys)
+            beat = ((old, where),)
+            self.warnings.append(f"{dotted} = {value!r} from {source} wins over {old!r} in {where}.{note}")
+        block[keys[-1]] = value
+        self.origins[dotted] = Origin(source, beat)
+
+    def recipe_source(self, key: str) -> str:
+        origin = self.recipe.origins.get(key)
+        return f"recipe {key} ({origin.source})" if origin else f"recipe {key}"
+
+    def batch(self, batch: Batch) -> None:
+        micro, accumulation = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
+        self.own(("train_micro_batch_size_per_gpu",), batch.micro_batch, self.recipe_source(micro))
+        self.own(("gradient_accumulation_steps",), batch.accumulation, self.recipe_source(accumulation))
+        product = f"{batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks"
+        self.own(("train_batch_size",), batch.global_batch, f"derived: {product}")
+
+    def clipping(self) -> None:
+        clip = self.recipe.config.optim_wrapper.clip_grad
+        stands = self.config.get("gradient_clipping", AUTO)
+        if clip is not None:
+            self.own(("gradient_clipping",), clip.max_norm, self.recipe_source("optim_wrapper.clip_grad.max_norm"))
+        elif stands == AUTO:
+            self.own(("gradient_clipping",), 0.0, self.recipe_source("optim_wrapper.clip_grad") + ": not clipped")
+
+    def precision(self, precision: Precision) -> None:
+        source = f"detected: {precision.reason}"
+        if precision.reason.startswith("optim_wrapper"):
+            source = self.recipe_source("optim_wrapper.dtype")
+        for block in ("bf16", "fp16"):
+            existing = self.config.get(block, {})
+            note = " The compute type is the machine's and the recipe's to choose (--set dtype=...)."
+            self.own((block, "enabled"), precision.dtype == block, source, note=note)
+            self.config[block] = {**existing, "enabled": precision.dtype == block}
+
+    def optimizer(self) -> None:
+        optimizer = self.recipe.config.optim_wrapper.optimizer
+        theirs = self.config.pop("optimizer", None)
+        if theirs:
+            self._warn_of_optimizer(theirs, optimizer.model_dump())
+        if optimizer.type in _DEEPSPEED_OPTIMIZERS:
+            params = {"lr": optimizer.lr, "betas": list(optimizer.betas), "weight_decay": optimizer.weight_decay}
+            self.config["optimizer"] = {"type": optimizer.type, "params": params}
+            self._stamp("optimizer", self.recipe_source("optim_wrapper.optimizer.type"))
+
+    def _warn_of_optimizer(self, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+        params = {key: value for key, value in theirs.get("params", {}).items() if value != AUTO}
+        wanted = {"type": theirs.get("type", ours["type"]), **params}
+        differs = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in wanted.items()
+            if key in ours and _plain(value) != _plain(ours[key])
+        }
+        if differs:
+            flags = " ".join(f"--set optim_wrapper.optimizer.{key}={_shell(value)}" for key, value in differs.items())
+            where = self.document.where(("optimizer",))
+            self.warnings.append(f"optimizer: the recipe wins over {where}. To take the JSON's values: {flags}")
+
+    def scheduler(self) -> None:
+        theirs = self.config.pop("scheduler", None)
+        if not theirs:
+            return
+        kinds = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+        ours, wanted = self.recipe.config.param_scheduler, kinds.get(theirs.get("type"))
+        flags = (
+            f"--set param_scheduler.type={wanted} --set param_scheduler.warmup_ratio=..."
+            if wanted
+            else "none has its shape"
+        )
+        where = self.document.where(("scheduler",))
+        self.warnings.append(
+            f"scheduler: the recipe's {ours.type!r} wins over {theirs.get('type')!r} in {where}. "
+            f"To take the JSON's: {flags} (warm-up is a part of all steps here)"
+        )
+
+    def buckets(self) -> None:
+        zero = self.config.setdefault("zero_optimization", {"stage": 0})
+        facts = self.recipe.config.architecture
+        for key, unknown in _UNKNOWN_HIDDEN_SIZE.items():
+            if zero.get(key) != AUTO:
+                continue
+            if key.startswith("stage3") and zero.get("stage") != 3:
+                del zero[key]
+            elif facts is None:
+                self.own(("zero_optimization", key), unknown, "DeepSpeed's default: the hidden size is not known")
+            else:
+                value, formula = _bucket(key, facts.hidden_size)
+                self.own(("zero_optimization", key), value, f"derived: {formula}, hidden size h = {facts.hidden_size}")
+
+    def offload(self, hardware: Hardware) -> None:
+        zero = self.config["zero_optimization"]
+        device = (zero.get("offload_optimizer") or {}).get("device", NONE)
+        if not hardware.gpus and _is_catalog(self.document.name):
+            for block in {"offload_optimizer", "offload_param"} & zero.keys():
+                # Nothing is copied to a GPU, and pinning makes DeepSpeed build an op.
+                zero[block]["pin_memory"] = False
+                self.origins[f"zero_optimization.{block}.pin_memory"] = Origin("detected: no GPU")
+        if device in (None, NONE):
+            return
+        key = "zero_force_ds_cpu_optimizer"
+        if self.config.get(key) is None:
+            self.own(
+                (key,),
+                hardware.has_compiler,
+                "detected: " + ("g++ and ninja" if hardware.has_compiler else "no compiler"),
+            )
+            if not hardware.has_compiler:
+                self.warnings.append(
+                    "the offloaded optimizer runs as torch's Adam, several times slower than DeepSpeedCPUAdam: "
+                    "no C++ compiler and ninja on PATH."
+                )
+        elif self.config[key] and not hardware.has_compiler:
+            fix = "Install g++ and ninja, or set it to false."
+            where = self.document.where((key,))
+            raise MachineError(f"{key} is true, but there is no C++ compiler and ninja", where=where, fix=fix)
+
+    def rest(self) -> None:
+        gather = "stage3_gather_16bit_weights_on_model_save"
+        zero = self.config["zero_optimization"]
+        if zero.get(gather) == AUTO:
+            self.own(("zero_optimization", gather), zero.get("stage") == 3, "derived: the result is saved whole")
+        for keys in list(_autos(self.config)):
+            _delete(self.config, keys)
+            where = self.document.where(keys)
+            self.warnings.append(f"{'.'.join(keys)} = 'auto' in {where} is dropped: DeepSpeed's own default holds.")
+        for dotted in _dotted(self.config):
+            keys = tuple(dotted.split("."))
+            self.origins.setdefault(dotted, Origin(self.document.where(keys)))
+
+    def _stamp(self, key: str, source: str) -> None:
+        for dotted in _dotted({key: self.config[key]}):
+            self.origins[dotted] = Origin(source)
+
+    def result(self) -> FinalConfig:
+        present = set(_dotted(self.config))
+        origins = {key: origin for key, origin in self.origins.items() if key in present}
+        return FinalConfig(self.document.name, self.config, origins, tuple(self.warnings))
+
+
+def _bucket(key: str, hidden: int) -> tuple[int, str]:
+    # Hugging Face's values: transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig
+    return {
+        "reduce_bucket_size": (hidden * hidden, "h^2"),
+        "stage3_prefetch_bucket_size": (int(0.9 * hidden * hidden), "0.9 h^2"),
+        "stage3_param_persistence_threshold": (10 * hidden, "10 h"),
+    }[key]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shell(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, tuple) else str(value)
+
+
+def _autos(value: Any, prefix: Keys = ()) -> Iterator[Keys]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _autos(item, (*prefix, key))
+    elif value == AUTO:
+        yield prefix
+
+
+def _delete(config: dict[str, Any], keys: Keys) -> None:
+    for key in keys[:-1]:
+        config = config[key]
+    del config[keys[-1]]
+
+
+def _dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"

@@ -1,0 +1,100 @@
+"""Keys that older guides show and DeepSpeed 0.19.8 refuses or never read, as a table, and the step that drops them.
+
+It judges no key that DeepSpeed still reads: that is `check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tuner.zero.findings import Findings, lookup
+
+# removed: an error when on, dropped aloud when off. inert: dropped aloud, whatever it holds.
+Kind = Literal["removed", "inert"]
+
+
+@dataclass(frozen=True)
+class Obsolete:
+    """A key of the past.
+
+    Attributes:
+        why: What became of it; completes "`key` ...".
+        instead: What to do; an imperative sentence.
+        off: Values beside false, null, 0, "", {} and {"enabled": false} that switch it off.
+    """
+
+    kind: Kind
+    why: str
+    instead: str
+    off: tuple[Any, ...] = ()
+
+
+_REMOVED = "was removed from DeepSpeed, which refuses the key"
+_DEPRECATED = "is deprecated in DeepSpeed"
+_NEVER = "was never read by DeepSpeed"
+
+OBSOLETE: dict[tuple[str, ...], Obsolete] = {
+    ("amp",): Obsolete("removed", _REMOVED, "Use bf16 or fp16; the recipe's optim_wrapper.dtype chooses."),
+    ("compression_training",): Obsolete("removed", _REMOVED, "Quantize with the recipe's quantization instead."),
+    ("curriculum_learning",): Obsolete(
+        "removed", _REMOVED, "Use data_efficiency.data_sampling.curriculum_learning instead."
+    ),
+    ("eigenvalue",): Obsolete("removed", _REMOVED, "Nothing replaces it; remove it."),
+    ("elasticity",): Obsolete("removed", _REMOVED, "Remove it: a run resumes on another number of ranks by --resume."),
+    ("graph_harvesting",): Obsolete("removed", _REMOVED, "Use compile instead."),
+    ("nebula",): Obsolete("removed", _REMOVED, "Remove it: checkpoints are written by the run itself."),
+    ("progressive_layer_drop",): Obsolete("removed", _REMOVED, "Nothing replaces it; remove it."),
+    ("quantize_training",): Obsolete("removed", _REMOVED, "Quantize with the recipe's quantization instead."),
+    ("sparse_attention",): Obsolete("removed", _REMOVED, "Use the recipe's model.attn_implementation instead."),
+    ("sparse_gradients",): Obsolete("removed", _REMOVED, "Remove it: embeddings built with sparse=True need no key."),
+    ("zero_optimization", "mics_shard_size"): Obsolete(
+        "removed", _REMOVED, "Use zero_hpz_partition_size, which shards weights within a group.", (-1,)
+    ),
+    ("zero_optimization", "mics_hierarchical_params_gather"): Obsolete(
+        "removed", _REMOVED, "Use zero_hpz_partition_size, which shards weights within a group."
+    ),
+    ("zero_optimization", "zeropp_loco_param"): Obsolete(
+        "removed", _REMOVED, "Remove it: zero_quantized_gradients works without it."
+    ),
+    ("zero_optimization", "cpu_offload"): Obsolete(
+        "removed", _DEPRECATED, 'Write "offload_optimizer": {"device": "cpu"}.'
+    ),
+    ("zero_optimization", "cpu_offload_param"): Obsolete(
+        "removed", _DEPRECATED, 'Write "offload_param": {"device": "cpu"}.'
+    ),
+    ("zero_optimization", "cpu_offload_use_pin_memory"): Obsolete(
+        "inert", "is no longer used by DeepSpeed", "Write pin_memory inside offload_optimizer or offload_param."
+    ),
+    ("zero_optimization", "stage3_max_act_size"): Obsolete("inert", _NEVER, "Nothing replaces it."),
+    ("activation_checkpointing", "enabled"): Obsolete(
+        "inert", _NEVER, "The recipe's train_cfg.gradient_checkpointing decides."
+    ),
+    ("pipeline", "micro_batch_size"): Obsolete("inert", _NEVER, "The recipe's train_dataloader.batch_size decides."),
+    ("seed",): Obsolete("inert", _NEVER, "The recipe's randomness.seed decides."),
+    ("comms_config",): Obsolete("inert", _NEVER, "Use comms_logger to log communication."),
+    ("monitor_config",): Obsolete("inert", _NEVER, "Use tensorboard, wandb, csv_monitor or comet."),
+    ("fp32_allreduce",): Obsolete(
+        "removed", "is no longer read by DeepSpeed", 'Write "communication_data_type": "fp32".'
+    ),
+}
+
+
+def drop(value: dict[str, Any], findings: Findings) -> None:
+    """Take obsolete keys out of `value`, each with a warning, or with a problem where one is switched on."""
+    for keys, obsolete in OBSOLETE.items():
+        block = lookup(value, keys[:-1])
+        if isinstance(block, dict) and keys[-1] in block:
+            setting = block.pop(keys[-1])
+            harmless = obsolete.kind == "inert" or is_off(setting, obsolete.off)
+            report: Callable[..., None] = findings.warn if harmless else findings.problem
+            dropped = " and was dropped" if harmless else ""
+            report(keys, f"{'.'.join(keys)} {obsolete.why}{dropped}", obsolete.instead)
+
+
+def is_off(setting: Any, off: tuple[Any, ...] = ()) -> bool:
+    """Return whether a setting switches its feature off: a false value, or a block not enabled anywhere."""
+    if isinstance(setting, dict):
+        return not setting["enabled"] if "enabled" in setting else all(is_off(item) for item in setting.values())
+    return not setting or setting in off

@@ -1,0 +1,42 @@
+"""One decision on the compute type, used for DeepSpeed, the loaded weights and 4-bit compute alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tuner.errors import MachineError
+from tuner.machine.hardware import Hardware
+
+Dtype = Literal["bf16", "fp16", "fp32"]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The compute type, and why."""
+
+    dtype: Dtype
+    reason: str
+
+
+def decide(wanted: str, hardware: Hardware) -> Precision:
+    """Return the compute type for `optim_wrapper.dtype` on this hardware.
+
+    bf16 by compute capability, never by `torch.cuda.is_bf16_supported()`, which counts emulation and is true on a V100.
+
+    Raises:
+        MachineError: fp16 on a CPU, which DeepSpeed refuses.
+    """
+    if wanted == "fp16" and not hardware.gpus:
+        fix = "--set dtype=fp32, or bf16."
+        raise MachineError("fp16 training needs a GPU, none is visible", where="optim_wrapper.dtype", fix=fix)
+    if wanted != "auto":
+        slow = wanted == "bf16" and hardware.gpus and not hardware.has_native_bf16
+        return Precision(wanted, "optim_wrapper.dtype" + (", emulated on this GPU" if slow else ""))  # type: ignore[arg-type]
+    if not hardware.gpus:
+        return Precision("fp32", "no GPU: a CPU computes fp32 fastest and exactly")
+    weakest = min(gpu.compute_capability for gpu in hardware.gpus)
+    shown = ".".join(map(str, weakest))
+    if hardware.has_native_bf16:
+        return Precision("bf16", f"every GPU has compute capability 8.0 or more (lowest: {shown})")
+    return Precision("fp16", f"compute capability {shown} is below 8.0")
