@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -61,5 +62,8 @@ def main() -> None:
     except TunerError as error:
         if debug:
             raise
-        click.echo(str(error), err=True)
+        from tuner.machine.topology import speaks  # only on the way to an error
+
+        if speaks(os.environ) or error.exit_code != 2:
+            click.echo(str(error), err=True)
         sys.exit(error.exit_code)

@@ -64,11 +64,8 @@ class Rank:
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Rank:
         """Read the variables that torchrun, or the plan of one rank, has set."""
-        numbers = (int(environ.get(name, default)) for name, default in _RANK_VARIABLES)
-        return cls(*numbers, supervised="TORCHELASTIC_RUN_ID" in environ)
-
-
-_RANK_VARIABLES = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
+        rank, local_rank = int(environ.get("RANK", "0")), int(environ.get("LOCAL_RANK", "0"))
+        return cls(rank, local_rank, int(environ.get("WORLD_SIZE", "1")), "TORCHELASTIC_RUN_ID" in environ)
 
 
 @dataclass(frozen=True)
@@ -87,6 +84,11 @@ class Batch:
         """Return the optimizer steps that one pass over `num_samples` samples takes."""
         micro_batches = -(-num_samples // (self.micro_batch * self.ranks))
         return -(-micro_batches // self.accumulation)
+
+
+def speaks(environ: Mapping[str, str]) -> bool:
+    """Return whether this process tells the user about mistakes: every task of srun makes the same ones, the first speaks."""
+    return "SLURM_STEP_ID" not in environ or environ.get("SLURM_PROCID", "0") == "0"
 
 
 def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:

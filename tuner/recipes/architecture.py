@@ -16,7 +16,7 @@ def read_facts(folder: Path) -> dict[str, Any] | None:
     """Return the architecture block for a model folder, or None where config.json does not hold all of it."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(config, dict):
         return None

@@ -84,8 +84,9 @@ def asset(path: str) -> str:
     """
     if not path.startswith(ASSET):
         return path
-    found = CONFIGS / "assets" / path.removeprefix(ASSET)
-    if ".." in found.parts or not found.exists():
+    inside = path.removeprefix(ASSET)
+    found = CONFIGS / "assets" / inside
+    if ".." in found.parts or Path(inside).is_absolute() or not found.exists():
         raise RecipeError(f"{path!r} is not shipped with the package", where=CONFIGS / "assets")
     return str(found)
 
@@ -115,7 +116,7 @@ def with_epochs(name: str) -> tuple[str, int | None]:
 
 
 def parse(name: str) -> Parts:
-    """Take a composed name apart; where two readings are possible, the longest model's name wins.
+    """Take a composed name apart. The default objective is not written, so no name has two readings.
 
     Raises:
         RecipeError: the name is not composed of known parts; the message holds the nearest one that is.
@@ -145,17 +146,18 @@ def _after_model(model: str, rest: str, epochs: int) -> Parts | None:
 
 
 def _trainings() -> Iterable[tuple[str | None, str]]:
-    return itertools.product((None, *names("objectives")), names("methods"))
+    objectives = (name for name in names("objectives") if name != DEFAULT_OBJECTIVE)
+    return itertools.product((None, *objectives), names("methods"))
 
 
 def _unknown(name: str) -> RecipeError:
-    if name in presets() or name.endswith(".json"):
+    if {name, f"deepspeed_{name}"} & {*presets()} or name.endswith(".json"):
         return RecipeError(
             f"{name!r} is a DeepSpeed preset, not a recipe",
             where="the recipe's name",
             fix=f"Write: tuner train RECIPE --deepspeed {name}.",
         )
-    for kind in ("models", "methods", "datasets"):
+    for kind in ("models", "methods", "objectives", "datasets"):
         if name in names(kind):
             what = f"{name!r} is only a part of a recipe's name ({kind})"
             return RecipeError(what, fix="Compose {model}_{method}_{dataset}_e{epochs}. See: tuner list")
@@ -166,7 +168,8 @@ def _unknown(name: str) -> RecipeError:
 
 def suggest(name: str) -> str | None:
     """Return the recipe name that `name` most likely means, mending one part after the other."""
-    stem, epochs = with_epochs(re.sub(r"_e$|_e0+$|_e-\d+$", "", name))
+    spelled = re.sub(r"[-. ]", "_", name.strip().lower())
+    stem, epochs = with_epochs(re.sub(r"_e$|_e_*0*$|_e_\d+$", "", spelled))
     recipe = nearest(stem, names("recipes"))
     tokens = stem.split("_")
     model, tokens = _take(tokens, names("models"))

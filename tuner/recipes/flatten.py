@@ -6,6 +6,8 @@ Text in, text out: it reads no files and knows no keys.
 from __future__ import annotations
 
 import ast
+import json
+import keyword
 from typing import Any
 
 
@@ -34,7 +36,7 @@ def flatten(base: str, delta: dict[str, Any], header: str) -> str:
 
 def render(value: Any, indent: int) -> str:
     """Return a value as recipe source; a dict that does not fit on the line gets one key a line."""
-    if not (isinstance(value, dict) and all(isinstance(key, str) and key.isidentifier() for key in value)):
+    if not (isinstance(value, dict) and all(_is_word(key) for key in value)):
         return _literal(value)
     words = [f"{key}={render(item, indent + 4)}" for key, item in value.items()]
     line = f"dict({', '.join(words)})"
@@ -75,10 +77,15 @@ def _is_assignment(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
 
 
+def _is_word(key: Any) -> bool:
+    # Python reads names beyond ASCII in a normal form of its own, and cannot pass `class` or `__debug__` as a word.
+    plain = isinstance(key, str) and key.isascii() and key.isidentifier()
+    return plain and not keyword.iskeyword(key) and not key.startswith("__")
+
+
 def _literal(value: Any) -> str:
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False)  # every escape of JSON means the same in Python
     if isinstance(value, list | tuple):
         inner = ", ".join(_literal(item) for item in value)
         if isinstance(value, list):

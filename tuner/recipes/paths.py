@@ -18,9 +18,25 @@ def local(path: str) -> Path | None:
     """Return the local path that `path` means, whether it exists or not, or None for an id on the hub."""
     if path.startswith(catalog.ASSET):
         return Path(catalog.asset(path))
-    found = Path(path).expanduser()
+    found = expanded(path)
     looks_local = path.startswith((".", "/", "~")) or path.endswith(_FILES) or not _HUB_ID.fullmatch(path)
-    return found if looks_local or found.exists() else None
+    return found if looks_local or exists(found) else None
+
+
+def expanded(path: str) -> Path:
+    """Return the path with `~` as the home folder; `~name` of nobody here is a folder of that name."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def exists(path: Path) -> bool:
+    """Say whether something is at `path`; what cannot be asked for (a name too long, a closed folder) is not there."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def check_model(config: RecipeConfig) -> None:
@@ -35,10 +51,11 @@ def check_model(config: RecipeConfig) -> None:
     folder = local(path)
     if folder is None:
         return
+    if not exists(folder):
+        raise ModelError(f"the model {path!r} does not exist", where="model.path", fix=_nearby(folder))
     if not folder.is_dir():
-        problem = "is no folder" if folder.exists() else "does not exist"
-        raise ModelError(f"the model {path!r} {problem}", where="model.path", fix=_nearby(folder))
-    if not (folder / "config.json").is_file():
+        raise ModelError(f"the model {path!r} is no folder", where="model.path", fix="Name the folder it is in.")
+    if not exists(folder / "config.json"):
         raise ModelError(f"{path!r} holds no config.json", where="model.path", fix="Name a folder of save_pretrained.")
 
 
@@ -60,7 +77,7 @@ def _check_dataset(path: str | None, where: str) -> None:
     file = local(path)
     if file is None:
         return
-    if not file.exists():
+    if not exists(file):
         raise DataError(f"the data {path!r} does not exist", where=where, fix=_nearby(file))
     if file.is_file() and file.stat().st_size == 0:
         raise DataError(f"the data file {path!r} is empty", where=where, fix="Write at least one row into it.")
@@ -70,6 +87,6 @@ def _check_dataset(path: str | None, where: str) -> None:
 
 def _nearby(path: Path) -> str:
     folder = path.parent
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    names = [entry.name for entry in folder.iterdir()] if exists(folder) and folder.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
     return f"Did you mean {str(folder / close[0])!r}?" if close else "Check the path."

@@ -7,12 +7,12 @@ mmengine reads the same file to the same value. Nothing here knows which keys a 
 from __future__ import annotations
 
 import ast
-import math
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tuner.errors import RecipeError
 
@@ -57,8 +57,8 @@ def read_file(path: Path, name: str | None = None) -> Source:
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise RecipeError(f"cannot read the recipe: {reason}", where=shown) from None
     if len(data) > MAX_BYTES:
         raise RecipeError(f"the recipe is larger than {MAX_BYTES} bytes", where=shown)
@@ -74,13 +74,8 @@ def read_text(text: str, name: str) -> Source:
     Raises:
         RecipeError: the text is not valid Python or holds anything but data.
     """
-    try:
-        tree = ast.parse(text, name)
-    except SyntaxError as error:
-        raise RecipeError(f"not valid Python: {error.msg}", where=f"{name}:{error.lineno or 1}") from None
-    except (ValueError, MemoryError, RecursionError) as error:
-        raise RecipeError(f"not valid Python: {error or 'nested too deep'}", where=name) from None
-    reader = _Reader(name)
+    tree = _parse(text, name, "exec")
+    reader = _Reader(name, text)
     for index, statement in enumerate(tree.body):
         reader.statement(statement, first=index == 0)
     helpers = frozenset(reader.used)
@@ -93,12 +88,31 @@ def read_value(text: str, name: str) -> Any:
     Raises:
         RecipeError: `text` is not one value of the subset.
     """
-    return read_text(f"value = (\n{text}\n)", name).values["value"]
+    tree = _parse(text.strip(), name, "eval")
+    return _Reader(name, text.strip()).value(tree.body, (), 0)
+
+
+def is_writable(text: str) -> bool:
+    """Say whether `text` can stand in a UTF-8 file and be a path: no lone surrogate, no NUL."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _parse(text: str, name: str, mode: Literal["exec", "eval"]) -> Any:
+    try:
+        with warnings.catch_warnings():
+            # An unknown escape such as "\." is only a warning today; it is refused so that its meaning cannot change.
+            warnings.simplefilter("error")
+            return ast.parse(text, name, mode)
+    except SyntaxError as error:
+        raise RecipeError(f"not valid Python: {error.msg}", where=f"{name}:{error.lineno or 1}") from None
+    except (ValueError, MemoryError, RecursionError) as error:
+        raise RecipeError(f"not valid Python: {str(error) or 'nested too deep'}", where=name) from None
 
 
 class _Reader:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, text: str) -> None:
         self.name = name
+        self.text = text
         self.values: dict[str, Any] = {}
         self.lines: dict[Keys, int] = {}
         self.used: set[str] = set()
@@ -106,6 +120,10 @@ class _Reader:
 
     def refuse(self, what: str, node: ast.AST, fix: str = _DATA_ONLY) -> RecipeError:
         return RecipeError(what, where=f"{self.name}:{getattr(node, 'lineno', 1)}", fix=fix)
+
+    def shown(self, node: ast.AST) -> str:
+        # Not ast.unparse: it recurses, and a chain of 400 attributes ends it.
+        return (ast.get_source_segment(self.text, node) or type(node).__name__).split("\n")[0][:60]
 
     def statement(self, node: ast.stmt, *, first: bool) -> None:
         match node:
@@ -147,21 +165,26 @@ class _Reader:
             case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words):
                 pairs = [(ast.Constant(word.arg) if word.arg else None, word.value) for word in words]
                 return self.mapping(pairs, node, keys, depth)
-        shown = ast.unparse(node) if depth < MAX_DEPTH else type(node).__name__
-        raise self.refuse(f"`{shown[:60]}` is not data", node)
+        raise self.refuse(f"`{self.shown(node)}` is not data", node)
 
     def constant(self, value: Any, node: ast.AST) -> Any:
         if isinstance(value, bool | None):
             return value
-        if isinstance(value, str) and len(value) <= MAX_TEXT:
-            return value
+        if isinstance(value, str):
+            return self.checked_text(value, node)
         if isinstance(value, int | float):
             return self.in_range(value, node)
-        what = f"a text longer than {MAX_TEXT} characters" if isinstance(value, str) else f"{value!r}"[:60]
-        raise self.refuse(f"{what} is not data a recipe may hold", node)
+        raise self.refuse(f"`{self.shown(node)}` is not data a recipe may hold", node)
+
+    def checked_text(self, value: str, node: ast.AST) -> str:
+        if len(value) > MAX_TEXT:
+            raise self.refuse(f"a text longer than {MAX_TEXT} characters", node, "Put it into a file of its own.")
+        if not is_writable(value):
+            raise self.refuse("a text with a NUL or half a surrogate pair", node, "Write text that UTF-8 can hold.")
+        return value
 
     def in_range(self, value: float, node: ast.AST) -> float:
-        if not math.isfinite(value) or abs(value) > MAX_NUMBER:
+        if not -MAX_NUMBER <= value <= MAX_NUMBER:
             raise self.refuse("a number out of range", node, f"Write one between -{MAX_NUMBER:g} and {MAX_NUMBER:g}.")
         return value
 
@@ -193,11 +216,11 @@ class _Reader:
         for name_node, value_node in pairs:
             match name_node:
                 case ast.Constant(value=str() as name):
-                    pass
+                    self.checked_text(name, value_node)
                 case None:
                     raise self.refuse("`**` is not data", node)
                 case _:
-                    raise self.refuse(f"`{ast.unparse(name_node)[:60]}` is not a text key", name_node)
+                    raise self.refuse(f"`{self.shown(name_node)}` is not a text key", name_node)
             if name in result:
                 raise self.refuse(f"the key {name!r} stands twice", name_node, "Keep one of the two.")
             self.lines[(*keys, name)] = value_node.lineno

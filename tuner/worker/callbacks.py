@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
@@ -35,6 +36,26 @@ class Stop(TrainerCallback):  # type: ignore[misc]
         if flag.item():
             self.step = state.global_step
             control.should_save = control.should_training_stop = True
+
+
+class FreshAdam(TrainerCallback):  # type: ignore[misc]
+    """Undo the step with zero gradients that DeepSpeed's stage 0 takes in 16 bits when it is set up.
+
+    It counts in Adam's bias correction, which makes the first updates a quarter smaller than at any ZeRO stage, and it
+    decays the weights once (measured on 0.19.8: loss 7.285 instead of 7.257 after one update).
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        wrapper = self.trainer.deepspeed.optimizer
+        if state.global_step or not isinstance(wrapper, FP16_UnfusedOptimizer):
+            return
+        wrapper.optimizer.state.clear()
+        for masters, weights in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True):
+            for master, weight in zip(masters, weights, strict=True):
+                master.data.copy_(weight.data)
 
 
 class Seal(TrainerCallback):  # type: ignore[misc]

@@ -8,11 +8,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -25,6 +27,7 @@ from tuner.worker.data import formats, rows
 from tuner.worker.data.prepare import DatasetSettings
 
 _MAX_ANSWER_TOKENS = 64
+_MAX_SHOWN = 160
 
 
 def located(dataset: Dataset) -> DatasetSettings:
@@ -42,10 +45,12 @@ def show_samples(config: RecipeConfig, run: RunDirectory) -> None:
     table = Table("prompt", "right answer", "the model's answer", "", title="Validation prompts", title_justify="left")
     lines, num_right = [], 0
     for messages, answer in zip(prompts, answers, strict=True):
-        prompt, right = messages[-2]["content"], messages[-1]["content"]
+        prompt, right = _shown(messages[:-1]), messages[-1]["content"]
         is_right = _same(answer, right)
         num_right += is_right
-        table.add_row(prompt, right, answer, "✓" if is_right else "✗")
+        table.add_row(
+            escape(prompt), escape(right), escape(textwrap.shorten(answer, _MAX_SHOWN)), "✓" if is_right else "✗"
+        )
         lines.append(json.dumps({"prompt": prompt, "right": right, "answer": answer, "is_right": is_right}))
     write_text(run.path / "samples.jsonl", "\n".join(lines) + "\n")
     console = Console(width=None if Console().is_terminal else 120)
@@ -79,6 +84,13 @@ def _answers(folder: Path, prompts: list[list[dict[str, Any]]]) -> list[str]:
         answer = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         found.append(str(answer).strip())
     return found
+
+
+def _shown(messages: list[dict[str, Any]]) -> str:
+    """Return what the model was given: a lone question as it is, a conversation with the roles of its turns."""
+    if len(messages) == 1:
+        return str(messages[0]["content"])
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
 def _same(answer: str, right: str) -> bool:

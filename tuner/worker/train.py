@@ -23,7 +23,7 @@ from tuner.machine.topology import Rank
 from tuner.recipes.recipe import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
-from tuner.worker.callbacks import Bar, Metrics, Seal, Stop
+from tuner.worker.callbacks import Bar, FreshAdam, Metrics, Seal, Stop
 from tuner.worker.data.prepare import Prepared, describe, prepare
 from tuner.worker.guard import Guard
 from tuner.worker.models.load import load_model, load_tokenizer, source
@@ -50,15 +50,14 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     model = load_model(config, path, _dtype(zero), str(device), shards=_stage(zero) == 3)
     trainer = _trainer(config, arguments, model, tokenizer, data, zero)
     callbacks = _callbacks(run, guard, device, config, facts, rank)
-    for callback in callbacks:
+    for callback in (*callbacks, FreshAdam(trainer)):
         trainer.add_callback(callback)
     with _out_of_memory(rank):
         trainer.train(resume_from_checkpoint=facts["resume"])
     stop = callbacks[0]
     if stop.step:
-        raise Stopped(
-            f"stopped at step {stop.step}; checkpoint saved", fix=f"Go on: tuner train --resume {run.path} ..."
-        )
+        again = f"Go on: tuner train {run.recipe} --resume {run.path}"
+        raise Stopped(f"at step {stop.step} on request; its checkpoint is saved", fix=again)
     _save(trainer, tokenizer, run.final)
     if rank.rank == 0:
         _finish(run, config, trainer, time.monotonic() - started)
