@@ -31,6 +31,7 @@ setup(
         "pydantic>=2.7",
         "rich>=13",
         "sentencepiece>=0.2",
+        "tensorboard>=2.16",
         "torch>=2.9",
         "transformers>=5.18,<6",
         "trl>=1.12,<2",

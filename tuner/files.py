@@ -17,7 +17,10 @@ from typing import Any
 
 from tuner.errors import DiskError
 
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
+_DISK_ERRORS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG),
+    *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ESTALE),
+}
 
 
 @contextmanager
@@ -25,7 +28,8 @@ def disk_errors(path: Path, fix: str = "Free space or choose another --work-dir.
     """Turn the operating system's disk errors into a `DiskError` that names `path`.
 
     Raises:
-        DiskError: no space, quota, permission, a read-only file system or an input/output error.
+        DiskError: no space, quota, permission, a read-only file system, an input/output error, or a path that no
+            file can have.
     """
     try:
         yield
@@ -61,10 +65,15 @@ def write_new_text(path: Path, text: str) -> None:
 
     Raises:
         FileExistsError: it exists; it is untouched.
-        DiskError: it cannot be written.
+        DiskError: it cannot be written; nothing is left of it.
     """
     with disk_errors(path), path.open("x", encoding="utf-8", newline="\n") as stream:
-        stream.write(text)
+        try:
+            stream.write(text)
+            stream.flush()
+        except BaseException:
+            path.unlink()  # half a recipe would be taken for a whole one
+            raise
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -20,6 +20,8 @@ def command(name: str, dest: Path | None, allow_code: bool, debug: bool, **chang
     from tuner.files import write_new_text
     from tuner.recipes import recipe
 
+    if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix != ".py":
+        dest, changes["more"] = None, (str(dest), *changes["more"])  # the second pair of --cfg-options a=1 b=2
     found = recipe.load(name, overrides(**changes), allow_code=allow_code)
     path = dest or Path(f"{found.name}.py")
     path = path / f"{found.name}.py" if path.is_dir() else path

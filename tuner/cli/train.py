@@ -53,7 +53,7 @@ def command(
     """Train RECIPE: a composed name, or a .py file."""
     from datetime import datetime
 
-    from tuner.launch import plan, start
+    from tuner.launch import plan, preflight, start
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags
 
@@ -68,7 +68,7 @@ def command(
     if dry_run:
         print_plan(made, as_json=as_json)
         return
-    start.preflight(made)
+    preflight.check(made, environ)
     if made.topology.rank in (None, 0):
         announce(made)
     sys.exit(start.start(made, environ))

@@ -13,7 +13,8 @@ model = dict(
     trust_remote_code=False,
 )
 
-# What planning needs to know of the model, in the words of its config.json. None: read it from model.path.
+# What planning needs to know of the model, in the words of its config.json. Another model.path needs other facts here;
+# None: read them from model.path.
 architecture = None
 
 # dict(bits=4, quant_type='nf4', double_quant=True): the base model's weights in 4 bits. None: not quantized.
@@ -60,7 +61,7 @@ optim_wrapper = dict(
     dtype="auto",
 )
 
-# The learning rate's course: 'cosine', 'linear', 'constant', 'constant_with_warmup' ...
+# The learning rate's course: 'cosine', 'linear', 'constant', 'cosine_with_restarts', 'polynomial', 'inverse_sqrt'.
 # warmup_ratio: the part of all steps over which it rises from 0.
 param_scheduler = dict(type="cosine", warmup_ratio=0.03)
 

@@ -8,8 +8,11 @@ from pathlib import Path
 from tuner.machine.topology import Topology
 
 WORKER = "tuner.worker"
-SHUTDOWN_TIMEOUT_S = 300
-"""From SIGTERM to SIGKILL: what finishing a step and saving may take. torchrun's own default is 30."""
+ENVIRONMENT = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "300"}
+"""Seconds from SIGTERM to SIGKILL: what finishing a step and saving may take. torchrun's own default is 30.
+
+A variable, because torchrun before 2.12 has no such flag and would not start; it ignores the variable.
+"""
 
 
 def torchrun(topology: Topology, run_path: Path) -> list[str]:
@@ -29,10 +32,10 @@ def torchrun(topology: Topology, run_path: Path) -> list[str]:
         "torch.distributed.run",
         *rendezvous,
         f"--nproc-per-node={topology.nproc_per_node}",
-        f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}",
         "--module",
         # Without it torchrun takes the script's arguments for its own.
         "--",
         WORKER,
-        str(run_path),
+        # torchrun puts ranks in the place of ${...} and one $ in the place of two.
+        str(run_path).replace("$", "$$"),
     ]

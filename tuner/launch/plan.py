@@ -113,8 +113,10 @@ def make(request: Request, environ: Mapping[str, str], hardware: Hardware, now: 
 def _open_deepspeed(
     request: Request, loaded: Recipe, topology: Topology, hardware: Hardware
 ) -> tuple[Document, str | None]:
-    choice: str | dict[str, Any] = request.deepspeed or loaded.config.deepspeed
-    where = "--deepspeed" if request.deepspeed else f"deepspeed ({loaded.origins['deepspeed'].source})"
+    flag = request.deepspeed
+    choice: str | dict[str, Any] = loaded.config.deepspeed if flag is None else flag
+    sources = (origin.source for key, origin in loaded.origins.items() if key.partition(".")[0] == "deepspeed")
+    where = "--deepspeed" if flag is not None else f"deepspeed ({next(sources)})"
     if choice != merge.AUTO:
         return merge.open_config(choice, where), None
     chosen = memory.lowest_level(loaded.config, topology.world_size, hardware.smallest_gpu_bytes)
@@ -134,8 +136,10 @@ def _environment(environ: Mapping[str, str], topology: Topology, hardware: Hardw
         "DS_ACCELERATOR": "cuda" if hardware.gpus else "cpu",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if "OMP_NUM_THREADS" not in environ:
-        env["OMP_NUM_THREADS"] = str(max(1, hardware.num_cpus // topology.nproc_per_node))
+    defaults = {"OMP_NUM_THREADS": str(max(1, hardware.num_cpus // topology.nproc_per_node))}
+    if topology.launcher == "torchrun":
+        defaults |= local.ENVIRONMENT
+    env |= {name: value for name, value in defaults.items() if name not in environ}
     path = tool_path(environ)
     return env if path == environ.get("PATH") else {**env, "PATH": path}
 
@@ -152,17 +156,21 @@ def _run_directory(
         return fresh, None, []
     if request.resume == "auto":
         return _resume_auto(request.work_dir, home, fresh, topology)
-    folder = Path(request.resume).absolute()
-    if directory.is_run(folder):
-        found, passed = checkpoints.newest_valid(folder / "checkpoints")
-        if found is None:
-            raise RunDirectoryError(f"{folder} has no valid checkpoint", where="--resume", fix=" ".join(passed) or None)
-        return _resumed(folder, found, passed, topology)
-    checkpoint = checkpoints.require_valid(folder)
-    owner = checkpoint.parent.parent
-    target = request.work_dir.absolute() if request.work_dir else owner if directory.is_run(owner) else fresh
-    directory.check_free(target, resume=target == owner)
-    return _resumed(target, checkpoint, [], topology)
+    owner, checkpoint, passed = _resume_from(Path(request.resume).absolute())
+    target = fresh if request.work_dir or not directory.is_run(owner) else owner
+    directory.check_free(target, resume=target == owner or _already_started(target, topology))
+    return _resumed(target, checkpoint, passed, topology)
+
+
+def _resume_from(folder: Path) -> tuple[Path, Path, list[str]]:
+    """Return the run that a run directory or one of its checkpoints belongs to, and the checkpoint."""
+    if not directory.is_run(folder):
+        return folder.parent.parent, checkpoints.require_valid(folder), []
+    found, passed = checkpoints.newest_valid(folder / "checkpoints")
+    if found is None:
+        fix = " ".join((*passed, "Start new without --resume."))
+        raise RunDirectoryError(f"{folder} has no valid checkpoint", where="--resume", fix=fix)
+    return folder, found, passed
 
 
 def _resume_auto(
@@ -170,7 +178,7 @@ def _resume_auto(
 ) -> tuple[Path, Path | None, list[str]]:
     known = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
     if known is None or not directory.is_run(known):
-        directory.check_free(fresh, resume=False)
+        directory.check_free(fresh, resume=_already_started(fresh, topology))
         return fresh, None, ["--resume auto: no earlier run here, so this one starts new."]
     found, passed = checkpoints.newest_valid(known / "checkpoints")
     if found is None and passed:
@@ -195,8 +203,8 @@ def _resumed(
 
 
 def _already_started(path: Path, topology: Topology) -> bool:
-    # Under Slurm rank 0 may have written the directory before another rank looks.
-    return topology.launcher == "slurm" and topology.rank != 0 and directory.is_run(path)
+    # Under Slurm rank 0 may have written the directory, or half of it, before another rank looks.
+    return topology.launcher == "slurm" and topology.rank != 0 and path.is_dir()
 
 
 def _files(plan: LaunchPlan, document: Document, command: tuple[str, ...], now: datetime) -> dict[str, str]:
@@ -260,7 +268,7 @@ def batch_json(plan: LaunchPlan) -> dict[str, int | str | None]:
 def _num_rows(path: str | None) -> int | None:
     """Count the rows of a local JSONL of ordinary size; anything else is left to the worker."""
     file = paths.local(path) if path else None
-    if file is None or file.suffix != ".jsonl" or file.stat().st_size > _MAX_COUNTED_BYTES:
+    if file is None or file.suffix != ".jsonl" or not file.is_file() or file.stat().st_size > _MAX_COUNTED_BYTES:
         return None
     with file.open("rb") as stream:
         return sum(1 for line in stream if line.strip())

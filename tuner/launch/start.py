@@ -7,17 +7,7 @@ from collections.abc import Mapping
 
 from tuner.launch import supervise
 from tuner.launch.plan import LaunchPlan
-from tuner.machine import libraries
 from tuner.runs import directory
-
-
-def preflight(plan: LaunchPlan) -> None:
-    """Check what can be checked before any process starts.
-
-    Raises:
-        MachineError: a library is missing or too old, or torch cannot use the GPUs that are there.
-    """
-    libraries.check(quantized=plan.recipe.config.quantization is not None, needs_cuda=bool(plan.hardware.gpus))
 
 
 def start(plan: LaunchPlan, environ: Mapping[str, str]) -> int:

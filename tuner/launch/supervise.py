@@ -23,6 +23,7 @@ from tuner.runs.directory import RunDirectory
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _POLL_S = 0.1
+_REAP_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
 
@@ -68,7 +69,9 @@ class _Watch:
                 signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
+        # A closing terminal sends SIGHUP twice: asking again is not asking for a kill, only SIGTERM and Ctrl-C are.
+        if not self.received or number in (signal.SIGTERM, signal.SIGINT):
+            self.received.append(number)
 
     def remember_ranks(self) -> None:
         """Note the agent's descendants while they have a parent: orphans cannot be found later."""
@@ -92,7 +95,9 @@ class _Watch:
         """Kill what is left of the agent's descendants; a psutil.Process never means a reused pid."""
         for process in self.ranks:
             _kill(process)
-        psutil.wait_procs(list(self.ranks), timeout=10)
+        deadline = time.monotonic() + _REAP_S
+        while any(_runs(process) for process in self.ranks) and time.monotonic() < deadline:
+            time.sleep(_POLL_S / 10)
 
     def verdict(self, agent_code: int) -> int:
         """Return the run's exit code, write status.json, and print what went wrong."""
@@ -101,30 +106,43 @@ class _Watch:
             return self._end("failed", 128 + self.received[-1], "killed at the second signal")
         if agent_code == 0 and not reports:
             return 0
-        if reports:
+        codes = self._exit_codes()
+        if reports and codes[:1] != [-signal.SIGKILL]:  # a killed rank says nothing; the others report a lost peer
             first = reports[0]
             state = "stopped" if first["exit_code"] == Stopped.exit_code else "failed"
             return self._end(state, first["exit_code"], f"{first['message']}")
         if self.forwarded:
             return self._end("failed", 128 + self.forwarded, f"stopped by {signal.Signals(self.forwarded).name}")
-        return self._unreported()
+        return self._unreported(codes, agent_code)
 
-    def _unreported(self) -> int:
+    def _log(self) -> str:
+        return (self.directory.ranks / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+
+    def _exit_codes(self) -> list[int]:
+        return [int(code) for code in _EXIT_CODE.findall(self._log())]
+
+    def _unreported(self, codes: list[int], agent_code: int) -> int:
         """A rank ended without a word: killed, or before its handlers stood."""
-        log = (self.directory.ranks / "torchrun.log").read_text(encoding="utf-8", errors="replace")
-        codes = [int(code) for code in _EXIT_CODE.findall(log)]
-        killed = [-code for code in codes if code < 0]
-        if killed:
-            names = ", ".join(sorted({signal.Signals(number).name for number in killed}))
-            text = f"a rank was killed by {names}" + (" (out of memory?)" if signal.SIGKILL in killed else "")
-            return self._end("failed", 128 + killed[0], text)
-        tail = "\n".join(log.splitlines()[-30:])
-        return self._end("failed", 1, f"{tail}\nA rank ended without a report. All of it: {self.directory.ranks}")
+        code = next(iter(codes), agent_code)  # the log names the root cause first, then whom torchrun stopped for it
+        if code < 0:
+            who, name = "a rank" if codes else "torchrun", signal.Signals(-code).name
+            text = f"{who} was killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
+            return self._end("failed", 128 - code, text)
+        tail = "\n".join(self._log().splitlines()[-30:])
+        text = f"{tail}\nA rank ended with code {code} and without a report. All of it: {self.directory.ranks}"
+        return self._end("failed", code or 1, text.strip())
 
     def _end(self, state: str, code: int, message: str) -> int:
         self.directory.write_status(state, exit_code=code, message=message)  # type: ignore[arg-type]
         print(message, file=sys.stderr)
         return code
+
+
+def _runs(process: psutil.Process) -> bool:
+    # A zombie is dead, though nobody may ever reap it: its parent hangs, or process 1 of a container does not care.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _kill(process: psutil.Process) -> None:

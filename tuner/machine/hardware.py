@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1024**2
+_NVIDIA_SMI_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,11 @@ def _nvidia_smi_gpus() -> list[Gpu]:
         return []
     query = [command, "--query-gpu=name,memory.total,compute_cap,uuid", "--format=csv,noheader,nounits"]
     try:
-        text = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        text = subprocess.run(query, capture_output=True, timeout=_NVIDIA_SMI_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     gpus = []
-    for line in text.splitlines():
+    for line in text.decode(errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             name, memory, capability, uuid = (part.strip() for part in line.split(","))
             major, minor = capability.split(".")
@@ -129,11 +130,11 @@ def _visible(gpus: list[Gpu], wanted: str | None) -> tuple[Gpu, ...]:
     if wanted is None:
         return tuple(gpus)
     chosen: list[Gpu] = []
-    for item in filter(None, (part.strip() for part in wanted.split(","))):
-        found = [
-            gpu for index, gpu in enumerate(gpus) if item == str(index) or (gpu.uuid and gpu.uuid.startswith(item))
-        ]
+    for item in (part.strip() for part in wanted.split(",")):
+        found = [gpu for index, gpu in enumerate(gpus) if item and (item == str(index) or gpu.uuid.startswith(item))]
         if not found:
             break  # CUDA ignores everything after the first entry that it does not know
+        if found[0] in chosen:
+            return ()  # and shows no GPU at all when one is named twice
         chosen.append(found[0])
     return tuple(chosen)

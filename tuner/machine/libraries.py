@@ -10,7 +10,7 @@ from pathlib import Path
 from tuner.errors import MachineError
 
 MINIMUM = {
-    "torch": "2.6",
+    "torch": "2.9",
     "transformers": "5.18",
     "trl": "1.12",
     "peft": "0.18",

@@ -87,7 +87,7 @@ class Batch:
 
 
 def speaks(environ: Mapping[str, str]) -> bool:
-    """Return whether this process tells the user about mistakes: every task of srun makes the same ones, the first speaks."""
+    """Return whether this process tells the user of a mistake: every task of srun makes the same, the first speaks."""
     return "SLURM_STEP_ID" not in environ or environ.get("SLURM_PROCID", "0") == "0"
 
 
@@ -149,9 +149,16 @@ def _torchrun(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> 
 
 def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     _refuse_inside_a_launcher(environ)
-    for value, name in ((flags.nproc_per_node, "--nproc-per-node"), (flags.nnodes, "--nnodes")):
+    nproc = _count(flags.nproc_per_node, "--nproc-per-node", environ, "NPROC_PER_NODE")
+    nodes = _count(flags.nnodes, "--nnodes", environ, "NNODES")
+    for value, name in ((nproc, "--nproc-per-node / NPROC_PER_NODE"), (nodes, "--nnodes / NNODES")):
         if value not in (None, 1):
-            raise UsageError(f"{name} {value} with --launcher none, which is one process", where=name)
+            fix = "Leave it out, or leave out --launcher none."
+            raise UsageError(f"{value} with --launcher none, which is one process", where=name, fix=fix)
+    rank = _count(flags.node_rank, "--node-rank", environ, "NODE_RANK", minimum=0)
+    if rank:
+        fix = "Leave it out, or leave out --launcher none."
+        raise UsageError(f"node rank {rank} with --launcher none, which is one process", where="--node-rank", fix=fix)
     address = _text(flags.master_addr, "--master-addr", environ, "ADDR", "MASTER_ADDR") or "127.0.0.1"
     port = _count(flags.master_port, "--master-port", environ, "PORT", "MASTER_PORT", maximum=65535)
     return Topology("none", 1, 0, 1, 1, rank=0, local_rank=0, master_addr=address, master_port=port or 0)
@@ -172,6 +179,7 @@ def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Top
     nproc = expand_tasks(tasks)[node_rank]
     _refuse_other_geometry(flags, environ, nproc, nodes)
     job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
+    port = _count(flags.master_port, "--master-port", {}, maximum=65535)
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
     return Topology(
         "slurm",
@@ -182,7 +190,7 @@ def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Top
         rank=_slurm_int(environ, "SLURM_PROCID"),
         local_rank=local_rank % num_gpus if num_gpus else local_rank,
         master_addr=flags.master_addr or first_host(hosts),
-        master_port=flags.master_port or job_port(job, step),
+        master_port=port or job_port(job, step),
         job=job,
     )
 
@@ -196,8 +204,8 @@ def first_host(nodelist: str) -> str:
     Raises:
         UsageError: no host in it.
     """
-    match = re.match(r"(?P<prefix>[^\[\],]*)(?:\[(?P<number>[0-9]+)[^\]]*\](?P<suffix>[^\[\],]*))?", nodelist)
-    host = "".join(part or "" for part in match.groups()) if match else ""
+    first = re.split(r",(?![^\[]*\])", nodelist)[0]
+    host = re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", first)
     if not host:
         raise UsageError(f"no host in {nodelist!r}", where="SLURM_STEP_NODELIST")
     return host
@@ -270,5 +278,6 @@ def _count(
         return None
     if not re.fullmatch(r"[0-9]{1,7}", text) or not minimum <= int(text) <= maximum:
         where = " / ".join((name, *variables))
-        raise UsageError(f"{text!r} is not a whole number from {minimum} to {maximum}", where=where)
+        fix = f"Write a whole number from {minimum} to {maximum}."
+        raise UsageError(f"{text!r} is not a count that fits", where=where, fix=fix)
     return int(text)

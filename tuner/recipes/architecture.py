@@ -22,7 +22,8 @@ def read_facts(folder: Path) -> dict[str, Any] | None:
         return None
     config = {**config, **(config["text_config"] if isinstance(config.get("text_config"), dict) else {})}
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    config.setdefault("tie_word_embeddings", False)
+    # transformers 4 left the key out where it was True (Gemma), and wrote every False.
+    config.setdefault("tie_word_embeddings", True)
     config["num_key_value_heads"] = config.get("num_key_value_heads") or heads
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         config["head_dim"] = config.get("head_dim") or hidden // heads

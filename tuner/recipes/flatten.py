@@ -16,7 +16,7 @@ def flatten(base: str, delta: dict[str, Any], header: str) -> str:
 
     Args:
         base: A recipe's text whose top-level values are literals and `dict(...)`.
-        delta: Nested values; a key that the base's dict lacks is added to it.
+        delta: Nested values; a key that the base's dict lacks is added to it, and is a plain word.
         header: One paragraph about the new file.
     """
     edits: list[tuple[int, int, str]] = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -16,7 +16,8 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.source import read_value
 
 Keys = tuple[str, ...]
-_WORDS = {"none": None, "null": None, "true": True, "false": False}
+_NOTHING = {"none", "null"}
+_TRUTHS = {"true": True, "false": False}
 _SPECIALS = {"nan", "inf", "+inf", "-inf", "infinity", "-infinity"}
 
 
@@ -70,26 +71,47 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
 
 
 def _convert(text: str, annotation: Any, where: str) -> Any:
-    if text.strip().lower() in _WORDS:
-        return _WORDS[text.strip().lower()]
-    if _is_text(annotation) and not (text[:1] in "[{" and len(get_args(annotation)) > 2):
-        return text
-    if _is_choice(annotation) and text.strip():
+    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    word = text.strip().lower()
+    if word in _NOTHING and (type(None) in options or str not in options):
+        return None
+    if str in options:
+        return _text_or_container(text, options, where) if _containers(options) else text
+    if any(get_origin(option) is Literal and isinstance(get_args(option)[0], str) for option in options):
         return text.strip()
-    if text.strip().lower() in _SPECIALS:
+    if word in _SPECIALS:
         raise RecipeError(f"{text.strip()!r} is not a finite number", where=where, fix="Write a number such as 2e-4.")
+    value = _TRUTHS[word] if word in _TRUTHS else _data(text, where)
+    return _words(value) if isinstance(value, str) and _holds_words(options) else value
+
+
+def _text_or_container(text: str, options: Iterable[Any], where: str) -> Any:
+    stripped = text.strip()
+    value = _data(stripped, where) if stripped[:1] in {"[", "(", "{"} else text
+    if isinstance(value, list | tuple | dict):
+        return value
+    # The shell eats the quotes of ['q_proj', 'v_proj']; PEFT would read what is left as one regular expression.
+    return _words(stripped) if stripped[:1] + stripped[-1:] == "[]" and _holds_words(options) else text
+
+
+def _data(text: str, where: str) -> Any:
     try:
         return read_value(text, where)
     except RecipeError:
-        return text
+        return text.strip()
 
 
-def _is_text(annotation: Any) -> bool:
-    return annotation is str or (get_origin(annotation) in (Union, UnionType) and str in get_args(annotation))
+def _holds_words(options: Iterable[Any]) -> bool:
+    return any(get_args(option)[0] is str for option in _containers(options) if get_origin(option) is not dict)
 
 
-def _is_choice(annotation: Any) -> bool:
-    return bool(get_args(annotation)) and all(isinstance(item, str) for item in get_args(annotation))
+def _containers(options: Iterable[Any]) -> list[Any]:
+    return [option for option in options if get_origin(option) in (list, tuple, dict)]
+
+
+def _words(text: str) -> list[str]:
+    words = (word.strip(" '\"") for word in text.strip(" []").split(","))
+    return [word for word in words if word]
 
 
 def _blocks(annotation: Any) -> Iterable[type[BaseModel]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationInfo, field_validator
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -30,12 +30,13 @@ class Model(Block):
     attn_implementation: str | None
     trust_remote_code: bool
 
-    @model_validator(mode="after")
-    def _remote_code_needs_a_commit(self) -> Model:
-        revision = self.revision or ""
-        if self.trust_remote_code and not (len(revision) == 40 and set(revision) <= set("0123456789abcdef")):
-            raise ValueError("trust_remote_code=True needs model.revision to be a full 40-digit commit")
-        return self
+    @field_validator("trust_remote_code")
+    @classmethod
+    def _remote_code_needs_a_commit(cls, trusted: bool, info: ValidationInfo) -> bool:
+        revision = info.data.get("revision") or ""
+        if trusted and not (len(revision) == 40 and set(revision) <= set("0123456789abcdef")):
+            raise ValueError("model.revision must be a full 40-digit commit for that")
+        return trusted
 
 
 class Architecture(Block):
@@ -99,9 +100,9 @@ class Dataloader(Block):
 
 
 OptimizerType = Literal[
-    "AdamW", "Adam", "NAdam", "RAdam", "Adamax", "SGD", "RMSprop", "Adagrad", "Adafactor",  # torch.optim
+    "AdamW", "Adam", "NAdam", "RAdam", "Adamax", "SGD", "RMSprop",  # torch.optim
     "AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit",  # bitsandbytes
-    "Lamb", "Lion", "Muon",  # DeepSpeed
+    "Lamb", "Lion",  # DeepSpeed, on GPUs
 ]  # fmt: skip
 
 
@@ -184,8 +185,9 @@ class RecipeConfig(Block):
     randomness: Randomness
     deepspeed: str | dict[str, Any]
 
-    @model_validator(mode="after")
-    def _quantized_weights_need_an_adapter(self) -> RecipeConfig:
-        if self.quantization and not self.adapter:
-            raise ValueError("quantized weights cannot be trained: set adapter too, or quantization=None")
-        return self
+    @field_validator("adapter")
+    @classmethod
+    def _quantized_weights_need_an_adapter(cls, adapter: Adapter | None, info: ValidationInfo) -> Adapter | None:
+        if info.data.get("quantization") and not adapter:
+            raise ValueError("quantized weights cannot be trained; set adapter too, or quantization=None")
+        return adapter

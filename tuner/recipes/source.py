@@ -109,6 +109,10 @@ def _parse(text: str, name: str, mode: Literal["exec", "eval"]) -> Any:
         raise RecipeError(f"not valid Python: {str(error) or 'nested too deep'}", where=name) from None
 
 
+def _key(word: ast.keyword) -> ast.expr | None:
+    return ast.copy_location(ast.Constant(word.arg), word) if word.arg else None  # None: `**`, as in ast.Dict
+
+
 class _Reader:
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -132,7 +136,7 @@ class _Reader:
             case ast.Assign(targets=[ast.Name(id=key)], value=value):
                 if key in self.values:
                     raise self.refuse(f"{key!r} is assigned twice", node, "Keep one of the two lines.")
-                if key.startswith("__"):
+                if key.startswith("__") or key == "dict":
                     raise self.refuse(f"{key!r} is not a recipe's name", node)
                 self.lines[(key,)] = node.lineno
                 self.values[key] = self.value(value, (key,), 0)
@@ -163,7 +167,7 @@ class _Reader:
             case ast.Dict(keys=names, values=values):
                 return self.mapping(list(zip(names, values, strict=True)), node, keys, depth)
             case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words):
-                pairs = [(ast.Constant(word.arg) if word.arg else None, word.value) for word in words]
+                pairs = [(_key(word), word.value) for word in words]
                 return self.mapping(pairs, node, keys, depth)
         raise self.refuse(f"`{self.shown(node)}` is not data", node)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner.errors import DiskError, RunDirectoryError
-from tuner.files import append_line, disk_errors, write_json, write_text
+from tuner.files import append_line, disk_errors, write_json, write_new_text, write_text
 
 State = Literal["running", "done", "failed", "stopped"]
 _WAIT_S = 120.0
@@ -97,7 +98,8 @@ class RunDirectory:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder is a run directory."""
-    return (path / "run.json").is_file() and (path / "recipe.py").is_file()
+    names = ("run.json", "recipe.py")
+    return all(os.path.isfile(path / name) for name in names)  # noqa: PTH113 (a name too long is no run, and no error)
 
 
 def check_free(path: Path, *, resume: bool) -> None:
@@ -105,9 +107,14 @@ def check_free(path: Path, *, resume: bool) -> None:
 
     Raises:
         RunDirectoryError: the folder holds something and this is no resume, or a file is in its way.
-        DiskError: it cannot be written to.
+        DiskError: it cannot be written to, or not even looked at.
     """
-    if path.exists() and not path.is_dir():
+    with disk_errors(path):
+        _check_free(path, resume)
+
+
+def _check_free(path: Path, resume: bool) -> None:
+    if os.path.lexists(path) and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file", where="--work-dir", fix="Choose a folder.")
     if not resume and path.is_dir() and any(path.iterdir()):
         hint = "Add --resume auto to go on with it, or choose another." if is_run(path) else "Choose another."
@@ -128,7 +135,10 @@ def create(path: Path, files: dict[str, str], *, resume: bool) -> RunDirectory:
     check_free(path, resume=resume)
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-        _keep_earlier_attempt(path)
+        if resume:
+            _keep_earlier_attempt(path)
+        else:
+            _claim(path, files["recipe.py"])
     for name in sorted(files, key=lambda name: name == "run.json"):
         write_text(path / name, files[name])
     run = RunDirectory(path)
@@ -136,8 +146,17 @@ def create(path: Path, files: dict[str, str], *, resume: bool) -> RunDirectory:
     return run
 
 
+def _claim(path: Path, recipe: str) -> None:
+    # Two runs that start in the same second have both seen this folder empty: one file can be made only once.
+    try:
+        write_new_text(path / "recipe.py", recipe)
+    except FileExistsError:
+        fix = "Choose another."
+        raise RunDirectoryError(f"{path} was just taken by another run", where="--work-dir", fix=fix) from None
+
+
 def _keep_earlier_attempt(path: Path) -> None:
-    """Move what an earlier attempt wrote out of the way of the new one, into attempts/N."""
+    """Keep what an earlier attempt wrote, in attempts/N; its files stay too until each is replaced, for who looks."""
     earlier = [path / name for name in ("recipe.py", "deepspeed.json", "run.json", "status.json", "ranks")]
     if not any(file.exists() for file in earlier):
         return
@@ -145,8 +164,10 @@ def _keep_earlier_attempt(path: Path) -> None:
     folder = home / str(1 + sum(1 for _ in home.glob("*")))
     folder.mkdir(parents=True)
     for file in earlier:
-        if file.exists():
+        if file.is_dir():
             file.rename(folder / file.name)
+        elif file.exists():
+            shutil.copy2(file, folder / file.name)
 
 
 def wait_for(path: Path, launch_id: str) -> RunDirectory:

@@ -58,6 +58,18 @@ class FreshAdam(TrainerCallback):  # type: ignore[misc]
                 master.data.copy_(weight.data)
 
 
+class AsWritten(TrainerCallback):  # type: ignore[misc]
+    """deepspeed.json is what training uses: a library that changed a value on the way is a bug to be seen."""
+
+    def __init__(self, trainer: Any, zero: dict[str, Any]) -> None:
+        self.trainer, self.zero = trainer, zero
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        used = self.trainer.deepspeed.config
+        differs = {key for key in used.keys() | self.zero.keys() if used.get(key) != self.zero.get(key)}
+        assert not differs, f"DeepSpeed was given other values than deepspeed.json holds: {sorted(differs)}"
+
+
 class Seal(TrainerCallback):  # type: ignore[misc]
     """A checkpoint becomes valid when every rank has written its part; older ones go only after that."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import time
-from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -23,11 +22,12 @@ from tuner.machine.topology import Rank
 from tuner.recipes.recipe import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
-from tuner.worker.callbacks import Bar, FreshAdam, Metrics, Seal, Stop
+from tuner.worker.callbacks import AsWritten, Bar, FreshAdam, Metrics, Seal, Stop
 from tuner.worker.data.prepare import Prepared, describe, prepare
 from tuner.worker.guard import Guard
 from tuner.worker.models.load import load_model, load_tokenizer, source
 from tuner.worker.samples import located, show_samples
+from tuner.worker.save import save_result
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -50,7 +50,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     model = load_model(config, path, _dtype(zero), str(device), shards=_stage(zero) == 3)
     trainer = _trainer(config, arguments, model, tokenizer, data, zero)
     callbacks = _callbacks(run, guard, device, config, facts, rank)
-    for callback in (*callbacks, FreshAdam(trainer)):
+    for callback in (*callbacks, AsWritten(trainer, zero), FreshAdam(trainer)):
         trainer.add_callback(callback)
     with _out_of_memory(rank):
         trainer.train(resume_from_checkpoint=facts["resume"])
@@ -58,7 +58,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     if stop.step:
         again = f"Go on: tuner train {run.recipe} --resume {run.path}"
         raise Stopped(f"at step {stop.step} on request; its checkpoint is saved", fix=again)
-    _save(trainer, tokenizer, run.final)
+    save_result(trainer, tokenizer, run.final)
     if rank.rank == 0:
         _finish(run, config, trainer, time.monotonic() - started)
 
@@ -162,6 +162,10 @@ def _trainer(
         optimizer_cls_and_kwargs=None if "optimizer" in zero else _optimizer(config),
     )
     trainer.remove_callback(PrinterCallback)
+    # accelerate silences DeepSpeed's printing whatever the config says, with a value that JSON cannot hold.
+    used = trainer.accelerator.state.deepspeed_plugin.deepspeed_config
+    used.pop("steps_per_print", None)
+    used |= {key: zero[key] for key in ("steps_per_print",) if key in zero}
     for parameter in model.parameters():
         # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
         if parameter.requires_grad and parameter.dtype == torch.bfloat16 != _dtype(zero):
@@ -194,17 +198,6 @@ def _callbacks(
         Seal(run, saved, config.checkpoint.max_keep_ckpts),
         Metrics(run, Bar() if rank.rank == 0 else None),
     )
-
-
-def _save(trainer: SFTTrainer, tokenizer: Any, folder: Path) -> None:
-    """Write weights (or adapter), tokenizer with its chat template, and generation config; every rank takes part."""
-    trainer.save_model(str(folder))
-    if dist.get_rank() == 0:
-        tokenizer.save_pretrained(folder)
-        generation = trainer.accelerator.unwrap_model(trainer.model).generation_config
-        if generation is not None:
-            generation.save_pretrained(folder)
-    dist.barrier()
 
 
 def _finish(run: RunDirectory, config: RecipeConfig, trainer: SFTTrainer, seconds: float) -> None:

@@ -6,6 +6,7 @@ Every key has one owner (DESIGN.md section 3). A final config holds no "auto". I
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +17,17 @@ from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog
 from tuner.recipes.recipe import Origin, Recipe
+from tuner.zero import blocks
+from tuner.zero.blocks import Wish
 from tuner.zero.check import check, check_device
+from tuner.zero.fields import schema
 from tuner.zero.jsonfile import Document, read
 from tuner.zero.precision import Precision
 
 NONE = "none"
-AUTO = "auto"
-_DEEPSPEED_OPTIMIZERS = ("Lamb", "Lion", "Muon")
+AUTO = blocks.AUTO
+_GATHER = "stage3_gather_16bit_weights_on_model_save"
+_DEEPSPEED_OPTIMIZERS = ("Lamb", "Lion")
 _UNKNOWN_HIDDEN_SIZE = {
     "reduce_bucket_size": 500_000_000,
     "stage3_prefetch_bucket_size": 50_000_000,
@@ -49,7 +54,7 @@ class FinalConfig:
 
 
 def _is_catalog(name: str) -> bool:
-    return name.startswith("preset ") or name == NONE
+    return name == NONE or name in {f"preset {preset}" for preset in catalog.presets()}
 
 
 def preset_name(text: str) -> str | None:
@@ -78,13 +83,13 @@ def open_config(choice: str | dict[str, Any], where: str) -> Document:
     if preset:
         document = read(catalog.PRESETS / f"{preset}.json")
         return Document.of(document.value, f"preset {preset}")
-    if choice.endswith(".json") or "/" in choice or Path(choice).exists():
+    if choice.endswith(".json") or "/" in choice or os.path.exists(choice):  # noqa: PTH110 (no error for a long name)
         return read(Path(choice))
     raise _unknown_preset(choice, where)
 
 
 def _unknown_preset(choice: str, where: str) -> DeepSpeedConfigError:
-    if catalog.suggest(choice) == choice:
+    if choice in catalog.names("recipes") or catalog.suggest(choice) == choice:
         fix = f"{choice!r} is a recipe. Write: tuner train {choice} --deepspeed PRESET."
         return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)
     known = (*catalog.presets(), *(name.removeprefix("deepspeed_") for name in catalog.presets()), AUTO, NONE)
@@ -98,7 +103,7 @@ def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision
 
     Raises:
         DeepSpeedConfigError: the document does not hold, or asks for kernels of GPUs that are not there.
-        MachineError: it asks for a compiler that is not there.
+        MachineError: it asks for a compiler, or the recipe for a GPU, that is not there.
     """
     checked = check(document)
     check_device(checked.value, "cuda" if hardware.gpus else "cpu", document.where)
@@ -106,7 +111,7 @@ def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision
     merger.batch(batch)
     merger.clipping()
     merger.precision(precision)
-    merger.optimizer()
+    merger.optimizer(hardware)
     merger.scheduler()
     merger.buckets()
     merger.offload(hardware)
@@ -159,51 +164,38 @@ class _Merger:
         source = f"detected: {precision.reason}"
         if precision.reason.startswith("optim_wrapper"):
             source = self.recipe_source("optim_wrapper.dtype")
+        note = " The compute type is the machine's and the recipe's to choose (--set dtype=...)."
         for block in ("bf16", "fp16"):
-            existing = self.config.get(block, {})
-            note = " The compute type is the machine's and the recipe's to choose (--set dtype=...)."
             self.own((block, "enabled"), precision.dtype == block, source, note=note)
-            self.config[block] = {**existing, "enabled": precision.dtype == block}
 
-    def optimizer(self) -> None:
+    def optimizer(self, hardware: Hardware) -> None:
         optimizer = self.recipe.config.optim_wrapper.optimizer
         theirs = self.config.pop("optimizer", None)
         if theirs:
-            self._warn_of_optimizer(theirs, optimizer.model_dump())
+            self._say_who_wins("optimizer", blocks.optimizer(theirs))
         if optimizer.type in _DEEPSPEED_OPTIMIZERS:
-            params = {"lr": optimizer.lr, "betas": list(optimizer.betas), "weight_decay": optimizer.weight_decay}
+            if not hardware.gpus:
+                where = self.recipe_source("optim_wrapper.optimizer.type")
+                fix = "Take AdamW, or a machine with a GPU."
+                raise MachineError(f"DeepSpeed's {optimizer.type} has GPU kernels alone", where=where, fix=fix)
+            known = schema()["optimizers"][optimizer.type.lower()]
+            values = optimizer.model_dump(mode="json")
+            params = {key: value for key, value in values.items() if key in known}
             self.config["optimizer"] = {"type": optimizer.type, "params": params}
             self._stamp("optimizer", self.recipe_source("optim_wrapper.optimizer.type"))
 
-    def _warn_of_optimizer(self, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-        params = {key: value for key, value in theirs.get("params", {}).items() if value != AUTO}
-        wanted = {"type": theirs.get("type", ours["type"]), **params}
-        differs = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in wanted.items()
-            if key in ours and _plain(value) != _plain(ours[key])
-        }
-        if differs:
-            flags = " ".join(f"--set optim_wrapper.optimizer.{key}={_shell(value)}" for key, value in differs.items())
-            where = self.document.where(("optimizer",))
-            self.warnings.append(f"optimizer: the recipe wins over {where}. To take the JSON's values: {flags}")
-
     def scheduler(self) -> None:
         theirs = self.config.pop("scheduler", None)
-        if not theirs:
+        if theirs:
+            self._say_who_wins("scheduler", blocks.scheduler(theirs))
+
+    def _say_who_wins(self, block: str, wish: Wish) -> None:
+        flags = wish.flags(self.recipe.values)
+        if not flags and not wish.notes:
             return
-        kinds = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-        ours, wanted = self.recipe.config.param_scheduler, kinds.get(theirs.get("type"))
-        flags = (
-            f"--set param_scheduler.type={wanted} --set param_scheduler.warmup_ratio=..."
-            if wanted
-            else "none has its shape"
-        )
-        where = self.document.where(("scheduler",))
-        self.warnings.append(
-            f"scheduler: the recipe's {ours.type!r} wins over {theirs.get('type')!r} in {where}. "
-            f"To take the JSON's: {flags} (warm-up is a part of all steps here)"
-        )
+        notes = "".join(f" Note: {note}" for note in wish.notes)
+        take = f" To take the JSON's values: {flags}" if flags else ""
+        self.warnings.append(f"{block}: the recipe wins over {self.document.where((block,))}.{notes}{take}")
 
     def buckets(self) -> None:
         zero = self.config.setdefault("zero_optimization", {"stage": 0})
@@ -223,10 +215,11 @@ class _Merger:
         zero = self.config["zero_optimization"]
         device = (zero.get("offload_optimizer") or {}).get("device", NONE)
         if not hardware.gpus and _is_catalog(self.document.name):
-            for block in {"offload_optimizer", "offload_param"} & zero.keys():
+            for block in [name for name in ("offload_optimizer", "offload_param") if name in zero]:
                 # Nothing is copied to a GPU, and pinning makes DeepSpeed build an op.
+                beat = ((zero[block]["pin_memory"], self.document.name),)
                 zero[block]["pin_memory"] = False
-                self.origins[f"zero_optimization.{block}.pin_memory"] = Origin("detected: no GPU")
+                self.origins[f"zero_optimization.{block}.pin_memory"] = Origin("detected: no GPU", beat)
         if device in (None, NONE):
             return
         key = "zero_force_ds_cpu_optimizer"
@@ -247,10 +240,13 @@ class _Merger:
             raise MachineError(f"{key} is true, but there is no C++ compiler and ninja", where=where, fix=fix)
 
     def rest(self) -> None:
-        gather = "stage3_gather_16bit_weights_on_model_save"
         zero = self.config["zero_optimization"]
-        if zero.get(gather) == AUTO:
-            self.own(("zero_optimization", gather), zero.get("stage") == 3, "derived: the result is saved whole")
+        if zero.get("stage") == 3:
+            self.own(("zero_optimization", _GATHER), True, "derived: the result is saved whole")
+        elif zero.get(_GATHER) == AUTO:
+            del zero[_GATHER]
+        if "optimizer" not in self.config:
+            self.own(("zero_allow_untested_optimizer",), True, "derived: the recipe's optimizer is torch's own")
         for keys in list(_autos(self.config)):
             _delete(self.config, keys)
             where = self.document.where(keys)
@@ -276,14 +272,6 @@ def _bucket(key: str, hidden: int) -> tuple[int, str]:
         "stage3_prefetch_bucket_size": (int(0.9 * hidden * hidden), "0.9 h^2"),
         "stage3_param_persistence_threshold": (10 * hidden, "10 h"),
     }[key]
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _shell(value: Any) -> str:
-    return f"'{value}'" if isinstance(value, tuple) else str(value)
 
 
 def _autos(value: Any, prefix: Keys = ()) -> Iterator[Keys]:

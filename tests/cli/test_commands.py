@@ -1,0 +1,189 @@
+"""`tuner list`, `show`, `copy`, `--help`, and the process around them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Tuner
+from tuner import __version__
+from tuner.cli import COMMANDS
+from tuner.recipes import catalog, recipe
+
+TINY = "tiny_full_sample_e1"
+HEAVY = "torch transformers trl peft bitsandbytes datasets deepspeed accelerate mmengine"
+LIGHT = f"""
+import sys
+from tuner.cli import main
+sys.argv = ["tuner", *sys.argv[1:]]
+try:
+    main()
+finally:
+    loaded = {{*{HEAVY!r}.split()}} & sys.modules.keys()
+    if loaded:
+        sys.stderr.write(f"LOADED {{loaded}}")
+"""
+
+pytestmark = pytest.mark.usefixtures("nothing_starts")
+
+
+def test_list_names_every_part_and_preset(tuner: Tuner) -> None:
+    result = tuner("list")
+
+    assert result.code == 0
+    for kind in catalog.KINDS:
+        for name in catalog.names(kind):
+            assert f"  {name} " in result.out
+    assert all(preset in result.out for preset in catalog.presets())
+
+
+def test_list_as_json_is_json(tuner: Tuner) -> None:
+    found = json.loads(tuner("list", "--json").out)
+
+    assert set(found) == {*catalog.KINDS, "presets"}
+    assert found["models"]["tiny"] == catalog.summary("models", "tiny")
+
+
+def test_show_tells_each_value_with_its_origin_and_what_it_beat(tuner: Tuner) -> None:
+    result = tuner("show", TINY, "--set", "lr=1e-5")
+
+    (line,) = [line for line in result.out.splitlines() if line.startswith("optim_wrapper.optimizer.lr ")]
+    assert line.startswith("optim_wrapper.optimizer.lr = 1e-05 ")
+    assert "# --set lr=1e-5, over " in line
+
+
+def test_show_as_json_is_the_recipe(tuner: Tuner) -> None:
+    result = tuner("show", TINY, "--json")
+
+    found = json.loads(result.out)
+    assert result.err == ""
+    assert found["recipe"] == json.loads(json.dumps(recipe.load(TINY).values))
+    assert found["origins"]["train_cfg.max_epochs"]["from"]
+
+
+@pytest.mark.parametrize("command", ["show", "copy"])
+def test_an_unknown_recipe_is_told_by_every_command(tuner: Tuner, tmp_path: Path, command: str) -> None:
+    result = tuner(command, "tiny_ful_sample_e1")
+
+    assert result.code == 2
+    assert "Did you mean 'tiny_full_sample_e1'?" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+# copy
+
+
+def test_a_copy_trains_to_the_same_values(tuner: Tuner, tmp_path: Path) -> None:
+    result = tuner("copy", TINY)
+
+    assert result.out == f"Wrote {TINY}.py. Next: tuner train ./{TINY}.py\n"
+    assert recipe.load(str(tmp_path / f"{TINY}.py")).values == recipe.load(TINY).values
+    assert "# The gradient's 2-norm" in (tmp_path / f"{TINY}.py").read_text()
+
+
+@pytest.mark.parametrize("dest", ["mine.py", "a folder", "größe/mine.py"])
+def test_a_copy_goes_where_it_is_told_with_the_overrides(tuner: Tuner, tmp_path: Path, dest: str) -> None:
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "größe").mkdir()
+
+    result = tuner("copy", TINY, dest, "--set", "lr=0.5")
+
+    assert result.code == 0, result.err
+    (written,) = tmp_path.rglob("*.py")
+    assert written == tmp_path / (dest if dest.endswith(".py") else f"{dest}/{TINY}.py")
+    assert recipe.load(str(written)).config.optim_wrapper.optimizer.lr == 0.5
+
+
+def test_a_copy_takes_several_cfg_options_without_a_dest(tuner: Tuner, tmp_path: Path) -> None:
+    result = tuner("copy", TINY, "--cfg-options", "lr=0.5", "seed=7")
+
+    assert result.code == 0, result.err
+    config = recipe.load(str(tmp_path / f"{TINY}.py")).config
+    assert (config.optim_wrapper.optimizer.lr, config.randomness.seed) == (0.5, 7)
+
+
+def test_a_copy_never_overwrites(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("mine")
+
+    result = tuner("copy", TINY, "mine.py")
+
+    assert result.code == 2
+    assert "nothing was overwritten" in result.err
+    assert (tmp_path / "mine.py").read_text() == "mine"
+
+
+def test_a_copy_does_not_write_through_a_dangling_link(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").symlink_to(tmp_path / "elsewhere.py")
+
+    assert tuner("copy", TINY, "mine.py").code == 2
+    assert not (tmp_path / "elsewhere.py").exists()
+
+
+@pytest.mark.parametrize(("dest", "told"), [("mine.txt", "does not end in .py"), ("no/folder/x.py", "no folder")])
+def test_a_dest_that_is_no_recipe_is_refused(tuner: Tuner, tmp_path: Path, dest: str, told: str) -> None:
+    result = tuner("copy", TINY, dest)
+
+    assert result.code == 2
+    assert told in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+# The process
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], *([name, "--help"] for name in COMMANDS)])
+def test_help_is_there_for_every_command(tuner: Tuner, arguments: list[str]) -> None:
+    result = tuner(*arguments)
+
+    assert result.code == 0
+    assert result.out.startswith("Usage: tuner")
+
+
+def test_the_groups_help_has_the_first_lines_of_the_commands(tuner: Tuner) -> None:
+    text = tuner("--help").out
+
+    for name, line in COMMANDS.items():
+        assert name in text
+        assert line in text
+
+
+def test_the_version_is_the_packages(tuner: Tuner) -> None:
+    assert __version__ in tuner("--version").out
+
+
+def _run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_the_module_is_the_command(tmp_path: Path) -> None:
+    done = _run("-m", "tuner", "train", "tiny_ful_sample_e1", folder=tmp_path)
+
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["list"], ["show", TINY], ["copy", TINY], ["train", "--help"], ["train", TINY, "--dry-run", "--json"]],
+)
+def test_no_command_loads_heavy_libraries_before_it_needs_them(tmp_path: Path, arguments: list[str]) -> None:
+    done = _run("-c", LIGHT, *arguments, folder=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "LOADED" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["list", "list --json", f"show {TINY}", f"train {TINY} --dry-run"])
+def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path, arguments: str) -> None:
+    command = f"set -o pipefail; '{sys.executable}' -m tuner {arguments} | head -c 1"
+
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    assert len(done.stdout) == 1
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr

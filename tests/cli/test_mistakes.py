@@ -1,0 +1,243 @@
+"""Each mistake ends in one message with the value, the place and what to do; nothing starts, nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Tuner
+from tuner.errors import RecipeError
+from tuner.machine import libraries
+
+TINY = "tiny_full_sample_e1"
+
+pytestmark = pytest.mark.usefixtures("nothing_starts")
+
+
+def _file(name: str, text: str | bytes) -> Callable[[], None]:
+    def write() -> None:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    return write
+
+
+# What is typed; the exit code; what the message must hold.
+USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "unknown recipe": (
+        ["tiny_ful_sample_e1"],
+        ("'tiny_ful_sample_e1'", "Did you mean 'tiny_full_sample_e1'?", "tuner list"),
+    ),
+    "unknown part": (["tiny_full_smaple_e1"], ("'tiny_full_smaple_e1'", "tiny_full_sample_e1", "tuner list")),
+    "only a part": (["tiny"], ("'tiny'", "models", "tuner list")),
+    "no epochs": (["qwen3_8b_lora_alpaca"], ("'qwen3_8b_lora_alpaca'", "qwen3_8b_lora_alpaca_e3")),
+    "no such file": (["./mine.py"], ("./mine.py", "No such file")),
+    "unknown preset": ([TINY, "--deepspeed", "zero22"], ("'zero22'", "--deepspeed", "Did you mean 'zero2'?")),
+    "empty preset": ([TINY, "--deepspeed", ""], ("no preset ''", "--deepspeed", "Known: ")),
+    "preset in place of a recipe": (["deepspeed_zero2"], ("'deepspeed_zero2'", "--deepspeed deepspeed_zero2")),
+    "recipe in place of a preset": ([TINY, "--deepspeed", TINY], (f"'{TINY}'", "--deepspeed PRESET")),
+    "unknown key": (
+        [TINY, "--set", "modle.path=x"],
+        ("'modle.path'", "--set modle.path=x", "Did you mean 'model.path'?"),
+    ),
+    "ambiguous key": ([TINY, "--set", "path=x"], ("'path'", "model.path", "dataset.path", "more of the key")),
+    "no equals sign": ([TINY, "--set", "lr"], ("'lr'", "--set", "KEY=VALUE")),
+    "wrong type": ([TINY, "--set", "max_epochs=many"], ("max_epochs", "'many'", "--set max_epochs=many", "integer")),
+    "not a number": ([TINY, "--set", "lr=nan"], ("nan", "--set lr=nan", "such as")),
+    "infinite": ([TINY, "--set", "lr=1e999"], ("--set lr=1e999",)),
+    "negative": ([TINY, "--set", "lr=-1"], ("lr = -1", "--set lr=-1", "greater than 0")),
+    "seed too large": ([TINY, "--seed", "4294967296"], ("4294967296", "--seed")),
+    "no address": ([TINY, "--nnodes", "2", "--node-rank", "0"], ("2 nodes", "--master-addr / ADDR", "Give every node")),
+    "no node rank": ([TINY, "--nnodes", "2", "--master-addr", "h"], ("--node-rank / NODE_RANK", "0 to 1")),
+    "no process": ([TINY, "--nproc-per-node", "0"], ("'0'", "--nproc-per-node", "from 1")),
+    "processes in words": ([TINY, "--nproc-per-node", "two"], ("'two'", "--nproc-per-node")),
+    "no port": ([TINY, "--master-port", "70000"], ("'70000'", "--master-port", "65535")),
+    "several without a launcher": (
+        [TINY, "--launcher", "none", "--nnodes", "2"],
+        ("2 with --launcher none", "--nnodes"),
+    ),
+    "no Slurm": ([TINY, "--launcher", "slurm"], ("not inside srun", "--launcher slurm", "srun ...")),
+    "unknown launcher": ([TINY, "--launcher", "mpi"], ("'mpi'", "--launcher")),
+    "no model": ([TINY, "--model", "./no model"], ("'./no model'", "model.path", "Check the path")),
+    "no data": (
+        [TINY, "--data", "./no data.jsonl"],
+        ("'./no data.jsonl'", "train_dataloader.dataset.path", "Check the path"),
+    ),
+    "no path at all": (["tiny_full_custom_e1"], ("no data set is named", "--data FILE")),
+    "no checkpoint": ([TINY, "--resume", "checkpoint-5"], ("checkpoint-5", "--resume", "checkpoint-STEP")),
+    "checkpoint too long": ([TINY, "--resume", "x" * 300], ("--resume", "checkpoint-STEP")),
+    "json alone": ([TINY, "--json"], ("--json", "Add --dry-run")),
+    "stray argument": ([TINY, "extra"], ("'extra'", "--set KEY=VALUE")),
+    "stray pair": ([TINY, "lr=1"], ("'lr=1'", "--set KEY=VALUE")),
+    "unknown flag": ([TINY, "--deepsped", "zero2"], ("--deepsped", "--deepspeed")),
+    "flag without a value": ([TINY, "--deepspeed"], ("--deepspeed",)),
+    "no recipe": ([], ("RECIPE",)),
+}
+
+
+def _assert_told(tuner: Tuner, arguments: list[str], told: tuple[str, ...], code: int = 2) -> None:
+    before = sorted(Path().rglob("*"))
+
+    result = tuner("train", *arguments)
+
+    assert result.code == code, result.err
+    assert len(result.messages) == 1, result.err
+    assert "Traceback" not in result.out + result.err
+    for part in told:
+        assert part in result.err
+    assert result.out == ""
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["train", "dry-run"])
+@pytest.mark.parametrize("name", USAGE)
+def test_a_wrong_command_line_is_told_once(tuner: Tuner, name: str, dry_run: list[str]) -> None:
+    arguments, told = USAGE[name]
+    if name == "flag without a value" or (name == "json alone" and dry_run):
+        dry_run = []
+
+    _assert_told(tuner, [*dry_run, *arguments], told)
+
+
+VARIABLES: dict[str, tuple[dict[str, str], list[str], tuple[str, ...]]] = {
+    "flag and variable": (
+        {"NPROC_PER_NODE": "4"},
+        ["--nproc-per-node", "2"],
+        ("--nproc-per-node=2", "NPROC_PER_NODE=4", "Keep one"),
+    ),
+    "two variables": ({"ADDR": "a", "MASTER_ADDR": "b"}, [], ("ADDR=a", "MASTER_ADDR=b", "Keep one")),
+    "a word": ({"NPROC_PER_NODE": "gpu"}, [], ("'gpu'", "NPROC_PER_NODE", "whole number")),
+    "several nodes": ({"NNODES": "2", "NODE_RANK": "0"}, [], ("2 nodes", "ADDR", "Give every node")),
+    "inside torchrun": ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, [], ("RANK", "unset")),
+    "inside srun": ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, [], ("2 tasks", "--launcher slurm")),
+    "variables without a launcher": ({"NPROC_PER_NODE": "2"}, ["--launcher", "none"], ("2 with --launcher none",)),
+}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_wrong_environment_is_told_once(tuner: Tuner, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    variables, arguments, told = VARIABLES[name]
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+
+    _assert_told(tuner, [TINY, *arguments], told)
+
+
+RECIPES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
+    "code": ("import os\nos.system('touch canary')\n", ("mine.py:1", "--allow-code")),
+    "a call": (f"_base_ = '{TINY}'\nmodel = dict(path=open('x').read())\n", ("mine.py:2", "--allow-code")),
+    "not Python": ("model = dict(\n", ("mine.py:", "not valid Python")),
+    "not UTF-8": (b"\xff\xfe", ("mine.py", "UTF-8")),
+    "unknown key": (
+        f"_base_ = '{TINY}'\noptim_wraper = dict(lr=1)\n",
+        ("'optim_wraper'", "mine.py:2", "'optim_wrapper'"),
+    ),
+    "unknown key inside": (f"_base_ = '{TINY}'\ntrain_cfg = dict(epochs=1)\n", ("epochs", "mine.py:2", "max_epochs")),
+    "wrong type": (f"_base_ = '{TINY}'\ntrain_cfg = dict(max_epochs='3')\n", ("'3'", "mine.py:2", "integer")),
+    "unknown base": ("_base_ = 'tiny_ful_sample_e1'\n", ("'tiny_ful_sample_e1'", "tiny_full_sample_e1")),
+    "preset as base": ("_base_ = 'deepspeed_zero2'\n", ("'deepspeed_zero2'", "--deepspeed")),
+    "no such preset": (f"_base_ = '{TINY}'\ndeepspeed = 'zero22'\n", ("'zero22'", "mine.py:2", "'zero2'")),
+    "wrong config": (
+        f"_base_ = '{TINY}'\ndeepspeed = dict(zero_optimization=dict(stage=4))\n",
+        ("4", "mine.py:2", "zero_optimization.stage"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_wrong_recipe_is_told_with_its_line(tuner: Tuner, name: str) -> None:
+    text, told = RECIPES[name]
+    _file("mine.py", text)()
+
+    _assert_told(tuner, ["./mine.py"], told)
+
+
+JSONS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
+    "empty": ("", ("my.json:1:1", "empty")),
+    "cut off": ('{\n  "zero_optimization": {"stage": 2\n', ("my.json:3:1", "Close it")),
+    "a list": ("[]", ("my.json:1:1", "not an object")),
+    "not a number": ('{"gradient_clipping": NaN}', ("my.json:1:23", "NaN", "finite number")),
+    "infinite": ('{"steps_per_print": Infinity}', ("my.json:1:21", "Infinity")),
+    "a key twice": ('{"a": 1,\n "a": 2}', ("'a'", "my.json:2:2", "Keep one")),
+    "not UTF-8": (b'{"a": "\xff"}', ("my.json:1:8", "UTF-8")),
+    "a typo": ('{"zero_optimzation": {}}', ("'zero_optimzation'", "my.json:1:2", "'zero_optimization'")),
+    "a wrong value": ('{"zero_optimization": {"stage": 4}}', ("stage = 4", "my.json:1:24")),
+    "a wrong type": ('{"gradient_clipping": "1.0"}', ("gradient_clipping", '"1.0"', "my.json:1:2")),
+    "a removed feature": ('{"elasticity": {"enabled": true}}', ("elasticity", "my.json:1:2", "--resume")),
+    "both types": ('{"fp16": {"enabled": true}, "bf16": {"enabled": true}}', ("my.json:1:",)),
+    "no GPU": ('{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}', ("NVIDIA GPU", "my.json:1:36")),
+}
+
+
+@pytest.mark.parametrize("name", JSONS)
+def test_a_wrong_json_is_told_with_its_line_and_column(tuner: Tuner, name: str) -> None:
+    text, told = JSONS[name]
+    _file("my.json", text)()
+
+    _assert_told(tuner, [TINY, "--deepspeed", "my.json"], told)
+
+
+FILES: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
+    "empty data file": (
+        _file("data.jsonl", ""),
+        ["--data", "data.jsonl"],
+        ("'data.jsonl'", "empty", "at least one row"),
+    ),
+    "nearly that file": (_file("data.jsonl", "{}"), ["--data", "./dta.jsonl"], ("'./dta.jsonl'", "data.jsonl")),
+    "no model in it": (_file("folder/x", ""), ["--model", "./folder"], ("'./folder'", "config.json")),
+    "model is a file": (_file("model.bin", ""), ["--model", "./model.bin"], ("'./model.bin'", "no folder")),
+    "JSON is a folder": (_file("my.json/x", ""), ["--deepspeed", "my.json"], ("'my.json'", "directory")),
+    "something in the run directory": (
+        _file("run/x", ""),
+        ["--work-dir", "run"],
+        ("run", "--work-dir", "Choose another"),
+    ),
+    "a file as run directory": (
+        _file("run", ""),
+        ["--work-dir", "run"],
+        ("is a file", "--work-dir", "Choose a folder"),
+    ),
+    "below a file": (_file("run", ""), ["--work-dir", "run/1"], ("is a file", "--work-dir", "Choose a folder")),
+    "no checkpoint": (_file("run/x", ""), ["--resume", "run"], ("no manifest", "--resume")),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_wrong_file_is_told_once(tuner: Tuner, name: str) -> None:
+    prepare, arguments, told = FILES[name]
+    prepare()
+
+    _assert_told(tuner, [TINY, *arguments], told)
+
+
+def test_what_this_machine_cannot_do_is_3(tuner: Tuner) -> None:
+    _assert_told(tuner, [TINY, "--set", "dtype=fp16"], ("fp16", "optim_wrapper.dtype", "--set dtype=fp32"), code=3)
+
+
+def test_an_old_library_is_3_before_anything_starts(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(libraries.MINIMUM, "torch", "999")
+
+    _assert_told(tuner, [TINY], ("older than 999", "pip install 'torch>=999'"), code=3)
+
+
+def test_an_unknown_command_names_the_nearest(tuner: Tuner) -> None:
+    result = tuner("trian", TINY)
+
+    assert result.code == 2
+    assert "Did you mean 'train'?" in result.err
+    assert len(result.messages) == 1
+
+
+def test_debug_shows_where_a_mistake_was_found(tuner: Tuner) -> None:
+    with pytest.raises(RecipeError):
+        tuner("train", "tiny_ful_sample_e1", "--debug")
+
+
+def test_a_bug_of_ours_keeps_its_traceback(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.launch.plan.make", lambda *_: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        tuner("train", TINY)

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import Tuner
+from tests.launch.plans import checkpoint, written_run
+from tests.launch.rank import process
+from tests.machine.gpus import A100, H200, machine
+from tuner.launch import local
+from tuner.machine import hardware
+
+TINY = "tiny_full_sample_e1"
+GUIDE = Path(__file__).parents[1] / "zero" / "data" / "guide_ds_config.json"
+
+
+def _json(tuner: Tuner, *arguments: object) -> dict[str, Any]:
+    result = tuner("train", TINY, "--dry-run", "--json", *arguments)
+    assert result.code == 0, result.err
+    assert result.err == ""
+    found: dict[str, Any] = json.loads(result.out)
+    return found
+
+
+# --dry-run
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_dry_run_as_json_is_json_and_nothing_else(tuner: Tuner, tmp_path: Path) -> None:
+    found = _json(tuner, "--deepspeed", GUIDE)
+
+    assert set(found) == {
+        "argv",
+        "env",
+        "deepspeed",
+        "batch",
+        "origins",
+        "warnings",
+        "level",
+        "precision",
+        "run_directory",
+        "resume",
+    }
+    assert found["argv"][0] == sys.executable
+    assert found["argv"][found["argv"].index("--") + 1] == "tuner.worker"
+    assert "--standalone" in found["argv"]
+    assert found["deepspeed"]["zero_optimization"]["stage"] == 2
+    assert found["origins"]["gradient_clipping"]["from"].startswith("recipe optim_wrapper.clip_grad.max_norm")
+    assert found["origins"]["train_batch_size"]["beat"] == [{"value": 16, "from": f"{GUIDE}:2:3"}]
+    assert any("sparse_attention" in warning for warning in found["warnings"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_dry_run_for_people_holds_all_of_it_and_writes_nothing(tuner: Tuner, tmp_path: Path) -> None:
+    result = tuner("train", TINY, "--dry-run", "--deepspeed", GUIDE)
+
+    assert result.code == 0
+    for part in ("torch.distributed.run", "PYTHONSAFEPATH=1", "global_batch = ", "zero_optimization.stage = 2"):
+        assert part in result.out
+    assert f"over 16 ({GUIDE}:2:3)" in result.out
+    assert "Nothing was started" in result.out
+    assert "WARNING: sparse_attention" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_overrides_reach_the_config(tuner: Tuner) -> None:
+    xtuner = ("--cfg-options", "train_dataloader.batch_size=3", "accumulative_counts=5", "max_norm=0.25")
+
+    found = _json(tuner, "--deepspeed", "deepspeed_zero3", *xtuner)
+
+    assert found["deepspeed"]["train_batch_size"] == 15
+    assert found["deepspeed"]["gradient_clipping"] == 0.25
+    assert found["level"] == {"name": "deepspeed_zero3", "reason": None}
+    assert found["batch"]["micro_batch"] == 3
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_gpus_of_this_machine_decide_processes_precision_and_level(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "detect", lambda environ: machine(H200, A100))
+
+    found = _json(tuner)
+
+    assert "--nproc-per-node=2" in found["argv"]
+    assert found["precision"]["dtype"] == "bf16"
+    assert found["level"]["name"] == "deepspeed_zero1"
+    assert found["env"]["DS_ACCELERATOR"] == "cuda"
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_variables_of_a_launcher_are_read(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NPROC_PER_NODE": "2", "NNODES": "2", "NODE_RANK": "1", "ADDR": "h", "PORT": "9"}.items():
+        monkeypatch.setenv(name, value)
+
+    found = _json(tuner)
+
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=h", "--master-port=9"} <= set(found["argv"])
+    assert found["batch"]["ranks"] == 4
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize("name", ["a b", "größe", "it's $HOME"])
+def test_odd_names_survive(tuner: Tuner, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "my data.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / name / "my ds.json").write_text('{"steps_per_print": 3}')
+    recipe = tmp_path / name / "mine.py"
+    recipe.write_text(f'_base_ = "{TINY}"\n')
+    arguments = ("--data", f"{name}/my data.jsonl", "--deepspeed", f"{name}/my ds.json", "--work-dir", f"{name}/run")
+
+    result = tuner("train", recipe, "--dry-run", "--json", *arguments)
+
+    found = json.loads(result.out)
+    assert found["run_directory"] == str(tmp_path / name / "run")
+    assert found["argv"][-1].replace("$$", "$") == found["run_directory"]
+    assert found["deepspeed"]["steps_per_print"] == 3
+    assert found["batch"]["rows"] == 1
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_dry_run_tells_where_a_resumed_run_goes_on(tuner: Tuner, tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run").path
+    saved = checkpoint(run, 4)
+    checkpoint(run, 6, valid=False)
+    before = sorted(tmp_path.rglob("*"))
+
+    found = _json(tuner, "--resume", "run")
+
+    assert (found["run_directory"], found["resume"]) == (str(run), str(saved))
+    told = tuner("train", TINY, "--dry-run", "--resume", "run").err
+    assert f"Resuming from {saved}" in told
+    assert "checkpoint-6 is passed over" in told
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# Without --dry-run, with a small process in place of torchrun
+
+
+@pytest.mark.parametrize(
+    ("rank", "code"),
+    [("write('done')", 0), ("report(0, 1, 'the loss is nan'); sys.exit(1)", 1), ("report(0, 75, 'saved')", 75)],
+)
+def test_the_exit_code_is_the_runs(
+    tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, code: int
+) -> None:
+    code_of_rank = rank.replace("write('done')", "said('done')")
+    monkeypatch.setattr(local, "torchrun", lambda topology, path: process(path, code_of_rank))
+
+    result = tuner("train", TINY, "--work-dir", "run", "--deepspeed", "zero2")
+
+    assert result.code == code
+    assert f"run directory: {tmp_path / 'run'}" in result.err
+    assert "DeepSpeed: deepspeed_zero2; fp32: no GPU" in result.err
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["state"] == {0: "running", 1: "failed", 75: "stopped"}[code]
+
+
+def test_the_command_is_kept_in_the_run(tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "torchrun", lambda topology, path: process(path, ""))
+
+    tuner("train", TINY, "--work-dir", "my run", "--set", "lr=1e-5")
+
+    facts = json.loads((tmp_path / "my run" / "run.json").read_text())
+    assert facts["command"] == ["tuner", "train", TINY, "--work-dir", "my run", "--set", "lr=1e-5"]
+
+
+def test_a_run_is_run_again_from_its_own_recipe(tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "torchrun", lambda topology, path: process(path, ""))
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    (tmp_path / "my.json").write_text('{"zero_optimization": {"stage": 1}, "steps_per_print": 3}')
+
+    tuner("train", TINY, "--work-dir", first, "--deepspeed", "my.json", "--set", "lr=1e-5")
+    result = tuner("train", first / "recipe.py", "--work-dir", second)
+
+    assert result.code == 0, result.err
+    assert (first / "deepspeed.json").read_text() == (second / "deepspeed.json").read_text()
+
+
+def test_only_rank_0_of_slurm_announces_the_run(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch, nothing_starts: None
+) -> None:
+    from tests.launch.plans import task
+    from tuner.launch import start
+
+    monkeypatch.setattr(start, "start", lambda plan, environ: 0)
+    told = []
+    for rank in (0, 1):
+        for name, value in task(rank).items():
+            monkeypatch.setenv(name, value)
+        told.append(tuner("train", TINY, "--launcher", "slurm", "--work-dir", "run").err)
+
+    assert "1 node, 2 processes (slurm)" in told[0]
+    assert told[1] == ""

@@ -1,0 +1,125 @@
+"""Start the real command line in a session of its own, and look at what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+COMMAND = [sys.executable, "-m", "tuner"]
+# A learning rate above 0 from the first step on, and every loss in metrics.jsonl.
+QUICK = """
+_base_ = "tiny_{method}_sample_e1"
+train_dataloader = dict(batch_size=2, dataset=dict(max_length=128))
+val_dataloader = None
+optim_wrapper = dict(optimizer=dict(lr=3e-3), accumulative_counts=2, dtype="fp32")
+param_scheduler = dict(type="constant", warmup_ratio=0.0)
+train_cfg = dict(max_steps=4)
+checkpoint = dict(interval=2)
+log = dict(interval=1, num_samples=0)
+"""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended."""
+
+    code: int
+    text: str
+    path: Path
+
+    @property
+    def losses(self) -> list[float]:
+        return [line["loss"] for line in self.metrics if "loss" in line]
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+
+    def json(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.path / name).read_text())
+        return found
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return this process's environment without what a launcher or a test runner put there."""
+    ours = ("NPROC_PER_NODE", "NNODES", "NODE_RANK", "ADDR", "PORT", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+    return {key: value for key, value in os.environ.items() if key not in ours} | {"OMP_NUM_THREADS": "1"} | more
+
+
+def quick(folder: Path, method: str) -> Path:
+    """Write a recipe of four steps on the tiny model."""
+    path = folder / f"quick_{method}.py"
+    path.write_text(QUICK.format(method=method))
+    return path
+
+
+def start(*arguments: object, ranks: int = 2, **env: str) -> subprocess.Popen[str]:
+    """Start `tuner train` in a new session."""
+    command = [*COMMAND, "train", *map(str, arguments)]
+    variables = environment(NPROC_PER_NODE=str(ranks), **env) if ranks else environment(**env)
+    return subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str], work_dir: Path, timeout_s: float = 400) -> Finished:
+    """Wait for a run; whatever happens, no process of it survives the test."""
+    try:
+        text, _ = process.communicate(timeout=timeout_s)
+        return Finished(process.returncode, text, work_dir)
+    finally:
+        for left in processes_of(work_dir):
+            left.kill()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def train(recipe: object, work_dir: Path, *arguments: object, ranks: int = 2, **env: str) -> Finished:
+    """Run `tuner train` to its end."""
+    return finish(start(recipe, "--work-dir", work_dir, *arguments, ranks=ranks, **env), work_dir)
+
+
+def processes_of(work_dir: Path) -> list[psutil.Process]:
+    """Return the living processes that name a run directory on their command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and str(work_dir) in (process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 120) -> None:
+    """Poll a condition with a deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.1)
+
+
+def written_lines(path: Path) -> int:
+    """Return the number of lines in a file that may not be there yet."""
+    return len(path.read_text().splitlines()) if path.is_file() else 0
+
+
+def ok(run: Finished) -> Finished:
+    """Return the run if it succeeded; show what it printed otherwise."""
+    assert run.code == 0, run.text
+    return run
+
+
+def distance(left: Mapping[str, Any], right: Mapping[str, Any]) -> float:
+    """Return the relative 2-norm of the difference of two sets of tensors with the same names."""
+    assert left.keys() == right.keys()
+    squares = sum(float(((left[name] - right[name]).double() ** 2).sum()) for name in left)
+    return float((squares / sum(float((weight.double() ** 2).sum()) for weight in right.values())) ** 0.5)

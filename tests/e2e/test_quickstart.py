@@ -1,0 +1,21 @@
+"""What `make quickstart` runs: a small model learns the sample from nothing, in minutes, on a CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import ok, train
+
+pytestmark = pytest.mark.e2e
+
+
+def test_the_quickstart_answers_most_validation_prompts_right(tmp_path: Path) -> None:
+    run = ok(train("tiny_full_sample_e3", tmp_path / "run", "--set", "num_samples=40", ranks=0))
+
+    samples = [json.loads(line) for line in (run.path / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 40
+    assert sum(sample["is_right"] for sample in samples) >= 34, [one for one in samples if not one["is_right"]]
+    assert "Next: " in run.text and str(run.path / "final") in run.text

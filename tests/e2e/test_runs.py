@@ -1,0 +1,215 @@
+"""One recipe from start to end: directory, copy, resume, user's JSON, launchers, signals and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import (
+    COMMAND,
+    environment,
+    finish,
+    ok,
+    processes_of,
+    quick,
+    start,
+    train,
+    wait_until,
+    written_lines,
+)
+from tuner.runs import checkpoints
+
+pytestmark = pytest.mark.e2e
+
+GUIDE = Path(__file__).parents[1] / "zero" / "data" / "guide_ds_config.json"
+LONG = ("--set", "max_steps=2000", "--set", "checkpoint.interval=1000")
+
+
+def test_a_run_resumed_from_its_checkpoint_has_the_losses_of_one_that_never_stopped(tmp_path: Path) -> None:
+    recipe = quick(tmp_path, "full")
+    whole = ok(train(recipe, tmp_path / "whole", "--deepspeed", "zero2"))
+    halves = tmp_path / "halves"
+    shutil.copytree(whole.path, halves)
+    shutil.rmtree(halves / "checkpoints" / "checkpoint-4")
+    (halves / "metrics.jsonl").unlink()
+
+    resumed = ok(train(recipe, halves, "--deepspeed", "zero2", "--resume", "auto"))
+
+    assert [line["step"] for line in resumed.metrics] == [3, 4]
+    assert [loss.hex() for loss in resumed.losses] == [loss.hex() for loss in whole.losses[2:]]
+    assert resumed.json("run.json")["resume"].endswith("checkpoint-2")
+    assert (halves / "attempts" / "1" / "recipe.py").read_text() == (whole.path / "recipe.py").read_text()
+
+
+def test_resume_refuses_another_number_of_ranks_and_a_damaged_checkpoint(tmp_path: Path) -> None:
+    recipe = quick(tmp_path, "full")
+    done = ok(train(recipe, tmp_path / "run", "--deepspeed", "zero2"))
+
+    fewer = train(recipe, done.path, "--deepspeed", "zero2", "--resume", "auto", ranks=1)
+    assert (fewer.code, "saved by 2 ranks, this run has 1" in fewer.text) == (2, True), fewer.text
+
+    weights = done.path / "checkpoints" / "checkpoint-4" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    damaged = train(recipe, done.path, "--resume", weights.parent)
+    assert (damaged.code, "model.safetensors has changed" in damaged.text) == (2, True), damaged.text
+
+
+def test_the_recipe_in_the_run_directory_runs_it_again_to_the_same_loss(tmp_path: Path) -> None:
+    first = ok(train(quick(tmp_path, "full"), tmp_path / "first", "--set", "max_steps=2", "--seed", "7"))
+    os.chdir(tmp_path)
+
+    again = ok(train(first.path / "recipe.py", tmp_path / "again"))
+
+    assert again.losses == first.losses
+    assert again.json("deepspeed.json") == first.json("deepspeed.json")
+    facts = first.json("run.json")
+    assert facts["seed"] == 7
+    assert facts["versions"]["deepspeed"]
+    assert first.json("status.json")["state"] == "done"
+
+
+def test_a_copied_recipe_trains_to_the_same_loss(tmp_path: Path) -> None:
+    flags = (
+        "--set",
+        "max_steps=2",
+        "--set",
+        "log.interval=1",
+        "--set",
+        "num_samples=0",
+        "--set",
+        "val_dataloader=none",
+    )
+    command = [*COMMAND, "copy", "tiny_full_sample_e1", tmp_path / "mine.py"]
+    subprocess.run(command, check=True, env=environment(), capture_output=True)
+
+    named = ok(train("tiny_full_sample_e1", tmp_path / "named", *flags))
+    copied = ok(train(tmp_path / "mine.py", tmp_path / "copied", *flags))
+
+    assert copied.losses == named.losses
+
+
+def test_a_users_json_trains_and_is_kept_where_nobody_else_owns_the_value(tmp_path: Path) -> None:
+    run = ok(train(quick(tmp_path, "full"), tmp_path / "run", "--deepspeed", GUIDE, "--set", "max_steps=2"))
+
+    used = run.json("deepspeed.json")
+    assert used["tensorboard"]["job_name"] == "my_deepspeed_experiment"
+    assert (used["train_micro_batch_size_per_gpu"], used["train_batch_size"]) == (2, 8)
+    assert "sparse_attention" not in used
+    assert run.text.count("WARNING") >= 7
+
+
+def test_one_process_without_any_launcher_trains(tmp_path: Path) -> None:
+    alone = ok(
+        train(quick(tmp_path, "full"), tmp_path / "alone", "--launcher", "none", "--set", "max_steps=2", ranks=0)
+    )
+
+    assert len(alone.losses) == 2
+    assert alone.json("status.json")["state"] == "done"
+
+
+def test_sigterm_ends_a_run_at_a_step_with_a_valid_checkpoint_and_code_75(tmp_path: Path) -> None:
+    work_dir = tmp_path / "run"
+    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG)
+    wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 2)
+
+    process.send_signal(signal.SIGTERM)
+    run = finish(process, work_dir)
+
+    assert run.code == 75, run.text
+    assert processes_of(work_dir) == []
+    newest, passed = checkpoints.newest_valid(work_dir / "checkpoints")
+    assert newest is not None and not passed
+    assert run.json("status.json")["state"] == "stopped"
+    assert f"--resume {work_dir}" in run.text
+
+
+def test_two_signals_end_a_run_at_once_with_the_signals_code(tmp_path: Path) -> None:
+    work_dir = tmp_path / "run"
+    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG)
+    wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
+
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    run = finish(process, work_dir)
+
+    assert run.code in (128 + signal.SIGINT, 128 + signal.SIGTERM), run.text
+    assert processes_of(work_dir) == []
+
+
+def test_a_signal_before_training_leaves_no_process(tmp_path: Path) -> None:
+    work_dir = tmp_path / "run"
+    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG)
+    wait_until(lambda: len(processes_of(work_dir)) >= 4)
+
+    process.send_signal(signal.SIGTERM)
+    run = finish(process, work_dir)
+
+    assert run.code in (75, 128 + signal.SIGTERM), run.text
+    assert processes_of(work_dir) == []
+
+
+def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path: Path) -> None:
+    work_dir = tmp_path / "run"
+    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG)
+    wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
+
+    ranks = [
+        one for one in processes_of(work_dir) if "tuner.worker" in one.cmdline() and "--module" not in one.cmdline()
+    ]
+    ranks[-1].kill()
+    run = finish(process, work_dir)
+
+    assert run.code == 128 + signal.SIGKILL, run.text
+    assert "killed by SIGKILL" in run.text
+    assert processes_of(work_dir) == []
+
+
+def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
+    work_dir = tmp_path / "run"
+    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG)
+    wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
+
+    process.kill()
+    process.communicate()
+
+    wait_until(lambda: processes_of(work_dir) == [], timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ('{"messages": [{"role": "user", "content": "Hi"}', "ends in the middle"),
+        ('{"messages": [{"role": "user", "content": "Hi"}, {"role": "robot", "content": "Hi"}]}', "unknown role"),
+        ('{"question": "Hi"}', "no column 'messages'"),
+    ],
+)
+def test_a_bad_row_ends_the_run_with_code_2_and_its_file_and_line(tmp_path: Path, row: str, told: str) -> None:
+    data = tmp_path / "my data.jsonl"
+    good = json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})
+    data.write_text(f"{good}\n{row}\n")
+
+    run = train(quick(tmp_path, "full"), tmp_path / "run", "--data", data)
+
+    assert run.code == 2, run.text
+    assert f"{data}:2" in run.text and told in run.text, run.text
+    assert "Traceback" not in run.text
+    assert run.json("status.json") | {"message": ""} == {"state": "failed", "exit_code": 2, "message": ""} | {
+        "pid": run.json("status.json")["pid"]
+    }
+
+
+def test_a_hub_id_without_a_network_is_told_in_one_message(tmp_path: Path) -> None:
+    run = train(
+        quick(tmp_path, "full"), tmp_path / "run", "--model", "nobody/no-such-model", ranks=1, HF_HUB_OFFLINE="1"
+    )
+
+    assert run.code in (2, 3), run.text
+    assert "nobody/no-such-model" in run.text and "Traceback" not in run.text, run.text

@@ -1,0 +1,69 @@
+"""Plans for machines that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.machine.gpus import CPU
+from tuner.launch import plan
+from tuner.launch.plan import LaunchPlan, Request
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import LaunchFlags
+from tuner.recipes.recipe import Overrides
+from tuner.runs import checkpoints, directory
+from tuner.runs.directory import RunDirectory
+
+TINY = "tiny_full_sample_e1"
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+PATH = {"PATH": "/usr/bin:/bin"}
+
+
+def made(
+    *sets: str,
+    recipe: str = TINY,
+    hardware: Hardware = CPU,
+    environ: Mapping[str, str] = PATH,
+    now: datetime = NOW,
+    flags: Mapping[str, Any] | None = None,
+    **request: Any,
+) -> LaunchPlan:
+    """Return the plan of one request."""
+    overrides = Overrides(pairs=[("--set", text) for text in sets])
+    asked = Request(recipe, overrides, flags=LaunchFlags(**(flags or {})), **request)
+    return plan.make(asked, environ, hardware, now)
+
+
+def task(rank: int, *, tasks: int = 2, **more: str) -> dict[str, str]:
+    """Return the variables of one task of `srun -N1 -nTASKS` in job 7."""
+    return {
+        **PATH,
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_TASKS_PER_NODE": str(tasks),
+        "SLURM_STEP_NODELIST": "n1",
+        **more,
+    }
+
+
+def written_run(path: Path, *, resume: bool = False, **request: Any) -> RunDirectory:
+    """Write the directory of a planned run, as its start would."""
+    return directory.create(path, made(work_dir=path, **request).files if not resume else {}, resume=resume)
+
+
+def checkpoint(run: Path, step: int, *, world_size: int = 1, valid: bool = True) -> Path:
+    """Save a small checkpoint in a run; an invalid one has lost a file since."""
+    folder = run / "checkpoints" / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    checkpoints.seal(folder, {"step": step, "world_size": world_size})
+    if not valid:
+        (folder / "model.safetensors").unlink()
+    return folder

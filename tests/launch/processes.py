@@ -1,0 +1,26 @@
+"""What is left of the processes of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+
+def alive(folder: Path) -> list[psutil.Process]:
+    """Return the living processes that name `folder` on their command line."""
+    found = []
+    for one in psutil.process_iter(["cmdline", "status"]):
+        if one.info["status"] != psutil.STATUS_ZOMBIE and str(folder) in (one.info["cmdline"] or []):
+            found.append(one)
+    return found
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    """Poll a condition with a deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.02)

@@ -1,0 +1,507 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.plans import NOW, PATH, TINY, checkpoint, made, task, written_run
+from tests.machine.gpus import A100, CPU, GIB, H200, V100, machine
+from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError, UsageError
+from tuner.launch import local
+from tuner.launch.plan import LaunchPlan, batch_json
+from tuner.machine.topology import Topology
+from tuner.recipes import recipe
+
+TWO_GPUS = machine(A100, A100)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _paths(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+# The command
+
+
+def test_one_machine_finds_its_port_itself_and_the_worker_stands_behind_two_dashes(tmp_path: Path) -> None:
+    argv = made(hardware=TWO_GPUS, work_dir=tmp_path / "run").argv
+
+    assert argv == [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--module",
+        "--",
+        "tuner.worker",
+        str(tmp_path / "run"),
+    ]
+
+
+def test_several_machines_meet_at_the_given_address(tmp_path: Path) -> None:
+    flags = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 1234}
+
+    argv = made(hardware=TWO_GPUS, flags=flags, work_dir=tmp_path / "run").argv
+
+    assert argv[3:8] == [
+        "--nnodes=2",
+        "--node-rank=1",
+        "--master-addr=10.0.0.1",
+        "--master-port=1234",
+        "--nproc-per-node=2",
+    ]
+    assert argv[argv.index("--") + 1 :] == ["tuner.worker", str(tmp_path / "run")]
+
+
+def test_torchrun_understands_the_command_it_is_given(tmp_path: Path) -> None:
+    from torch.distributed.run import get_args_parser
+
+    for flags in ({}, {"nnodes": 2, "node_rank": 1, "master_addr": "h", "master_port": 1234}):
+        argv = made(flags=flags, work_dir=tmp_path / "a b" / "--nnodes=9").argv
+
+        read = get_args_parser().parse_args(argv[3:])
+
+        assert read.module
+        assert read.training_script == "tuner.worker"
+        assert read.training_script_args == [str(tmp_path / "a b" / "--nnodes=9")]
+        assert read.nnodes == str(flags.get("nnodes", "1:1"))
+        assert read.standalone is not bool(flags)
+
+
+@pytest.mark.parametrize("name", ["a b", "größe", "$HOME", "a$$b", "${local_rank}", "it's", '"quoted"', "-n", "a;b"])
+def test_a_path_reaches_the_ranks_as_it_is(tmp_path: Path, name: str) -> None:
+    from torch.distributed.elastic.utils.api import macros
+
+    path = tmp_path / name
+
+    argv = local.torchrun(made(work_dir=path).topology, path)
+
+    assert macros.substitute(argv, "0")[-1] == str(path)
+
+
+def test_a_task_of_slurm_becomes_the_worker_itself(tmp_path: Path) -> None:
+    found = made(environ=task(1), flags={"launcher": "slurm"}, work_dir=tmp_path / "run")
+
+    assert found.argv == [sys.executable, "-m", "tuner.worker", str(tmp_path / "run")]
+    assert {name: found.env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    assert found.env["MASTER_ADDR"] == "n1"
+    assert found.env["MASTER_PORT"] == str(found.topology.master_port)
+
+
+def test_without_a_launcher_this_process_is_rank_0_of_1() -> None:
+    found = made(flags={"launcher": "none"}, hardware=TWO_GPUS)
+
+    assert found.argv[:3] == [sys.executable, "-m", "tuner.worker"]
+    assert (found.env["RANK"], found.env["WORLD_SIZE"], found.env["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
+
+
+# The environment
+
+
+def test_the_environment_keeps_a_torch_py_of_the_working_directory_out() -> None:
+    assert made().env["PYTHONSAFEPATH"] == "1"
+
+
+@pytest.mark.parametrize(("hardware", "name"), [(CPU, "cpu"), (TWO_GPUS, "cuda")])
+def test_deepspeed_is_told_its_accelerator(hardware: Any, name: str) -> None:
+    assert made(hardware=hardware).env["DS_ACCELERATOR"] == name
+
+
+def test_cores_are_shared_among_the_processes() -> None:
+    assert made(hardware=TWO_GPUS).env["OMP_NUM_THREADS"] == "8"
+    assert made(flags={"nproc_per_node": 5}).env["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+def test_what_the_user_set_stays(name: str) -> None:
+    assert name in made().env
+    assert name not in made(environ=PATH | {name: "17"}).env
+
+
+def test_ranks_get_longer_than_torchruns_30_seconds_to_save() -> None:
+    assert int(made().env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) >= 120
+
+
+def test_the_interpreters_own_scripts_are_on_path_once() -> None:
+    scripts = str(Path(sys.executable).parent)
+
+    assert made().env["PATH"] == f"{scripts}:{PATH['PATH']}"
+    assert "PATH" not in made(environ={"PATH": f"/bin:{scripts}"}).env
+
+
+def test_no_secret_of_the_environment_is_written_down() -> None:
+    found = made(environ=PATH | {"HF_TOKEN": "hf_canary", "WANDB_API_KEY": "canary"})
+
+    assert "canary" not in "".join((*found.files.values(), *found.argv, *found.env.values()))
+
+
+# What is written
+
+
+def test_planning_writes_nothing(tmp_path: Path) -> None:
+    made(work_dir=tmp_path / "run")
+    made()
+
+    assert _paths(tmp_path) == []
+
+
+def test_the_files_are_the_plan(tmp_path: Path) -> None:
+    found = made("lr=1e-5", "seed=7", deepspeed="zero2", hardware=machine(H200), command=("tuner", "train", TINY))
+
+    assert set(found.files) == {"recipe.py", "deepspeed.json", "run.json"}
+    assert json.loads(found.files["deepspeed.json"]) == found.final.config
+    facts = json.loads(found.files["run.json"])
+    assert facts["name"] == TINY
+    assert facts["argv"] == found.argv
+    assert facts["command"] == ["tuner", "train", TINY]
+    assert facts["seed"] == 7
+    assert facts["deepspeed"] == "deepspeed_zero2"
+    assert facts["precision"]["dtype"] == "bf16"
+    assert facts["world_size"] == 1
+    assert facts["resume"] is None
+    assert facts["launch_id"] == found.launch_id
+    assert facts["hardware"]["gpus"][0]["name"] == "NVIDIA H200"
+    assert facts["versions"]["python"] == sys.version.split()[0]
+
+
+def test_the_written_recipe_is_the_whole_one_and_pins_what_was_decided(tmp_path: Path) -> None:
+    data = tmp_path / "größe" / "my data.jsonl"
+    data.parent.mkdir()
+    data.write_text('{"text": "x"}\n')
+    found = made(
+        f"train_dataloader.dataset.path={os.path.relpath(data)}", "val_dataloader=None", hardware=machine(H200)
+    )
+
+    path = tmp_path / "elsewhere" / "recipe.py"
+    path.parent.mkdir()
+    path.write_text(found.files["recipe.py"], encoding="utf-8")
+    again = recipe.load(str(path))
+
+    assert again.config.train_dataloader.dataset.path == str(data)
+    assert again.config.deepspeed == found.level == "none", "auto was decided once"
+    expected = found.recipe.values
+    expected["train_dataloader"]["dataset"]["path"] = str(data)
+    assert again.values == expected | {"deepspeed": "none"}
+
+
+def test_a_users_json_is_pinned_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "my.json").write_text('{"zero_optimization": {"stage": 1}, "steps_per_print": 3}')
+
+    found = made(deepspeed="my.json")
+
+    (tmp_path / "recipe.py").write_text(found.files["recipe.py"])
+    (tmp_path / "my.json").unlink()
+    again = made(recipe="./recipe.py")
+    assert again.final.config == found.final.config
+
+
+# Which DeepSpeed
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name", "level"),
+    [
+        (CPU, TINY, "none"),
+        (machine(H200), "internlm2_chat_7b_qlora_oasst1_e3", "none"),
+        (machine(*[H200] * 8), "internlm2_7b_full_alpaca_e1", "deepspeed_zero1"),
+        (machine(*[V100] * 8), "internlm2_7b_full_alpaca_e1", "deepspeed_zero2"),
+        (machine(*[V100] * 8), "qwen2_5_72b_instruct_full_alpaca_e1", "deepspeed_zero3_offload"),
+    ],
+)
+def test_auto_takes_the_lowest_level_that_fits_and_says_why(hardware: Any, name: str, level: str) -> None:
+    found = made(recipe=name, hardware=hardware)
+
+    assert found.level == level
+    assert found.level_reason
+
+
+def test_the_smallest_gpu_decides() -> None:
+    small = replace(A100, memory_bytes=4 * GIB)
+
+    assert made(recipe="internlm2_chat_7b_qlora_oasst1_e3", hardware=machine(A100, small)).level != "deepspeed_zero1"
+    assert made(recipe="internlm2_chat_7b_qlora_oasst1_e3", hardware=machine(A100, A100)).level == "deepspeed_zero1"
+
+
+def test_the_flag_wins_over_the_recipe_and_the_recipe_over_auto() -> None:
+    assert made("deepspeed=zero3").level == "deepspeed_zero3"
+    assert made("deepspeed=zero3", deepspeed="none").level == "none"
+    assert made("deepspeed=zero3", deepspeed="auto").level == "none"
+
+
+def test_an_empty_flag_is_not_taken_for_none_given() -> None:
+    """As in --deepspeed "$UNSET"."""
+    from tuner.errors import DeepSpeedConfigError
+
+    with pytest.raises(DeepSpeedConfigError):
+        made(deepspeed="")
+
+
+# Batch arithmetic
+
+
+def test_the_batch_is_counted_over_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text("{}\n\n{}\n{}\n{}\n{}")
+    data = ("train_dataloader.dataset.path=data.jsonl", "val_dataloader=None")
+
+    found = made(*data, "packing=False", "train_dataloader.batch_size=2", "accumulative_counts=1", hardware=TWO_GPUS)
+
+    assert batch_json(found) | {"epochs": 0, "max_steps": 0} == {
+        "micro_batch": 2,
+        "accumulation": 1,
+        "ranks": 2,
+        "global_batch": 4,
+        "rows": 5,
+        "steps_per_epoch": 2,
+        "steps_per_epoch_is": "exact",
+        "epochs": 0,
+        "max_steps": 0,
+    }
+    assert found.final.config["train_batch_size"] == 4
+
+
+@pytest.mark.parametrize("name", ["data.json", "folder", "folder.jsonl"])
+def test_rows_that_cannot_be_counted_on_paper_are_left_open(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.startswith("folder"):
+        path.mkdir()
+        path = path / "data.json"
+    path.write_text("[{}]")
+
+    found = batch_json(made(f"train_dataloader.dataset.path=./{name}", "val_dataloader=None"))
+
+    assert (found["rows"], found["steps_per_epoch"]) == (None, None)
+    assert found["steps_per_epoch_is"] == "known once the data is read"
+
+
+def test_packing_makes_the_steps_an_upper_bound() -> None:
+    found = batch_json(made("train_dataloader.dataset.packing=True"))
+
+    assert str(found["steps_per_epoch_is"]).startswith("at most")
+
+
+# What is refused before anything starts
+
+
+@pytest.mark.parametrize(
+    ("sets", "error"),
+    [
+        ("model.path=./missing", ModelError),
+        ("model.path=None", ModelError),
+        ("train_dataloader.dataset.path=./missing.jsonl", DataError),
+        ("dtype=fp16", MachineError),
+    ],
+)
+def test_what_cannot_succeed_is_refused(sets: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        made(sets)
+
+
+# The run directory
+
+
+def test_a_run_has_a_directory_of_its_own_by_recipe_and_time(tmp_path: Path) -> None:
+    assert made().run_path == tmp_path / "work_dirs" / TINY / "20260102_030405"
+    assert made(work_dir=Path("here")).run_path == tmp_path / "here"
+    assert made().launch_id != made(now=NOW + timedelta(microseconds=1)).launch_id
+
+
+def test_all_tasks_of_a_slurm_job_take_the_same_directory_and_launch(tmp_path: Path) -> None:
+    plans = [made(environ=task(rank), flags={"launcher": "slurm"}) for rank in (0, 1)]
+
+    assert {one.run_path for one in plans} == {tmp_path / "work_dirs" / TINY / "slurm-7"}
+    assert len({one.launch_id for one in plans}) == 1
+    requeued = made(environ=task(0, SLURM_RESTART_COUNT="1"), flags={"launcher": "slurm"})
+    assert requeued.launch_id != plans[0].launch_id
+
+
+def test_a_taken_directory_is_refused(tmp_path: Path) -> None:
+    written_run(tmp_path / "run")
+
+    with pytest.raises(RunDirectoryError, match="not empty"):
+        made(work_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize("written", [["recipe.py"], ["recipe.py", "deepspeed.json"], ["recipe.py", "run.json"]])
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_a_task_of_slurm_takes_the_directory_that_rank_0_is_writing(
+    tmp_path: Path, written: list[str], resume: str | None
+) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    for name in written:
+        (path / name).write_text("{}")
+
+    assert made(environ=task(1), flags={"launcher": "slurm"}, work_dir=path, resume=resume).run_path == path
+    if resume is None:
+        with pytest.raises(RunDirectoryError):
+            made(environ=task(0), flags={"launcher": "slurm"}, work_dir=path)
+
+
+# Resuming
+
+
+def _resumed(found: LaunchPlan, run: Path, checkpoint_path: Path) -> None:
+    assert (found.run_path, found.resume, found.resumes) == (run, checkpoint_path, True)
+    assert json.loads(found.files["run.json"])["resume"] == str(checkpoint_path)
+    assert any(f"Resuming from {checkpoint_path}" in note for note in found.notes)
+
+
+def test_a_run_directory_resumes_from_its_newest_valid_checkpoint(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "my run").path
+    checkpoint(run, 2)
+    newest = checkpoint(run, 10)
+    checkpoint(run, 12, valid=False)
+
+    found = made(resume=str(run))
+
+    _resumed(found, run, newest)
+    assert any("checkpoint-12 is passed over: model.safetensors is missing" in note for note in found.notes)
+
+
+def test_a_checkpoint_resumes_in_its_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = written_run(tmp_path / "run").path
+    older = checkpoint(run, 2)
+    checkpoint(run, 10)
+
+    _resumed(made(resume=str(older)), run, older)
+    monkeypatch.chdir(older)
+    _resumed(made(resume="."), run, older)
+
+
+@pytest.mark.parametrize("what", ["run", "checkpoint"])
+def test_resuming_into_another_directory_leaves_the_old_one_alone(tmp_path: Path, what: str) -> None:
+    run = written_run(tmp_path / "run").path
+    saved = checkpoint(run, 2)
+
+    found = made(resume=str(run if what == "run" else saved), work_dir=tmp_path / "other")
+
+    assert (found.run_path, found.resume, found.resumes) == (tmp_path / "other", saved, False)
+
+
+def test_resuming_into_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    saved = checkpoint(written_run(tmp_path / "run").path, 2)
+    written_run(tmp_path / "other")
+
+    with pytest.raises(RunDirectoryError, match="not empty"):
+        made(resume=str(saved), work_dir=tmp_path / "other")
+
+
+def test_a_checkpoint_that_was_moved_away_resumes_in_a_new_run(tmp_path: Path) -> None:
+    saved = checkpoint(written_run(tmp_path / "run").path, 2).rename(tmp_path / "checkpoint-2")
+
+    found = made(resume=str(saved))
+
+    assert (found.run_path.parent, found.resume) == (tmp_path / "work_dirs" / TINY, saved)
+
+
+def test_auto_without_any_run_starts_new_and_says_so(tmp_path: Path) -> None:
+    found = made(resume="auto")
+
+    assert (found.resume, found.resumes) == (None, False)
+    assert found.run_path == tmp_path / "work_dirs" / TINY / "20260102_030405"
+    assert any("no earlier run" in note for note in found.notes)
+
+
+def test_auto_takes_the_newest_run_of_this_recipe(tmp_path: Path) -> None:
+    home = tmp_path / "work_dirs" / TINY
+    for at, name in enumerate(("older", "newest")):
+        run = written_run(home / name).path
+        os.utime(run / "run.json", (at, at))
+        checkpoint(run, 3)
+    checkpoint(written_run(tmp_path / "work_dirs" / "other recipe" / "x").path, 9)
+
+    _resumed(made(resume="auto"), home / "newest", home / "newest" / "checkpoints" / "checkpoint-3")
+
+
+def test_auto_starts_a_run_again_that_never_saved(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run").path
+
+    found = made(resume="auto", work_dir=run)
+
+    assert (found.run_path, found.resume, found.resumes) == (run, None, True)
+    assert any("never saved a checkpoint" in note for note in found.notes)
+
+
+def test_auto_passes_over_invalid_checkpoints_and_says_so(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run").path
+    good = checkpoint(run, 1)
+    checkpoint(run, 2, valid=False)
+
+    found = made(resume="auto", work_dir=run)
+
+    _resumed(found, run, good)
+    assert any("checkpoint-2 is passed over" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("resume", ["auto", "path"])
+def test_where_every_checkpoint_is_invalid_nothing_starts_from_zero_in_silence(tmp_path: Path, resume: str) -> None:
+    run = written_run(tmp_path / "run").path
+    checkpoint(run, 2, valid=False)
+
+    with pytest.raises(RunDirectoryError) as caught:
+        made(resume=resume if resume == "auto" else str(run), work_dir=run)
+
+    assert "no valid checkpoint" in str(caught.value)
+    assert "model.safetensors is missing" in str(caught.value)
+    assert "Start new" in str(caught.value)
+
+
+@pytest.mark.parametrize("resume", ["auto", "run", "checkpoint"])
+def test_another_number_of_ranks_is_refused_with_the_one_to_start(tmp_path: Path, resume: str) -> None:
+    run = written_run(tmp_path / "run").path
+    saved = checkpoint(run, 2, world_size=4)
+    asked = {"auto": "auto", "run": str(run), "checkpoint": str(saved)}[resume]
+
+    with pytest.raises(RunDirectoryError) as caught:
+        made(resume=asked, work_dir=run)
+
+    assert "saved by 4 ranks, this run has 1" in str(caught.value)
+    assert "Start 4 ranks" in str(caught.value)
+    made(resume=asked, work_dir=run, flags={"nproc_per_node": 4})
+
+
+@pytest.mark.parametrize("name", ["missing", "checkpoint-5", "a file", "empty", ""])
+def test_what_is_neither_a_run_nor_a_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a file").touch()
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(RunDirectoryError) as caught:
+        made(resume=str(tmp_path / name) if name else "")
+
+    assert "--resume" in str(caught.value)
+
+
+def test_a_requeued_job_goes_on_in_its_own_directory(tmp_path: Path) -> None:
+    environ = task(0, tasks=1)
+    first = made(environ=environ, flags={"launcher": "slurm"}, resume="auto")
+    run = written_run(first.run_path, environ=environ, flags={"launcher": "slurm"}).path
+    saved = checkpoint(run, 3)
+
+    again = made(environ=environ | {"SLURM_RESTART_COUNT": "1"}, flags={"launcher": "slurm"}, resume="auto")
+
+    _resumed(again, first.run_path, saved)
+
+
+def test_geometry_is_refused_before_directories_are_looked_at(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        made(flags={"nnodes": 2}, work_dir=tmp_path)
+
+
+def test_the_topology_of_the_plan_is_the_resolved_one() -> None:
+    assert made(hardware=TWO_GPUS).topology == Topology("torchrun", 1, 0, 2, 2)

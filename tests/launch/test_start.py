@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.launch.plans import made, task
+from tests.launch.rank import process
+from tuner.errors import RunDirectoryError
+from tuner.launch import start
+from tuner.runs import directory
+
+# A rank of its own: `start` becomes it, so it runs in a child.
+BECOME = """
+import dataclasses, os, sys
+from pathlib import Path
+from tests.launch.plans import made
+from tuner.launch import start
+plan = made(flags={"launcher": "none"}, work_dir=Path(sys.argv[1]))
+code = "import os, sys; print(os.getpid(), os.environ['RANK'], os.environ['MINE'], sys.argv[1]); sys.exit(7)"
+plan = dataclasses.replace(plan, argv=[sys.executable, "-c", code, plan.argv[-1]])
+start.start(plan, {**os.environ, "MINE": "kept"})
+"""
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_directory_is_there_before_the_ranks_are(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    plan = made(work_dir=run)
+    looks = "sys.exit(0 if {'run.json', 'recipe.py', 'deepspeed.json'} <= set(os.listdir(sys.argv[1])) else 9)"
+
+    code = start.start(replace(plan, argv=process(run, looks)), os.environ)
+
+    assert code == 0
+    assert {name: (run / name).read_text(encoding="utf-8") for name in plan.files} == plan.files
+
+
+def test_the_plans_variables_reach_the_ranks_over_the_users(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    plan = made(work_dir=run)
+    tells = "open(sys.argv[1] + '/told', 'w').write(os.environ['PYTHONSAFEPATH'] + os.environ['MINE'])"
+
+    start.start(replace(plan, argv=process(run, tells)), {**os.environ, "PYTHONSAFEPATH": "", "MINE": "kept"})
+
+    assert (run / "told").read_text() == "1kept"
+
+
+def test_a_taken_directory_starts_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    plan = replace(made(work_dir=run), argv=process(run, "said('started')"))
+    run.mkdir()
+    (run / "mine").touch()
+
+    with pytest.raises(RunDirectoryError):
+        start.start(plan, os.environ)
+
+    assert [path.name for path in run.iterdir()] == ["mine"]
+
+
+def test_without_a_launcher_this_process_becomes_the_rank(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    with subprocess.Popen(
+        [sys.executable, "-c", BECOME, tmp_path / "my run"], env=environ, stdout=subprocess.PIPE, text=True
+    ) as child:
+        text, _ = child.communicate(timeout=60)
+
+    assert text == f"{child.pid} 0 kept {tmp_path / 'my run'}\n"
+    assert child.returncode == 7
+    assert json.loads((tmp_path / "my run" / "status.json").read_text())["pid"] == child.pid
+
+
+def test_a_later_rank_of_slurm_writes_nothing_and_waits_for_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "_WAIT_S", 0.2)
+    plan = made(environ=task(1), flags={"launcher": "slurm"}, work_dir=tmp_path / "run")
+
+    with pytest.raises(RunDirectoryError, match="rank 0 did not write"):
+        start.start(plan, os.environ)
+
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,306 @@
+"""Real processes and real signals; a few lines of Python stand in for torchrun, which one test at the end starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.processes import alive, wait_until
+from tests.launch.rank import process
+from tuner.launch import supervise
+from tuner.runs.directory import RunDirectory, create
+
+pytestmark = pytest.mark.timeout(60)
+
+DRIVER = """
+import json, os, sys
+from pathlib import Path
+from tuner.launch import supervise
+from tuner.runs.directory import RunDirectory
+sys.exit(supervise.run(json.loads(sys.argv[1]), os.environ, RunDirectory(Path(sys.argv[2]))))
+"""
+TERM_SAVES = "signal.signal(signal.SIGTERM, lambda *_: (report(0, 75, 'saved'), sys.exit(1)))\n"
+IGNORES_TERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+STAYS = "said('ready')\ntime.sleep(60)\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    """Return a fresh run directory; whatever happens, none of its processes survives the test."""
+    found = create(tmp_path / "run", {"recipe.py": "", "run.json": "{}"}, resume=False)
+    yield found
+    for left in alive(found.path):
+        left.kill()
+
+
+def _supervised(run: RunDirectory, code: str) -> int:
+    return supervise.run(process(run.path, code), os.environ, run)
+
+
+def _status(run: RunDirectory) -> dict[str, Any]:
+    found: dict[str, Any] = run.read_json(run.status)
+    return found
+
+
+class _Driven:
+    """A supervisor in a process of its own, to send signals to."""
+
+    def __init__(self, run: RunDirectory, code: str) -> None:
+        self.run = run
+        command = [sys.executable, "-c", DRIVER, json.dumps(process(run.path, code)), str(run.path)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        wait_until((run.path / "ready").exists)
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        _, text = self.process.communicate(timeout=30)
+        assert alive(self.run.path) == []
+        return self.process.returncode, text
+
+
+# How a run ends by itself
+
+
+def test_a_run_that_succeeds_is_0_and_its_status_is_the_workers(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.write_status("done", exit_code=0)
+
+    code = _supervised(run, "print('trained')")
+
+    assert code == 0
+    assert capfd.readouterr() == ("trained\n", "")
+    assert _status(run)["state"] == "done"
+
+
+def test_a_ranks_report_decides_over_torchruns_1(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
+    code = _supervised(run, "report(1, 2, 'bad-data: row 3 is torn.'); sys.exit(1)")
+
+    assert code == 2
+    assert capfd.readouterr().err == "bad-data: row 3 is torn.\n"
+    assert _status(run) | {"pid": 0} == {
+        "state": "failed",
+        "pid": 0,
+        "exit_code": 2,
+        "message": "bad-data: row 3 is torn.",
+    }
+
+
+def test_the_first_report_is_the_cause_and_later_ones_its_consequences(run: RunDirectory) -> None:
+    code = _supervised(run, "report(1, 124, 'hang'); time.sleep(0.05); report(0, 1, 'lost a peer'); sys.exit(1)")
+
+    assert code == 124
+    assert _status(run)["message"] == "hang"
+
+
+def test_a_report_counts_though_torchrun_says_0(run: RunDirectory) -> None:
+    assert _supervised(run, "report(1, 74, 'disk is full')") == 74
+
+
+def test_a_stop_is_no_failure(run: RunDirectory) -> None:
+    assert _supervised(run, "report(0, 75, 'stopped at step 3'); sys.exit(1)") == 75
+    assert _status(run)["state"] == "stopped"
+
+
+def test_an_exit_at_once_without_a_report_keeps_its_code_and_shows_what_was_said(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = _supervised(run, "sys.stderr.write('no module named torch\\n'); sys.exit(3)")
+
+    assert code == 3
+    told = capfd.readouterr().err
+    assert "no module named torch" in told
+    assert str(run.ranks) in told
+    assert (run.ranks / "torchrun.log").read_text() == "no module named torch\n"
+    assert _status(run)["exit_code"] == 3
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "told"),
+    [
+        ("  exitcode  : -9 (pid: 12)", 137, "a rank was killed by SIGKILL (out of memory?)"),
+        ("  exitcode  : -11 (pid: 12)", 139, "a rank was killed by SIGSEGV"),
+        ("failed (exitcode: -6) local_rank: 1\\n  exitcode  : -15 (pid: 13)", 134, "killed by SIGABRT"),
+        ("failed (exitcode: 3) local_rank: 1\\n  exitcode  : -15 (pid: 13)", 3, "ended with code 3"),
+        ("  exitcode  : 3 (pid: 12)", 3, "ended with code 3 and without a report"),
+    ],
+)
+def test_a_rank_that_ended_without_a_word_is_told_by_torchruns_log(
+    run: RunDirectory, log: str, code: int, told: str
+) -> None:
+    assert _supervised(run, f"sys.stderr.write('{log}\\n'); sys.exit(1)") == code
+    assert told in _status(run)["message"]
+
+
+def test_a_killed_rank_is_the_cause_though_others_report_that_they_lost_it(run: RunDirectory) -> None:
+    code = _supervised(run, "report(0, 1, 'connection closed by peer'); sys.stderr.write('exitcode: -9'); sys.exit(1)")
+
+    assert code == 137
+    assert "killed by SIGKILL" in _status(run)["message"]
+
+
+def test_a_killed_torchrun_is_called_that(run: RunDirectory) -> None:
+    assert _supervised(run, "os.kill(os.getpid(), signal.SIGKILL)") == 137
+    assert _status(run)["message"] == "torchrun was killed by SIGKILL (out of memory?)"
+
+
+def test_arguments_and_environment_arrive_as_they_are(run: RunDirectory) -> None:
+    code = "open(sys.argv[2], 'w', encoding='utf-8').write(os.environ['WITH'] + '|' + sys.argv[3])"
+    target = run.path / "a b"
+
+    argv = [*process(run.path, code), str(target), "--flag=x y ü"]
+    supervise.run(argv, {"WITH": "spaces and ü", "PYTHONUTF8": "1"}, run)
+
+    assert target.read_text(encoding="utf-8") == "spaces and ü|--flag=x y ü"
+
+
+# Nothing is left behind
+
+
+def test_a_grandchild_that_ignores_sigterm_in_a_session_of_its_own_is_killed(run: RunDirectory) -> None:
+    grandchild = f"{IGNORES_TERM}said('grandchild'); time.sleep(60)"
+    child = f"spawn({grandchild!r}, start_new_session=True); time.sleep(60)"
+
+    code = _supervised(run, f"spawn({child!r}, start_new_session=True); until('grandchild'); time.sleep(0.5)")
+
+    assert code == 0
+    assert alive(run.path) == []
+
+
+def test_an_orphan_that_was_seen_is_killed(run: RunDirectory) -> None:
+    child = "spawn('time.sleep(60)'); said('spawned'); time.sleep(0.5)"
+
+    _supervised(run, f"spawn({child!r}).wait()")
+
+    assert (run.path / "spawned").exists()
+    assert alive(run.path) == []
+
+
+def test_processes_of_others_are_left_alone(run: RunDirectory, tmp_path: Path) -> None:
+    mine = subprocess.Popen(process(tmp_path, "time.sleep(60)"))
+    try:
+        _supervised(run, "spawn('time.sleep(60)'); time.sleep(0.3)")
+
+        assert mine.poll() is None
+    finally:
+        mine.kill()
+        mine.wait()
+
+
+def test_the_signals_are_given_back(run: RunDirectory) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)]
+
+    _supervised(run, "")
+
+    after = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)]
+    assert after == before
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
+def test_the_first_signal_asks_the_ranks_to_save_and_stop(run: RunDirectory, number: int) -> None:
+    driven = _Driven(run, TERM_SAVES + STAYS)
+
+    driven.send(number)
+
+    assert driven.end() == (75, "saved\n")
+    assert _status(run)["state"] == "stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
+def test_asking_again_does_not_interrupt_the_save(run: RunDirectory, number: int) -> None:
+    """A terminal that closes sends SIGHUP twice, from the kernel and from the shell."""
+    saves = (
+        "signal.signal(signal.SIGTERM, lambda *_: (said('asked'), until('go on'), report(0, 75, 'saved'), sys.exit(1)))"
+    )
+    driven = _Driven(run, f"{saves}\n{STAYS}")
+    driven.send(number)
+    wait_until((run.path / "asked").exists)
+
+    driven.send(number)
+    driven.send(number)
+    (run.path / "go on").touch()
+
+    assert driven.end() == (75, "saved\n")
+
+
+@pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGUSR2", "SIGTERM")])
+def test_the_second_signal_kills_ranks_that_ignore_sigterm(run: RunDirectory, first: str, second: str) -> None:
+    rank = f"{IGNORES_TERM}{STAYS}"
+    hangs = "signal.signal(signal.SIGTERM, lambda *_: said('asked'))"
+    driven = _Driven(run, f"{hangs}\nspawn({rank!r}, start_new_session=True)\ntime.sleep(60)")
+
+    driven.send(signal.Signals[first])
+    wait_until((run.path / "asked").exists)
+    driven.send(signal.Signals[second])
+
+    code, text = driven.end()
+    assert code == 128 + signal.Signals[second]
+    assert text == "killed at the second signal\n"
+    assert _status(run)["state"] == "failed"
+
+
+def test_a_run_that_stops_without_a_word_has_the_signals_code(run: RunDirectory) -> None:
+    driven = _Driven(run, STAYS)
+
+    driven.send(signal.SIGINT)
+
+    assert driven.end() == (130, "stopped by SIGINT\n")
+
+
+def test_a_signal_while_torchrun_is_being_started_is_not_lost(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = subprocess.Popen
+
+    def interrupted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+
+    assert _supervised(run, "time.sleep(60)") == 143
+    assert alive(run.path) == []
+
+
+def test_torchrun_has_a_session_of_its_own_so_that_ctrl_c_reaches_the_ranks_once(run: RunDirectory) -> None:
+    assert _supervised(run, "sys.exit(os.getsid(0) != os.getpid())") == 0
+
+
+def test_a_killed_supervisor_takes_torchrun_along(run: RunDirectory) -> None:
+    driven = _Driven(run, TERM_SAVES + STAYS)
+
+    driven.process.kill()
+    driven.process.communicate(timeout=30)
+
+    wait_until(lambda: alive(run.path) == [])
+    assert run.failures()[0]["exit_code"] == 75, "it was asked to stop, not killed"
+
+
+# The log of the real torchrun
+
+
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", 137), ("sys.exit(3)", 3)])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_real_torchruns_log_tells_how_a_rank_ended(run: RunDirectory, end: str, code: int, rank: str) -> None:
+    ranks = process(run.path, f"{end} if os.environ['RANK'] == '{rank}' else time.sleep(60)")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+
+    assert supervise.run([*torchrun, "--", *ranks], os.environ, run) == code
+    assert alive(run.path) == []
+
+
+def test_the_logs_of_ranks_have_names(run: RunDirectory) -> None:
+    assert supervise.log_of(run, 3) == run.ranks / "3.log"

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from importlib.util import spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import MachineError
+from tuner.machine import libraries
+from tuner.machine.libraries import MINIMUM, QUANTIZED, check, torch_cuda_version, versions
+
+
+def _install(site: Path, name: str, version: str) -> None:
+    folder = site / f"{name}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder whose distributions come before the installed ones."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def _refusal(*, quantized: bool = False, needs_cuda: bool = False) -> MachineError:
+    with pytest.raises(MachineError) as caught:
+        check(quantized=quantized, needs_cuda=needs_cuda)
+    assert caught.value.exit_code == 3
+    return caught.value
+
+
+def test_what_is_installed_here_is_new_enough() -> None:
+    check(quantized=False, needs_cuda=False)
+
+
+def test_versions_are_those_of_the_installed_libraries() -> None:
+    found = versions()
+
+    assert found.keys() == MINIMUM.keys() | QUANTIZED.keys()
+    assert found["torch"] == metadata.version("torch")
+
+
+@pytest.mark.parametrize("name", MINIMUM)
+def test_an_old_library_is_named_with_both_versions_and_the_command(site: Path, name: str) -> None:
+    _install(site, name, "0.0.9")
+
+    text = str(_refusal())
+
+    assert f"{name} 0.0.9 is older than {MINIMUM[name]}" in text
+    assert f"pip install '{name}>={MINIMUM[name]}'" in text
+
+
+def test_a_missing_library_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(libraries.MINIMUM, "no-such-library-here", "1.0")
+
+    text = str(_refusal())
+
+    assert "no-such-library-here is not installed" in text
+    assert "pip install 'no-such-library-here>=1.0'" in text
+    assert versions()["no-such-library-here"] is None
+
+
+def test_bitsandbytes_is_asked_for_only_by_a_quantized_recipe(site: Path) -> None:
+    _install(site, "bitsandbytes", "0.1")
+
+    check(quantized=False, needs_cuda=False)
+    assert "bitsandbytes 0.1 is older" in str(_refusal(quantized=True))
+
+
+@pytest.mark.parametrize("version", ["2.9", "2.9.0", "2.9.0+cu124", "2.9.0a0+git12", "2.10", "3"])
+def test_new_enough_versions_pass_whatever_their_suffix(
+    site: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setitem(libraries.MINIMUM, "torch", "2.9")
+    _install(site, "torch", version)
+
+    check(quantized=False, needs_cuda=False)
+
+
+@pytest.mark.parametrize("version", ["2.8.1+cu124", "2.8.9", "2", "1.99"])
+def test_old_versions_do_not_pass_for_their_suffix(site: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setitem(libraries.MINIMUM, "torch", "2.9")
+    _install(site, "torch", version)
+
+    assert f"torch {version} is older than 2.9" in str(_refusal())
+
+
+@pytest.fixture
+def fake_torch(site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    # Once torch is imported, Python tells its real place whatever sys.path says.
+    spec = spec_from_file_location("torch", site / "torch" / "__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    return partial(_fake_torch, site)
+
+
+def _fake_torch(site: Path, cuda: str) -> None:
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (site / "torch" / "version.py").write_text(f"__version__ = '2.13.0'\ndebug = False\n{cuda}\nhip = None\n")
+    _install(site, "torch", "2.13.0")
+
+
+@pytest.mark.parametrize("line", ["cuda: Optional[str] = None", "cuda = None"])
+def test_a_cpu_build_of_torch_beside_gpus_is_refused(fake_torch: Callable[[str], None], line: str) -> None:
+    fake_torch(line)
+
+    text = str(_refusal(needs_cuda=True))
+
+    assert "torch 2.13.0 is a CPU build" in text
+    assert "CUDA_VISIBLE_DEVICES=''" in text
+    check(quantized=False, needs_cuda=False)
+
+
+@pytest.mark.parametrize("line", ["cuda: Optional[str] = '12.8'", 'cuda = "12.8"'])
+def test_a_cuda_build_is_recognised_without_importing_it(fake_torch: Callable[[str], None], line: str) -> None:
+    fake_torch(line)
+
+    assert torch_cuda_version() == "12.8"
+    check(quantized=False, needs_cuda=True)
+
+
+def test_the_installed_torch_is_read_as_it_calls_itself() -> None:
+    import torch
+
+    assert torch_cuda_version() == torch.version.cuda
+
+
+def test_the_minimums_are_those_that_pip_is_told() -> None:
+    setup = (Path(__file__).parents[2] / "setup.py").read_text(encoding="utf-8")
+
+    stated = dict(re.findall(r'"([a-z]+)>=([0-9.]+)', setup))
+
+    assert {name: stated.get(name) for name in MINIMUM | QUANTIZED} == MINIMUM | QUANTIZED

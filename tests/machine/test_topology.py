@@ -1,0 +1,456 @@
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from math import comb
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.errors import MachineError, TunerError, UsageError
+from tuner.machine.topology import (
+    DEFAULT_PORT,
+    Batch,
+    LaunchFlags,
+    Rank,
+    Topology,
+    expand_tasks,
+    first_host,
+    job_port,
+    resolve,
+)
+
+
+def _resolved(num_gpus: int = 0, environ: dict[str, str] | None = None, **flags: Any) -> Topology:
+    return resolve(LaunchFlags(**flags), environ or {}, num_gpus)
+
+
+def _refusal(num_gpus: int = 0, environ: dict[str, str] | None = None, **flags: Any) -> TunerError:
+    with pytest.raises(UsageError) as caught:
+        _resolved(num_gpus, environ, **flags)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+# One machine
+
+
+@pytest.mark.parametrize(("num_gpus", "processes"), [(0, 1), (1, 1), (2, 2), (8, 8)])
+def test_one_process_a_visible_gpu_and_one_on_a_cpu(num_gpus: int, processes: int) -> None:
+    found = _resolved(num_gpus)
+
+    assert (found.launcher, found.num_nodes, found.nproc_per_node) == ("torchrun", 1, processes)
+    assert found.world_size == processes
+    assert found.rank is None, "torchrun assigns it"
+    assert found.master_port is None, "the rendezvous picks a free one"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"),
+    [
+        ({"nproc_per_node": 3}, {}),
+        ({}, {"NPROC_PER_NODE": "3"}),
+        ({"nproc_per_node": 3}, {"NPROC_PER_NODE": "3"}),
+        ({"nproc_per_node": 3}, {"NPROC_PER_NODE": ""}),
+        ({"nproc_per_node": 3, "nnodes": 1, "node_rank": 0}, {"ADDR": "h", "PORT": "1"}),
+    ],
+)
+def test_flag_and_variable_say_the_same(flags: dict[str, Any], environ: dict[str, str]) -> None:
+    assert _resolved(8, environ, **flags) == Topology("torchrun", 1, 0, 3, 3)
+
+
+def test_a_topology_is_told_in_one_line() -> None:
+    assert _resolved(2).describe() == "1 node, 2 processes (torchrun)"
+    assert Topology("slurm", 2, 0, 8, 16).describe() == "2 nodes, 16 processes (slurm)"
+
+
+# Several machines
+
+
+FLAGS = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 1234, "nproc_per_node": 8}
+VARIABLES = {"NNODES": "2", "NODE_RANK": "1", "ADDR": "10.0.0.1", "PORT": "1234", "NPROC_PER_NODE": "8"}
+OTHER_NAMES = {"ADDR": "MASTER_ADDR", "PORT": "MASTER_PORT"}
+TWO_NODES = Topology("torchrun", 2, 1, 8, 16, master_addr="10.0.0.1", master_port=1234)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"),
+    [
+        (FLAGS, {}),
+        ({}, VARIABLES),
+        (FLAGS, VARIABLES),
+        ({}, {OTHER_NAMES.get(name, name): value for name, value in VARIABLES.items()}),
+        ({}, VARIABLES | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}),
+        ({"nnodes": 2, "master_addr": "10.0.0.1"}, {"NODE_RANK": "1", "PORT": "1234"}),
+    ],
+)
+def test_several_machines_by_flags_variables_or_both(flags: dict[str, Any], environ: dict[str, str]) -> None:
+    assert _resolved(8, environ, **flags) == TWO_NODES
+
+
+def test_several_machines_without_a_port_meet_at_torchs() -> None:
+    found = _resolved(8, {}, nnodes=2, node_rank=0, master_addr="h")
+
+    assert found.master_port == DEFAULT_PORT
+
+
+def test_several_machines_without_an_address_are_refused() -> None:
+    error = _refusal(8, {"NODE_RANK": "0"}, nnodes=2)
+
+    assert "2 nodes, but no address" in str(error)
+    assert "--master-addr / ADDR" in str(error)
+
+
+def test_several_machines_without_a_node_rank_are_refused() -> None:
+    error = _refusal(8, {"ADDR": "h"}, nnodes=4)
+
+    assert "--node-rank / NODE_RANK" in str(error)
+    assert "0 to 3" in str(error)
+
+
+@pytest.mark.parametrize(("nodes", "rank"), [(2, 2), (2, 7), (1, 1)])
+def test_a_node_rank_beyond_the_nodes_is_refused(nodes: int, rank: int) -> None:
+    assert f"node rank {rank} of {nodes} nodes" in str(_refusal(0, {"ADDR": "h"}, nnodes=nodes, node_rank=rank))
+
+
+# What contradicts or does not parse
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, str], str, str]] = [
+    ({"nproc_per_node": 2}, {"NPROC_PER_NODE": "4"}, "--nproc-per-node=2", "NPROC_PER_NODE=4"),
+    ({"nnodes": 2}, {"NNODES": "3"}, "--nnodes=2", "NNODES=3"),
+    ({"node_rank": 0}, {"NODE_RANK": "1"}, "--node-rank=0", "NODE_RANK=1"),
+    ({}, {"ADDR": "a", "MASTER_ADDR": "b"}, "ADDR=a", "MASTER_ADDR=b"),
+    ({"master_addr": "a"}, {"MASTER_ADDR": "b"}, "--master-addr=a", "MASTER_ADDR=b"),
+    ({}, {"PORT": "1", "MASTER_PORT": "2"}, "PORT=1", "MASTER_PORT=2"),
+    ({"master_port": 1}, {"PORT": "2"}, "--master-port=1", "PORT=2"),
+]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "none"])
+@pytest.mark.parametrize(("flags", "environ", "one", "other"), CONTRADICTIONS)
+def test_a_flag_and_a_variable_that_contradict_are_both_named(
+    flags: dict[str, Any], environ: dict[str, str], one: str, other: str, launcher: str
+) -> None:
+    text = str(_refusal(8, environ, launcher=launcher, **flags))
+
+    assert one in text
+    assert other in text
+    assert "Keep one of them" in text
+
+
+@pytest.mark.parametrize("name", ["NPROC_PER_NODE", "NNODES", "NODE_RANK", "PORT", "MASTER_PORT"])
+@pytest.mark.parametrize("text", ["gpu", "auto", "-1", "2.0", "1e3", " 2", "٣", "99999999999999999999", "2;3"])
+def test_a_variable_that_is_no_count_is_named_with_its_value(name: str, text: str) -> None:
+    error = _refusal(8, {name: text})
+
+    assert repr(text) in error.what
+    assert name in str(error.where)
+    assert error.fix
+
+
+@pytest.mark.parametrize(
+    "flags", [{"nproc_per_node": 0}, {"nnodes": 0}, {"nnodes": -1}, {"node_rank": -1}, {"master_port": 65536}]
+)
+def test_a_flag_out_of_range_is_named(flags: dict[str, int]) -> None:
+    ((name, value),) = flags.items()
+
+    error = _refusal(8, {}, **flags)
+
+    assert repr(str(value)) in error.what
+    assert "--" + name.replace("_", "-") in str(error.where)
+
+
+@pytest.mark.parametrize(("flags", "environ"), [({"nproc_per_node": 4}, {}), ({}, {"NPROC_PER_NODE": "4"})])
+def test_more_processes_than_gpus_are_refused_as_the_machines_fault(
+    flags: dict[str, Any], environ: dict[str, str]
+) -> None:
+    with pytest.raises(MachineError) as caught:
+        _resolved(2, environ, **flags)
+
+    assert caught.value.exit_code == 3
+    assert "4 processes on a node with 2 visible GPUs" in str(caught.value)
+
+
+def test_a_cpu_runs_as_many_processes_as_one_likes() -> None:
+    assert _resolved(0, {}, nproc_per_node=5).world_size == 5
+
+
+# Inside another launcher
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "none"])
+@pytest.mark.parametrize("environ", [{"TORCHELASTIC_RUN_ID": "x"}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}])
+def test_inside_torchrun_nothing_is_started(environ: dict[str, str], launcher: str) -> None:
+    assert "already inside torchrun" in str(_refusal(2, environ, launcher=launcher))
+
+
+def test_a_rank_alone_in_the_environment_is_no_torchrun() -> None:
+    assert _resolved(1, {"RANK": "0"}).world_size == 1
+
+
+# One process
+
+
+def test_launcher_none_is_one_rank_whatever_gpus_there_are() -> None:
+    assert _resolved(8, {}, launcher="none") == Topology(
+        "none", 1, 0, 1, 1, rank=0, local_rank=0, master_addr="127.0.0.1", master_port=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"),
+    [
+        ({"nproc_per_node": 2}, {}),
+        ({"nnodes": 2}, {}),
+        ({"node_rank": 2}, {}),
+        ({}, {"NPROC_PER_NODE": "2"}),
+        ({}, {"NNODES": "2"}),
+        ({}, {"NODE_RANK": "2"}),
+    ],
+)
+def test_launcher_none_refuses_to_be_several(flags: dict[str, Any], environ: dict[str, str]) -> None:
+    error = _refusal(8, environ, launcher="none", **flags)
+
+    assert "2 with --launcher none" in str(error)
+    assert error.fix
+
+
+# Slurm: what srun sets, as a real two-node Slurm 22.05 does
+
+
+def _task(rank: int, *, nodes: str = "3,1", job: str = "7", **more: str) -> dict[str, str]:
+    """Return the variables of one task of `srun -N2 -n4`: 3 tasks on n1, 1 on n2."""
+    places = [(node, local) for node, tasks in enumerate(expand_tasks(nodes)) for local in range(tasks)]
+    node, local = places[rank]
+    return {
+        "SLURM_JOB_ID": job,
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(local),
+        "SLURM_NODEID": str(node),
+        "SLURM_NTASKS": str(len(places)),
+        "SLURM_STEP_NUM_TASKS": str(len(places)),
+        "SLURM_NNODES": "2",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_TASKS_PER_NODE": nodes,
+        "SLURM_STEP_TASKS_PER_NODE": nodes,
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_STEP_NODELIST": "n[1-2]",
+        **more,
+    }
+
+
+BATCH_SHELL = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_NNODES": "2",
+    "SLURM_TASKS_PER_NODE": "3,1",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+}
+
+
+def _slurm(environ: dict[str, str], num_gpus: int = 0, **flags: Any) -> Topology:
+    return _resolved(num_gpus, environ, launcher="slurm", **flags)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted"),
+    [("3,1", [(0, 0, 3), (0, 1, 3), (0, 2, 3), (1, 0, 1)]), ("2(x2)", [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)])],
+)
+def test_each_task_knows_its_place(nodes: str, wanted: list[tuple[int, int, int]]) -> None:
+    found = [_slurm(_task(rank, nodes=nodes)) for rank in range(4)]
+
+    assert [(task.node_rank, task.local_rank, task.nproc_per_node) for task in found] == wanted
+    assert [task.rank for task in found] == [0, 1, 2, 3]
+    assert {(task.world_size, task.num_nodes, task.job, task.master_addr) for task in found} == {(4, 2, "7", "n1")}
+    assert len({task.master_port for task in found}) == 1
+
+
+def test_the_batch_shell_looks_like_rank_0_and_is_no_task() -> None:
+    assert "srun ... tuner train" in str(_refusal(0, BATCH_SHELL, launcher="slurm"))
+
+
+def test_the_slurm_launcher_outside_of_slurm_is_refused() -> None:
+    assert "not inside srun" in str(_refusal(0, {}, launcher="slurm"))
+
+
+def test_srun_without_the_slurm_launcher_would_start_four_runs_and_is_refused() -> None:
+    for launcher in ("torchrun", "none"):
+        error = _refusal(8, _task(1), launcher=launcher)
+
+        assert "inside srun with 4 tasks" in str(error)
+        assert "--launcher slurm" in str(error)
+
+
+def test_the_batch_shell_and_a_single_task_may_start_torchrun() -> None:
+    alone = _task(0) | {"SLURM_STEP_NUM_TASKS": "1"}
+
+    assert _resolved(2, BATCH_SHELL).world_size == 2
+    assert _resolved(2, alone).world_size == 2
+
+
+@pytest.mark.parametrize(("num_gpus", "local_ranks"), [(8, [0, 1, 2]), (1, [0, 0, 0])])
+def test_the_local_rank_is_the_device_that_the_task_sees(num_gpus: int, local_ranks: list[int]) -> None:
+    found = [_slurm(_task(rank), num_gpus).local_rank for rank in range(3)]
+
+    assert found == local_ranks, "--gpus-per-task=1 shows each task one GPU, its device 0"
+
+
+def test_more_tasks_than_gpus_on_a_node_are_refused() -> None:
+    with pytest.raises(MachineError, match="3 processes on a node with 2 visible GPUs"):
+        _slurm(_task(0), 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "fix"),
+    [
+        ({"nproc_per_node": 2}, {}, "srun --ntasks-per-node=2"),
+        ({}, {"NPROC_PER_NODE": "2"}, "srun --ntasks-per-node=2"),
+        ({"nnodes": 3}, {}, "srun --nodes=3"),
+        ({}, {"NNODES": "3"}, "srun --nodes=3"),
+    ],
+)
+def test_another_geometry_than_sruns_is_refused(flags: dict[str, Any], environ: dict[str, str], fix: str) -> None:
+    assert fix in str(_refusal(0, _task(0) | environ, launcher="slurm", **flags))
+
+
+def test_the_same_geometry_as_sruns_is_no_contradiction() -> None:
+    assert _slurm(_task(0, NNODES="2"), nproc_per_node=3).world_size == 4
+
+
+def test_a_port_and_an_address_by_flag_win_over_slurms() -> None:
+    found = _slurm(_task(3), master_addr="ib0", master_port=4321)
+
+    assert (found.master_addr, found.master_port) == ("ib0", 4321)
+
+
+@pytest.mark.parametrize("port", [0, -5, 65536])
+def test_a_port_by_flag_is_checked_under_slurm_too(port: int) -> None:
+    assert "--master-port" in str(_refusal(0, _task(0), launcher="slurm", master_port=port))
+
+
+def test_a_step_within_a_larger_job_counts_its_own_tasks() -> None:
+    step = _task(0, nodes="1") | {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n2"}
+
+    found = _slurm(step)
+
+    assert (found.world_size, found.num_nodes, found.master_addr) == (1, 1, "n2")
+
+
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"])
+def test_a_broken_slurm_variable_is_named(name: str) -> None:
+    assert f"{name} is 'x'" in str(_refusal(0, _task(0, **{name: "x"}), launcher="slurm"))
+
+
+def test_a_broken_list_of_tasks_is_named() -> None:
+    environ = _task(0, SLURM_STEP_TASKS_PER_NODE="2(y3)")
+
+    assert "'2(y3)'" in str(_refusal(0, environ, launcher="slurm"))
+
+
+# Node lists
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("n[1-2]", "n1"),
+        ("n[01-03,7],m2", "n01"),
+        ("gpu[007,009-011]", "gpu007"),
+        ("a-b.example.org", "a-b.example.org"),
+        ("n2,n[1,3]", "n2"),
+        ("rack[3-4]-n[08-09]", "rack3-n08"),
+        ("n[1-2]-ib,m1", "n1-ib"),
+    ],
+)
+def test_the_first_host_of_a_compressed_list(nodelist: str, host: str) -> None:
+    assert first_host(nodelist) == host
+
+
+@pytest.mark.parametrize("nodelist", ["", ",n1"])
+def test_a_list_without_a_host_is_refused(nodelist: str) -> None:
+    with pytest.raises(UsageError, match="no host"):
+        first_host(nodelist)
+
+
+_PREFIX = st.from_regex(r"[a-z][a-z0-9-]{0,5}[a-z-]", fullmatch=True)
+
+
+@given(
+    prefix=_PREFIX, numbers=st.lists(st.integers(0, 999), min_size=1, max_size=6, unique=True), width=st.integers(1, 4)
+)
+def test_the_first_of_any_numbered_list(prefix: str, numbers: list[int], width: int) -> None:
+    names = [f"{number:0{width}d}" for number in numbers]
+
+    assert first_host(f"{prefix}[{','.join(names)}]") == f"{prefix}{names[0]}"
+    assert first_host(f"{prefix}[{names[0]}-9999],other[1-2]") == f"{prefix}{names[0]}"
+    assert first_host(",".join(f"{prefix}{name}" for name in names)) == f"{prefix}{names[0]}"
+
+
+@given(st.lists(st.tuples(st.integers(1, 99), st.integers(1, 5)), min_size=1, max_size=8))
+def test_tasks_a_node_are_what_slurm_compressed(groups: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{tasks}(x{nodes})" if nodes > 1 else str(tasks) for tasks, nodes in groups)
+
+    assert expand_tasks(text) == [tasks for tasks, nodes in groups for _ in range(nodes)]
+
+
+# The port of a job
+
+
+@given(st.integers(1, 2**31), st.integers(0, 1000))
+def test_a_jobs_port_is_free_for_anyone_and_not_one_the_system_hands_out(job: int, step: int) -> None:
+    port = job_port(str(job), str(step))
+
+    assert 1024 < port < 32768
+    assert port == job_port(str(job), str(step))
+
+
+def test_jobs_that_follow_each_other_clash_no_more_than_chance() -> None:
+    ports = [job_port(str(job), "0") for job in range(100_000, 101_000)]
+
+    clashes = sum(left == right for left, right in combinations(ports, 2))
+    expected = comb(1000, 2) / 20_000
+    assert clashes < 2 * expected
+    assert all(ports[at] != ports[at + 1] for at in range(999)), "neighbours share a node most of all"
+
+
+def test_jobs_equal_modulo_a_round_number_do_not_clash() -> None:
+    ports = {job_port(str(1234 + 10_000 * times), "0") for times in range(50)}
+
+    assert len(ports) > 45
+
+
+def test_two_steps_of_one_job_have_ports_of_their_own() -> None:
+    assert job_port("7", "0") != job_port("7", "1")
+
+
+# Ranks and batches
+
+
+def test_a_worker_reads_its_rank_and_whether_it_is_watched() -> None:
+    environ = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+
+    assert Rank.of({}) == Rank(0, 0, 1, supervised=False)
+    assert Rank.of(environ) == Rank(3, 1, 4, supervised=False)
+    assert Rank.of(environ | {"TORCHELASTIC_RUN_ID": "x"}).supervised
+
+
+@pytest.mark.parametrize(("samples", "steps"), [(1, 1), (24, 1), (25, 2), (48, 2), (49, 3)])
+def test_steps_of_an_epoch_round_up(samples: int, steps: int) -> None:
+    batch = Batch(micro_batch=3, accumulation=4, ranks=2)
+
+    assert batch.global_batch == 24
+    assert batch.steps_per_epoch(samples) == steps
+
+
+def test_every_error_names_a_place() -> None:
+    for flags, environ, *_ in CONTRADICTIONS:
+        assert re.match("--", str(_refusal(8, environ, **flags).where))

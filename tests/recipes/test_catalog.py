@@ -1,0 +1,233 @@
+"""A recipe's name is its parts: every one reads back, none reads two ways, and a wrong one says which is near."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.errors import RecipeError
+from tuner.recipes import catalog, recipe
+from tuner.recipes.catalog import DEFAULT_OBJECTIVE, Parts, names, parse, suggest
+from tuner.recipes.source import read_file
+
+COMPOSED = [
+    Parts(model, objective, method, dataset, 3)
+    for model, objective, method, dataset in itertools.product(
+        names("models"), names("objectives"), names("methods"), names("datasets")
+    )
+]
+
+
+def test_every_composed_name_reads_back_to_its_parts() -> None:
+    assert [parts for parts in COMPOSED if parse(parts.name) != parts] == []
+
+
+def test_no_two_compositions_have_one_name() -> None:
+    composed = [parts.name for parts in COMPOSED]
+
+    assert len(set(composed)) == len(composed)
+
+
+def test_no_name_has_a_second_reading() -> None:
+    # internlm2_chat_1_8b and internlm2_chat_1_8b_sft begin alike, and sft is an objective too.
+    for parts in COMPOSED:
+        stem, epochs = catalog.with_epochs(parts.name)
+        assert [found for found in catalog._readings(stem, epochs) if found] == [parts]
+
+
+def test_a_recipe_of_the_catalog_hides_only_the_composition_it_builds_on() -> None:
+    composed = {catalog.with_epochs(parts.name)[0] for parts in COMPOSED}
+
+    for name in {*names("recipes")} & composed:
+        base = read_file(catalog.part_path("recipes", name)).values["_base_"]
+        assert catalog.with_epochs(base)[0] == name
+
+
+@pytest.mark.parametrize("epochs", [1, 9, 10, 9999])
+def test_epochs_stand_in_the_name(epochs: int) -> None:
+    assert parse(f"tiny_full_custom_e{epochs}").epochs == epochs
+    assert recipe.load(f"tiny_full_custom_e{epochs}").config.train_cfg.max_epochs == epochs
+
+
+def test_a_recipe_of_the_catalog_takes_epochs_from_its_name() -> None:
+    plain, one = recipe.load("tiny_full_sample"), recipe.load("tiny_full_sample_e1")
+
+    assert plain.config.train_cfg.max_epochs == 3
+    assert one.config.train_cfg.max_epochs == 1
+    assert one.origins["train_cfg.max_epochs"].source == "name tiny_full_sample_e1"
+    assert one.config.optim_wrapper == plain.config.optim_wrapper
+    assert one.origins["optim_wrapper.optimizer.lr"].source == "configs/recipes/tiny_full_sample.py:6"
+
+
+def test_the_default_objective_is_not_written_in_names() -> None:
+    assert Parts("tiny", DEFAULT_OBJECTIVE, "full", "sample", 3).name == "tiny_full_sample_e3"
+    with pytest.raises(RecipeError, match="Did you mean 'tiny_full_sample_e3'"):
+        parse("tiny_sft_full_sample_e3")
+
+
+def test_the_parts_are_merged_in_the_order_of_the_name() -> None:
+    files = [f"{path.parent.name}/{path.stem}" for path in parse("tiny_pretrain_qlora_sample_e3").files()]
+
+    assert files == ["models/tiny", "objectives/pretrain", "methods/qlora", "datasets/sample"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("qwen3_8b_qlra_alpaca_e3", "qwen3_8b_qlora_alpaca_e3"),
+        ("qwen3_8b_qlora_alpacca_e3", "qwen3_8b_qlora_alpaca_e3"),
+        ("qwen38b_qlora_alpaca_e3", "qwen3_8b_qlora_alpaca_e3"),
+        ("qwn3_8b_qlora_alpaca_e5", "qwen3_8b_qlora_alpaca_e5"),
+        ("qwen3-8b-qlora-alpaca-e3", "qwen3_8b_qlora_alpaca_e3"),
+        ("Qwen3_8B_QLoRA_Alpaca_E3", "qwen3_8b_qlora_alpaca_e3"),
+        ("qwen3.8b_qlora_alpaca_e3", "qwen3_8b_qlora_alpaca_e3"),
+        ("qwen3_8b_qlora_alpaca", "qwen3_8b_qlora_alpaca_e3"),
+        ("qwen3_8b_qlora_alpaca_e", "qwen3_8b_qlora_alpaca_e3"),
+        ("qwen3_8b_qlora_alpaca_e0", "qwen3_8b_qlora_alpaca_e3"),
+        ("qwen3_8b_qlora_alpaca_e-1", "qwen3_8b_qlora_alpaca_e3"),
+        ("internlm2_chat_7b_qlora_oasst_e3", "internlm2_chat_7b_qlora_oasst1_e3"),
+        ("internlm_chat_7b_qlora_oasst1_e3", "internlm2_chat_7b_qlora_oasst1_e3"),
+        ("internlm2_chat_7b_qlora_oasst1_e03", "internlm2_chat_7b_qlora_oasst1_e3"),
+        ("tiny_pretrain_ful_sample_e2", "tiny_pretrain_full_sample_e2"),
+        ("tiny_pretran_full_sample_e2", "tiny_pretrain_full_sample_e2"),
+        ("tinny_full_sample_e1", "tiny_full_sample_e1"),
+        ("tiny_full_sampl", "tiny_full_sample_e3"),
+        ("tiny_full_sample_e1\n", "tiny_full_sample_e1"),
+        (" tiny_full_sample_e1", "tiny_full_sample_e1"),
+    ],
+)
+def test_a_typing_error_in_any_part_finds_the_name_that_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(name)
+
+    assert caught.value.what == f"no recipe {name!r}"
+    assert caught.value.fix == f"Did you mean {meant!r}? See: tuner list"
+    recipe.load(meant)
+
+
+@pytest.mark.parametrize("part", [*names("models"), *names("methods"), *names("datasets")])
+def test_a_lost_letter_in_any_part_is_found(part: str) -> None:
+    for parts in (parts for parts in COMPOSED if part in (parts.model, parts.method, parts.dataset)):
+        typo = parts.name.replace(part, part[:1] + part[2:] if len(part) > 3 else part, 1)
+        if parts.objective == DEFAULT_OBJECTIVE and len(part) > 4 and typo not in TAKEN:
+            assert suggest(typo) in {parts.name, *(other for other in TAKEN if _differ_by_one(typo, other))}
+
+
+TAKEN = {parts.name for parts in COMPOSED}
+
+
+def _differ_by_one(typo: str, other: str) -> bool:
+    return len(other) == len(typo) + 1 and any(other[:i] + other[i + 1 :] == typo for i in range(len(other)))
+
+
+@pytest.mark.parametrize("parts", COMPOSED[::7], ids=lambda parts: parts.name)
+def test_a_right_name_suggests_itself(parts: Parts) -> None:
+    assert suggest(parts.name) == parts.name
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        ("deepspeed_zero2", "is a DeepSpeed preset, not a recipe", "tuner train RECIPE --deepspeed deepspeed_zero2"),
+        ("zero3_offload", "is a DeepSpeed preset, not a recipe", "tuner train RECIPE --deepspeed zero3_offload"),
+        ("my_ds.json", "is a DeepSpeed preset, not a recipe", "tuner train RECIPE --deepspeed my_ds.json"),
+        ("tiny", "is only a part of a recipe's name (models)", "{model}_{method}_{dataset}_e{epochs}"),
+        ("qlora", "is only a part of a recipe's name (methods)", "tuner list"),
+        ("pretrain", "is only a part of a recipe's name (objectives)", "tuner list"),
+        ("oasst1", "is only a part of a recipe's name (datasets)", "tuner list"),
+        ("", "no recipe ''", "tuner list"),
+        (" ", "no recipe ' '", "tuner list"),
+        ("\n", "no recipe '\\n'", "tuner list"),
+        ("a\0b", "no recipe 'a\\x00b'", "tuner list"),
+        ("..", "no recipe '..'", "tuner list"),
+        ("\udcff", "no recipe '\\udcff'", "tuner list"),
+        ("base", "no recipe 'base'", "tuner list"),
+        ("tiny_full_sample_e10000", "no recipe", "tiny_full_sample_e"),
+        ("tiny_full_sample_e１", "no recipe", "tuner list"),
+        ("tiny__full_sample_e1", "no recipe", "'tiny_full_sample_e1'"),
+        ("x" * 5000, "no recipe", "tuner list"),
+        ("_" * 5000, "no recipe", "tuner list"),
+    ],
+)
+def test_a_name_of_no_recipe_is_one_message(name: str, what: str, fix: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(name)
+
+    assert what in caught.value.what
+    assert fix in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("../x", "No such file"),
+        ("../tiny_full_sample_e3", "No such file"),
+        ("models/tiny", "No such file"),
+        ("tiny_full_sample.py", "No such file"),
+        ("/", "Is a directory"),
+        ("/etc/passwd", "not valid Python"),
+        ("a\0/b", "null byte"),
+        ("n" * 300 + ".py", "File name too long"),
+    ],
+)
+def test_a_path_is_a_file_and_never_a_name(
+    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(RecipeError, match=reason) as caught:
+        recipe.load(name)
+
+    assert caught.value.where is not None
+    assert caught.value.where.startswith(name)
+
+
+@given(st.text(st.characters(exclude_categories=()), max_size=40) | st.from_regex(r"[a-z0-9_]{1,40}", fullmatch=True))
+@settings(max_examples=150, deadline=None)
+def test_any_text_is_a_name_or_one_message(name: str) -> None:
+    try:
+        parse(name)
+    except RecipeError as error:
+        assert str(error).startswith("bad-recipe: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("x_e3", ("x", 3)),
+        ("x", ("x", None)),
+        ("x_e0", ("x_e0", None)),
+        ("_e3", ("_e3", None)),
+        ("x_e1_e2", ("x_e1", 2)),
+    ],
+)
+def test_epochs_are_the_number_at_the_end(name: str, split: tuple[str, int | None]) -> None:
+    assert catalog.with_epochs(name) == split
+
+
+def test_every_part_says_in_its_first_line_what_it_is() -> None:
+    for kind in catalog.KINDS:
+        for name in names(kind):
+            assert len(catalog.summary(kind, name)) > 10
+
+
+def test_an_asset_is_a_file_of_the_package() -> None:
+    assert Path(catalog.asset("package:sample/train.jsonl")).is_file()
+    assert catalog.asset("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+
+
+def test_a_chat_template_is_a_name_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "my.jinja").write_text("")
+    known = sorted(path.stem for path in (catalog.CONFIGS / "chat_templates").glob("*.jinja"))
+
+    assert known
+    assert catalog.chat_template(known[0]).is_file()
+    assert catalog.chat_template(str(tmp_path / "my.jinja")) == tmp_path / "my.jinja"
+    for name in (known[0] + "x", str(tmp_path / "no.jinja"), "../base", ""):
+        with pytest.raises(RecipeError, match="no chat template") as caught:
+            catalog.chat_template(name)
+        assert known[0] in (caught.value.fix or "")

@@ -1,0 +1,267 @@
+"""`--set KEY=VALUE`: any key by any unique tail, in the type of its field; what is wrong is one message."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tuner.errors import RecipeError
+from tuner.recipes import recipe
+from tuner.recipes.overrides import parse_override, schema_keys
+from tuner.recipes.recipe import Overrides
+
+PRESENT = recipe.load("tiny_qlora_sample_e3").values  # every block is there
+FULL = recipe.load("tiny_full_custom_e3").values  # no adapter, no quantization, no validation
+KEYS = sorted(schema_keys())
+
+
+def parsed(text: str, present: dict[str, Any] = PRESENT) -> tuple[str, Any]:
+    keys, value = parse_override(text, "--set", present)
+    return ".".join(keys), value
+
+
+def tails(keys: tuple[str, ...]) -> list[str]:
+    return [".".join(keys[start:]) for start in range(len(keys))]
+
+
+COUNTS = Counter(tail for keys in KEYS for tail in tails(keys))
+
+
+@pytest.mark.parametrize("keys", KEYS, ids=".".join)
+def test_a_key_is_reached_by_its_path_and_by_every_unique_tail(keys: tuple[str, ...]) -> None:
+    for tail in tails(keys):
+        if COUNTS[tail] == 1 or tail == ".".join(keys):
+            assert parse_override(f"{tail}=x", "--set", PRESENT)[0] == keys
+
+
+@pytest.mark.parametrize("tail", sorted(tail for tail, count in COUNTS.items() if count > 1))
+def test_an_ambiguous_tail_is_refused_with_every_key_it_could_be(tail: str) -> None:
+    if tuple(tail.split(".")) in schema_keys():
+        return  # a whole path, which always wins
+
+    with pytest.raises(RecipeError, match="could be") as caught:
+        parsed(f"{tail}=1")
+
+    could = caught.value.what.split("could be ")[1].split(" or ")
+    assert could == [".".join(keys) for keys in schema_keys() if tail in tails(keys)]
+    assert caught.value.where == f"--set {tail}=1"
+
+
+def test_a_tail_is_unique_when_this_recipe_has_one_such_key() -> None:
+    assert parsed("batch_size=2", FULL)[0] == "train_dataloader.batch_size"
+    assert parsed("max_length=2", FULL)[0] == "train_dataloader.dataset.max_length"
+    with pytest.raises(RecipeError, match=r"train_dataloader\.batch_size or val_dataloader.batch_size"):
+        parsed("batch_size=2", PRESENT)
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("lrr", "lr"),
+        ("learning_rate", None),
+        ("optim_wrapper.optimizer.lrr", "optim_wrapper.optimizer.lr"),
+        ("max_epoch", "max_epochs"),
+        ("accumulative_count", "accumulative_counts"),
+        ("SEED", "seed"),
+        ("adapter.R", "adapter.r"),
+        ("", None),
+        (".", None),
+        ("lr.", "lr"),
+        (".lr", "lr"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str | None) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parsed(f"{key}=1")
+
+    assert caught.value.what == f"no key {key!r}"
+    assert (f"Did you mean {nearest!r}?" if nearest else "Known at the top: model,") in str(caught.value)
+    assert "tuner show" in str(caught.value)
+
+
+def test_a_text_without_equals_sign_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"'lr' has no '='. In --cfg-options. Write --cfg-options KEY=VALUE"):
+        parse_override("lr", "--cfg-options", PRESENT)
+
+
+CONVERTED: tuple[tuple[str, Any], ...] = (
+    # numbers
+    ("lr=1e-5", 1e-5),
+    ("lr= 2e-4 ", 2e-4),
+    (" lr =3e-4", 3e-4),
+    ("lr=1", 1),
+    ("lr=3 * 1e-4", 3 * 1e-4),
+    ("max_epochs=5", 5),
+    ("max_epochs=1_000", 1000),
+    ("max_epochs=-1", -1),
+    ("max_epochs=1.0", 1.0),
+    ("bits=8", 8),
+    # truth and nothing
+    ("gradient_checkpointing=False", False),
+    ("gradient_checkpointing=false", False),
+    ("use_dora=TRUE", True),
+    ("gradient_checkpointing=no", "no"),
+    ("max_steps=none", None),
+    ("max_steps=None", None),
+    ("max_steps=null", None),
+    ("clip_grad=None", None),
+    ("adapter=none", None),
+    ("lr=none", None),
+    ("chat_template=none", None),
+    ("train_dataloader.dataset.split=none", "none"),
+    ("deepspeed=none", "none"),
+    # texts, as they were typed
+    ("model.path=a b", "a b"),
+    ("model.path= a ", " a "),
+    ("model.path='a'", "'a'"),
+    ('model.path="a"', '"a"'),
+    ("model.path=", ""),
+    ("model.path=a=b=c", "a=b=c"),
+    ("model.path=1", "1"),
+    ("model.path=true", "true"),
+    ("model.path=nan", "nan"),
+    ("model.path=[a]", "[a]"),
+    ("model.path=(1, 2)", "(1, 2)"),
+    ("model.path={}", "{}"),
+    ("model.path=C:\\new", "C:\\new"),
+    ("chat_template=wörld 🙂.jinja", "wörld 🙂.jinja"),
+    # choices
+    ("dtype=bf16", "bf16"),
+    ("dtype= bf16 ", "bf16"),
+    ("optimizer.type=AdamW", "AdamW"),
+    ("dtype=16", "16"),
+    # lists, tuples
+    ("betas=0.9,0.95", (0.9, 0.95)),
+    ("betas=(0.9, 0.95)", (0.9, 0.95)),
+    ("betas=[0.9, 0.95]", [0.9, 0.95]),
+    ("trackers=wandb", ["wandb"]),
+    ("trackers=wandb, mlflow", ["wandb", "mlflow"]),
+    ("trackers=[wandb,mlflow]", ["wandb", "mlflow"]),
+    ("trackers=['wandb']", ["wandb"]),
+    ("trackers=('wandb',)", ("wandb",)),
+    ("trackers='wandb'", ["wandb"]),
+    ("trackers=[]", []),
+    ("trackers=", []),
+    ("modules_to_save=lm_head,embed_tokens", ["lm_head", "embed_tokens"]),
+    ("modules_to_save=none", None),
+    ("target_modules=all-linear", "all-linear"),
+    ("target_modules=.*\\.q_proj", ".*\\.q_proj"),
+    ("target_modules=[qk]_proj", "[qk]_proj"),
+    ("target_modules=(q|k)_proj", "(q|k)_proj"),
+    ("target_modules=(q_proj|k_proj)", "(q_proj|k_proj)"),
+    ("target_modules=['q_proj', 'v_proj']", ["q_proj", "v_proj"]),
+    ("target_modules=('q_proj', 'v_proj')", ("q_proj", "v_proj")),
+    ("target_modules=[q_proj,v_proj]", ["q_proj", "v_proj"]),
+    ("target_modules= [q_proj, v_proj] ", ["q_proj", "v_proj"]),
+    # blocks
+    ("adapter={'r': 8}", {"r": 8}),
+    ("adapter=dict(r=8)", {"r": 8}),
+    ("deepspeed={'zero_optimization': {'stage': 2}}", {"zero_optimization": {"stage": 2}}),
+    ("deepspeed=zero2", "zero2"),
+    ("deepspeed={broken", "{broken"),
+)
+
+
+@pytest.mark.parametrize(("text", "value"), CONVERTED, ids=lambda item: str(item)[:40])
+def test_the_field_decides_the_type(text: str, value: Any) -> None:
+    found = parsed(text)[1]
+
+    assert (repr(found), type(found)) == (repr(value), type(value))
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", "inf", "-inf", "Infinity", " nan "])
+def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
+    with pytest.raises(RecipeError, match=r"is not a finite number\. In --set lr="):
+        parsed(f"lr={value}")
+
+
+@pytest.mark.parametrize("text", ["r=8", "adapter.r=8", "bits=4", "val_dataloader.batch_size=2", "num_hidden_layers=2"])
+def test_a_key_below_a_block_that_is_none_is_refused(text: str) -> None:
+    overrides = Overrides(model="unknown/model", pairs=[("--set", text)])
+
+    with pytest.raises(RecipeError, match=r"is None in this recipe, so .* means nothing") as caught:
+        recipe.load("tiny_full_custom_e3", overrides)
+
+    assert caught.value.where == f"--set {text}"
+
+
+def test_a_block_can_be_set_as_a_whole_and_then_reached() -> None:
+    pairs = [("--set", "adapter=dict(r=8, lora_alpha=16)"), ("--set", "r=4")]
+
+    adapter = recipe.load("tiny_full_custom_e3", Overrides(pairs=pairs)).config.adapter
+
+    assert adapter is not None
+    assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (4, 16, "all-linear")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lr=1)\nother = (2",
+        "betas=",
+        "betas=0.9",
+        "adapter={",
+        "model=tiny",
+        "model=none",
+        "lr=__import__('os')",
+        "lr=",
+        "lr=1e999",
+        "lr=0x" + "f" * 300,
+        "max_epochs=1.0",
+        "max_epochs=three",
+        "use_dora=yes",
+        "dtype=bf17",
+        "adapter=3",
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_key_value_and_place(text: str) -> None:
+    key, _, value = text.partition("=")
+
+    with pytest.raises(RecipeError) as caught:
+        recipe.load("tiny_lora_sample_e1", Overrides(pairs=[("--set", text)]))
+
+    assert caught.value.where == f"--set {text}"
+    assert f"{key} = " in caught.value.what
+    assert value[:20].lower() in str(caught.value).lower()
+
+
+def test_overrides_apply_in_their_order() -> None:
+    pairs = [("--set", "lr=1e-5"), ("--cfg-options", "lr=2e-5"), ("--set", "optim_wrapper.optimizer.lr=3e-5")]
+
+    found = recipe.load("tiny_full_sample_e1", Overrides(pairs=pairs))
+
+    origin = found.origins["optim_wrapper.optimizer.lr"]
+    assert found.config.optim_wrapper.optimizer.lr == 3e-5
+    assert origin.source == "--set optim_wrapper.optimizer.lr=3e-5"
+    assert [value for value, _ in origin.beat][:2] == [2e-5, 1e-5]
+
+
+@pytest.mark.parametrize("text", ["model.path=\udcff", "model.path=a\0b", "trackers=[\ud800]", "\udcff=1"])
+def test_bytes_that_are_no_text_are_refused(text: str) -> None:
+    with pytest.raises(RecipeError, match="is not UTF-8"):
+        recipe.load("tiny_full_sample_e1", Overrides(pairs=[("--set", text)]))
+
+
+VALUES = st.sampled_from(
+    ["", "none", "nan", "1e999", "[", "{", "(", "1", "-1", "dict(a=1)", "[a]", "0x", "1,", "'", "\\"]
+)
+
+
+@given(
+    st.sampled_from([".".join(keys) for keys in KEYS]) | st.sampled_from(sorted(COUNTS)) | st.text(max_size=20),
+    VALUES | st.text(st.characters(exclude_categories=()), max_size=20),
+)
+@example("lr", "a" + ".b" * 400)
+@example("deepspeed", "{'a': {'b': " + "[" * 99 + "]" * 99 + "}}")
+@settings(max_examples=300, deadline=None)
+def test_any_override_is_taken_or_refused_in_one_message(key: str, value: str) -> None:
+    try:
+        found = recipe.load("tiny_qlora_sample_e3", Overrides(pairs=[("--set", f"{key}={value}")]))
+    except RecipeError as error:
+        assert str(error).startswith("bad-recipe: ")
+    else:
+        assert found.standalone()

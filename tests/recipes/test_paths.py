@@ -1,0 +1,149 @@
+"""A path is a file here, a file of the package or an id on the hub; what is not there is refused with what is near."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.errors import DataError, ModelError, RecipeError, TunerError
+from tuner.recipes import catalog, paths, recipe
+from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema import RecipeConfig
+
+
+def config_with(model: str | None = None, data: str | None = None) -> RecipeConfig:
+    return recipe.load("tiny_full_sample_e1", Overrides(model=model, data=data)).config
+
+
+@pytest.mark.parametrize("path", ["Qwen/Qwen3-8B", "gpt2", "google/gemma-2b-it", "n" * 300])
+def test_an_id_on_the_hub_is_not_local(path: str) -> None:
+    assert paths.local(path) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["./x", "../x", "/x", ".", "x.jsonl", "a/b.parquet", "a/b/c", "a b", "wörld/a b", "~nobody-of-this-name/x", "a//b"],
+)
+def test_what_cannot_be_an_id_is_local(path: str) -> None:
+    assert paths.local(path) == Path(path)
+
+
+def test_the_home_folder_is_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert paths.local("~/model") == tmp_path / "model"
+
+
+def test_a_folder_that_is_there_wins_over_an_id_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+
+    assert paths.local("org/name") == Path("org/name")
+    assert paths.local("org/other") is None
+
+
+def test_a_path_of_the_package_is_its_file() -> None:
+    found = paths.local("package:sample/train.jsonl")
+
+    assert found is not None
+    assert found.is_file()
+
+
+@pytest.mark.parametrize("path", ["package:missing", "package:../base.py", "package:/etc/passwd", "package:a\0b"])
+def test_the_package_has_nothing_outside_its_assets(path: str) -> None:
+    with pytest.raises(RecipeError, match="not shipped"):
+        paths.local(path)
+
+
+@given(st.text(max_size=300))
+@settings(deadline=None)
+def test_any_text_is_an_id_or_a_path_or_refused(text: str) -> None:
+    try:
+        assert isinstance(paths.local(text), Path | None)
+    except RecipeError:
+        assert text.startswith(catalog.ASSET)
+
+
+def test_a_model_of_the_package_and_one_of_the_hub_pass() -> None:
+    paths.check_model(config_with())
+    paths.check_model(config_with("Qwen/Qwen3-8B"))
+
+
+def test_a_model_that_is_not_there_is_refused_with_the_nearest_folder(tmp_path: Path) -> None:
+    (tmp_path / "my_model").mkdir()
+
+    with pytest.raises(ModelError, match=r"does not exist\. In model\.path\. Did you mean '.*/my_model'"):
+        paths.check_model(config_with(str(tmp_path / "my_modl")))
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("")
+
+    with pytest.raises(ModelError, match="is no folder"):
+        paths.check_model(config_with(str(tmp_path / "model.safetensors")))
+
+
+def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        paths.check_model(config_with(str(tmp_path)))
+
+    (tmp_path / "config.json").write_text("{}")
+    paths.check_model(config_with(str(tmp_path)))
+
+
+def test_a_model_must_be_named() -> None:
+    pairs = [("--set", "model.path=none")]
+
+    with pytest.raises(ModelError, match=r"no model is named.*--model"):
+        paths.check_model(recipe.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
+
+
+def test_data_of_the_package_and_of_the_hub_pass() -> None:
+    paths.check_data(config_with())
+    paths.check_data(config_with(data="tatsu-lab/alpaca"))
+
+
+def test_data_must_be_named() -> None:
+    with pytest.raises(DataError, match=r"no data set is named. In train_dataloader\.dataset\.path.*--data"):
+        paths.check_data(recipe.load("tiny_full_custom_e1").config)
+
+
+def test_data_that_is_not_there_is_refused_with_the_nearest_file(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}\n")
+
+    with pytest.raises(DataError, match=r"Did you mean '.*/train\.jsonl'"):
+        paths.check_data(config_with(data=str(tmp_path / "tran.jsonl")))
+
+
+def test_an_empty_file_or_folder_is_no_data(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("")
+    (tmp_path / "folder").mkdir()
+
+    with pytest.raises(DataError, match=r"the data file '.*' is empty"):
+        paths.check_data(config_with(data=str(tmp_path / "train.jsonl")))
+    with pytest.raises(DataError, match=r"the data folder '.*' is empty"):
+        paths.check_data(config_with(data=str(tmp_path / "folder")))
+
+
+def test_validation_data_is_checked_too(tmp_path: Path) -> None:
+    pairs = [("--set", f"val_dataloader.dataset.path={tmp_path}/no.jsonl")]
+
+    with pytest.raises(DataError, match=r"In val_dataloader\.dataset\.path"):
+        paths.check_data(recipe.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
+
+
+@pytest.mark.parametrize("path", ["/" + "n" * 300, "~nobody-of-this-name/x", "/dev/null/x", "./a b\n", ".", "//", " "])
+def test_a_strange_path_is_refused_in_one_message(path: str) -> None:
+    config = config_with(path, path)
+
+    for check in (paths.check_model, paths.check_data):
+        try:
+            check(config)
+        except TunerError as error:
+            assert repr(path)[1:-1] in str(error)
+        else:
+            assert check is paths.check_data
+            assert Path(path).is_dir()

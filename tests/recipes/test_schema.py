@@ -1,0 +1,155 @@
+"""The schema holds every key once, and takes no value of another type, range or sort."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from tuner.recipes import recipe
+from tuner.recipes.overrides import schema_keys
+from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig
+
+QLORA = recipe.load("tiny_qlora_sample_e3")
+
+REFUSED: tuple[tuple[str, Any, str], ...] = (
+    ("optim_wrapper.optimizer.lr", 0, "greater than 0"),
+    ("optim_wrapper.optimizer.lr", -1e-5, "greater than 0"),
+    ("optim_wrapper.optimizer.lr", float("nan"), "finite"),
+    ("optim_wrapper.optimizer.lr", float("inf"), "finite"),
+    ("optim_wrapper.optimizer.lr", "1e-5", "valid number"),
+    ("optim_wrapper.optimizer.lr", None, "valid number"),
+    ("optim_wrapper.optimizer.lr", True, "valid number"),
+    ("optim_wrapper.optimizer.betas", (0.9,), "required"),
+    ("optim_wrapper.optimizer.betas", (0.9, 1.0), "less than 1"),
+    ("optim_wrapper.optimizer.betas", 0.9, "valid tuple"),
+    ("optim_wrapper.optimizer.weight_decay", -0.1, "greater than or equal to 0"),
+    ("optim_wrapper.optimizer.type", "Adamw", "'AdamW'"),
+    ("optim_wrapper.accumulative_counts", 0, "greater than 0"),
+    ("optim_wrapper.accumulative_counts", 1.5, "valid integer"),
+    ("optim_wrapper.accumulative_counts", True, "valid integer"),
+    ("optim_wrapper.dtype", "bfloat16", "'bf16'"),
+    ("optim_wrapper.clip_grad", {"max_norm": 0}, "greater than 0"),
+    ("optim_wrapper.clip_grad", {}, "required"),
+    ("param_scheduler.type", "cosin", "'cosine'"),
+    ("param_scheduler.warmup_ratio", 1.0, "less than 1"),
+    ("train_cfg.max_epochs", 0, "greater than 0"),
+    ("train_cfg.max_steps", 0, "greater than 0"),
+    ("train_cfg.gradient_checkpointing", 1, "valid boolean"),
+    ("train_dataloader.batch_size", 0, "greater than 0"),
+    ("train_dataloader.num_workers", -1, "greater than or equal to 0"),
+    ("train_dataloader.dataset.path", 3, "valid string"),
+    ("train_dataloader.dataset.split", None, "valid string"),
+    ("train_dataloader.dataset.max_length", "2048", "valid integer"),
+    ("checkpoint.interval", -1, "greater than 0"),
+    ("checkpoint.max_keep_ckpts", 0, "greater than 0"),
+    ("log.trackers", ("wandb", 3), "valid string"),
+    ("randomness.seed", -1, "greater than or equal to 0"),
+    ("randomness.seed", 2**32, "less than 4294967296"),
+    ("quantization.bits", 3, "4 or 8"),
+    ("quantization.quant_type", "int4", "'nf4'"),
+    ("adapter.r", 0, "greater than 0"),
+    ("adapter.lora_dropout", 1.0, "less than 1"),
+    ("adapter.target_modules", 3, "valid string"),
+    ("adapter.unknown", 3, "not permitted"),
+    ("objective.type", "dpo_", "'sft'"),
+    ("deepspeed", 2, "valid string"),
+    ("unknown", 1, "not permitted"),
+)
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    values = QLORA.values
+    block = values
+    *outer, last = key.split(".")
+    for name in outer:
+        block = block[name]
+    block[last] = value
+    return values
+
+
+@pytest.mark.parametrize(("key", "value", "reason"), REFUSED, ids=lambda item: str(item)[:30])
+def test_a_value_that_does_not_fit_is_refused(key: str, value: Any, reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        RecipeConfig.model_validate(changed(key, value))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optim_wrapper.clip_grad", None),
+        ("optim_wrapper.optimizer.betas", [0.9, 0.95]),
+        ("optim_wrapper.optimizer.weight_decay", 0),
+        ("train_cfg.max_steps", 10),
+        ("val_dataloader", None),
+        ("architecture", None),
+        ("adapter.target_modules", ["q_proj"]),
+        ("adapter.target_modules", ("q_proj",)),
+        ("adapter.modules_to_save", ["lm_head"]),
+        ("log.trackers", ["wandb"]),
+        ("deepspeed", {"zero_optimization": {"stage": 2}}),
+        ("randomness.seed", 2**32 - 1),
+    ],
+)
+def test_every_other_sort_of_value_is_taken(key: str, value: Any) -> None:
+    RecipeConfig.model_validate(changed(key, value))
+
+
+def test_a_recipe_cannot_be_changed_after_it_was_checked() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        QLORA.config.train_cfg.max_epochs = 5  # type: ignore[misc]
+
+
+def test_quantized_weights_need_an_adapter() -> None:
+    with pytest.raises(ValidationError, match="quantized weights cannot be trained"):
+        RecipeConfig.model_validate(changed("adapter", None))
+
+    both = {**changed("adapter", None), "quantization": None}
+    assert RecipeConfig.model_validate(both).adapter is None
+
+
+@pytest.mark.parametrize("revision", [None, "main", "a" * 39, "a" * 41, "A" * 40, "g" * 40])
+def test_remote_code_needs_a_full_commit(revision: str | None) -> None:
+    model = {**QLORA.values["model"], "revision": revision, "trust_remote_code": True}
+
+    with pytest.raises(ValidationError, match="full 40-digit commit"):
+        RecipeConfig.model_validate({**QLORA.values, "model": model})
+
+    RecipeConfig.model_validate({**QLORA.values, "model": {**model, "revision": "0123456789" * 3 + "abcdef0123"}})
+
+
+def blocks() -> list[type[BaseModel]]:
+    return [Block, *Block.__subclasses__()]
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.__name__)
+def test_every_block_is_strict_and_says_what_it_is(block: type[BaseModel]) -> None:
+    assert block.model_config == Block.model_config
+    assert block.__doc__
+
+
+def test_every_block_is_a_key_of_the_recipe() -> None:
+    reached = {RecipeConfig.__name__, "Block"}
+    text = str(list(schema_keys().values()))
+
+    reached |= {block.__name__ for block in blocks() if f".{block.__name__}'" in text or f".{block.__name__} " in text}
+    assert {block.__name__ for block in blocks()} - reached == set()
+
+
+def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> None:
+    optional = (Adapter, Quantization)
+    with_default = {
+        (block.__name__, name)
+        for block in blocks()
+        for name, field in block.model_fields.items()
+        if not field.is_required() and block not in optional
+    }
+
+    # val_dataloader may be None, and a data set's ordinary keys need not be written in it.
+    assert with_default == {
+        ("Dataloader", "num_workers"),
+        ("Dataset", "name"),
+        ("Dataset", "split"),
+        ("Dataset", "format"),
+    }

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import RunDirectoryError
+from tuner.files import sha256
+from tuner.runs import checkpoints
+from tuner.runs.checkpoints import MANIFEST, facts, inspect, newest_valid, prune, require_valid, seal, survey
+
+CONTENT = {
+    "model.safetensors": bytes(range(256)) * 4,
+    "trainer_state.json": b'{"step": 1}',
+    "global_step1/rank_0.pt": b"optimizer of rank 0",
+    "global_step1/manifest.json": b"not ours",
+    "empty": b"",
+    "größe mit leerzeichen": b"x",
+}
+
+
+def _save(folder: Path, step: int, *, sealed: bool = True) -> Path:
+    path = folder / f"checkpoint-{step}"
+    for name, content in CONTENT.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    if sealed:
+        seal(path, {"step": step, "world_size": 2})
+    return path
+
+
+def _flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def _left(folder: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in folder.iterdir())
+
+
+# One checkpoint
+
+
+def test_a_sealed_checkpoint_is_valid_and_tells_its_facts(tmp_path: Path) -> None:
+    path = _save(tmp_path, 7)
+
+    assert inspect(path) is None
+    assert require_valid(path) == path
+    assert facts(path) == {"step": 7, "world_size": 2}
+
+
+def test_the_manifest_holds_the_size_and_hash_of_every_file(tmp_path: Path) -> None:
+    path = _save(tmp_path, 7)
+
+    files = json.loads((path / MANIFEST).read_text())["files"]
+
+    assert files == {name: {"bytes": len(content), "sha256": sha256(content)} for name, content in CONTENT.items()}
+
+
+def test_every_file_is_on_the_disk_before_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _save(tmp_path, 7, sealed=False)
+    flushed: list[Path] = []
+    monkeypatch.setattr(checkpoints, "_flush", flushed.append)
+    monkeypatch.setattr(checkpoints, "write_json", lambda manifest, value: flushed.append(manifest))
+
+    seal(path, {})
+
+    assert set(flushed[:-1]) == {path / name for name in CONTENT}
+    assert flushed[-1] == path / MANIFEST
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_a_deleted_file_is_named(tmp_path: Path, name: str) -> None:
+    path = _save(tmp_path, 7)
+
+    (path / name).unlink()
+
+    assert inspect(path) == f"{name} is missing"
+
+
+@pytest.mark.parametrize("name", [name for name, content in CONTENT.items() if content])
+def test_one_flipped_bit_anywhere_is_found(tmp_path: Path, name: str) -> None:
+    path = _save(tmp_path, 7)
+    at = random.Random(name).randrange(len(CONTENT[name]))  # noqa: S311
+
+    _flip(path / name, at)
+
+    assert inspect(path) == f"{name} has changed (its hash differs)"
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_a_file_of_another_size_is_named_with_both(tmp_path: Path, name: str) -> None:
+    path, size = _save(tmp_path, 7), len(CONTENT[name])
+
+    (path / name).write_bytes(CONTENT[name][:-1] if size else b"grown")
+
+    assert inspect(path) == f"{name} has {size - 1 if size else 5} bytes, not {size}"
+
+
+def test_a_file_that_became_a_folder_is_missing(tmp_path: Path) -> None:
+    path = _save(tmp_path, 7)
+    (path / "empty").unlink()
+    (path / "empty").mkdir()
+
+    assert inspect(path) == "empty is missing"
+
+
+def test_without_a_manifest_the_save_never_finished(tmp_path: Path) -> None:
+    assert inspect(_save(tmp_path, 7, sealed=False)) == "it has no manifest: the save never finished"
+    assert inspect(tmp_path / "checkpoint-8") == "it has no manifest: the save never finished"
+
+
+GARBLED = [
+    "",
+    "{",
+    "null",
+    "[]",
+    "3",
+    '"files"',
+    "{}",
+    '{"files": null}',
+    '{"files": []}',
+    '{"files": 3}',
+    '{"files": {"empty": {}}}',
+    '{"files": {"empty": null}}',
+    '{"files": {"empty": [0, "x"]}}',
+    '{"files": {"empty": {"bytes": 0}}}',
+]
+
+
+@pytest.mark.parametrize("text", GARBLED)
+def test_a_garbled_manifest_is_told_and_nothing_is_raised(tmp_path: Path, text: str) -> None:
+    path = _save(tmp_path, 7)
+
+    (path / MANIFEST).write_text(text)
+
+    assert inspect(path) == "its manifest is not readable"
+
+
+def test_any_flipped_bit_of_the_list_of_files_is_found(tmp_path: Path) -> None:
+    path = _save(tmp_path, 7)
+    whole = (path / MANIFEST).read_bytes()
+    start, end = whole.index(b'"files"'), whole.rindex(b"}\n  }")
+    for at in range(start, end, 7):
+        if whole[at] in b" \n,":  # space for another space is the same JSON
+            continue
+        _flip(path / MANIFEST, at)
+
+        assert inspect(path) is not None, whole[max(0, at - 20) : at + 20]
+        (path / MANIFEST).write_bytes(whole)
+
+
+def test_a_cut_manifest_is_found_wherever_it_is_cut(tmp_path: Path) -> None:
+    path = _save(tmp_path, 7)
+    whole = (path / MANIFEST).read_bytes()
+    for length in range(0, len(whole) - 2, 11):
+        (path / MANIFEST).write_bytes(whole[:length])
+
+        assert inspect(path) is not None
+
+
+def test_a_file_that_came_later_does_no_harm(tmp_path: Path) -> None:
+    path = _save(tmp_path, 7)
+
+    (path / "notes.txt").write_text("mine")
+
+    assert inspect(path) is None
+
+
+@pytest.mark.parametrize("damage", ["missing", "file", "broken"])
+def test_a_checkpoint_asked_for_by_name_must_be_valid(tmp_path: Path, damage: str) -> None:
+    path = _save(tmp_path, 7)
+    if damage != "broken":
+        shutil.rmtree(path)
+    if damage == "file":
+        path.touch()
+    if damage == "broken":
+        (path / "model.safetensors").unlink()
+
+    with pytest.raises(RunDirectoryError) as caught:
+        require_valid(path)
+
+    assert str(path) in str(caught.value)
+    assert caught.value.where == "--resume"
+    assert ("model.safetensors is missing" in str(caught.value)) is (damage == "broken")
+
+
+# Several checkpoints
+
+
+def test_the_newest_is_the_highest_step_and_not_the_last_in_the_alphabet(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        _save(tmp_path, step)
+
+    assert newest_valid(tmp_path) == (tmp_path / "checkpoint-100", [])
+
+
+def test_invalid_ones_are_passed_over_and_told(tmp_path: Path) -> None:
+    for step in (1, 2):
+        _save(tmp_path, step)
+    _flip(_save(tmp_path, 3) / "model.safetensors", 5)
+    _save(tmp_path, 4, sealed=False)
+
+    found, passed = newest_valid(tmp_path)
+
+    assert found == tmp_path / "checkpoint-2"
+    assert passed == [
+        "checkpoint-4 is passed over: it has no manifest: the save never finished",
+        "checkpoint-3 is passed over: model.safetensors has changed (its hash differs)",
+    ]
+
+
+def test_what_is_older_than_the_newest_valid_one_is_not_read(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        _save(tmp_path, step)
+
+    assert [verdict.step for verdict in survey(tmp_path)] == [3]
+
+
+def test_where_no_checkpoint_is_valid_there_is_none(tmp_path: Path) -> None:
+    _save(tmp_path, 1, sealed=False)
+
+    assert newest_valid(tmp_path)[0] is None
+    assert newest_valid(tmp_path / "missing") == (None, [])
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint-", "checkpoint-x", "checkpoint-5.tmp", "old-checkpoint-5", "checkpoint-5-6"]
+)
+def test_other_folders_are_no_checkpoints(tmp_path: Path, name: str) -> None:
+    shutil.move(_save(tmp_path, 5), tmp_path / name)
+
+    assert survey(tmp_path) == []
+    prune(tmp_path, 1)
+    assert (tmp_path / name).is_dir()
+
+
+# Pruning
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (2, 4, 8, 10):
+        _save(tmp_path, step)
+
+    prune(tmp_path, 2)
+
+    assert _left(tmp_path) == [8, 10]
+    assert inspect(tmp_path / "checkpoint-8") is None
+
+
+def test_fewer_than_to_keep_are_all_kept(tmp_path: Path) -> None:
+    for step in (2, 4):
+        _save(tmp_path, step)
+
+    prune(tmp_path, 3)
+
+    assert _left(tmp_path) == [2, 4]
+
+
+def test_a_save_that_never_finished_does_not_count_and_is_not_removed(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        _save(tmp_path, step)
+    for step in (4, 5):
+        _save(tmp_path, step, sealed=False)
+
+    prune(tmp_path, 2)
+
+    assert _left(tmp_path) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("damage", ["cut", "deleted", "garbled"])
+def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path, damage: str) -> None:
+    for step in (1, 2, 3, 4):
+        _save(tmp_path, step)
+    newest = tmp_path / "checkpoint-4"
+    if damage == "cut":
+        (newest / "model.safetensors").write_bytes(b"")
+    if damage == "deleted":
+        (newest / "model.safetensors").unlink()
+    if damage == "garbled":
+        (newest / MANIFEST).write_text('{"files": [')
+
+    prune(tmp_path, 2)
+
+    assert _left(tmp_path) == [2, 3, 4]
+    assert newest_valid(tmp_path)[0] == tmp_path / "checkpoint-3"
+
+
+def test_where_all_are_damaged_nothing_is_removed(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        (_save(tmp_path, step) / "model.safetensors").unlink()
+
+    prune(tmp_path, 1)
+
+    assert _left(tmp_path) == [1, 2, 3]
+
+
+def test_a_kill_while_pruning_leaves_nothing_that_looks_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2):
+        _save(tmp_path, step)
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prune(tmp_path, 1)
+
+    assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
+    assert inspect(tmp_path / "checkpoint-1") == "it has no manifest: the save never finished"

@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.errors import DiskError, RunDirectoryError
+from tuner.runs import directory
+from tuner.runs.directory import RunDirectory, check_free, create, is_run, newest_run, wait_for
+
+FILES = {"recipe.py": "a = 1\n", "deepspeed.json": "{}\n", "run.json": '{"launch_id": "first"}\n'}
+
+
+def _tree(path: Path) -> dict[str, str]:
+    return {str(file.relative_to(path)): file.read_text() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def test_a_run_directory_holds_what_it_was_given_to_the_byte(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "größe mit leerzeichen"
+    text = FILES | {"recipe.py": "# ü\nname = 'x'\n"}
+
+    run = create(path, text, resume=False)
+
+    assert {name: (path / name).read_bytes() for name in text} == {name: value.encode() for name, value in text.items()}
+    assert run.read_json(run.status) == {"state": "running", "pid": os.getpid()}
+    assert is_run(path)
+
+
+def test_run_json_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    real = directory.write_text
+
+    def recording(path: Path, text: str) -> None:
+        assert not (tmp_path / "run" / "run.json").exists()
+        written.append(path.name)
+        real(path, text)
+
+    monkeypatch.setattr(directory, "write_text", recording)
+
+    create(tmp_path / "run", {"run.json": "{}", **FILES}, resume=False)
+
+    assert written[-1] == "run.json"
+    assert set(written) == set(FILES)
+
+
+def test_a_crash_in_the_middle_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: Path, text: str) -> None:
+        if path.name == "deepspeed.json":
+            raise DiskError("full")
+
+    monkeypatch.setattr(directory, "write_text", failing)
+
+    with pytest.raises(DiskError):
+        create(tmp_path / "run", FILES, resume=False)
+
+    assert not is_run(tmp_path / "run")
+
+
+# Never over something else
+
+
+def test_an_earlier_run_is_never_overwritten(tmp_path: Path) -> None:
+    create(tmp_path / "run", FILES, resume=False)
+    before = _tree(tmp_path)
+
+    with pytest.raises(RunDirectoryError, match="--resume auto"):
+        create(tmp_path / "run", FILES | {"recipe.py": "b = 2\n"}, resume=False)
+
+    assert _tree(tmp_path) == before
+
+
+def test_a_folder_with_anything_in_it_is_refused_without_a_hint_to_resume(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").touch()
+
+    with pytest.raises(RunDirectoryError) as caught:
+        check_free(tmp_path, resume=False)
+
+    assert str(tmp_path) in str(caught.value)
+    assert "--work-dir" in str(caught.value)
+    assert "--resume" not in str(caught.value)
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    assert is_run(create(tmp_path, FILES, resume=False).path)
+
+
+@pytest.mark.parametrize("below", ["", "run", "run/deeper"])
+def test_a_file_in_the_way_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("mine")
+
+    with pytest.raises(RunDirectoryError, match="is a file") as caught:
+        check_free(tmp_path / "file" / below, resume=False)
+
+    assert str(tmp_path / "file") in str(caught.value)
+    assert _tree(tmp_path) == {"file": "mine"}
+
+
+def test_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+
+    with pytest.raises(RunDirectoryError, match="is a file"):
+        create(tmp_path / "link", FILES, resume=False)
+
+
+def test_of_two_runs_that_both_saw_an_empty_folder_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "check_free", lambda path, *, resume: None)  # both have looked before either wrote
+    create(tmp_path / "run", FILES, resume=False)
+    before = _tree(tmp_path)
+
+    with pytest.raises(RunDirectoryError, match="just taken by another run"):
+        create(tmp_path / "run", FILES | {"recipe.py": "b = 2\n"}, resume=False)
+
+    assert _tree(tmp_path) == before
+
+
+def test_checking_creates_nothing(tmp_path: Path) -> None:
+    check_free(tmp_path / "a" / "b", resume=False)
+    check_free(tmp_path / "a" / "b", resume=True)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+# Disks that cannot be written to
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """Mount a read-only file system: root passes permission bits, so only a mount refuses it."""
+    folder = tmp_path / "mount"
+    folder.mkdir()
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", folder]).returncode:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("below", [".", "new", "new/deeper"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_read_only_disk_is_refused_before_anything_starts(read_only: Path, below: str, resume: bool) -> None:
+    with pytest.raises(DiskError) as caught:
+        check_free(read_only / below, resume=resume)
+
+    assert caught.value.exit_code == 74
+    assert str(read_only) in str(caught.value)
+    assert "--work-dir" in str(caught.value)
+
+
+def _as_nobody(path: Path) -> str:
+    """Return what `check_free` raises in a child without root's rights: `DiskError: ...`."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            check_free(path, resume=False)
+            os.write(writer, b"nothing")
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as stream:
+        return stream.read()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o555, 0o000])
+@pytest.mark.parametrize("below", [".", "new"])
+def test_a_folder_of_somebody_else_is_refused(mode: int, below: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody else")
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are closed to others
+    folder.chmod(mode)
+
+    try:
+        told = _as_nobody(folder / below)
+    finally:
+        folder.rmdir()
+
+    assert told.startswith("DiskError: ")
+    assert str(folder) in told
+
+
+def test_a_name_too_long_for_the_disk_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match="too long"):
+        check_free(tmp_path / ("x" * 300), resume=False)
+
+
+# Resuming keeps what was there
+
+
+def test_resuming_keeps_each_earlier_attempt_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    create(path, FILES, resume=False)
+    for attempt in ("second", "third"):
+        RunDirectory(path).report_failure(1, 75, f"before {attempt}")
+        RunDirectory(path).write_status("stopped", exit_code=75, step=7)
+        create(path, FILES | {"run.json": json.dumps({"launch_id": attempt})}, resume=True)
+
+    run = RunDirectory(path)
+    assert run.read_json(run.run) == {"launch_id": "third"}
+    assert run.read_json(run.status)["state"] == "running"
+    assert run.failures() == []
+    assert sorted(one.name for one in (path / "attempts").iterdir()) == ["1", "2"]
+    first = _tree(path / "attempts" / "1")
+    assert first["run.json"] == FILES["run.json"]
+    assert json.loads(first["status.json"])["state"] == "stopped"
+    assert json.loads(first["ranks/1.json"])["message"] == "before second"
+    assert json.loads((path / "attempts" / "2" / "run.json").read_text()) == {"launch_id": "second"}
+
+
+def test_resuming_touches_neither_checkpoints_nor_metrics_nor_the_users_files(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run = create(path, FILES, resume=False)
+    run.log_metrics({"step": 1})
+    (run.checkpoints / "checkpoint-1").mkdir(parents=True)
+    (run.checkpoints / "checkpoint-1" / "model").write_text("weights")
+    (path / "notes.txt").write_text("mine")
+    kept = {name: text for name, text in _tree(path).items() if name.startswith(("checkpoints", "metrics", "notes"))}
+
+    create(path, FILES, resume=True)
+
+    assert kept.items() <= _tree(path).items()
+
+
+def test_whoever_looks_while_a_run_is_resumed_sees_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under Slurm the other ranks look at the directory while rank 0 renews it."""
+    create(tmp_path / "run", FILES, resume=False)
+    real = directory.write_text
+    seen: list[bool] = []
+
+    def looking(path: Path, text: str) -> None:
+        seen.append(is_run(tmp_path / "run"))
+        real(path, text)
+
+    monkeypatch.setattr(directory, "write_text", looking)
+
+    create(tmp_path / "run", FILES, resume=True)
+
+    assert seen == [True] * len(FILES)
+
+
+# Other ranks wait for rank 0
+
+
+def test_a_rank_waits_until_rank_0_has_written_this_launch(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    create(path, FILES, resume=False)
+    later = threading.Timer(0.3, create, (path, FILES | {"run.json": '{"launch_id": "second"}'}), {"resume": True})
+    started = time.monotonic()
+    later.start()
+
+    run = wait_for(path, "second")
+
+    later.join()
+    assert run.path == path
+    assert time.monotonic() - started > 0.25, "the first launch's files are not this one's"
+
+
+def test_a_rank_gives_up_waiting_and_says_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "_WAIT_S", 0.2)
+
+    with pytest.raises(RunDirectoryError) as caught:
+        wait_for(tmp_path / "run", "second")
+
+    assert str(tmp_path / "run") in str(caught.value)
+    assert "share this folder" in str(caught.value)
+
+
+# Reports
+
+
+def test_reports_come_back_in_the_order_of_their_writing(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", FILES, resume=False)
+    for at, rank in enumerate((3, 0, 12)):
+        run.report_failure(rank, 1, f"rank {rank}\nfell ü")
+        os.utime(run.ranks / f"{rank}.json", ns=(0, 10**9 * (at + 1)))
+    (run.ranks / "3.log").write_text("what rank 3 printed")
+
+    assert [report["rank"] for report in run.failures()] == [3, 0, 12]
+    assert run.failures()[0] == {"rank": 3, "exit_code": 1, "message": "rank 3\nfell ü"}
+
+
+def test_without_a_report_there_is_no_failure(tmp_path: Path) -> None:
+    assert create(tmp_path / "run", FILES, resume=False).failures() == []
+
+
+def test_metrics_are_one_line_of_strict_json_each(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", FILES, resume=False)
+
+    run.log_metrics({"step": 1, "loss": 0.5})
+    run.log_metrics({"step": 2, "loss": 0.25})
+
+    assert [json.loads(line) for line in run.metrics.read_text().splitlines()] == [
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "loss": 0.25},
+    ]
+    with pytest.raises(ValueError, match="JSON"):
+        run.log_metrics({"loss": float("nan")})
+
+
+@pytest.mark.parametrize("content", [None, "", "{", b"\xff"])
+def test_a_file_that_is_missing_or_no_json_is_named(tmp_path: Path, content: Any) -> None:
+    run = RunDirectory(tmp_path)
+    if content is not None:
+        run.run.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(RunDirectoryError, match=r"run\.json is missing or not JSON"):
+        run.read_json(run.run)
+
+
+# Finding runs
+
+
+def test_the_newest_run_is_the_one_that_started_last(tmp_path: Path) -> None:
+    for age, name in ((3, "a"), (1, "b"), (2, "c")):
+        create(tmp_path / name, FILES, resume=False)
+        os.utime(tmp_path / name / "run.json", (10**9 - age, 10**9 - age))
+    (tmp_path / "no run").mkdir()
+    (tmp_path / "a file").touch()
+
+    assert newest_run(tmp_path) == tmp_path / "b"
+
+
+def test_where_no_run_is_there_is_no_newest(tmp_path: Path) -> None:
+    assert newest_run(tmp_path) is None
+    assert newest_run(tmp_path / "missing") is None
+    (tmp_path / "file").touch()
+    assert newest_run(tmp_path / "file") is None
+
+
+def test_half_a_run_is_none(tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").touch()
+
+    assert not is_run(tmp_path)

@@ -1,0 +1,85 @@
+"""A real two-node Slurm on this machine: four ranks on two nodes train one recipe."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import environment, quick
+
+SCRIPTS = Path(os.environ.get("TUNER_SLURM_SCRIPTS", Path(__file__).parents[3] / "shared" / "slurm"))
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(not (SCRIPTS / "start-slurm.sh").is_file(), reason="no start-slurm.sh (TUNER_SLURM_SCRIPTS)"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="a Slurm of one's own needs root"),
+]
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[dict[str, str]]:
+    """Start the cluster and return the environment that reaches it."""
+    folder = tempfile.mkdtemp(prefix="slurm")  # short: it holds unix sockets
+    port = 21_000 + os.getpid() % 1_000 * 3
+    command = ["bash", SCRIPTS / "start-slurm.sh", folder]
+    started = subprocess.run(command, env={**os.environ, "PORT": str(port)}, capture_output=True, text=True)
+    if started.returncode:
+        pytest.skip(f"Slurm does not start: {started.stderr.strip().splitlines()[-1:]}")
+    try:
+        yield environment(SLURM_CONF=f"{folder}/etc/slurm.conf")
+    finally:
+        subprocess.run(["bash", SCRIPTS / "stop-slurm.sh", folder], check=True, capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def srun(env: dict[str, str], folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [
+        "srun",
+        "-N2",
+        "-n4",
+        "--ntasks-per-node=2",
+        "--kill-on-bad-exit=1",
+        sys.executable,
+        "-m",
+        "tuner",
+        "train",
+    ]
+    return subprocess.run(
+        [*command, *map(str, arguments), "--launcher", "slurm"],
+        env=env, cwd=folder, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+
+
+def test_four_ranks_on_two_nodes_train_one_recipe(slurm: dict[str, str], tmp_path: Path) -> None:
+    recipe = quick(tmp_path, "lora")
+
+    done = srun(slurm, tmp_path, recipe, "--deepspeed", "deepspeed_zero2")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (tmp_path / "work_dirs" / "quick_lora").iterdir()
+    assert run.name.startswith("slurm-")
+    assert (run / "final" / "adapter_model.safetensors").is_file()
+    assert done.stderr.count("2 nodes, 4 processes (slurm)") == 1, "one rank speaks"
+    assert done.stdout.count("Trained 4 steps") == 1
+
+
+def test_a_mistake_under_srun_is_told_once(slurm: dict[str, str], tmp_path: Path) -> None:
+    done = srun(slurm, tmp_path, "tiny_lra_sample_e1")
+
+    assert done.returncode == 2
+    assert done.stderr.count("Did you mean 'tiny_lora_sample_e1'?") == 1, done.stderr
+
+
+def test_srun_without_the_slurm_launcher_is_refused(slurm: dict[str, str], tmp_path: Path) -> None:
+    command = ["srun", "-n2", sys.executable, "-m", "tuner", "train", "tiny_lora_sample_e1"]
+    done = subprocess.run(command, env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 2
+    assert "--launcher slurm" in done.stderr
+    assert not (tmp_path / "work_dirs").exists()

@@ -1,0 +1,66 @@
+"""The tree of user mistakes: every class is documented with the exit code it has, and every message has its parts."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner import errors
+from tuner.errors import RecipeError, TunerError, did_you_mean, nearest
+
+CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, TunerError)]
+
+
+def test_the_tree_in_the_docstring_is_the_tree_in_the_code() -> None:
+    drawn = re.findall(r"^\W*(\w+) +(\d+)   ", errors.__doc__ or "", flags=re.MULTILINE)
+
+    assert {name: int(code) for name, code in drawn} == {found.__name__: found.exit_code for found in CLASSES}
+
+
+@pytest.mark.parametrize("found", CLASSES, ids=lambda found: found.__name__)
+def test_every_mistake_has_a_code_of_its_own_and_a_sentence(found: type[TunerError]) -> None:
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", found.code)
+    assert [other for other in CLASSES if other.code == found.code] == [found]
+    assert found.__doc__
+
+
+def test_no_exit_code_is_success_or_one_of_a_signal() -> None:
+    assert all(0 < found.exit_code < 128 for found in CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("where", "fix", "text"),
+    [
+        (None, None, "bad-recipe: lr = nan is no number."),
+        ("my.py:14", None, "bad-recipe: lr = nan is no number. In my.py:14."),
+        (None, "Write 2e-4", "bad-recipe: lr = nan is no number. Write 2e-4."),
+        ("my.py:14", "Write 2e-4.", "bad-recipe: lr = nan is no number. In my.py:14. Write 2e-4."),
+        ("my.py:14", "Did you mean 'x'?", "bad-recipe: lr = nan is no number. In my.py:14. Did you mean 'x'?"),
+    ],
+)
+def test_a_message_says_what_where_and_what_to_do(where: str | None, fix: str | None, text: str) -> None:
+    assert str(RecipeError("lr = nan is no number", where=where, fix=fix)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("qlra", "qlora"), ("QLORA", "qlora"), ("sdpa", "SDPA"), ("entirely different", None), ("", None)],
+)
+def test_the_nearest_name_ignores_case_and_may_be_none(name: str, found: str | None) -> None:
+    assert nearest(name, ["lora", "qlora", "SDPA"]) == found
+
+
+def test_a_suggestion_is_followed_by_where_the_names_are_listed() -> None:
+    assert did_you_mean("qlra", ["qlora"], see="tuner list") == "Did you mean 'qlora'? See: tuner list"
+    assert did_you_mean("zzz", ["qlora"], see="tuner list") == "See: tuner list"
+    assert did_you_mean("qlra", ["qlora"]) == "Did you mean 'qlora'?"
+    assert did_you_mean("zzz", ["qlora"]) == ""
+
+
+@given(st.text(st.characters(exclude_categories=())), st.lists(st.text()))
+def test_the_nearest_name_is_one_of_the_candidates(name: str, candidates: list[str]) -> None:
+    assert nearest(name, candidates) in {None, *candidates}

@@ -1,0 +1,150 @@
+"""Writes are whole or not there at all, on a real disk that is full, closed or read by others."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tuner import files
+from tuner.errors import DiskError
+
+LARGE = "x" * 100_000
+
+
+@contextmanager
+def disk_that_holds(num_bytes: int) -> Iterator[None]:
+    """Let no file grow beyond `num_bytes`: the write in which it would fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_text_is_written_as_utf8_with_unix_lines(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    files.write_text(path, "Größe\n\r\n")
+
+    assert path.read_bytes() == "Größe\n\r\n".encode()
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    with disk_that_holds(5_000), pytest.raises(DiskError, match=r"cannot write .*/file: File too large"):
+        files.write_text(path, LARGE)
+
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_text_that_utf8_cannot_hold_leaves_nothing(tmp_path: Path) -> None:
+    for write in (files.write_text, files.write_new_text):
+        with pytest.raises(UnicodeEncodeError):
+            write(tmp_path / "file", "\ud800")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_sees_the_old_text_or_the_new_one_and_never_a_part(tmp_path: Path) -> None:
+    path, texts, done = tmp_path / "file", {"a" * 300_000, "b" * 300_000}, threading.Event()
+    files.write_text(path, "a" * 300_000)
+    seen: set[str] = set()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(path.read_text())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for text in sorted(texts) * 10:
+        files.write_text(path, text)
+    done.set()
+    reader.join()
+
+    assert seen
+    assert seen <= texts
+
+
+def test_a_new_file_is_never_written_over_another(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    files.write_new_text(path, "first")
+
+    with pytest.raises(FileExistsError):
+        files.write_new_text(path, "second")
+
+    assert path.read_text() == "first"
+
+
+def test_half_of_a_new_file_is_not_kept(tmp_path: Path) -> None:
+    with disk_that_holds(5_000), pytest.raises(DiskError):
+        files.write_new_text(tmp_path / "file", LARGE)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("write", [files.write_text, files.write_new_text, files.append_line])
+@pytest.mark.parametrize("name", ["n" * 300, "file/inside"])
+def test_a_path_that_no_file_can_have_is_a_disk_error(
+    write: Callable[[Path, str], None], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(DiskError, match="cannot write") as caught:
+        write(tmp_path / name, "text")
+
+    assert caught.value.exit_code == 74
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_full_device_is_a_disk_error_with_what_to_do() -> None:
+    with pytest.raises(DiskError, match=r"No space left on device.*Free space"):
+        files.append_line(Path("/dev/full"), "line")
+
+
+def test_other_errors_of_the_system_stay_bugs(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.write_text(tmp_path / "no" / "file", "text")
+    with pytest.raises(ConnectionError), files.disk_errors(tmp_path):
+        raise ConnectionError(errno.ECONNREFUSED, "refused")
+
+
+def test_lines_are_appended_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    line = json.dumps({"text": "ä" * 1_000}, ensure_ascii=False)
+
+    threads = [threading.Thread(target=files.append_line, args=(path, line)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert path.read_text(encoding="utf-8") == f"{line}\n" * 16
+
+
+def test_json_is_strict_and_readable(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "file", {"größe": [1, None]})
+
+    assert (tmp_path / "file").read_text(encoding="utf-8") == '{\n  "größe": [\n    1,\n    null\n  ]\n}\n'
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            files.write_json(tmp_path / "file", {"x": number})
+    assert "größe" in (tmp_path / "file").read_text(encoding="utf-8")
+
+
+def test_a_hash_is_that_of_the_content(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+
+    assert files.sha256(b"content") == files.sha256(tmp_path / "file") == hashlib.sha256(b"content").hexdigest()

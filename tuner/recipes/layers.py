@@ -1,0 +1,102 @@
+"""Layers of values laid over each other, every value with where it came from and what it beat.
+
+It knows no keys but `_delete_`, and reads no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.recipes.source import Keys
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from, and the values it beat, latest first."""
+
+    source: str
+    beat: tuple[tuple[Any, str], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "from": self.source,
+            "beat": [{"value": value, "from": source} for value, source in self.beat],
+        }
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values to lay over those before, and how to name where each stands."""
+
+    values: dict[str, Any]
+    where: Callable[[Keys], str]
+
+
+@dataclass
+class Merged:
+    """The values so far. `order` numbers the layer that wrote each key last."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    order: dict[str, int] = field(default_factory=dict)
+    num_layers: int = 0
+
+    def lay(self, layer: Layer) -> None:
+        """Lay one more layer over the values; a dict goes into the dict below it, or replaces it with `_delete_`."""
+        self.num_layers += 1
+        self._lay(self.values, layer.values, (), layer)
+
+    def source_of(self, keys: Keys) -> str | None:
+        """Return where a key's value came from: the key's own origin, its first inner one, or its block's."""
+        for end in range(len(keys), 0, -1):
+            dotted = ".".join(keys[:end])
+            for key, origin in self.origins.items():
+                if key == dotted or key.startswith(f"{dotted}."):
+                    return origin.source
+        return None
+
+    def _lay(self, below: dict[str, Any], above: dict[str, Any], prefix: Keys, layer: Layer) -> None:
+        for key, value in above.items():
+            keys, old = (*prefix, key), below.get(key)
+            if key == "_delete_" and prefix:
+                continue
+            if isinstance(value, dict) and isinstance(old, dict):
+                if value.get("_delete_"):
+                    self._prune(old, value, keys)
+                self._lay(old, value, keys, layer)
+            else:
+                self._replace(below, keys, value, layer)
+
+    def _prune(self, below: dict[str, Any], above: dict[str, Any], prefix: Keys) -> None:
+        for key in list(below):
+            old, new = below[key], above.get(key)
+            if key not in above:
+                self._forget((*prefix, key))
+                del below[key]
+            elif isinstance(old, dict) and isinstance(new, dict):
+                self._prune(old, new, (*prefix, key))
+
+    def _replace(self, below: dict[str, Any], keys: Keys, value: Any, layer: Layer) -> None:
+        existed, old = keys[-1] in below, below.get(keys[-1])
+        before = self._forget(keys)
+        self.order[".".join(keys)] = self.num_layers
+        if isinstance(value, dict) and value:
+            below[keys[-1]] = {}
+            self._lay(below[keys[-1]], value, keys, layer)
+            return
+        below[keys[-1]] = value
+        beat = before.beat if before else ()
+        if existed and before and old != value:
+            beat = ((old, before.source), *beat)
+        self.origins[".".join(keys)] = Origin(layer.where(keys), beat)
+
+    def _forget(self, keys: Keys) -> Origin | None:
+        """Drop the origins of a key and of all below it; return the first of them."""
+        dotted = ".".join(keys)
+        gone = [key for key in self.origins if key == dotted or key.startswith(f"{dotted}.")]
+        for key in gone:
+            self.order.pop(key, None)
+        found = [self.origins.pop(key) for key in gone]
+        return found[0] if found else None

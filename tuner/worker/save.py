@@ -1,0 +1,36 @@
+"""Write the result of training: the same files from every ZeRO stage, for transformers and peft alone.
+
+Resumable checkpoints are the trainer's; this is what a user publishes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from peft import PeftModel
+
+
+def save_result(trainer: Any, tokenizer: Any, folder: Path) -> None:
+    """Write weights (or adapter), tokenizer with its chat template, and generation config; every rank takes part."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    state = _gathered(trainer.deepspeed, model)
+    if dist.get_rank() == 0:
+        # Not Trainer.save_model: it adds training_args.bin, a pickle, to what a user will publish.
+        model.save_pretrained(folder, state_dict=state)
+        tokenizer.save_pretrained(folder)
+        if model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+    dist.barrier()
+
+
+def _gathered(engine: Any, model: Any) -> dict[str, Any] | None:
+    """Return ZeRO-3's weights, whole, on rank 0; None where every rank holds the whole model."""
+    if engine.zero_optimization_stage() < 3:
+        return None
+    is_adapter = isinstance(model, PeftModel)
+    state: dict[str, Any] = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=is_adapter)
+    # Each name of a shared weight is gathered into a tensor of its own, which below stage 3 is saved once.
+    tied = {} if is_adapter else model.all_tied_weights_keys
+    return {name: weight for name, weight in (state or {}).items() if name not in tied}
