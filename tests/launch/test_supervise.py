@@ -121,7 +121,7 @@ def test_an_exit_at_once_without_a_report_keeps_its_code_and_shows_what_was_said
     told = capfd.readouterr().err
     assert "no module named torch" in told
     assert str(run.ranks) in told
-    assert (run.ranks / "torchrun.log").read_text() == "no module named torch\n"
+    assert (run.ranks / "torchrun-0.log").read_text() == "no module named torch\n"
     assert _status(run)["exit_code"] == 3
 
 
@@ -300,7 +300,3 @@ def test_the_real_torchruns_log_tells_how_a_rank_ended(run: RunDirectory, end: s
 
     assert supervise.run([*torchrun, "--", *ranks], os.environ, run) == code
     assert alive(run.path) == []
-
-
-def test_the_logs_of_ranks_have_names(run: RunDirectory) -> None:
-    assert supervise.log_of(run, 3) == run.ranks / "3.log"

@@ -69,7 +69,7 @@ def command(
         print_plan(made, as_json=as_json)
         return
     preflight.check(made, environ)
-    if made.topology.rank in (None, 0):
+    if made.topology.leads:
         announce(made)
     sys.exit(start.start(made, environ))
 

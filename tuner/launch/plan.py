@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner import __version__
 from tuner.errors import RunDirectoryError
-from tuner.files import dump_json
+from tuner.files import dump_json, sha256
 from tuner.fit import memory
 from tuner.launch import local, slurm
 from tuner.machine.hardware import Hardware, tool_path
@@ -84,8 +84,6 @@ def make(request: Request, environ: Mapping[str, str], hardware: Hardware, now: 
     run_path, resume, notes = _run_directory(request, loaded.name, topology, now)
     argv, env = _command(topology, run_path)
     env |= _environment(environ, topology, hardware)
-    launch_id = f"{topology.job}-{environ.get('SLURM_STEP_ID')}-{environ.get('SLURM_RESTART_COUNT', 0)}"
-    launch_id = launch_id if topology.job else f"{now:%Y%m%dT%H%M%S%f}"
     level = document.name.removeprefix("preset ")
     plan = LaunchPlan(
         recipe=loaded,
@@ -98,7 +96,7 @@ def make(request: Request, environ: Mapping[str, str], hardware: Hardware, now: 
         level_reason=level_reason,
         run_path=run_path,
         resume=resume,
-        launch_id=launch_id,
+        launch_id=_launch_id(topology, environ, now, [loaded.standalone(), final.config, str(resume)]),
         argv=argv,
         env=env,
         files={},
@@ -144,13 +142,30 @@ def _environment(environ: Mapping[str, str], topology: Topology, hardware: Hardw
     return env if path == environ.get("PATH") else {**env, "PATH": path}
 
 
+def _default_name(topology: Topology, now: datetime) -> str:
+    """Return a name that every task of a job and every node agrees on unasked."""
+    if topology.job:
+        return f"slurm-{topology.job}"
+    if topology.num_nodes > 1:
+        return f"nodes-{topology.master_addr}-{topology.master_port}"
+    return f"{now:%Y%m%d_%H%M%S}"
+
+
+def _launch_id(topology: Topology, environ: Mapping[str, str], now: datetime, what: list[Any]) -> str:
+    """Return what tells this launch from earlier ones in the same directory, the same for all its tasks and nodes."""
+    if topology.job:
+        return f"{topology.job}-{environ.get('SLURM_STEP_ID')}-{environ.get('SLURM_RESTART_COUNT', 0)}"
+    if topology.num_nodes > 1:
+        return sha256(dump_json([topology.master_addr, topology.master_port, *what]).encode())
+    return f"{now:%Y%m%dT%H%M%S%f}"
+
+
 def _run_directory(
     request: Request, name: str, topology: Topology, now: datetime
 ) -> tuple[Path, Path | None, list[str]]:
     """Return the run directory, the checkpoint to resume from, and what to tell the user about it."""
     home = WORK_DIRS / name
-    fresh = request.work_dir or home / (f"slurm-{topology.job}" if topology.job else f"{now:%Y%m%d_%H%M%S}")
-    fresh = fresh.absolute()
+    fresh = (request.work_dir or home / _default_name(topology, now)).absolute()
     if request.resume is None:
         directory.check_free(fresh, resume=_already_started(fresh, topology))
         return fresh, None, []
@@ -203,8 +218,8 @@ def _resumed(
 
 
 def _already_started(path: Path, topology: Topology) -> bool:
-    # Under Slurm rank 0 may have written the directory, or half of it, before another rank looks.
-    return topology.launcher == "slurm" and topology.rank != 0 and path.is_dir()
+    # The leader may have written the directory, or half of it, before another task or node looks.
+    return not topology.leads and path.is_dir()
 
 
 def _files(plan: LaunchPlan, document: Document, command: tuple[str, ...], now: datetime) -> dict[str, str]:

@@ -17,10 +17,10 @@ def start(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
         TunerError: the run directory cannot be written.
     """
     env = {**environ, **plan.env}
-    if plan.topology.rank in (None, 0):
+    if plan.topology.leads:
         run = directory.create(plan.run_path, plan.files, resume=plan.resumes)
     else:
         run = directory.wait_for(plan.run_path, plan.launch_id)
     if plan.topology.launcher == "torchrun":
-        return supervise.run(plan.argv, env, run)
+        return supervise.run(plan.argv, env, run, plan.topology.node_rank)
     os.execve(plan.argv[0], plan.argv, env)  # noqa: S606 (a list built by us, no shell)

@@ -28,12 +28,12 @@ _PR_SET_PDEATHSIG = 1
 _EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], directory: RunDirectory) -> int:
-    """Run torchrun to its end and return the exit code of the run; leave no process behind."""
-    watch = _Watch(directory)
+def run(argv: Sequence[str], env: Mapping[str, str], directory: RunDirectory, node_rank: int = 0) -> int:
+    """Run this node's torchrun to its end and return the exit code of the run; leave no process behind."""
+    watch = _Watch(directory, directory.ranks / f"torchrun-{node_rank}.log")
     with watch.signals():
         directory.ranks.mkdir(exist_ok=True)
-        with (directory.ranks / "torchrun.log").open("wb") as log:
+        with watch.log.open("wb") as log:
             agent = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
                 list(argv), env=dict(env), stderr=log, start_new_session=True, preexec_fn=_die_with_parent
             )
@@ -51,8 +51,8 @@ def _die_with_parent() -> None:
 
 
 class _Watch:
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory = directory
+    def __init__(self, directory: RunDirectory, log: Path) -> None:
+        self.directory, self.log = directory, log
         self.agent: psutil.Process | None = None
         self.ranks: set[psutil.Process] = set()
         self.received: list[int] = []
@@ -81,8 +81,7 @@ class _Watch:
 
     def forward(self) -> None:
         """Pass the first signal on as SIGTERM (finish the step, save, stop); at the second, kill at once."""
-        if len(self.received) > 1:
-            self.kill_ranks()
+        if len(self.received) > 1:  # the ranks are killed as soon as it is gone
             if self.agent:
                 _kill(self.agent)
         elif self.received and not self.forwarded:
@@ -115,11 +114,11 @@ class _Watch:
             return self._end("failed", 128 + self.forwarded, f"stopped by {signal.Signals(self.forwarded).name}")
         return self._unreported(codes, agent_code)
 
-    def _log(self) -> str:
-        return (self.directory.ranks / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+    def _text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
 
     def _exit_codes(self) -> list[int]:
-        return [int(code) for code in _EXIT_CODE.findall(self._log())]
+        return [int(code) for code in _EXIT_CODE.findall(self._text())]
 
     def _unreported(self, codes: list[int], agent_code: int) -> int:
         """A rank ended without a word: killed, or before its handlers stood."""
@@ -128,7 +127,7 @@ class _Watch:
             who, name = "a rank" if codes else "torchrun", signal.Signals(-code).name
             text = f"{who} was killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
             return self._end("failed", 128 - code, text)
-        tail = "\n".join(self._log().splitlines()[-30:])
+        tail = "\n".join(self._text().splitlines()[-30:])
         text = f"{tail}\nA rank ended with code {code} and without a report. All of it: {self.directory.ranks}"
         return self._end("failed", code or 1, text.strip())
 
@@ -148,8 +147,3 @@ def _runs(process: psutil.Process) -> bool:
 def _kill(process: psutil.Process) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process.kill()
-
-
-def log_of(directory: RunDirectory, rank: int) -> Path:
-    """Return where a rank other than 0 prints."""
-    return directory.ranks / f"{rank}.log"

@@ -46,9 +46,14 @@ class Topology:
     job: str | None = None
     """Slurm's job id, the same for every rank and every requeue."""
 
+    @property
+    def leads(self) -> bool:
+        """This process writes the run directory: the first task of Slurm, or the launcher on node 0."""
+        return self.rank == 0 if self.rank is not None else self.node_rank == 0
+
     def describe(self) -> str:
         nodes = f"{self.num_nodes} nodes" if self.num_nodes > 1 else "1 node"
-        return f"{nodes}, {self.world_size} processes ({self.launcher})"
+        return f"{nodes}, {self.world_size} process{'es' * (self.world_size > 1)} ({self.launcher})"
 
 
 @dataclass(frozen=True)

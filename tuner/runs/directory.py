@@ -25,7 +25,7 @@ from tuner.errors import DiskError, RunDirectoryError
 from tuner.files import append_line, disk_errors, write_json, write_new_text, write_text
 
 State = Literal["running", "done", "failed", "stopped"]
-_WAIT_S = 120.0
+_WAIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _check_free(path: Path, resume: bool) -> None:
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
     if not parent.is_dir():
         raise RunDirectoryError(f"{parent} is a file", where="--work-dir", fix="Choose a folder.")
-    if not os.access(parent, os.W_OK | os.X_OK) or _is_read_only(parent):
+    if not os.access(parent, os.W_OK | os.X_OK):
         raise DiskError(f"cannot write to {parent}", where="--work-dir", fix="Choose a folder you may write to.")
 
 
@@ -174,7 +174,7 @@ def wait_for(path: Path, launch_id: str) -> RunDirectory:
     """Wait until rank 0 has written the directory of this launch.
 
     Raises:
-        RunDirectoryError: it did not within two minutes.
+        RunDirectoryError: it did not within five minutes.
     """
     run, deadline = RunDirectory(path), time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
@@ -192,8 +192,3 @@ def newest_run(folder: Path) -> Path | None:
     """Return the run below `folder` whose checkpoint or start is the newest, or None."""
     runs: Iterable[Path] = (path for path in folder.glob("*") if is_run(path)) if folder.is_dir() else ()
     return max(runs, key=lambda path: (path / "run.json").stat().st_mtime_ns, default=None)
-
-
-def _is_read_only(path: Path) -> bool:
-    # root passes os.access on a read-only mount, so ask the file system itself
-    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)

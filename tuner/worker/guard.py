@@ -5,6 +5,7 @@ It knows nothing of training; `train` asks it at each step's end whether to stop
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from tuner.errors import TunerError
 from tuner.machine.topology import Rank
 from tuner.runs.directory import RunDirectory
 
+_PR_SET_PDEATHSIG = 1
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -32,6 +34,9 @@ class Guard:
 
     def install(self) -> None:
         """Listen for stop signals in a thread of their own: Python's handlers wait while a collective blocks."""
+        if self.rank.supervised:
+            # A killed torchrun cannot end its ranks; the kernel tells them.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         for number in _STOPS:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,3 +165,25 @@ def test_text_that_looks_like_code_stays_text() -> None:
     text = "{{ 7 * 7 }} {% raise %} __import__('os')"
 
     assert formats.read("text", {"text": text}, "") == text
+
+
+def test_a_function_of_the_users_reads_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine_of_tests.py").write_text(
+        "def chat(row): return [{'role': 'user', 'content': row['q']}, {'role': 'assistant', 'content': row['a']}]\n"
+        "def text(row): return row['q']\n"
+        "def wrong(row): return 7\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    row = {"q": "Why?", "a": "Because."}
+
+    assert formats.read("mine_of_tests:chat", row, "my.jsonl:1") == Chat(
+        [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
+    )
+    assert formats.read("mine_of_tests:text", row, "my.jsonl:1") == "Why?"
+    for name, told in {
+        "mine_of_tests:wrong": "returned no sample.*my.jsonl:1",
+        "mine_of_tests:gone": "has no function 'gone'",
+        "no_such_module_of_mine:chat": "cannot import 'no_such_module_of_mine'",
+    }.items():
+        with pytest.raises(DataError, match=told):
+            formats.read(name, row, "my.jsonl:1")

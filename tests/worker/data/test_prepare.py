@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import random
 import resource
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -213,3 +215,21 @@ def test_describe_says_everything_in_one_line(jsonl: Callable[..., Path], tokeni
     assert describe(cut, "validation") == (
         f"validation: 3 rows of format 'messages' -> 3 samples of at most 64 tokens, {end}"
     )
+
+
+def test_changed_code_of_a_users_function_makes_other_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
+) -> None:
+    data, code = tmp_path / "my.jsonl", tmp_path / "rows_of_tests.py"
+    data.write_text('{"q": "Why?"}\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    code.write_text("def text(row): return row['q']\n")
+    settings = Settings(str(data), format="rows_of_tests:text")
+
+    first = prepare(settings, tokenizer)
+    code.write_text("def text(row): return row['q'] * 3\n")
+    sys.modules.pop("rows_of_tests")
+    importlib.invalidate_caches()
+    second = prepare(settings, tokenizer)
+
+    assert second.counts.tokens > first.counts.tokens

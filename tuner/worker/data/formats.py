@@ -5,6 +5,7 @@ It reads no files and knows no tokens. Text in a row is data: nothing of it is e
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,8 @@ def read(name: str, row: Row, place: str) -> Sample:
     Raises:
         DataError: the format is unknown, or the row does not have its shape.
     """
+    if ":" in name:
+        return _of_user(name, row, place)
     if name not in FORMATS:
         hint = did_you_mean(name, FORMATS, see=", ".join(FORMATS))
         raise DataError(f"there is no row format {name!r}", where="dataset.format", fix=hint)
@@ -70,6 +73,35 @@ def read(name: str, row: Row, place: str) -> Sample:
     except Misfit as misfit:
         what = f"the row does not fit format {name!r}: {misfit}; its columns are {_columns(row)}"
         raise DataError(what, where=place, fix=_other_format(name, row)) from misfit
+
+
+def user_function(name: str) -> Callable[[Row], Any]:
+    """Import the function that `my_package.my_module:my_function` names: a row in, messages or a text out.
+
+    Raises:
+        DataError: there is no such module or function.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except ImportError as error:
+        fix = "Install the package, or put its folder on PYTHONPATH."
+        raise DataError(f"cannot import {module!r}: {error}", where="dataset.format", fix=fix) from error
+    if not callable(found):
+        fix = "Name a function as 'my_package.my_module:my_function'."
+        raise DataError(f"{module} has no function {function!r}", where="dataset.format", fix=fix)
+    return found  # type: ignore[no-any-return]
+
+
+def _of_user(name: str, row: Row, place: str) -> Sample:
+    made = user_function(name)(row)
+    if isinstance(made, str):
+        return made
+    try:
+        return _read_messages({"messages": made} if isinstance(made, list) else made)
+    except (Misfit, TypeError, AttributeError) as error:
+        fix = "Return a text, a list of messages, or {'messages': [...], 'tools': [...]}."
+        raise DataError(f"{name} returned no sample: {error}", where=place, fix=fix) from error
 
 
 def _other_format(name: str, row: Row) -> str:

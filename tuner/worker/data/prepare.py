@@ -6,6 +6,7 @@ It does not set up the trainer, and it prints nothing.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import json
 import tempfile
@@ -122,12 +123,21 @@ def _key(source: rows.Source, dataset: DatasetSettings, tokenizer: Any, objectiv
     parts = [
         source.fingerprint,
         [dataset.format, dataset.max_length, dataset.packing, objective],
+        _code_of_user(dataset.format),
         tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer),
         [tokenizer.chat_template, tokenizer.special_tokens_map],
         [sha256(file) for file in sorted(Path(__file__).parent.glob("*.py"))],
         [version(library) for library in ("transformers", "tokenizers", "trl", "datasets", "pyarrow")],
     ]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
+
+
+def _code_of_user(name: str | None) -> str | None:
+    """Return the hash of the file that holds a user's row function: changed code means other rows."""
+    if name is None or ":" not in name:
+        return None
+    file = inspect.getsourcefile(formats.user_function(name))
+    return sha256(Path(file)) if file else None
 
 
 def _move(done: Path, folder: Path) -> None:
@@ -194,12 +204,23 @@ def _batches(
     stream = source.read()
     head = list(itertools.islice(stream, _DETECT_ROWS))
     tally.format = dataset.format or formats.detect([row for _, row in head], source.place)
+    samples: Iterator[tuple[str, formats.Sample]]
     samples = ((place, formats.read(tally.format, row, place)) for place, row in itertools.chain(head, stream))
-    template = None if tally.format == "text" else masks.choose_template(tokenizer)
+    first = next(samples)
+    template = None if isinstance(first[1], str) else masks.choose_template(tokenizer)
+    samples = _alike(itertools.chain([first], samples), type(first[1]))
     while batch := list(itertools.islice(samples, _BATCH_ROWS)):
         pairs = masks.encode(template, tokenizer, batch, train_all=objective == "pretrain")
         tally.read += len(pairs)
         yield list(_fitting(tally, pairs, dataset))
+
+
+def _alike(samples: Iterable[tuple[str, formats.Sample]], kind: type) -> Iterator[tuple[str, formats.Sample]]:
+    for place, sample in samples:
+        if not isinstance(sample, kind):
+            what = "texts and conversations are mixed in one data set"
+            raise DataError(what, where=place, fix="Return one kind from the function that dataset.format names.")
+        yield place, sample
 
 
 def _fitting(tally: _Tally, pairs: Iterable[tuple[masks.Tokens, masks.Tokens]], dataset: DatasetSettings) -> _Pairs:

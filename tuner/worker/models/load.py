@@ -134,6 +134,11 @@ class _explained:
         if isinstance(error, OfflineModeIsEnabled | ConnectionError) or _is_network(error):
             fix = "Check the network and HF_TOKEN, or name a local folder with --model."
             raise MachineError(f"cannot reach the hub for {self.path!r}", where="model.path", fix=fix) from error
+        if isinstance(error, ImportError):
+            fix = "Install it, or choose another model.attn_implementation or method."
+            raise MachineError(
+                f"{self.path!r} needs a package: {_first_line(error)}", where="model", fix=fix
+            ) from error
         if isinstance(error, HfHubHTTPError | OSError):
             fix = "Name a folder of save_pretrained, or an id on the hub that you may read (HF_TOKEN)."
             raise ModelError(f"cannot load {self.path!r}: {_first_line(error)}", where="model.path", fix=fix) from error
