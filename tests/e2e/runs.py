@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,11 +65,17 @@ def quick(folder: Path, method: str) -> Path:
 
 
 def start(*arguments: object, ranks: int = 2, **env: str) -> subprocess.Popen[str]:
-    """Start `tuner train` in a new session."""
+    """Start `tuner train` in a new session, in a folder that nobody minds (a JSON may name relative ones)."""
     command = [*COMMAND, "train", *map(str, arguments)]
     variables = environment(NPROC_PER_NODE=str(ranks), **env) if ranks else environment(**env)
     return subprocess.Popen(
-        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        env=variables,
+        cwd=tempfile.gettempdir(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 
