@@ -53,7 +53,7 @@ def command(
     """Train RECIPE: a composed name, or a .py file."""
     from datetime import datetime
 
-    from tuner.launch import plan, preflight, start
+    from tuner.launch import plan
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags
 
@@ -68,6 +68,8 @@ def command(
     if dry_run:
         print_plan(made, as_json=as_json)
         return
+    from tuner.launch import preflight, start  # psutil and the library checks, which a plan does not need
+
     preflight.check(made, environ)
     if made.topology.leads:
         announce(made)
