@@ -67,7 +67,6 @@ EXITS = {
 PRINTS = {
     "launch/supervise.py": "what a dead rank can no longer say",
     "worker/callbacks.py": "progress, on rank 0",
-    "worker/guard.py": "the last words of a rank",
     "worker/samples.py": "answers, on rank 0",
     "worker/train.py": "what was trained, on rank 0",
 }

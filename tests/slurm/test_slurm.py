@@ -44,7 +44,6 @@ def srun(env: dict[str, str], folder: Path, *arguments: object) -> subprocess.Co
         "-N2",
         "-n4",
         "--ntasks-per-node=2",
-        "--kill-on-bad-exit=1",
         sys.executable,
         "-m",
         "tuner",
@@ -67,6 +66,17 @@ def test_four_ranks_on_two_nodes_train_one_recipe(slurm: dict[str, str], tmp_pat
     assert (run / "final" / "adapter_model.safetensors").is_file()
     assert done.stderr.count("2 nodes, 4 processes (slurm)") == 1, "one rank speaks"
     assert done.stdout.count("Trained 4 steps") == 1
+
+
+def test_a_bad_row_is_told_once_whatever_the_other_ranks_make_of_it(slurm: dict[str, str], tmp_path: Path) -> None:
+    data = tmp_path / "my.jsonl"
+    data.write_text('{"messages": 7}\n')
+
+    done = srun(slurm, tmp_path, quick(tmp_path, "lora"), "--data", data)
+
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count(f"{data}:1") == 1, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_mistake_under_srun_is_told_once(slurm: dict[str, str], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +13,7 @@ import click
 from tuner import __version__
 from tuner.errors import TunerError, did_you_mean
 
+_LET_THE_FIRST_SPEAK_S = 5
 COMMANDS = {
     "train": "Train a recipe, by name or from a file.",
     "list": "List the parts that recipe names are composed of.",
@@ -66,4 +68,6 @@ def main() -> None:
 
         if speaks(os.environ) or error.exit_code != 2:
             click.echo(str(error), err=True)
+        else:  # srun --kill-on-bad-exit would end the first task before it has spoken
+            time.sleep(_LET_THE_FIRST_SPEAK_S)
         sys.exit(error.exit_code)

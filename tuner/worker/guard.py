@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from tuner.errors import TunerError
+from tuner.errors import Stopped, TunerError
 from tuner.machine.topology import Rank
-from tuner.runs.directory import RunDirectory
+from tuner.runs.directory import RunDirectory, State
 
 _PR_SET_PDEATHSIG = 1
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -28,6 +28,8 @@ class Guard:
 
     def __init__(self, run: RunDirectory, rank: Rank) -> None:
         self.run, self.rank = run, rank
+        self.terminal = os.dup(2)
+        """Where a rank that nobody supervises says why it ends, wherever its output goes later."""
         self.stop_requested = False
         self.can_stop_at_a_step = False
         """True while training: before it there is no step to finish, and a signal ends the rank at once."""
@@ -70,12 +72,13 @@ class Guard:
         self._leave(0)
 
     def _fail(self, exit_code: int, message: str) -> NoReturn:
+        is_first = not self.run.failures()  # what ranks say after the first one is mostly that they lost it
         self.run.report_failure(self.rank.rank, exit_code, message)
-        if not self.rank.supervised:
-            if self.rank.rank == 0 or exit_code != 75:
-                print(f"rank {self.rank.rank}: {message}", file=sys.__stderr__)
-            self.run.write_status("stopped" if exit_code == 75 else "failed", exit_code=exit_code, message=message)
-        if exit_code == 75:  # every rank stops at the same step, so all can leave together
+        if not self.rank.supervised and is_first:
+            os.write(self.terminal, f"rank {self.rank.rank}: {message}\n".encode())
+            state: State = "stopped" if exit_code == Stopped.exit_code else "failed"
+            self.run.write_status(state, exit_code=exit_code, message=message)
+        if exit_code == Stopped.exit_code:  # every rank stops at the same step, so all can leave together
             self._teardown()
         self._leave(exit_code)
 
