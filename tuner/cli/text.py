@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tuner.recipes.layers import leaves
 from tuner.recipes.recipe import Origin
 
 
@@ -14,15 +15,6 @@ def with_origins(values: Mapping[str, Any], origins: Mapping[str, Origin], *, wi
         origin = origins.get(key, Origin("default"))
         beat = "".join(f", over {old!r} ({source})" for old, source in origin.beat)
         yield f"{f'{key} = {value!r}':<{width}}  # {origin.source}{beat}"
-
-
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of every leaf."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def origins_json(origins: Mapping[str, Origin]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def make(request: Request, environ: Mapping[str, str], hardware: Hardware, now: 
         level_reason=level_reason,
         run_path=run_path,
         resume=resume,
-        launch_id=_launch_id(topology, environ, now, [loaded.standalone(), final.config, str(resume)]),
+        launch_id=_launch_id(topology, environ, now, [loaded.values, final.config, str(resume)]),
         argv=argv,
         env=env,
         files={},

@@ -5,7 +5,7 @@ It knows no keys but `_delete_`, and reads no files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,3 +100,12 @@ class Merged:
             self.order.pop(key, None)
         found = [self.origins.pop(key) for key in gone]
         return found[0] if found else None
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of every leaf: the keys of `origins`."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -16,7 +16,7 @@ from tuner.recipes import catalog, paths
 from tuner.recipes.architecture import read_facts
 from tuner.recipes.explain import key_hint, short, validate
 from tuner.recipes.flatten import flatten
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.layers import Layer, Merged, leaves
 from tuner.recipes.layers import Origin as Origin
 from tuner.recipes.overrides import parse_override
 from tuner.recipes.schema import RecipeConfig
@@ -75,7 +75,7 @@ def load(name: str, overrides: Overrides | None = None, *, allow_code: bool = Fa
         _derive_architecture(merged)  # before the next override: it may change one of the new model's facts
     _derive_architecture(merged)
     config = validate(merged)
-    merged.origins = {key: merged.origins.get(key, Origin("default")) for key in _leaves(config.model_dump())}
+    merged.origins = {key: merged.origins.get(key, Origin("default")) for key, _ in leaves(config.model_dump())}
     return Recipe(Path(name).stem if _is_path(name) else name, config, merged.origins)
 
 
@@ -253,14 +253,6 @@ def _known_facts(path: str) -> tuple[dict[str, Any] | None, str]:
         if needle.search(text):
             return read_text(text, name).values.get("architecture"), str(file.relative_to(catalog.PACKAGE))
     return None, "unknown model"
-
-
-def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
 
 
 def _difference(base: Any, values: dict[str, Any]) -> dict[str, Any]:

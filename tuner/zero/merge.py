@@ -16,6 +16,7 @@ from tuner.errors import DeepSpeedConfigError, MachineError, did_you_mean
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog
+from tuner.recipes.layers import leaves
 from tuner.recipes.recipe import Origin, Recipe
 from tuner.zero import blocks
 from tuner.zero.blocks import Wish
@@ -251,16 +252,16 @@ class _Merger:
             _delete(self.config, keys)
             where = self.document.where(keys)
             self.warnings.append(f"{'.'.join(keys)} = 'auto' in {where} is dropped: DeepSpeed's own default holds.")
-        for dotted in _dotted(self.config):
+        for dotted, _ in leaves(self.config):
             keys = tuple(dotted.split("."))
             self.origins.setdefault(dotted, Origin(self.document.where(keys)))
 
     def _stamp(self, key: str, source: str) -> None:
-        for dotted in _dotted({key: self.config[key]}):
+        for dotted, _ in leaves({key: self.config[key]}):
             self.origins[dotted] = Origin(source)
 
     def result(self) -> FinalConfig:
-        present = set(_dotted(self.config))
+        present = {dotted for dotted, _ in leaves(self.config)}
         origins = {key: origin for key, origin in self.origins.items() if key in present}
         return FinalConfig(self.document.name, self.config, origins, tuple(self.warnings))
 
@@ -286,11 +287,3 @@ def _delete(config: dict[str, Any], keys: Keys) -> None:
     for key in keys[:-1]:
         config = config[key]
     del config[keys[-1]]
-
-
-def _dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
