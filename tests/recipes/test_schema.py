@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from tuner.recipes import recipe
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.objective import Dpo, Kto, Orpo, Reward
 from tuner.recipes.overrides import schema_keys
 from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig
 
@@ -120,7 +124,8 @@ def test_remote_code_needs_a_full_commit(revision: str | None) -> None:
 
 
 def blocks() -> list[type[BaseModel]]:
-    return [Block, *Block.__subclasses__()]
+    children = Block.__subclasses__()
+    return [Block, *children, *(grand for child in children for grand in child.__subclasses__())]
 
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.__name__)
@@ -130,15 +135,15 @@ def test_every_block_is_strict_and_says_what_it_is(block: type[BaseModel]) -> No
 
 
 def test_every_block_is_a_key_of_the_recipe() -> None:
-    reached = {RecipeConfig.__name__, "Block"}
+    bases = {"RecipeConfig", "Block", "Rows"}
     text = str(list(schema_keys().values()))
 
-    reached |= {block.__name__ for block in blocks() if f".{block.__name__}'" in text or f".{block.__name__} " in text}
-    assert {block.__name__ for block in blocks()} - reached == set()
+    reached = {block.__name__ for block in blocks() if re.search(rf"\.{block.__name__}\b", text)}
+    assert {block.__name__ for block in blocks()} - reached == bases
 
 
 def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> None:
-    optional = (Adapter, Quantization)
+    optional = (Adapter, Quantization, Architecture, Dpo, Orpo, Kto, Reward)
     with_default = {
         (block.__name__, name)
         for block in blocks()
@@ -146,10 +151,12 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
         if not field.is_required() and block not in optional
     }
 
-    # val_dataloader may be None, and a data set's ordinary keys need not be written in it.
+    # val_dataloader and mixture may be None, and a data set's ordinary keys need not be written in them.
+    rows = {"name", "split", "format", "columns", "system"}
     assert with_default == {
         ("Dataloader", "num_workers"),
-        ("Dataset", "name"),
-        ("Dataset", "split"),
-        ("Dataset", "format"),
+        ("Dataset", "mixture"),
+        ("Dataset", "max_rows"),
+        ("Share", "weight"),
+        *itertools.product(("Rows", "Dataset", "Share"), rows),
     }

@@ -11,6 +11,8 @@ model = dict(
     attn_implementation=None,
     # Code that comes with a model runs only when this is True and `revision` is a full 40-digit commit.
     trust_remote_code=False,
+    # True in the parts of models that transformers has not: they exist as code on the hub alone.
+    remote_code=False,
 )
 
 # What planning needs to know of the model, in the words of its config.json. Another model.path needs other facts here;
@@ -24,7 +26,8 @@ quantization = None
 # None: every weight is trained.
 adapter = None
 
-# What is learned: 'sft' trains on the assistant's turns, 'pretrain' on every token of plain text.
+# What is learned: 'sft' trains on the assistant's turns, 'pretrain' on every token of plain text; 'dpo', 'orpo' and
+# 'reward' learn from pairs of answers, 'kto' from single ones marked good or bad. Their settings have TRL's names.
 objective = dict(type="sft")
 
 train_dataloader = dict(
@@ -38,8 +41,17 @@ train_dataloader = dict(
         # A configuration of a hub data set, such as 'main'.
         name=None,
         split="train",
-        # 'messages', 'sharegpt', 'alpaca', 'oasst1', 'text'. None: detected from the columns.
+        # The shape of a row: docs/recipes.md lists them. None: detected from the columns.
         format=None,
+        # A format's column -> this data set's: dict(prompt='question'), or a text of several: '{context}\n{question}'.
+        columns=None,
+        # A system turn for conversations that have none.
+        system=None,
+        # Several data sets instead of path: [dict(part='alpaca'), dict(path='my.jsonl', weight=2)]. weight 0.5 takes
+        # half of a data set's rows, 2 takes each row twice.
+        mixture=None,
+        # Only the first rows, as many as this. None: all.
+        max_rows=None,
         # Tokens. A longer sample is split when packing, else cut at the end (and counted).
         max_length=2048,
         # Fill rows of max_length with whole samples, best fit first; samples never attend to each other.
@@ -69,6 +81,8 @@ train_cfg = dict(
     max_epochs=3,
     # Optimizer steps. A number here wins over max_epochs. None: max_epochs decides.
     max_steps=None,
+    # Train the last so many decoder layers alone and freeze the rest. None: all.
+    trainable_layers=None,
     # Recompute activations in the backward pass: less memory, about a third more time.
     gradient_checkpointing=True,
 )

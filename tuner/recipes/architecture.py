@@ -1,4 +1,4 @@
-"""A model's facts from a folder's config.json, in the words of the recipe's `architecture` block.
+"""A model's facts: the recipe's `architecture` block, in the words of config.json, and how one is read.
 
 It opens one JSON file; the hub is never asked.
 """
@@ -9,7 +9,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tuner.recipes.schema import Architecture
+from tuner.recipes.block import Block, PositiveInt
+
+
+class Architecture(Block):
+    """The model's facts in the words of its config.json."""
+
+    model_type: str
+    num_hidden_layers: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    vocab_size: PositiveInt
+    tie_word_embeddings: bool
+    max_position_embeddings: PositiveInt
 
 
 def read_facts(folder: Path) -> dict[str, Any] | None:

@@ -174,6 +174,7 @@ def suggest(name: str) -> str | None:
     tokens = stem.split("_")
     model, tokens = _take(tokens, names("models"))
     trainings = [method if objective is None else f"{objective}_{method}" for objective, method in _trainings()]
+    tokens = tokens[1:] if tokens[:1] == [DEFAULT_OBJECTIVE] else tokens
     training, tokens = _take(tokens, trainings)
     dataset = nearest("_".join(tokens), names("datasets")) if tokens else None
     if model and training and dataset:

@@ -50,6 +50,8 @@ def short(value: Any) -> str:
 
 def _keys(detail: dict[str, Any], merged: Merged) -> Keys:
     keys = tuple(str(key) for key in detail["loc"])
+    if keys[:1] == ("objective",) and len(keys) > 1:
+        keys = (keys[0], *keys[2:])  # ('objective', 'dpo', 'beta'): the second names the branch of the union
     if detail["type"] in ("missing", "extra_forbidden"):
         return keys
     # A union's branch names and a list's indices end the location ('target_modules', 'str'): keep the recipe's keys.

@@ -23,6 +23,8 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.source import Keys, Source, is_writable, read_file, read_text
 
 _MAX_BASES = 8
+_OF_ONE_DATA_SET = ("name", "format", "columns", "system", "mixture", "max_rows")
+"""Keys of a dataset block that say nothing of another data set."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ def _override_layers(overrides: Overrides, merged: Merged) -> Iterator[Layer]:
         values: dict[str, Any] = {"model": {"path": overrides.model, "revision": None}}
         yield Layer(values, lambda _: f"--model {overrides.model}")
     if overrides.data is not None:
-        dataset = {"path": overrides.data, "name": None, "split": "train", "format": None}
+        dataset = {**{key: None for key in _OF_ONE_DATA_SET}, "path": overrides.data, "split": "train"}
         values = {"train_dataloader": {"dataset": dataset}, "val_dataloader": None}
         yield Layer(values, lambda _: f"--data {overrides.data}")
     if overrides.seed is not None:

@@ -7,18 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationInfo, field_validator
+from pydantic import Field, Strict, ValidationInfo, field_validator
 
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-PositiveInt = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-Names = Annotated[tuple[str, ...], Strict(False)]
-
-
-class Block(BaseModel):
-    """A part of a recipe: unknown keys, other types, NaN and infinity are errors; immutable."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.block import Block, Fraction, Names, PositiveFloat, PositiveInt
+from tuner.recipes.objective import Objective
 
 
 class Model(Block):
@@ -29,6 +22,7 @@ class Model(Block):
     chat_template: str | None
     attn_implementation: str | None
     trust_remote_code: bool
+    remote_code: bool
 
     @field_validator("trust_remote_code")
     @classmethod
@@ -37,21 +31,6 @@ class Model(Block):
         if trusted and not (len(revision) == 40 and set(revision) <= set("0123456789abcdef")):
             raise ValueError("model.revision must be a full 40-digit commit for that")
         return trusted
-
-
-class Architecture(Block):
-    """The model's facts in the words of its config.json."""
-
-    model_type: str
-    num_hidden_layers: PositiveInt
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
-    head_dim: PositiveInt
-    vocab_size: PositiveInt
-    tie_word_embeddings: bool
-    max_position_embeddings: PositiveInt
 
 
 class Quantization(Block):
@@ -74,19 +53,28 @@ class Adapter(Block):
     modules_to_save: list[str] | None = None
 
 
-class Objective(Block):
-    """What is learned."""
-
-    type: Literal["sft", "pretrain"]
-
-
-class Dataset(Block):
-    """Rows and how they become samples; max_length in tokens."""
+class Rows(Block):
+    """Where rows are, and how one is read."""
 
     path: str | None
     name: str | None = None
     split: str = "train"
     format: str | None = None
+    columns: dict[str, str] | None = None
+    system: str | None = None
+
+
+class Share(Rows):
+    """One data set of a mixture; weight 0.5 takes every second row of it, 2 takes each row twice."""
+
+    weight: PositiveFloat = 1.0
+
+
+class Dataset(Rows):
+    """Rows and how they become samples; max_length in tokens."""
+
+    mixture: Annotated[tuple[Share, ...], Strict(False), Field(min_length=1)] | None = None
+    max_rows: PositiveInt | None = None
     max_length: PositiveInt
     packing: bool
 
@@ -143,6 +131,7 @@ class TrainCfg(Block):
 
     max_epochs: PositiveInt
     max_steps: PositiveInt | None
+    trainable_layers: PositiveInt | None
     gradient_checkpointing: bool
 
 
@@ -191,3 +180,10 @@ class RecipeConfig(Block):
         if info.data.get("quantization") and not adapter:
             raise ValueError("quantized weights cannot be trained; set adapter too, or quantization=None")
         return adapter
+
+    @field_validator("train_cfg")
+    @classmethod
+    def _an_adapter_freezes_every_layer(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
+        if train_cfg.trainable_layers and info.data.get("adapter"):
+            raise ValueError("trainable_layers has no meaning beside an adapter, which freezes every layer; take one")
+        return train_cfg

@@ -1,0 +1,3 @@
+"""Odds-ratio preference optimization on pairs of answers: no reference model."""
+
+objective = dict(type="orpo", beta=0.1)

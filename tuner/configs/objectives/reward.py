@@ -1,0 +1,3 @@
+"""A reward model: it scores answers, and learns from pairs."""
+
+objective = dict(type="reward")

@@ -1,0 +1,21 @@
+"""What every block of a recipe's schema is made of: strict, immutable, and numbers with a range.
+
+It knows no key of a recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, Strict
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Names = Annotated[tuple[str, ...], Strict(False)]
+
+
+class Block(BaseModel):
+    """A part of a recipe: unknown keys, other types, NaN and infinity are errors; immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
