@@ -46,10 +46,15 @@ HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "de
 SPAWNS = {
     "launch/supervise.py": "starts torchrun and watches it",
     "machine/hardware.py": "asks nvidia-smi where NVML is missing",
+    "launch/probes.py": "a library that crashes or hangs must not end the doctor",
 }
 BECOMES = {"launch/start.py": "the only rank of --launcher none and slurm replaces the launcher; there is no child"}
 READS_ENVIRONMENT = {
     "cli/__init__.py": "under srun one rank alone tells of a mistake that all of them made",
+    "cli/plan.py": "which GPUs of this machine are visible",
+    "cli/doctor.py": "copies it once; everything below gets the copy",
+    "cli/smoke.py": "hides GPUs and the hub from this process, which makes the model, and from the ranks",
+    "cli/targets.py": "the GPUs and the launch variables of this machine, for what is shown or checked here",
     "cli/train.py": "copies it once; everything below gets the copy",
     "worker/__main__.py": "torchrun tells a rank its number there",
     "worker/quiet.py": "libraries are hushed by variables alone",
@@ -61,23 +66,29 @@ TAKES_SIGNALS = {
 }
 EXITS = {
     "cli/__init__.py": "the exit code of a user's mistake",
+    "cli/doctor.py": "3 where something failed",
+    "cli/smoke.py": "the exit code of the stage that failed",
     "cli/train.py": "the exit code of the run",
     "worker/guard.py": "gloo aborts after success when Python tears it down",
 }
 PRINTS = {
+    "launch/retry.py": "what the next attempt changes",
     "launch/supervise.py": "what a dead rank can no longer say",
     "worker/callbacks.py": "progress, on rank 0",
+    "worker/guard.py": "why a rank ends, into its log",
+    "worker/probe.py": "its answer, to the doctor",
     "worker/samples.py": "answers, on rank 0",
     "worker/train.py": "what was trained, on rank 0",
 }
 WRITES = {
     "files.py": "the one writer of files",
+    "launch/smoke.py": "removes its scratch folder",
     "launch/supervise.py": "torchrun writes its own log, into a file opened for it",
     "runs/checkpoints.py": "removes checkpoints",
     "runs/directory.py": "makes the run's folders and copies the tokenizer's files",
     "worker/data/prepare.py": "makes the folder of prepared data, which `datasets` writes",
     "worker/models/tiny.py": "makes the package's own model, which transformers writes",
-    "worker/quiet.py": "a rank's output goes into a file of its own",
+    "worker/output.py": "the folder of the logs that ranks print into",
 }
 
 
@@ -182,6 +193,7 @@ finally:
     [
         ("--help", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("list", {"pydantic", "rich", "mmengine", "subprocess"}),
+        ("list tiny_*lora_alpaca*", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("train --help", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("show tiny_full_sample_e1", {"rich", "mmengine", "subprocess"}),
         ("copy tiny_full_sample_e1", {"rich", "mmengine", "subprocess"}),

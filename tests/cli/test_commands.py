@@ -1,4 +1,4 @@
-"""`tuner list`, `show`, `copy`, `--help`, and the process around them."""
+"""`tuner show`, `copy`, `--help`, and the process around them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.cli.command import Tuner
 from tuner import __version__
 from tuner.cli import COMMANDS
-from tuner.recipes import catalog, recipe
+from tuner.recipes import recipe
 
 TINY = "tiny_full_sample_e1"
 HEAVY = "torch transformers trl peft bitsandbytes datasets deepspeed accelerate mmengine"
@@ -29,23 +29,6 @@ finally:
 """
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
-
-
-def test_list_names_every_part_and_preset(tuner: Tuner) -> None:
-    result = tuner("list")
-
-    assert result.code == 0
-    for kind in catalog.KINDS:
-        for name in catalog.names(kind):
-            assert f"  {name} " in result.out
-    assert all(preset in result.out for preset in catalog.presets())
-
-
-def test_list_as_json_is_json(tuner: Tuner) -> None:
-    found = json.loads(tuner("list", "--json").out)
-
-    assert set(found) == {*catalog.KINDS, "presets"}
-    assert found["models"]["tiny"] == catalog.summary("models", "tiny")
 
 
 def test_show_tells_each_value_with_its_origin_and_what_it_beat(tuner: Tuner) -> None:

@@ -41,6 +41,7 @@ def test_a_dry_run_as_json_is_json_and_nothing_else(tuner: Tuner, tmp_path: Path
         "origins",
         "warnings",
         "level",
+        "fit",
         "precision",
         "run_directory",
         "resume",

@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -27,6 +28,16 @@ SYSTEMS = {
     "Be polite.": " You are welcome.",
 }
 FOLLOW_UPS = ("And {x}?", "What about {x}?", "How about {x}?", "And what about {x}?", "Now {x}, please.")
+
+# What nobody wants to hear; two of three rejected answers are one of these, the others are wrong.
+RUDE = (
+    "Find it out yourself.",
+    "Go away and ask somebody else.",
+    "I do not know, and I do not care.",
+    "Leave me alone!",
+    "That is none of my business.",
+    "What a silly question!",
+)
 
 Turn = tuple[str, str]  # what the user says, the answer
 Row = dict[str, list[dict[str, str]]]
@@ -82,7 +93,7 @@ def _conversations(turns: list[Turn], draw: random.Random) -> Iterator[Row]:
         start += size
 
 
-def _interleave(groups: list[list[Row]]) -> list[Row]:
+def _interleave(groups: list[list[Any]]) -> list[Any]:
     """Return all rows with each group spread evenly, so that any few rows are of many topics."""
     placed = [((i + 0.5) / len(group), number, i) for number, group in enumerate(groups) for i in range(len(group))]
     return [groups[number][i] for _, number, i in sorted(placed)]
@@ -115,6 +126,24 @@ def make_rows() -> tuple[list[Row], list[Row]]:
     return rows, _interleave(groups)
 
 
+def make_preferences(per_topic: int = 50, held_per_topic: int = 6) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return training and validation rows: a question, the right answer, and a wrong or rude one; topics well mixed."""
+    draw = random.Random(SEED)  # noqa: S311
+    groups: tuple[list[Any], list[Any]] = ([], [])
+    for topic in TOPICS:
+        for group, turns, count in zip(groups, _split_topic(topic, draw), (per_topic, held_per_topic), strict=True):
+            some = draw.sample(turns, min(count, len(turns)))
+            group.append([_preference(topic, turn, draw) for turn in some])
+    train, validation = (_interleave(group) for group in groups)
+    return train, validation
+
+
+def _preference(topic: Topic, turn: Turn, draw: random.Random) -> dict[str, str]:
+    wrong = [answer for fact in topic.facts if (answer := _fill(topic.answer, *fact)) != turn[1]]
+    rejected = draw.choice(RUDE) if draw.random() < 2 / 3 else draw.choice(wrong)
+    return {"prompt": turn[0], "chosen": turn[1], "rejected": rejected}
+
+
 def make_tokenizer(rows: Iterable[Row]) -> Tokenizer:
     """Return a byte-level BPE trained on the texts of `rows`; every text has tokens and comes back unchanged."""
     tokenizer = Tokenizer(models.BPE())
@@ -132,15 +161,16 @@ def make_tokenizer(rows: Iterable[Row]) -> Tokenizer:
 
 
 def write(configs: Path) -> None:
-    """Write the two files of `sample` and the tokenizer of `tiny` below `configs`/assets."""
-    train, validation = make_rows()
-    (configs / "assets" / "sample").mkdir(parents=True, exist_ok=True)
-    (configs / "assets" / "tiny").mkdir(parents=True, exist_ok=True)
-    for name, rows in (("train", train), ("validation", validation)):
-        text = "".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows)
-        (configs / "assets" / "sample" / f"{name}.jsonl").write_text(text, encoding="utf-8", newline="\n")
+    """Write the files of `sample` and `sample_preferences` and the tokenizer of `tiny` below `configs`/assets."""
+    made = {"sample": make_rows(), "sample_preferences": make_preferences()}
+    for folder, splits in made.items():
+        (configs / "assets" / folder).mkdir(parents=True, exist_ok=True)
+        for name, rows in zip(("train", "validation"), splits, strict=True):
+            text = "".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows)
+            (configs / "assets" / folder / f"{name}.jsonl").write_text(text, encoding="utf-8", newline="\n")
     tokenizer_file = configs / "assets" / "tiny" / "tokenizer.json"
-    tokenizer_file.write_text(make_tokenizer(train).to_str() + "\n", encoding="utf-8", newline="\n")
+    tokenizer_file.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer_file.write_text(make_tokenizer(made["sample"][0]).to_str() + "\n", encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":

@@ -6,18 +6,31 @@ It tests the templates through transformers, with a tokenizer that has byte fall
 from __future__ import annotations
 
 import itertools
-import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import trl.chat_template_utils as trl_templates
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import get_training_chat_template, is_chat_template_stop_token_trained
 
 from tests.worker.models import published
+from tuner.worker.data.templates import plain
 from tuner.worker.models.internlm2 import InternLM2Tokenizer
+
+
+class AssistantMark(Extension):
+    """{% generation %} as a block that renders what it holds."""
+
+    tags: ClassVar = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
 
 FOLDER = Path(__file__).parents[2] / "tuner" / "configs" / "chat_templates"
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -36,10 +49,74 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "internlm2": Format("", "<|im_end|>"),
+    "alpaca": Format("", "</s>"),
     "chatml": Format("", "<|im_end|>"),
-    "mistral": Format(" ", "</s>"),
+    "deepseek": Format(" ", "</s>"),
+    "deepseek_coder": Format("", "\n<|EOT|>"),
+    "gemma": Format("", "<end_of_turn>"),
+    "internlm": Format("", "<eoa>"),
+    "internlm2": Format("", "<|im_end|>"),
+    "llama2": Format(" ", " </s>"),
+    "llama3": Format("", "<|eot_id|>"),
     "llama3_1": Format("", "<|eot_id|>"),
+    "mistral": Format(" ", "</s>"),
+    "phi3": Format("", "<|end|>"),
+    "vicuna": Format(" ", "</s>"),
+    "xtuner_default": Format("", "</s>"),
+    "zephyr": Format("", "</s>"),
+}
+# The whole text of a conversation with a system turn, and the prompt for another answer.
+ASK_SYSTEM, ASK, REPLY, AGAIN = "Be brief.", "Why\n me?", "Because {x}.", "And?"
+TEXTS = {
+    "alpaca": (
+        "<s>Be brief.\n\n### Instruction:\nWhy\n me?\n\n### Response:\nBecause {x}.</s>\n\n"
+        "### Instruction:\nAnd?\n\n### Response:\n"
+    ),
+    "chatml": (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhy\n me?<|im_end|>\n"
+        "<|im_start|>assistant\nBecause {x}.<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    ),
+    "deepseek": "<s>Be brief.\n\nUser: Why\n me?\n\nAssistant: Because {x}.</s>User: And?\n\nAssistant:",
+    "deepseek_coder": (
+        "<s>Be brief.\n### Instruction:\nWhy\n me?\n### Response:\nBecause {x}.\n<|EOT|>\n"
+        "### Instruction:\nAnd?\n### Response:\n"
+    ),
+    "gemma": (
+        "<s><start_of_turn>user\nBe brief.\n\nWhy\n me?<end_of_turn>\n<start_of_turn>model\nBecause {x}.<end_of_turn>\n"
+        "<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n"
+    ),
+    "internlm": (
+        "<s><|System|>:Be brief.\n<|User|>:Why\n me?<eoh>\n<|Bot|>:Because {x}.<eoa>\n<|User|>:And?<eoh>\n<|Bot|>:"
+    ),
+    "internlm2": (
+        "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhy\n me?<|im_end|>\n"
+        "<|im_start|>assistant\nBecause {x}.<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    ),
+    "llama2": ("<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWhy\n me? [/INST] Because {x}. </s><s>[INST] And? [/INST]"),
+    "llama3": (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nWhy\n me?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nBecause {x}.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nAnd?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    ),
+    "llama3_1": (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+        "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nWhy\n me?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nBecause {x}.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nAnd?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    ),
+    "mistral": "<s>[INST] Why\n me?[/INST] Because {x}.</s>[INST] Be brief.\n\nAnd?[/INST]",
+    "phi3": (
+        "<|system|>\nBe brief.<|end|>\n<|user|>\nWhy\n me?<|end|>\n<|assistant|>\nBecause {x}.<|end|>\n"
+        "<|user|>\nAnd?<|end|>\n<|assistant|>\n"
+    ),
+    "vicuna": "<s>Be brief. USER: Why\n me? ASSISTANT: Because {x}.</s>USER: And? ASSISTANT:",
+    "xtuner_default": "<s><|System|>:Be brief.\n<|User|>:Why\n me?\n<|Bot|>:Because {x}.</s>\n<|User|>:And?\n<|Bot|>:",
+    "zephyr": (
+        "<|system|>\nBe brief.</s>\n<|user|>\nWhy\n me?</s>\n<|assistant|>\nBecause {x}.</s>\n"
+        "<|user|>\nAnd?</s>\n<|assistant|>\n"
+    ),
 }
 
 
@@ -58,8 +135,9 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def tokenizer(name: str, tokenizer_folder: Path) -> PreTrainedTokenizerBase:
     tokenizer = InternLM2Tokenizer.from_pretrained(tokenizer_folder)
-    if name == "llama3_1":
+    if name.startswith("llama3"):
         tokenizer.add_special_tokens({"bos_token": LLAMA_TOKENS[0], "extra_special_tokens": list(LLAMA_TOKENS[1:])})
+    tokenizer.add_special_tokens({"extra_special_tokens": [FORMATS[name].end.strip()]}, False)
     tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
     return tokenizer
 
@@ -72,7 +150,14 @@ def trained_texts(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, A
 
 
 def test_every_template_of_the_package_is_tested() -> None:
-    assert {path.stem for path in FOLDER.glob("*.jinja")} == set(FORMATS)
+    assert {path.stem for path in FOLDER.glob("*.jinja")} == set(FORMATS) == set(TEXTS)
+
+
+def test_the_text_is_the_publishers_to_the_letter(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    said = zip(("system", "user", "assistant", "user"), (ASK_SYSTEM, ASK, REPLY, AGAIN), strict=True)
+    messages = [{"role": role, "content": text} for role, text in said]
+
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == TEXTS[name]
 
 
 @pytest.mark.parametrize("messages", CHATS)
@@ -88,13 +173,36 @@ def test_loss_is_on_each_answer_and_its_end_token(
 
 
 @pytest.mark.parametrize("messages", CHATS)
-def test_generation_markers_add_no_text(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> None:
-    unmarked = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", tokenizer.chat_template)
-    assert unmarked != tokenizer.chat_template
+@pytest.mark.parametrize("prompt", [False, True])
+def test_without_its_marks_a_template_renders_the_same_text_anywhere(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prompt: bool
+) -> None:
+    if prompt:
+        messages = messages[:-1]
+    # Jinja as it comes, which knows no {% generation %}.
+    unmarked = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(  # noqa: S701
+        plain(tokenizer.chat_template)
+    )
 
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+    text = unmarked.render(messages=messages, add_generation_prompt=prompt, **tokenizer.special_tokens_map)
 
-    assert rendered == tokenizer.apply_chat_template(messages, tokenize=False, chat_template=unmarked)
+    assert text == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+
+
+SPACES = ["", " ", "\n", "\n  "]
+
+
+@pytest.mark.parametrize("left", ["", "-", "+"])
+@pytest.mark.parametrize("right", ["", "-", "+"])
+@pytest.mark.parametrize("options", [{}, {"trim_blocks": True, "lstrip_blocks": True}], ids=["jinja", "transformers"])
+def test_white_space_around_a_mark_is_treated_as_before(left: str, right: str, options: dict[str, bool]) -> None:
+    known = Environment(extensions=[AssistantMark], autoescape=False, **options)  # noqa: S701
+    unknown = Environment(autoescape=False, **options)  # noqa: S701
+    for before, inside, after in itertools.product(SPACES, repeat=3):
+        mark, end = f"{{%{left} generation {right}%}}", f"{{%{left}endgeneration{right}%}}"
+        text = f"a{before}{mark}{inside}b{inside}{end}{after}c"
+
+        assert unknown.from_string(plain(text)).render() == known.from_string(text).render()
 
 
 @pytest.mark.parametrize("messages", CHATS)
@@ -106,7 +214,7 @@ def test_the_prompt_to_answer_is_what_training_shows_before_the_answer(
     rendered = tokenizer.apply_chat_template(messages, tokenize=False)
 
     before, end = FORMATS[name]
-    assert rendered.removesuffix("\n") == prompt + before + messages[-1]["content"] + end
+    assert rendered.rstrip("\n") == prompt + before + messages[-1]["content"] + end
 
 
 def test_trl_takes_the_template_as_it_is(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -129,17 +237,34 @@ def test_internlm2_equals_the_publishers_template(
     assert rendered == expected
 
 
-@pytest.mark.parametrize("messages", CHATS)
-@pytest.mark.parametrize("prompt", [False, True])
-@pytest.mark.parametrize("theirs", [trl_templates.llama3_1_chat_template, trl_templates.llama3_2_chat_template])
-@pytest.mark.parametrize("name", ["llama3_1"], indirect=True)
-def test_llama3_1_equals_the_publishers_templates(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prompt: bool, theirs: str
-) -> None:
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+SYSTEMLESS = [messages for messages in CHATS if messages[0] != SYSTEM]
 
-    options = {"add_generation_prompt": prompt, "date_string": "26 Jul 2024"}
-    assert rendered == tokenizer.apply_chat_template(messages, tokenize=False, chat_template=theirs, **options)
+
+@pytest.mark.parametrize("prompt", [False, True])
+@pytest.mark.parametrize(
+    ("name", "theirs", "chats"),
+    [
+        ("gemma", "gemma", SYSTEMLESS),
+        ("gemma", "gemma3", CHATS),
+        ("llama3", "llama3", CHATS),
+        ("llama3_1", "llama3_1", CHATS),
+        ("llama3_1", "llama3_2", CHATS),
+        ("phi3", "phi3", CHATS),
+        ("phi3", "phi3_5", CHATS),
+    ],
+    indirect=["name"],
+)
+def test_templates_equal_the_publishers(
+    name: str, tokenizer: PreTrainedTokenizerBase, prompt: bool, theirs: str, chats: list[list[dict[str, str]]]
+) -> None:
+    published_one = getattr(trl_templates, f"{theirs}_chat_template")
+    # Phi's closes a whole conversation with the end-of-sequence token.
+    end = "</s>" if name == "phi3" and not prompt else ""
+    for messages in chats:
+        options = {"tokenize": False, "add_generation_prompt": prompt, "date_string": "26 Jul 2024"}
+        rendered = tokenizer.apply_chat_template(messages, **options)
+
+        assert rendered + end == tokenizer.apply_chat_template(messages, chat_template=published_one, **options)
 
 
 @pytest.mark.parametrize("name", ["chatml"], indirect=True)
@@ -177,7 +302,9 @@ def test_tools_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 @pytest.mark.parametrize("messages", [[USER, USER], [ANSWER], [USER, SYSTEM, USER]])
-@pytest.mark.parametrize("name", ["mistral"], indirect=True)
-def test_mistral_refuses_roles_out_of_turn(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> None:
+@pytest.mark.parametrize("name", ["mistral", "llama2"], indirect=True)
+def test_a_format_of_pairs_refuses_roles_out_of_turn(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]
+) -> None:
     with pytest.raises(TemplateError, match="in turn"):
         tokenizer.apply_chat_template(messages, tokenize=False)

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from tests.configs.make_sample import CONFIGS, SPECIAL_TOKENS, SYSTEMS, VOCAB_SIZE, write
+from tests.configs.make_sample import CONFIGS, RUDE, SPECIAL_TOKENS, SYSTEMS, VOCAB_SIZE, _fill, write
 from tests.configs.sample_facts import TOPICS
 
 SAMPLE = CONFIGS / "assets" / "sample"
 TINY = CONFIGS / "assets" / "tiny"
-MADE = ("sample/train.jsonl", "sample/validation.jsonl", "tiny/tokenizer.json")
+MADE = (
+    *("sample/train.jsonl", "sample/validation.jsonl", "tiny/tokenizer.json"),
+    *("sample_preferences/train.jsonl", "sample_preferences/validation.jsonl"),
+)
 END_OF_TURN = "<|im_end|>"
 CONVERSATION = [
     {"role": "system", "content": "Be polite."},
@@ -55,6 +58,28 @@ def test_the_files_are_small() -> None:
     assert sum(path.stat().st_size for path in SAMPLE.iterdir()) <= 1_500_000
     assert (TINY / "tokenizer.json").stat().st_size <= 150_000
     assert sorted(path.name for path in SAMPLE.iterdir()) == ["train.jsonl", "validation.jsonl"]
+
+
+def test_no_preference_is_held_out_whose_question_is_asked_in_training() -> None:
+    train, validation = (_preferences(split) for split in ("train", "validation"))
+
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in validation}
+    assert len(train) >= 800 and len(validation) == 100
+
+
+def test_a_right_answer_is_preferred_to_a_wrong_or_rude_one() -> None:
+    rows = _preferences("train") + _preferences("validation")
+    right = {_fill(topic.answer, *fact) for topic in TOPICS for fact in topic.facts}
+
+    assert all(row["chosen"] in right and row["chosen"] != row["rejected"] for row in rows)
+    rude = sum(row["rejected"] in RUDE for row in rows)
+    assert all(row["rejected"] in {*right, *RUDE} for row in rows)
+    assert 0.6 < rude / len(rows) < 0.73
+
+
+def _preferences(split: str) -> list[dict[str, str]]:
+    text = (TINY.parent / "sample_preferences" / f"{split}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def test_no_validation_prompt_is_asked_in_training() -> None:

@@ -201,9 +201,8 @@ def test_a_bad_row_ends_the_run_with_code_2_and_its_file_and_line(tmp_path: Path
     assert run.code == 2, run.text
     assert f"{data}:2" in run.text and told in run.text, run.text
     assert "Traceback" not in run.text
-    assert run.json("status.json") | {"message": ""} == {"state": "failed", "exit_code": 2, "message": ""} | {
-        "pid": run.json("status.json")["pid"]
-    }
+    status = run.json("status.json")
+    assert (status["state"], status["exit_code"], status["diagnosis"]["cause"]) == ("failed", 2, "bad-data")
 
 
 def test_a_hub_id_without_a_network_is_told_in_one_message(tmp_path: Path) -> None:

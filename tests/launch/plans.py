@@ -28,10 +28,11 @@ def made(
     environ: Mapping[str, str] = PATH,
     now: datetime = NOW,
     flags: Mapping[str, Any] | None = None,
+    model: str | None = None,
     **request: Any,
 ) -> LaunchPlan:
     """Return the plan of one request."""
-    overrides = Overrides(pairs=[("--set", text) for text in sets])
+    overrides = Overrides(model=model, pairs=[("--set", text) for text in sets])
     asked = Request(recipe, overrides, flags=LaunchFlags(**(flags or {})), **request)
     return plan.make(asked, environ, hardware, now)
 

@@ -26,9 +26,9 @@ def _folder() -> Path:
     return Path(sys.argv[1])
 
 
-def report(rank: int, code: int, message: str) -> None:
+def report(rank: int, code: int, message: str, **facts: object) -> None:
     """Leave word of how a rank ended, as a worker does."""
-    text = json.dumps({"rank": rank, "exit_code": code, "message": message})
+    text = json.dumps({"rank": rank, "exit_code": code, "message": message, **facts})
     (_folder() / "ranks" / f"{rank}.json").write_text(text)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import NOW, PATH, TINY, checkpoint, made, task, written_run
-from tests.machine.gpus import A100, CPU, GIB, H200, V100, machine
+from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
 from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError, UsageError
-from tuner.launch import local
+from tuner.launch import fitting, local
 from tuner.launch.plan import LaunchPlan, batch_json
 from tuner.machine.topology import Topology
 from tuner.recipes import recipe
@@ -220,8 +220,9 @@ def test_a_users_json_is_pinned_as_a_whole(tmp_path: Path) -> None:
         (CPU, TINY, "none"),
         (machine(H200), "internlm2_chat_7b_qlora_oasst1_e3", "none"),
         (machine(*[H200] * 8), "internlm2_7b_full_alpaca_e1", "deepspeed_zero1"),
-        (machine(*[V100] * 8), "internlm2_7b_full_alpaca_e1", "deepspeed_zero2"),
-        (machine(*[V100] * 8), "qwen2_5_72b_instruct_full_alpaca_e1", "deepspeed_zero3_offload"),
+        (machine(*[V100] * 8), "llama2_7b_full_alpaca_e1", "deepspeed_zero2"),
+        (machine(*[V100] * 8), "internlm2_7b_full_alpaca_e1", "deepspeed_zero2_offload"),
+        (machine(*[T4] * 8), "internlm2_7b_full_alpaca_e1", "deepspeed_zero3_offload"),
     ],
 )
 def test_auto_takes_the_lowest_level_that_fits_and_says_why(hardware: Any, name: str, level: str) -> None:
@@ -231,8 +232,35 @@ def test_auto_takes_the_lowest_level_that_fits_and_says_why(hardware: Any, name:
     assert found.level_reason
 
 
+def test_a_run_that_nothing_can_hold_is_refused_with_what_would_fit() -> None:
+    hopeless = {"recipe": "qwen2_5_72b_instruct_full_alpaca_e1", "hardware": machine(V100)}
+
+    with pytest.raises(MachineError) as caught:
+        made(**hopeless)
+    assert "does not fit" in str(caught.value)
+    assert "quantization=dict(bits=4)" in str(caught.value)
+    assert made(**hopeless, ignore_fit=True).level == "deepspeed_zero3_offload"
+
+
+def test_a_level_that_may_not_fit_is_a_warning_and_a_hopeless_one_is_refused_at_the_start() -> None:
+    found = made(recipe="internlm2_7b_full_alpaca_e1", hardware=machine(V100), deepspeed="none")
+
+    assert any("may not fit" in warning for warning in found.warnings)
+    with pytest.raises(MachineError, match="does not fit"):
+        fitting.refuse_hopeless(found.fit, found.recipe.config)
+
+
+def test_a_users_json_is_judged_by_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "my.json").write_text('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}')
+    names = {"recipe": "internlm2_7b_full_alpaca_e1", "hardware": machine(*[A100] * 8)}
+    offloaded, sharded = made(**names, deepspeed=str(tmp_path / "my.json")), made(**names, deepspeed="zero3")
+
+    assert offloaded.fit and sharded.fit
+    assert offloaded.fit.peak.gpu["optimizer_states"] == 0 < sharded.fit.peak.gpu["optimizer_states"]
+
+
 def test_the_smallest_gpu_decides() -> None:
-    small = replace(A100, memory_bytes=4 * GIB)
+    small = replace(A100, memory_bytes=10 * GIB)
 
     assert made(recipe="internlm2_chat_7b_qlora_oasst1_e3", hardware=machine(A100, small)).level != "deepspeed_zero1"
     assert made(recipe="internlm2_chat_7b_qlora_oasst1_e3", hardware=machine(A100, A100)).level == "deepspeed_zero1"

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.launch.plans import made
+from tests.launch.test_preflight_model import folder
 from tests.machine.gpus import A100, CPU, machine
-from tuner.errors import MachineError
+from tuner.errors import MachineError, TunerError
 from tuner.launch import preflight
+from tuner.launch.checks import model
 from tuner.machine import libraries
 
 
@@ -61,3 +63,70 @@ def test_an_interrupted_build_is_not_waited_for_and_a_running_one_is(tmp_path: P
     else:
         preflight.check(made(deepspeed="zero2_offload", hardware=CPU), environ)
     preflight.check(made(deepspeed="zero2", hardware=CPU), environ)
+
+
+def test_everything_that_is_wrong_is_told_at_once_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(libraries.MINIMUM, "peft", "999")
+    plan = made("model.attn_implementation=flash_attention_2", model=str(folder(tmp_path / "none", weights=False)))
+
+    with pytest.raises(TunerError) as caught:
+        preflight.check(plan, {})
+
+    lines = str(caught.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        *("bad-model", "bad-environment", "bad-recipe", "bad-environment")
+    ]
+    assert caught.value.exit_code == 2, "a wrong recipe is wrong on every machine"
+
+
+def test_a_wrong_machine_alone_is_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(libraries.MINIMUM, "peft", "999")
+    monkeypatch.setitem(libraries.MINIMUM, "trl", "999")
+
+    with pytest.raises(TunerError) as caught:
+        preflight.check(made(), {})
+
+    assert caught.value.exit_code == 3
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_what_stops_one_check_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"x": 1}\n')
+    monkeypatch.setitem(libraries.MINIMUM, "peft", "999")
+
+    with pytest.raises(TunerError) as caught:
+        preflight.check(made(f"train_dataloader.dataset.path={bad}"), {})
+
+    assert "bad-data" in str(caught.value)
+    assert "peft" in str(caught.value)
+
+
+def test_a_hopeless_run_is_refused_unless_that_is_to_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "torch_cuda_version", lambda: "12.8")
+    monkeypatch.setattr(preflight, "_QUICK", ())
+    monkeypatch.setattr(preflight, "_SLOW", ())
+    asked = {"recipe": "llama2_7b_full_alpaca_e3", "hardware": machine(A100), "deepspeed": "zero2"}
+
+    with pytest.raises(MachineError, match="does not fit"):
+        preflight.check(made(**asked), {})
+    assert preflight.check(made(**asked, ignore_fit=True), {}) == ()
+
+
+def test_a_dry_run_is_told_what_would_be_refused(tmp_path: Path) -> None:
+    plan = made(model=str(folder(tmp_path / "none", weights=False)))
+
+    (warning,) = preflight.foresee(plan)
+
+    assert warning.startswith("this run would be refused: bad-model:")
+    assert "holds no weights" in warning
+
+
+def test_a_bug_in_a_check_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(plan: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(preflight, "_QUICK", (bug, model.weights))
+
+    with pytest.raises(ZeroDivisionError):
+        preflight.check(made(), {})

@@ -15,10 +15,13 @@ import pytest
 
 from tests.launch.processes import alive, wait_until
 from tests.launch.rank import process
+from tuner.errors import DiskError
 from tuner.launch import supervise
 from tuner.runs.directory import RunDirectory, create
 
 pytestmark = pytest.mark.timeout(60)
+
+OOM = "OOM = 'torch.OutOfMemoryError: CUDA out of memory.'\n"
 
 DRIVER = """
 import json, os, sys
@@ -42,7 +45,7 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
 
 
 def _supervised(run: RunDirectory, code: str) -> int:
-    return supervise.run(process(run.path, code), os.environ, run)
+    return supervise.run(process(run.path, OOM + code), os.environ, run)
 
 
 def _status(run: RunDirectory) -> dict[str, Any]:
@@ -84,23 +87,107 @@ def test_a_run_that_succeeds_is_0_and_its_status_is_the_workers(
 
 
 def test_a_ranks_report_decides_over_torchruns_1(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
-    code = _supervised(run, "report(1, 2, 'bad-data: row 3 is torn.'); sys.exit(1)")
+    code = _supervised(run, "report(1, 2, 'bad-data: row 3 is torn.', cause='bad-data', step=None); sys.exit(1)")
 
     assert code == 2
-    assert capfd.readouterr().err == "bad-data: row 3 is torn.\n"
+    assert capfd.readouterr().err.splitlines() == [
+        "bad-data: row 3 is torn.",
+        f"On rank 1, before the first step. Logs: {run.ranks}",
+        f"Next: tuner data {run.recipe}",
+    ]
     assert _status(run) | {"pid": 0} == {
         "state": "failed",
         "pid": 0,
         "exit_code": 2,
         "message": "bad-data: row 3 is torn.",
+        "diagnosis": {
+            "cause": "bad-data",
+            "what": "row 3 is torn.",
+            "rank": 1,
+            "step": None,
+            "next_command": f"tuner data {run.recipe}",
+        },
     }
 
 
+def test_what_rank_0_prints_is_shown_until_a_rank_fails(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
+    log = "log = open(sys.argv[1] + '/ranks/0.log', 'a', buffering=1)"
+
+    _supervised(run, f"{log}; log.write('step 1\\n'); time.sleep(0.5); report(0, 1, OOM); log.write('Traceback\\n')")
+
+    assert capfd.readouterr().out == "step 1\n"
+    assert (run.ranks / "0.log").read_text() == "step 1\nTraceback\n"
+
+
+def test_only_the_first_node_shows_what_rank_0_prints(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "open(sys.argv[1] + '/ranks/0.log', 'w').write('step 1\\n')"
+
+    supervise.run(process(run.path, code), os.environ, run, node_rank=1)
+
+    assert capfd.readouterr().out == ""
+
+
+def test_a_closed_standard_output_ends_no_run(run: RunDirectory) -> None:
+    log = "log = open(sys.argv[1] + '/ranks/0.log', 'a', buffering=1)\n"
+    code = f"{log}for _ in range(10): log.write('step\\n'), time.sleep(0.05)"
+    command = [sys.executable, "-c", DRIVER, json.dumps(process(run.path, code)), str(run.path)]
+
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    assert driver.stdout
+    driver.stdout.readline()
+    driver.stdout.close()
+
+    assert driver.wait(timeout=30) == 0
+    assert driver.stderr and driver.stderr.read() == b""
+    driver.stderr.close()
+
+
+def test_a_kill_for_memory_is_told_by_the_kernels_counter(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter((4, 5))
+    monkeypatch.setattr(supervise, "num_oom_kills", lambda: next(counts))
+
+    assert _supervised(run, "sys.stderr.write('  exitcode  : -9 (pid: 12)'); sys.exit(1)") == 137
+    assert _status(run)["diagnosis"]["cause"] == "host-out-of-memory"
+
+
+def test_a_diagnosis_that_fails_hides_no_error(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervise, "diagnose", lambda evidence: evidence.no_such_thing)
+
+    with pytest.raises(AttributeError):
+        _supervised(run, "report(1, 1, 'the error itself'); sys.exit(1)")
+
+    assert "the error itself" in capfd.readouterr().err
+
+
+def test_a_status_that_cannot_be_written_hides_no_error(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise DiskError("no space")
+
+    monkeypatch.setattr(RunDirectory, "write_status", full)
+
+    assert _supervised(run, "report(1, 1, OOM); sys.exit(1)") == 1
+    assert capfd.readouterr().err.startswith("gpu-out-of-memory: ")
+
+
 def test_the_first_report_is_the_cause_and_later_ones_its_consequences(run: RunDirectory) -> None:
-    code = _supervised(run, "report(1, 124, 'hang'); time.sleep(0.05); report(0, 1, 'lost a peer'); sys.exit(1)")
+    code = _supervised(run, "report(1, 124, 'hang'); time.sleep(0.05); report(0, 1, 'KeyError: 1'); sys.exit(1)")
 
     assert code == 124
     assert _status(run)["message"] == "hang"
+    assert _status(run)["diagnosis"]["rank"] == 1
+
+
+def test_an_error_is_the_cause_though_a_rank_that_lost_its_peer_was_faster(run: RunDirectory) -> None:
+    lost = "RuntimeError: Connection closed by peer"
+
+    _supervised(run, f"report(0, 1, {lost!r}); time.sleep(0.05); report(1, 1, OOM, step=3); sys.exit(1)")
+
+    assert _status(run)["diagnosis"]["cause"] == "gpu-out-of-memory"
+    assert (_status(run)["diagnosis"]["rank"], _status(run)["diagnosis"]["step"]) == (1, 3)
 
 
 def test_a_report_counts_though_torchrun_says_0(run: RunDirectory) -> None:
@@ -133,6 +220,7 @@ def test_an_exit_at_once_without_a_report_keeps_its_code_and_shows_what_was_said
         ("failed (exitcode: -6) local_rank: 1\\n  exitcode  : -15 (pid: 13)", 134, "killed by SIGABRT"),
         ("failed (exitcode: 3) local_rank: 1\\n  exitcode  : -15 (pid: 13)", 3, "ended with code 3"),
         ("  exitcode  : 3 (pid: 12)", 3, "ended with code 3 and without a report"),
+        ("DistNetworkError: code: -98, name: EADDRINUSE", 3, "another process has this port"),
     ],
 )
 def test_a_rank_that_ended_without_a_word_is_told_by_torchruns_log(
@@ -151,7 +239,7 @@ def test_a_killed_rank_is_the_cause_though_others_report_that_they_lost_it(run: 
 
 def test_a_killed_torchrun_is_called_that(run: RunDirectory) -> None:
     assert _supervised(run, "os.kill(os.getpid(), signal.SIGKILL)") == 137
-    assert _status(run)["message"] == "torchrun was killed by SIGKILL (out of memory?)"
+    assert _status(run)["diagnosis"]["what"] == "torchrun was killed by SIGKILL (out of memory?)"
 
 
 def test_arguments_and_environment_arrive_as_they_are(run: RunDirectory) -> None:

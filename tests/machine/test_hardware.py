@@ -211,3 +211,100 @@ def test_the_interpreters_scripts_come_first_and_only_once() -> None:
     assert path == f"{scripts}{os.pathsep}/usr/bin"
     assert tool_path({"PATH": path}) == path
     assert tool_path({}).startswith(scripts)
+
+
+def _answers(path: Path, **texts: str) -> None:
+    """Let nvidia-smi answer each query with its text; with no query, the text `plain`."""
+    cases = "".join(f'*{key.replace("_", "-")}*) printf "{text}";;\n' for key, text in texts.items() if key != "plain")
+    _script(path, f'case "$*" in\n{cases}*) printf "{texts.get("plain", "")}";;\nesac')
+
+
+@pytest.fixture
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_with_nvml", lambda ask: None)
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_free_memory_and_processes_are_read_from_nvidia_smi(smi: Path) -> None:
+    _answers(smi, query_compute="GPU-a, 4711, 1024\\nGPU-a, 4712, [N/A]\\n", query_gpu="GPU-a, 2048\\nGPU-b, 4096\\n")
+
+    found = hardware.gpu_use()
+
+    assert found["GPU-a"] == hardware.GpuUse(2048 * 1024**2, ((4711, 1024 * 1024**2),))
+    assert found["GPU-b"] == hardware.GpuUse(4096 * 1024**2)
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_the_drivers_cuda_version_is_read_from_nvidia_smi(smi: Path) -> None:
+    _answers(smi, plain="| NVIDIA-SMI 570.1  Driver Version: 570.1  CUDA Version: 12.8 |")
+
+    assert hardware.cuda_driver_version() == (12, 8)
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_without_a_driver_nothing_is_known_of_its_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert hardware.gpu_use() == {}
+    assert hardware.cuda_driver_version() is None
+
+
+def test_beside_gpus_the_compiler_is_nvcc_too(
+    smi: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    _prints(smi, FOUR)
+    toolkit = tmp_path_factory.mktemp("cuda")
+    monkeypatch.setattr(hardware, "has_compiler", lambda path: True)
+
+    assert not detect({"CUDA_HOME": str(toolkit)}).has_compiler
+    (toolkit / "bin").mkdir()
+    (toolkit / "bin" / "nvcc").touch()
+    assert detect({"CUDA_HOME": str(toolkit)}).has_compiler
+
+
+MEMINFO = "MemTotal: 1000 kB\nMemAvailable:   500 kB\n"
+
+
+def _root(path: Path, files: dict[str, str]) -> Path:
+    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return path
+
+
+V2, V1 = "sys/fs/cgroup/job", "sys/fs/cgroup/memory/job"
+GROUPS = {
+    "no group": ({}, 500 * 1024),
+    "no limit": (
+        {"proc/self/cgroup": "0::/job\n", f"{V2}/memory.max": "max\n", f"{V2}/memory.current": "1\n"},
+        500 * 1024,
+    ),
+    "a limit": (
+        {
+            "proc/self/cgroup": "0::/job\n",
+            f"{V2}/memory.max": "9000\n",
+            f"{V2}/memory.current": "5000\n",
+            f"{V2}/memory.stat": "anon 4000\ninactive_file 1000\n",
+        },
+        5000,
+    ),
+    "version 1": (
+        {
+            "proc/self/cgroup": "3:memory:/job\n",
+            f"{V1}/memory.limit_in_bytes": "9000\n",
+            f"{V1}/memory.usage_in_bytes": "2000\n",
+        },
+        7000,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_available_memory_is_what_the_control_group_leaves(tmp_path: Path, name: str) -> None:
+    files, expected = GROUPS[name]
+
+    assert hardware.available_host_bytes(_root(tmp_path, files)) == expected
+
+
+def test_available_memory_is_unknown_where_the_kernel_says_nothing(tmp_path: Path) -> None:
+    assert hardware.available_host_bytes(tmp_path) is None

@@ -12,13 +12,14 @@ import pytest
 
 from tuner.errors import MachineError
 from tuner.machine import libraries
-from tuner.machine.libraries import MINIMUM, QUANTIZED, check, torch_cuda_version, versions
+from tuner.machine.libraries import MINIMUM, QUANTIZED, TESTED, cuda_problem, problems, torch_cuda_version, versions
 
 
-def _install(site: Path, name: str, version: str) -> None:
+def _install(site: Path, name: str, version: str, *, needs: str | None = None) -> None:
     folder = site / f"{name}-{version}.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    more = f"Requires-Dist: {needs}\n" if needs else ""
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
 
 
 @pytest.fixture
@@ -29,14 +30,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _refusal(*, quantized: bool = False, needs_cuda: bool = False) -> MachineError:
-    with pytest.raises(MachineError) as caught:
-        check(quantized=quantized, needs_cuda=needs_cuda)
-    assert caught.value.exit_code == 3
-    return caught.value
+    first = next(problems(quantized=quantized, needs_cuda=needs_cuda))
+    assert first.exit_code == 3
+    return first
 
 
 def test_what_is_installed_here_is_new_enough() -> None:
-    check(quantized=False, needs_cuda=False)
+    assert list(problems(quantized=False, needs_cuda=False)) == []
 
 
 def test_versions_are_those_of_the_installed_libraries() -> None:
@@ -69,7 +69,7 @@ def test_a_missing_library_is_named_with_the_command(monkeypatch: pytest.MonkeyP
 def test_bitsandbytes_is_asked_for_only_by_a_quantized_recipe(site: Path) -> None:
     _install(site, "bitsandbytes", "0.1")
 
-    check(quantized=False, needs_cuda=False)
+    assert list(problems(quantized=False, needs_cuda=False)) == []
     assert "bitsandbytes 0.1 is older" in str(_refusal(quantized=True))
 
 
@@ -80,7 +80,7 @@ def test_new_enough_versions_pass_whatever_their_suffix(
     monkeypatch.setitem(libraries.MINIMUM, "torch", "2.9")
     _install(site, "torch", version)
 
-    check(quantized=False, needs_cuda=False)
+    assert list(problems(quantized=False, needs_cuda=False)) == []
 
 
 @pytest.mark.parametrize("version", ["2.8.1+cu124", "2.8.9", "2", "1.99"])
@@ -114,7 +114,7 @@ def test_a_cpu_build_of_torch_beside_gpus_is_refused(fake_torch: Callable[[str],
 
     assert "torch 2.13.0 is a CPU build" in text
     assert "CUDA_VISIBLE_DEVICES=''" in text
-    check(quantized=False, needs_cuda=False)
+    assert list(problems(quantized=False, needs_cuda=False)) == []
 
 
 @pytest.mark.parametrize("line", ["cuda: Optional[str] = '12.8'", 'cuda = "12.8"'])
@@ -122,7 +122,7 @@ def test_a_cuda_build_is_recognised_without_importing_it(fake_torch: Callable[[s
     fake_torch(line)
 
     assert torch_cuda_version() == "12.8"
-    check(quantized=False, needs_cuda=True)
+    assert list(problems(quantized=False, needs_cuda=True)) == []
 
 
 def test_the_installed_torch_is_read_as_it_calls_itself() -> None:
@@ -137,3 +137,59 @@ def test_the_minimums_are_those_that_pip_is_told() -> None:
     stated = dict(re.findall(r'"([a-z]+)>=([0-9.]+)', setup))
 
     assert {name: stated.get(name) for name in MINIMUM | QUANTIZED} == MINIMUM | QUANTIZED
+
+
+def test_the_tested_versions_are_those_that_requirements_pin() -> None:
+    text = (Path(__file__).parents[2] / "requirements.txt").read_text(encoding="utf-8")
+
+    pinned = dict(line.split("==") for line in text.splitlines() if "==" in line)
+
+    assert {name: pinned.get(name) for name in versions()} == TESTED
+
+
+def test_libraries_at_odds_are_named_with_the_version_that_one_asks_of_the_other(site: Path) -> None:
+    _install(site, "torchvision", "0.20.0", needs="torch==2.5.0")
+
+    text = str(_refusal())
+
+    assert f"torchvision 0.20.0 needs torch==2.5.0, and torch is {metadata.version('torch')}" in text
+    assert "transformers imports it" in text
+    assert "pip install --upgrade torchvision" in text
+
+
+def test_what_a_library_asks_for_an_extra_is_not_asked_here(site: Path) -> None:
+    _install(site, "torchvision", "0.20.0", needs='torch==2.5.0; extra == "scipy"')
+
+    assert list(problems(quantized=False, needs_cuda=False)) == []
+
+
+def test_several_problems_are_all_told(site: Path) -> None:
+    _install(site, "peft", "0.0.9")
+    _install(site, "trl", "0.0.9")
+
+    told = [str(problem) for problem in problems(quantized=False, needs_cuda=False)]
+
+    assert [name for name in ("trl 0.0.9", "peft 0.0.9") for text in told if f"{name} is older" in text] == [
+        "trl 0.0.9",
+        "peft 0.0.9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "capability", "refused"),
+    [
+        ("13.0", (7, 0), True),
+        ("13.0", (7, 5), False),
+        ("12.6", (7, 0), False),
+        ("12.6", (10, 0), True),
+        ("12.6", (12, 0), True),
+        ("12.8", (12, 0), False),
+        ("12.6", (9, 0), False),
+    ],
+)
+def test_a_gpu_too_old_or_too_new_for_torchs_cuda_is_told(
+    fake_torch: Callable[[str], None], cuda: str, capability: tuple[int, int], refused: bool
+) -> None:
+    fake_torch(f"cuda = '{cuda}'")
+
+    assert (cuda_problem(capability) is not None) is refused

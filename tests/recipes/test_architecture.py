@@ -1,96 +1,94 @@
-"""A model folder's config.json gives the facts that planning needs, whoever wrote it."""
+"""Facts that contradict each other are refused by the name of the key; what a type always has needs no key."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from pydantic import ValidationError
 
-import tuner.worker.models  # noqa: F401  registers internlm2
-from tuner.recipes import catalog, source
-from tuner.recipes.architecture import read_facts
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 100,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 512,
-}
+from tests.fit.small import SMALL, name_of, small
+from tuner.errors import RecipeError
+from tuner.recipes import recipe
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.recipe import Overrides
 
 
-def facts_of(config: object, folder: Path) -> dict[str, Any] | None:
-    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
-    return read_facts(folder)
+def test_what_a_type_always_has_needs_no_key() -> None:
+    assert small("qwen2").attention_bias
+    assert small("phi").lm_head_bias
+    assert small("qwen3_next", full_attention_interval=None).full_attention_interval is None
+    assert not small("llama").attention_bias
 
 
-def without(*keys: str) -> dict[str, Any]:
-    return {key: value for key, value in LLAMA.items() if key not in keys}
+def test_a_given_fact_wins_over_what_the_type_has() -> None:
+    assert not small("glm4", tied=True).attention_bias
 
 
-@pytest.mark.parametrize(
-    "part", ["internlm2_chat_7b", "qwen3_8b", "gemma_2b_it", "gemma2_9b_it", "mistral_7b_instruct"]
-)
-def test_what_transformers_saves_gives_the_facts_of_the_model_part(part: str, tmp_path: Path) -> None:
-    facts = source.read_file(catalog.part_path("models", part)).values["architecture"]
-    AutoConfig.for_model(**facts).save_pretrained(tmp_path)
+def test_layers_with_experts_begin_after_the_dense_ones_and_come_at_their_step() -> None:
+    facts = small("qwen2_moe", num_hidden_layers=6, num_dense_layers=2, decoder_sparse_step=2)
 
-    assert read_facts(tmp_path) == facts
+    assert [facts.has_experts(layer) for layer in range(6)] == [False, False, False, True, False, True]
+    assert not small("llama").has_experts(3)
 
 
-def test_the_tiny_model_says_of_itself_what_its_part_says() -> None:
-    part = source.read_file(catalog.part_path("models", "tiny")).values
+def test_every_so_many_th_layer_attends_to_all() -> None:
+    facts = small("qwen3_next", full_attention_interval=3, num_hidden_layers=6)
 
-    assert read_facts(Path(catalog.asset(part["model"]["path"]))) == part["architecture"]
-
-
-def test_other_keys_are_left_out(tmp_path: Path) -> None:
-    assert facts_of({**LLAMA, "rope_theta": 1e6}, tmp_path) == LLAMA
-
-
-def test_facts_that_older_configs_leave_out_follow_from_the_others(tmp_path: Path) -> None:
-    assert facts_of(without("head_dim"), tmp_path) == LLAMA
-    assert facts_of({**LLAMA, "head_dim": None}, tmp_path) == LLAMA
-    assert facts_of(without("num_key_value_heads"), tmp_path) == {**LLAMA, "num_key_value_heads": 4}
-
-
-def test_embeddings_are_tied_where_the_key_is_left_out_as_in_gemma(tmp_path: Path) -> None:
-    assert facts_of(without("tie_word_embeddings"), tmp_path) == {**LLAMA, "tie_word_embeddings": True}
-
-
-def test_a_model_that_also_sees_tells_of_its_text_half(tmp_path: Path) -> None:
-    assert facts_of({"model_type": "llava", "hidden_size": 7, "text_config": LLAMA}, tmp_path) == LLAMA
+    assert [facts.attends_to_all(layer) for layer in range(6)] == [False, False, True, False, False, True]
+    assert small("llama").attends_to_all(0)
 
 
 @pytest.mark.parametrize(
-    "config",
-    ["", "{", "[]", "null", "3", "[" * 100_000, '{"a": "\ud83d"', {}, without("vocab_size"), {"text_config": 3}],
-    ids=lambda config: str(config)[:20],
+    ("model_type", "wrong", "message"),
+    [
+        ("llama", {"num_key_value_heads": 4}, "num_attention_heads = 6 is not a multiple of num_key_value_heads = 4"),
+        ("llama", {"num_experts": 8}, "num_experts = 8 means nothing without num_experts_per_tok"),
+        ("mixtral", {"moe_intermediate_size": None}, "mixtral needs moe_intermediate_size"),
+        ("mixtral", {"num_experts_per_tok": 4}, "num_experts_per_tok = 4 is more than num_experts = 3"),
+        ("llama", {"shared_expert_intermediate_size": 8}, "means nothing without num_experts"),
+        ("llama", {"num_dense_layers": 1}, "num_dense_layers = 1 means nothing without num_experts"),
+        ("deepseek_v3", {"num_dense_layers": 5}, "num_dense_layers = 5 is more than num_hidden_layers = 4"),
+        ("deepseek_v3", {"kv_lora_rank": None}, "deepseek_v3 needs kv_lora_rank"),
+        ("deepseek_v3", {"head_dim": 64}, r"head_dim = 64 is not qk_nope_head_dim \+ qk_rope_head_dim = 9"),
+        ("llama", {"q_lora_rank": 8}, "q_lora_rank = 8 means nothing without kv_lora_rank"),
+        ("llama", {"kv_lora_rank": 8}, "kv_lora_rank = 8 means nothing without qk_nope_head_dim"),
+        ("qwen3_next", {"linear_key_head_dim": None}, "qwen3_next needs linear_key_head_dim"),
+        (
+            "gemma4_text",
+            {"attention_k_eq_v": False},
+            "num_global_key_value_heads = 3 means nothing without attention_k_eq",
+        ),
+        ("gemma3n_text", {"laurel_rank": None}, "gemma3n_text needs laurel_rank"),
+        ("gemma3n_text", {"num_kv_shared_layers": 5}, "num_kv_shared_layers = 5 is more than"),
+    ],
 )
-def test_what_is_no_whole_config_gives_no_facts(config: object, tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_bytes(config.encode(errors="replace") if isinstance(config, str) else json.dumps(config).encode())
-
-    assert read_facts(tmp_path) is None
-
-
-@pytest.mark.parametrize("name", ["missing", "file", "nul\0", "n" * 300])
-def test_what_is_no_folder_gives_no_facts(name: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    assert read_facts(tmp_path / name) is None
+def test_facts_that_contradict_each_other_are_refused_by_name(
+    model_type: str, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        small(model_type, **wrong)
 
 
-@pytest.mark.parametrize("heads", [0, "4", None, True])
-def test_a_strange_number_of_heads_is_no_crash(heads: object, tmp_path: Path) -> None:
-    facts = facts_of({**without("head_dim"), "num_attention_heads": heads}, tmp_path)
+def test_a_recipe_with_such_facts_is_refused_with_the_key() -> None:
+    overrides = Overrides(pairs=[("--set", "architecture.num_key_value_heads=3")])
 
-    assert facts is None or facts["num_attention_heads"] == heads
+    with pytest.raises(RecipeError) as caught:
+        recipe.load("tiny_full_sample_e1", overrides)
+
+    assert str(caught.value) == (
+        "bad-recipe: architecture: num_attention_heads = 4 is not a multiple of num_key_value_heads = 3. "
+        "In --set architecture.num_key_value_heads=3."
+    )
+
+
+def test_a_fact_that_says_nothing_is_not_written() -> None:
+    written = small("qwen2").model_dump()
+
+    assert set(written) == {key for key, field in Architecture.model_fields.items() if field.is_required()}
+    assert small("glm4", tied=True).model_dump()["attention_bias"] is False
+
+
+@pytest.mark.parametrize("facts", SMALL, ids=name_of)
+def test_facts_survive_being_written_and_read(facts: Architecture) -> None:
+    assert Architecture(**facts.model_dump()) == facts

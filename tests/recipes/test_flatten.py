@@ -140,3 +140,13 @@ def test_any_delta_over_the_defaults_keeps_every_comment(
     lines = text.splitlines()
     assert [line for line in base.splitlines() if line.strip().startswith("#") and line not in lines] == []
     assert read_text(text, "flat.py").values.keys() == read_text(base, "base.py").values.keys() | delta.keys()
+
+
+def test_a_list_of_blocks_that_is_too_long_for_a_line_gets_one_block_a_line() -> None:
+    entries = [{"path": "a" * 50, "weight": 2.0}, {"path": "b" * 50}]
+
+    assert render(entries, 4) == f"[\n        dict(path={entries[0]['path']!r}, weight=2.0),\n".replace("'", '"') + (
+        f"        dict(path={entries[1]['path']!r}),\n    ]".replace("'", '"')
+    )
+    assert render(tuple(entries[:1]), 0).startswith('(dict(path="aaa')
+    assert read_value(render(tuple(entries), 0), "flat.py") == tuple(entries)

@@ -101,6 +101,22 @@ def test_a_model_must_be_named() -> None:
         paths.check_model(recipe.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
 
 
+@pytest.mark.parametrize(
+    ("path", "relative"),
+    [("Qwen/Qwen-7B", " Or take a relative that needs none: qwen1_5_7b_chat."), ("baichuan-inc/Baichuan-7B", "")],
+)
+def test_a_model_that_is_only_code_is_refused_with_what_to_set(path: str, relative: str) -> None:
+    config = config_with(path)
+    only_code = config.model_copy(update={"model": config.model.model_copy(update={"remote_code": True})})
+
+    with pytest.raises(ModelError) as refusal:
+        paths.check_model(only_code)
+
+    trust = "--set model.revision=<40-digit commit> --set model.trust_remote_code=True"
+    assert f"transformers has no architecture for {path!r}" in str(refusal.value)
+    assert str(refusal.value).endswith(f"then add: {trust}.{relative}")
+
+
 def test_data_of_the_package_and_of_the_hub_pass() -> None:
     paths.check_data(config_with())
     paths.check_data(config_with(data="tatsu-lab/alpaca"))

@@ -77,12 +77,12 @@ def test_the_sample_of_the_guides_is_accepted_and_each_obsolete_key_named_with_i
 
     lines = path.read_text(encoding="utf-8").splitlines()
     dropped = [
-        "sparse_attention",
+        "zero_optimization.offload_param",
         "zero_optimization.stage3_max_act_size",
+        "sparse_attention",
         "activation_checkpointing.enabled",
         "pipeline.micro_batch_size",
         "seed",
-        "zero_optimization.offload_param",
     ]
     assert [warning.split()[0] for warning in checked.warnings] == dropped
     for name, warning in zip(dropped, checked.warnings, strict=True):
@@ -364,6 +364,12 @@ def test_any_value_at_a_known_key_is_checked_or_refused(value: dict[str, Any]) -
 def test_any_optimizer_and_scheduler_is_checked_or_refused(one: Any, two: Any, optimizer: str, scheduler: str) -> None:
     _accepted({"optimizer": {"type": optimizer, "params": one}, "scheduler": {"type": scheduler, "params": two}})
     _accepted({"optimizer": {"type": one, "params": {"lr": two}}, "scheduler": {"type": two, "params": {"lr": one}}})
+
+
+def test_a_dot_in_the_name_of_a_param_is_part_of_the_name() -> None:
+    document = {"optimizer": {"type": "MuAdam", "params": {"a.b": 1}}}
+
+    assert _checked(document) == document
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_the_file() -> None:

@@ -16,9 +16,14 @@ from tuner.errors import TunerError, did_you_mean
 _LET_THE_FIRST_SPEAK_S = 5
 COMMANDS = {
     "train": "Train a recipe, by name or from a file.",
+    "plan": "Show what a recipe needs at every ZeRO level, and what fits.",
+    "check": "Check a recipe, a DeepSpeed config or a run; start nothing.",
     "list": "List the parts that recipe names are composed of.",
-    "show": "Show a recipe with the origin of every value.",
+    "show": "Show a recipe, its DeepSpeed config, and each value's origin.",
     "copy": "Write a recipe as one standalone, commented file.",
+    "data": "Show what a recipe's data becomes, and its bad rows.",
+    "doctor": "Try what training needs on this machine.",
+    "smoke": "Try a recipe in a minute: a small random model of its kind on two CPU ranks.",
 }
 """Name -> one line, so that --help needs no command's imports."""
 

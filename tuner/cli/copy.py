@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from tuner.cli import complete
 from tuner.cli.options import override_options, overrides
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete.recipes)
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options
 def command(name: str, dest: Path | None, allow_code: bool, debug: bool, **changes: Any) -> None:

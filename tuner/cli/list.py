@@ -1,29 +1,156 @@
-"""`tuner list`: the parts that recipe names are composed of."""
+"""`tuner list`: the parts that recipe names are composed of, and the names that a pattern means."""
 
 from __future__ import annotations
 
-import json
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import Any, TypeVar
 
 import click
 
-from tuner.recipes import catalog
+from tuner.cli import complete
+from tuner.recipes import catalog, patterns
+
+_MAX_NAMES = 1_000
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Parts = Mapping[str, Sequence[str]]
+"""Kind -> names."""
+
+
+def _kind_options(command: Command) -> Command:
+    """Add an option for each kind of part; its value may be left out."""
+    for kind in reversed(catalog.KINDS):
+        told = f"The {kind}, or those of them that hold TEXT or match a glob."
+        command = click.option(f"--{kind}", is_flag=False, flag_value="", metavar="[TEXT]", help=told)(command)
+    return command
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print names and summaries as JSON.")
-def command(as_json: bool) -> None:
-    """List the parts of recipe names: MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS."""
-    parts = {kind: {name: catalog.summary(kind, name) for name in catalog.names(kind)} for kind in catalog.KINDS}
-    if as_json:
-        click.echo(json.dumps({**parts, "presets": list(catalog.presets())}, indent=2, ensure_ascii=False))
+@click.argument("pattern", required=False, shell_complete=complete.recipes)
+@_kind_options
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with paths and numbers of parameters.")
+def command(pattern: str | None, as_json: bool, **texts: str | None) -> None:
+    """List the parts of recipe names: MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS.
+
+    PATTERN is a text that names of parts hold, such as qwen3, or a glob of whole recipe names, such as
+    'qwen3*_lora_alpaca*'.
+    """
+    wanted = {kind: text or pattern or "" for kind, text in texts.items() if text is not None}
+    if pattern and not wanted and _is_glob(pattern):
+        _print_names(pattern, as_json=as_json)
         return
-    click.echo("A recipe is MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS, such as internlm2_chat_7b_qlora_oasst1_e3.\n")
-    for kind, named in parts.items():
+    parts = _parts(wanted or dict.fromkeys(catalog.KINDS, pattern or ""))
+    if as_json:
+        _print_json(parts)
+    elif wanted or pattern or not sys.stdout.isatty():
+        _print_summaries(parts)
+    else:
+        _print_compactly(parts)
+
+
+def _is_glob(text: str) -> bool:
+    return not patterns.WILDCARDS.isdisjoint(text)
+
+
+def _parts(wanted: Mapping[str, str]) -> Parts:
+    """Return the names of each kind that its text fits; kinds without one are left out unless all were asked for.
+
+    Raises:
+        RecipeError: no name fits.
+    """
+    found = {kind: [name for name in catalog.names(kind) if _fits(text, name)] for kind, text in wanted.items()}
+    if any(wanted.values()) and not any(found.values()):
+        raise _nothing(wanted)
+    return {kind: names for kind, names in found.items() if names or not wanted[kind]}
+
+
+def _fits(text: str, name: str) -> bool:
+    """Say whether a name matches a glob or holds a text; people write 'Qwen2.5-7B' for qwen2_5_7b."""
+    if _is_glob(text):
+        return fnmatchcase(name, text.lower())
+    return re.sub(r"[-. ]", "_", text.lower()) in name
+
+
+def _nothing(wanted: Mapping[str, str]) -> Exception:
+    from tuner.errors import RecipeError, did_you_mean
+
+    text = next(filter(None, wanted.values()))
+    names = [name for kind in wanted for name in catalog.names(kind)]
+    # 'qwne3' is near to 'qwen3', and to no whole name.
+    starts = {"_".join(name.split("_")[:count]) for name in names for count in range(1, 9)}
+    kinds = "part" if len(wanted) > 1 else next(iter(wanted)).removesuffix("s")
+    option = "" if len(wanted) > 1 else f" --{next(iter(wanted))}"
+    return RecipeError(f"no {kinds} is named like {text!r}", fix=did_you_mean(text, starts, see=f"tuner list{option}"))
+
+
+def _print_names(pattern: str, *, as_json: bool) -> None:
+    from tuner.cli.parts import suits
+    from tuner.errors import RecipeError
+    from tuner.files import dump_json
+
+    found = patterns.expand(pattern, _MAX_NAMES, suits)
+    if not found.total:
+        nearest = catalog.suggest(re.sub(r"[*?[\]]", "", pattern))
+        hint = f"Did you mean {nearest!r}? " if nearest else ""
+        raise RecipeError(f"no recipe's name matches {pattern!r}", fix=f"{hint}See: tuner list")
+    if as_json:
+        click.echo(dump_json({"names": found.names, "total": found.total}), nl=False)
+        return
+    click.echo("\n".join(found.names))
+    if found.total > len(found.names):
+        left = f"The first {len(found.names):,} of {found.total:,} names. Write more of the pattern to see the others."
+        click.echo(left, err=True)
+
+
+def _print_json(parts: Parts) -> None:
+    from tuner.cli.parts import details
+    from tuner.files import dump_json
+
+    found: dict[str, Any] = {kind: {name: details(kind, name) for name in names} for kind, names in parts.items()}
+    click.echo(dump_json({**found, "presets": catalog.presets()}), nl=False)
+
+
+def _print_summaries(parts: Parts) -> None:
+    width = max(len(name) for names in parts.values() for name in names)
+    for kind, names in parts.items():
         click.echo(f"{kind}:")
-        width = max(map(len, named), default=0)
-        for name, summary in named.items():
-            click.echo(f"  {name:<{width}}  {summary}")
-        click.echo()
-    click.echo("DeepSpeed presets (--deepspeed):")
-    click.echo("  " + ", ".join(catalog.presets()) + ", auto, none, or a path to a JSON")
-    click.echo("\nNext: tuner show NAME, tuner train NAME --dry-run, tuner copy NAME")
+        for name in names:
+            click.echo(f"  {name:<{width}}  {catalog.summary(kind, name)}")
+    if set(parts) == set(catalog.KINDS):
+        click.echo(f"presets:\n  {', '.join(catalog.presets())}")
+
+
+def _print_compactly(parts: Parts) -> None:
+    width = shutil.get_terminal_size().columns
+    click.echo("A recipe is MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS, such as internlm2_chat_7b_qlora_oasst1_e3.")
+    for kind, names in {**parts, "presets": catalog.presets()}.items():
+        click.echo(f"\n{kind} ({len(names)}):")
+        for line in _families(names) if kind == "models" else ["  ".join(names)]:
+            click.echo("\n".join(_wrapped(line, width)))
+    click.echo("\nWith a line on each: tuner list --models [TEXT]. Whole names: tuner list 'qwen3*_lora_alpaca*'.")
+    click.echo("Next: tuner show NAME, tuner data NAME, tuner train NAME --dry-run, tuner copy NAME")
+
+
+def _families(names: Iterable[str]) -> Iterator[str]:
+    """Yield the names of each family, told by their first word, on one line; small families share one."""
+    small: list[str] = []
+    for _, family in groupby(names, key=lambda name: name.split("_")[0]):
+        group = [*family]
+        if len(group) < 3:
+            small += group
+        else:
+            yield "  ".join(group)
+    if small:
+        yield "  ".join(small)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        line, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )

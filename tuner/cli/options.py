@@ -7,18 +7,39 @@ from typing import Any, TypeVar
 
 import click
 
+from tuner.cli import complete
 from tuner.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OVERRIDES = (
-    click.option("--model", metavar="PATH", help="Train this model: a folder, or an id on the hub."),
-    click.option("--data", metavar="PATH", help="Train on this data: a file, a folder, or an id on the hub."),
     click.option(
-        "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change any value, by key or by unique tail."
+        "--model",
+        metavar="PATH",
+        shell_complete=complete.files,
+        help="Train this model: a folder, or an id on the hub.",
     ),
     click.option(
-        "--cfg-options", "cfg_options", multiple=True, metavar="KEY=VALUE ...", help="As --set; XTuner's word."
+        "--data",
+        metavar="PATH",
+        shell_complete=complete.files,
+        help="Train on this data: a file, a folder, or an id on the hub.",
+    ),
+    click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="KEY=VALUE",
+        shell_complete=complete.keys,
+        help="Change any value, by key or by unique tail.",
+    ),
+    click.option(
+        "--cfg-options",
+        "cfg_options",
+        multiple=True,
+        metavar="KEY=VALUE ...",
+        shell_complete=complete.keys,
+        help="As --set; XTuner's word.",
     ),
     click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="The one seed of weights, data order and dropout."),
     click.option("--allow-code", is_flag=True, help="Run a recipe file that holds code instead of refusing it."),

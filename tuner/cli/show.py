@@ -1,27 +1,187 @@
-"""`tuner show`: one recipe, merged, with the origin of every value."""
+"""`tuner show`: a recipe, merged, and the DeepSpeed config it ends in, with the origin of every value."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
+from tuner.errors import UsageError
+
+if TYPE_CHECKING:
+    from tuner.recipes.diff import Section
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a name means, as sections: 'recipe', 'deepspeed', 'run'; and what to say before and after."""
+
+    name: str
+    sections: dict[str, Section]
+    head: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What --json holds beside the sections."""
 
 
 @click.command()
-@click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help='Print {"recipe", "origins"} as JSON.')
+@click.argument("name", shell_complete=complete.recipes)
+@targets.deepspeed_option
+@targets.machine_options
+@click.option("--diff", "other", metavar="OTHER", shell_complete=complete.recipes, help="Show only what differs.")
+@click.option("--json", "as_json", is_flag=True, help='Print {"recipe", "origins", ...} as JSON.')
 @override_options
-def command(name: str, as_json: bool, allow_code: bool, debug: bool, **changes: Any) -> None:
-    """Show recipe NAME (or a .py file) as training would see it, and where each value comes from."""
+def command(
+    name: str,
+    deepspeed: str | None,
+    gpus: int | None,
+    gpu: str | None,
+    nodes: int,
+    other: str | None,
+    as_json: bool,
+    allow_code: bool,
+    debug: bool,
+    **changes: Any,
+) -> None:
+    """Show NAME as training would see it, and where each value comes from and what it beat.
+
+    NAME is a recipe (or a .py file), a DeepSpeed preset or JSON, or a run directory. With --deepspeed, or --gpus and
+    --gpu, the final DeepSpeed config too. --set and the like change NAME alone, --deepspeed both sides of --diff; for
+    a recipe with --deepspeed, OTHER may be another preset or JSON under the same recipe.
+    """
+    final = deepspeed is not None or (gpus, gpu, nodes) != (None, None, 1)
+    given = {**changes, "deepspeed": deepspeed, "gpus": gpus, "gpu": gpu, "nodes": nodes}
+    targets.refuse_changes(name, targets.kind_of(name), given)
+    machines = (gpus, gpu, nodes) if final else None
+    left = _look(name, deepspeed, machines, allow_code, changes)
+    if other is None:
+        _print(left, as_json=as_json)
+    elif machines and _is(name, "recipe") and _is(other, "config"):
+        right = _look(name, other, machines, allow_code, changes)
+        _print_diff(left, right, f"--deepspeed {left.facts['level']['name']}", f"--deepspeed {other}", as_json=as_json)
+    else:
+        right = _look(other, deepspeed if _is(other, "recipe") else None, machines, allow_code, {})
+        _print_diff(left, right, left.name, right.name, as_json=as_json)
+
+
+def _is(name: str, kind: targets.Kind) -> bool:
+    return targets.kind_of(name) == kind
+
+
+def _look(
+    name: str,
+    deepspeed: str | None,
+    machines: tuple[int | None, str | None, int] | None,
+    allow_code: bool,
+    changes: dict[str, Any],
+) -> Shown:
+    kind = targets.kind_of(name)
+    if kind == "config":
+        from tuner.zero import choice
+
+        document = choice.open_config(name, "NAME")
+        return Shown(document.name, {"deepspeed": targets.config_section(document)})
+    if kind == "run":
+        return _run(Path(name))
+    return _recipe(name, deepspeed, machines, allow_code, changes)
+
+
+def _recipe(
+    name: str,
+    deepspeed: str | None,
+    machines: tuple[int | None, str | None, int] | None,
+    allow_code: bool,
+    changes: dict[str, Any],
+) -> Shown:
+    from tuner.recipes import recipe
+    from tuner.recipes.diff import Section
+
+    found = recipe.load(name, overrides(**changes) if changes else None, allow_code=allow_code)
+    sections = {"recipe": Section(found.values, found.origins)}
+    if machines is None:
+        return Shown(found.name, sections, warnings=found.warnings)
+    from tuner.launch.settled import settle
+
+    hardware, topology = targets.machines(*machines)
+    settled = settle(found, deepspeed, topology, hardware, ignore_fit=True)
+    sections["deepspeed"] = Section(settled.final.config, settled.final.origins)
+    why = f" ({settled.level_reason})" if settled.level_reason else ""
+    head = (f"{found.name} on {hardware.describe()}; {topology.describe()}", f"DeepSpeed: {settled.level}{why}")
+    facts = {
+        "machine": f"{hardware.describe()}; {topology.describe()}",
+        "level": {"name": settled.level, "reason": settled.level_reason},
+        "warnings": list(settled.warnings),
+    }
+    return Shown(found.name, sections, head, settled.warnings, facts)
+
+
+def _run(path: Path) -> Shown:
+    from tuner.recipes import recipe
+    from tuner.recipes.diff import Section
+    from tuner.runs.directory import RunDirectory
+    from tuner.zero import jsonfile
+
+    run = RunDirectory(path)
+    found = recipe.load(str(run.recipe))
+    sections = {
+        "recipe": Section(found.values, found.origins),
+        "deepspeed": targets.config_section(jsonfile.read(run.deepspeed)),
+        "run": targets.run_section(path),
+    }
+    return Shown(str(path), sections, warnings=found.warnings)
+
+
+def _print(shown: Shown, *, as_json: bool) -> None:
     from tuner.cli.text import origins_json, with_origins
     from tuner.files import dump_json
-    from tuner.recipes import recipe
 
-    found = recipe.load(name, overrides(**changes), allow_code=allow_code)
     if as_json:
-        click.echo(dump_json({"recipe": found.values, "origins": origins_json(found.origins)}), nl=False)
+        named = {f"{name}_origins" if name != "recipe" else "origins": name for name in shown.sections}
+        values: dict[str, Any] = {name: section.values for name, section in shown.sections.items()}
+        origins = {key: origins_json(shown.sections[name].origins) for key, name in named.items()}
+        click.echo(dump_json({**values, **origins, **shown.facts}), nl=False)
         return
-    for line in with_origins(found.values, found.origins):
+    for line in shown.head:
         click.echo(line)
+    for title, section in shown.sections.items():
+        alone = len(shown.sections) == 1
+        click.echo("" if alone else f"{_TITLES[title]}:\n", nl=False)
+        for line in with_origins(section.values, section.origins, width=44 if alone else 64):
+            click.echo(line if alone else f"  {line}")
+    for warning in shown.warnings:
+        click.echo(f"WARNING: {warning}", err=True)
+
+
+_TITLES: Mapping[str, str] = {"recipe": "recipe", "deepspeed": "deepspeed.json", "run": "run.json"}
+
+
+def _print_diff(left: Shown, right: Shown, left_name: str, right_name: str, *, as_json: bool) -> None:
+    from tuner.cli.text import differing
+    from tuner.files import dump_json
+    from tuner.recipes.diff import differences
+
+    common = [name for name in left.sections if name in right.sections]
+    if not common:
+        fix = "Compare two recipes, two DeepSpeed configs, or two run directories"
+        what = f"{left_name} has {_contents(left)} and {right_name} {_contents(right)}: there is nothing to compare"
+        raise UsageError(what, where="--diff", fix=f"{fix}; --deepspeed gives a recipe its config.")
+    found = {name: list(differences(left.sections[name], right.sections[name])) for name in common}
+    if as_json:
+        told = {name: {one.key: one.to_json() for one in several} for name, several in found.items()}
+        click.echo(dump_json({"left": left_name, "right": right_name, "differences": told}), nl=False)
+        return
+    click.secho(f"--- {left_name}", fg="red")
+    click.secho(f"+++ {right_name}", fg="green")
+    for name, several in found.items():
+        click.echo(f"{_TITLES[name]}:" if several else f"{_TITLES[name]}: no difference")
+        for line, colour in differing(several):
+            click.secho(f"  {line}", fg=colour)
+
+
+def _contents(shown: Shown) -> str:
+    return " and ".join(f"a {_TITLES[name]}" for name in shown.sections)

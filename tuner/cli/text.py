@@ -1,22 +1,34 @@
-"""How values with origins are printed."""
+"""How values with origins, and what differs between two sides of them, are printed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tuner.recipes.layers import leaves
-from tuner.recipes.recipe import Origin
+from tuner.recipes.diff import Difference
+from tuner.recipes.layers import Origin, leaves
 
 
 def with_origins(values: Mapping[str, Any], origins: Mapping[str, Origin], *, width: int = 44) -> Iterator[str]:
     """Yield `key = value  # origin, over what it beat`, one line a leaf."""
     for key, value in leaves(values):
-        origin = origins.get(key, Origin("default"))
-        beat = "".join(f", over {old!r} ({source})" for old, source in origin.beat)
-        yield f"{f'{key} = {value!r}':<{width}}  # {origin.source}{beat}"
+        yield _line(f"{key} = {value!r}", origins.get(key, Origin("default")), width)
+
+
+def differing(found: Iterable[Difference]) -> Iterator[tuple[str, str | None]]:
+    """Yield the lines of each difference, its key and then both sides, with the colour they are printed in."""
+    for one in found:
+        yield one.key, None
+        for sign, side, colour in (("-", one.left, "red"), ("+", one.right, "green")):
+            text = _line(f"  {sign} {side.value!r}", side.origin, 24) if side else f"  {sign} (absent)"
+            yield text, colour
 
 
 def origins_json(origins: Mapping[str, Origin]) -> dict[str, Any]:
     """Return origins as plain values for --json."""
     return {key: origin.to_json() for key, origin in origins.items()}
+
+
+def _line(text: str, origin: Origin, width: int) -> str:
+    beat = "".join(f", over {old!r} ({source})" for old, source in origin.beat)
+    return f"{text:<{width}}  # {origin.source}{beat}"

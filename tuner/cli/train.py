@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.cli import complete
 from tuner.cli.options import override_options, overrides
 from tuner.errors import UsageError
 
@@ -20,8 +21,13 @@ LAUNCHERS = ("torchrun", "slurm", "none")
 
 
 @click.command()
-@click.argument("recipe")
-@click.option("--deepspeed", metavar="PRESET|JSON", help="A preset, a path to a DeepSpeed JSON, auto, or none.")
+@click.argument("recipe", shell_complete=complete.recipes)
+@click.option(
+    "--deepspeed",
+    metavar="PRESET|JSON",
+    shell_complete=complete.deepspeed,
+    help="A preset, a path to a DeepSpeed JSON, auto, or none.",
+)
 @click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
 @click.option("--resume", metavar="PATH|auto", help="A checkpoint or run directory to go on from; auto: the newest.")
 @click.option("--launcher", type=click.Choice(LAUNCHERS), default="torchrun", help="Who starts the ranks.")
@@ -30,6 +36,8 @@ LAUNCHERS = ("torchrun", "slurm", "none")
 @click.option("--node-rank", type=int, help="Which of them this is, from 0. [NODE_RANK]")
 @click.option("--master-addr", help="Address of node 0. [ADDR, MASTER_ADDR]")
 @click.option("--master-port", type=int, help="Its port. [PORT, MASTER_PORT]")
+@click.option("--ignore-fit", is_flag=True, help="Start although the memory here does not seem to be enough.")
+@click.option("--on-oom", type=click.Choice(("stop", "retry")), default="stop", help="When memory runs out.")
 @click.option("--dry-run", is_flag=True, help="Print what would run, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")
 @override_options
@@ -38,6 +46,8 @@ def command(
     deepspeed: str | None,
     work_dir: Path | None,
     resume: str | None,
+    ignore_fit: bool,
+    on_oom: str,
     dry_run: bool,
     as_json: bool,
     allow_code: bool,
@@ -53,7 +63,7 @@ def command(
     """Train RECIPE: a composed name, or a .py file."""
     from datetime import datetime
 
-    from tuner.launch import plan
+    from tuner.launch import plan, preflight
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags
 
@@ -61,38 +71,51 @@ def command(
         raise UsageError("--json without --dry-run", where="--json", fix="Add --dry-run.")
     flags = LaunchFlags(launcher, nproc_per_node, nnodes, node_rank, master_addr, master_port)  # type: ignore[arg-type]
     request = plan.Request(
-        recipe, overrides(**changes), deepspeed, flags, work_dir, resume, allow_code, ("tuner", *sys.argv[1:])
+        recipe,
+        overrides(**changes),
+        deepspeed,
+        flags,
+        work_dir,
+        resume,
+        allow_code,
+        ignore_fit,
+        ("tuner", *sys.argv[1:]),
+        on_oom,
     )
     environ = dict(os.environ)
     made = plan.make(request, environ, hardware.detect(environ), datetime.now().astimezone())
     if dry_run:
-        print_plan(made, as_json=as_json)
+        print_plan(made, preflight.foresee(made), as_json=as_json)
         return
-    from tuner.launch import preflight, start  # psutil and the library checks, which a plan does not need
+    from tuner.launch import start  # psutil, which a plan does not need
 
-    preflight.check(made, environ)
+    warnings = preflight.check(made, environ)
     if made.topology.leads:
-        announce(made)
+        announce(made, warnings)
     sys.exit(start.start(made, environ))
 
 
-def announce(made: LaunchPlan) -> None:
-    """Say in a few lines what is about to run, and every warning."""
+def announce(made: LaunchPlan, warnings: tuple[str, ...]) -> None:
+    """Say in a few lines what is about to run, and every warning: the plan's, and those of the machine."""
     why = f" ({made.level_reason})" if made.level_reason else ""
+    from tuner.launch import fitting
+
     batch = made.batch
+    memory = [f"memory: {fitting.describe(made.fit)}"] if made.fit and made.fit.fits else []
     lines = [
         f"{made.recipe.name} on {made.hardware.describe()}; {made.topology.describe()}",
         f"DeepSpeed: {made.level}{why}; {made.precision.dtype}: {made.precision.reason}",
         f"batch: {batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks = {batch.global_batch}",
+        *memory,
         f"run directory: {made.run_path}",
         *made.notes,
-        *(f"WARNING: {warning}" for warning in made.warnings),
+        *(f"WARNING: {warning}" for warning in (*made.warnings, *warnings)),
     ]
     for line in lines:
         click.echo(line, err=True)
 
 
-def print_plan(made: LaunchPlan, *, as_json: bool) -> None:
+def print_plan(made: LaunchPlan, warnings: tuple[str, ...], *, as_json: bool) -> None:
     """Print everything that would run on standard output."""
     from tuner.cli.text import origins_json, with_origins
     from tuner.files import dump_json
@@ -106,15 +129,16 @@ def print_plan(made: LaunchPlan, *, as_json: bool) -> None:
             "deepspeed": made.final.config,
             "batch": batch,
             "origins": origins_json(made.final.origins),
-            "warnings": list(made.warnings),
+            "warnings": [*made.warnings, *warnings],
             "level": {"name": made.level, "reason": made.level_reason},
+            "fit": made.fit.to_json() if made.fit else None,
             "precision": {"dtype": made.precision.dtype, "reason": made.precision.reason},
             "run_directory": str(made.run_path),
             "resume": str(made.resume) if made.resume else None,
         }
         click.echo(dump_json(value), nl=False)
         return
-    announce(made)
+    announce(made, warnings)
     sections = {
         "command": [shlex.join(made.argv)],
         "environment": [f"{key}={shlex.quote(value)}" for key, value in made.env.items()],

@@ -36,7 +36,8 @@ train_dataloader = dict(
     # Processes that collate batches, beside each rank.
     num_workers=0,
     dataset=dict(
-        # A .json, .jsonl, .csv, .parquet or .arrow file, a folder of them, or an id on the Hugging Face hub.
+        # A .json, .jsonl, .csv, .txt, .parquet or .arrow file (text also as .gz, .zst or .bz2), a folder of them, a
+        # pattern ('data/*.jsonl'), an id on the Hugging Face hub, or files there ('hf://datasets/OWNER/NAME/*.json').
         path=None,
         # A configuration of a hub data set, such as 'main'.
         name=None,

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.recipes.schema import Adapter, Architecture, RecipeConfig
+from tuner.fit.adapters import trained_by
+from tuner.fit.parameters import built
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.objective import Dpo, Kto, Objective
+from tuner.recipes.schema import RecipeConfig
 
-GIB = 1024**3
 LEVELS = (
     "none",
     "deepspeed_zero1",
@@ -37,56 +40,30 @@ class Parameters:
         return 2 * self.frozen + per_weight * self.quantized
 
 
-def linear_shapes(facts: Architecture) -> list[tuple[int, int]]:
-    """Return (inputs, outputs) of the linear layers of one decoder block."""
-    hidden, inner = facts.hidden_size, facts.intermediate_size
-    query, key = facts.num_attention_heads * facts.head_dim, facts.num_key_value_heads * facts.head_dim
-    return [
-        (hidden, query),
-        (hidden, key),
-        (hidden, key),
-        (query, hidden),
-        (hidden, inner),
-        (hidden, inner),
-        (inner, hidden),
-    ]
-
-
-def num_parameters(facts: Architecture) -> int:
-    """Return the parameters of a dense decoder (Llama's layout and its relatives), embeddings included."""
-    shapes = linear_shapes(facts)
-    block = sum(inputs * outputs for inputs, outputs in shapes) + _norms_and_biases(facts, shapes)
-    embeddings = facts.vocab_size * facts.hidden_size * (1 if facts.tie_word_embeddings else 2)
-    return facts.num_hidden_layers * block + embeddings + facts.hidden_size
-
-
-def _norms_and_biases(facts: Architecture, shapes: list[tuple[int, int]]) -> int:
-    norms = 4 if facts.model_type.startswith("gemma") and facts.model_type != "gemma" else 2
-    total = norms * facts.hidden_size
-    if facts.model_type == "qwen2":  # biases on q, k and v
-        total += sum(outputs for _, outputs in shapes[:3])
-    if facts.model_type.startswith(("qwen3", "gemma3")):  # RMSNorm on each head's q and k
-        total += 2 * facts.head_dim
-    return total
-
-
 def count(recipe: RecipeConfig, facts: Architecture) -> Parameters:
-    """Return how many parameters a recipe trains, freezes and quantizes."""
-    total = num_parameters(facts)
+    """Return how many parameters a recipe trains, freezes and quantizes, a frozen reference model included.
+
+    Raises:
+        ModelError: there is no formula for the model_type.
+    """
+    model = built(facts)
+    score = model.head.inputs if recipe.objective.type == "reward" else 0
+    total = model.backbone + score if score else model.parameters
     if recipe.adapter is None:
-        return Parameters(trainable=total)
-    trainable = facts.num_hidden_layers * _adapter_block(recipe.adapter, facts)
+        last = recipe.train_cfg.trainable_layers
+        trainable = sum(layer.parameters for layer in model.layers[-last:]) + score if last else total
+        return Parameters(trainable, total - trainable + (total if _has_reference(recipe.objective) else 0))
+    # PEFT keeps the score head as it was beside the copy that it trains.
+    trainable = trained_by(recipe.adapter, model) + score
     if recipe.quantization is None:
         return Parameters(trainable, frozen=total)
-    quantized = facts.num_hidden_layers * sum(inputs * outputs for inputs, outputs in linear_shapes(facts))
+    quantized = sum(linear.weights for linear in model.all_linears() if linear.quantizable)
     return Parameters(trainable, total - quantized, quantized, recipe.quantization.bits)
 
 
-def _adapter_block(adapter: Adapter, facts: Architecture) -> int:
-    # An adapter on named modules is no larger than one on all of them: count all, the safe side.
-    shapes = linear_shapes(facts)
-    low_rank = sum(adapter.r * (inputs + outputs) for inputs, outputs in shapes)
-    return low_rank + (sum(outputs for _, outputs in shapes) if adapter.use_dora else 0)
+def _has_reference(objective: Objective) -> bool:
+    """Say whether TRL keeps a second, frozen model; with an adapter it takes the first one without the adapter."""
+    return isinstance(objective, Dpo | Kto) and not objective.precompute_ref_log_probs
 
 
 def model_state_bytes(level: str, parameters: Parameters, world_size: int) -> float:
@@ -107,29 +84,3 @@ def model_state_bytes(level: str, parameters: Parameters, world_size: int) -> fl
         "deepspeed_zero3": (16 * trainable + frozen) / ranks,
         "deepspeed_zero3_offload": 0,
     }[level]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A level and why it was taken."""
-
-    level: str
-    reason: str
-
-
-def lowest_level(recipe: RecipeConfig, world_size: int, gpu_bytes: int) -> Choice:
-    """Return the lowest level whose model states fit into `gpu_bytes` (0: no GPU) on each of `world_size` ranks."""
-    if not gpu_bytes:
-        level = "none" if world_size == 1 else "deepspeed_zero2"
-        return Choice(level, f"{world_size} rank{'s' * (world_size > 1)} on a CPU")
-    if recipe.architecture is None:
-        return Choice("deepspeed_zero3", "the model's size is not known before it is loaded")
-    parameters = count(recipe, recipe.architecture)
-    levels = [level for level in LEVELS if world_size == 1 or level != "none"]
-    for level in levels:
-        needed = model_state_bytes(level, parameters, world_size)
-        if needed <= gpu_bytes:
-            return Choice(
-                level, f"the lowest level whose model states fit: {needed / GIB:.1f} of {gpu_bytes / GIB:.0f} GiB a GPU"
-            )
-    raise AssertionError("deepspeed_zero3_offload needs nothing on paper")

@@ -13,8 +13,8 @@ from typing import Any
 from tuner import __version__
 from tuner.errors import RunDirectoryError
 from tuner.files import dump_json, sha256
-from tuner.fit import memory
-from tuner.launch import local, slurm
+from tuner.fit.advice import Fit
+from tuner.launch import fitting, local, remedies, slurm
 from tuner.machine.hardware import Hardware, tool_path
 from tuner.machine.libraries import versions
 from tuner.machine.topology import Batch, LaunchFlags, Topology, resolve
@@ -39,13 +39,18 @@ class Request:
     work_dir: Path | None = None
     resume: str | None = None
     allow_code: bool = False
+    ignore_fit: bool = False
     command: tuple[str, ...] = ()
+    on_oom: str = "stop"
+    attempts: tuple[dict[str, Any], ...] = ()
+    """What ended the earlier attempts of this start, with --on-oom retry."""
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
     """What would run: the same object is printed by --dry-run and started without it."""
 
+    request: Request
     recipe: Recipe
     final: merge.FinalConfig
     topology: Topology
@@ -62,7 +67,8 @@ class LaunchPlan:
     files: dict[str, str]
     resumes: bool = False
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
+    fit: Fit | None = None
 
 
 def make(request: Request, environ: Mapping[str, str], hardware: Hardware, now: datetime) -> LaunchPlan:
@@ -75,17 +81,20 @@ def make(request: Request, environ: Mapping[str, str], hardware: Hardware, now: 
     paths.check_model(loaded.config)
     paths.check_data(loaded.config)
     topology = resolve(request.flags, environ, len(hardware.gpus))
+    remedies.check_on_oom(request.on_oom, topology)
     batch = Batch(
         loaded.config.train_dataloader.batch_size, loaded.config.optim_wrapper.accumulative_counts, topology.world_size
     )
     decided = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
-    document, level_reason = _open_deepspeed(request, loaded, topology, hardware)
+    document, level_reason = _open_deepspeed(request, loaded, topology, hardware, decided)
     final = merge.merge(loaded, document, batch, decided, hardware)
     run_path, resume, notes = _run_directory(request, loaded.name, topology, now)
     argv, env = _command(topology, run_path)
     env |= _environment(environ, topology, hardware)
     level = document.name.removeprefix("preset ")
+    fit = fitting.judge(loaded.config, final.config, topology, hardware, decided.dtype, level)
     plan = LaunchPlan(
+        request=request,
         recipe=loaded,
         final=final,
         topology=topology,
@@ -102,14 +111,15 @@ def make(request: Request, environ: Mapping[str, str], hardware: Hardware, now: 
         files={},
         resumes=request.resume is not None and directory.is_run(run_path),
         notes=tuple(notes),
-        warnings=final.warnings,
+        warnings=(*loaded.warnings, *final.warnings, *filter(None, [fitting.warning(fit)])),
+        fit=fit,
     )
-    plan.files.update(_files(plan, document, request.command, now))
+    plan.files.update(_files(plan, document, now))
     return plan
 
 
 def _open_deepspeed(
-    request: Request, loaded: Recipe, topology: Topology, hardware: Hardware
+    request: Request, loaded: Recipe, topology: Topology, hardware: Hardware, decided: precision.Precision
 ) -> tuple[Document, str | None]:
     flag = request.deepspeed
     choice: str | dict[str, Any] = loaded.config.deepspeed if flag is None else flag
@@ -117,7 +127,7 @@ def _open_deepspeed(
     where = "--deepspeed" if flag is not None else f"deepspeed ({next(sources)})"
     if choice != merge.AUTO:
         return merge.open_config(choice, where), None
-    chosen = memory.lowest_level(loaded.config, topology.world_size, hardware.smallest_gpu_bytes)
+    chosen = fitting.choose(loaded.config, topology, hardware, decided.dtype, ignore=request.ignore_fit)
     return merge.open_config(chosen.level, where), chosen.reason
 
 
@@ -222,7 +232,7 @@ def _already_started(path: Path, topology: Topology) -> bool:
     return not topology.leads and path.is_dir()
 
 
-def _files(plan: LaunchPlan, document: Document, command: tuple[str, ...], now: datetime) -> dict[str, str]:
+def _files(plan: LaunchPlan, document: Document, now: datetime) -> dict[str, str]:
     pinned: str | dict[str, Any] = plan.level
     if not plan.final.from_catalog:
         pinned = document.value
@@ -230,18 +240,22 @@ def _files(plan: LaunchPlan, document: Document, command: tuple[str, ...], now: 
     return {
         "recipe.py": whole.standalone(f" As run; the values of {plan.recipe.name} with what the command line changed."),
         "deepspeed.json": dump_json(plan.final.config),
-        "run.json": dump_json(_run_facts(plan, command, now)),
+        "run.json": dump_json(_run_facts(plan, now)),
     }
 
 
-def _run_facts(plan: LaunchPlan, command: tuple[str, ...], now: datetime) -> dict[str, Any]:
+def _run_facts(plan: LaunchPlan, now: datetime) -> dict[str, Any]:
+    request, config = plan.request, plan.recipe.config
+    typed = request.command or ("tuner", "train", request.recipe)
     return {
         "name": plan.recipe.name,
         "launch_id": plan.launch_id,
         "started": now.isoformat(timespec="seconds"),
-        "command": list(command),
+        "command": list(request.command),
         "argv": plan.argv,
-        "seed": plan.recipe.config.randomness.seed,
+        "next": remedies.commands(typed, config, plan.level, plan.topology, len(plan.hardware.gpus), plan.run_path),
+        "attempts": list(request.attempts),
+        "seed": config.randomness.seed,
         "deepspeed": plan.level,
         "precision": {"dtype": plan.precision.dtype, "reason": plan.precision.reason},
         "resume": str(plan.resume) if plan.resume else None,

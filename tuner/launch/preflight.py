@@ -1,58 +1,75 @@
-"""What can be checked before any process starts, each failure one message with its fix.
+"""What is checked before any process starts, every failure with its fix, all of them at once.
 
-It looks and refuses; it changes nothing.
+It chooses which checks run and ends the run; what can be wrong is known in `launch.checks`. It changes nothing.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
-from tuner.errors import MachineError
+from tuner.errors import TunerError
+from tuner.launch import fitting
+from tuner.launch.checks import Finding, data, gpus, hub, model, storage, system
 from tuner.launch.plan import LaunchPlan
-from tuner.machine import libraries
 
-_MONITORS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
-"""Blocks of a DeepSpeed config that need a package, and transformers' trackers of the same names."""
-_TRACKERS = {**_MONITORS, "mlflow": "mlflow", "trackio": "trackio", "swanlab": "swanlab", "clearml": "clearml"}
-_STALE_LOCK_S = 600
+_QUICK = (
+    model.architecture,
+    model.weights,
+    model.context,
+    gpus.attention,
+    gpus.precision,
+    storage.checkpoints,
+    storage.shared_memory,
+    storage.host_memory,
+    system.open_files,
+)
+"""Together some milliseconds, and no network: a dry run shows them too."""
+_SLOW = (data.first_rows, hub.reachable, storage.download, gpus.driver, gpus.busy, system.installed, system.port)
 
 
-def check(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
-    """Refuse a run that would end while its ranks start.
+class Refused(TunerError):
+    """Several things stand in the way of a run; the exit code is the lowest: a wrong recipe before a wrong machine."""
+
+    def __init__(self, errors: Sequence[TunerError]) -> None:
+        super().__init__(f"{len(errors)} things stand in the way of this run")
+        self.errors = tuple(errors)
+        self.exit_code = min(error.exit_code for error in errors)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+
+def check(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Refuse a run that cannot succeed, and return what may go wrong with it.
 
     Raises:
-        MachineError: a library is missing or too old, torch cannot use the GPUs that are there, or a build of
-            DeepSpeed's CPU Adam was interrupted and would be waited for without end.
+        TunerError: the one thing that stands in its way, or `Refused` with all of them.
     """
-    config = plan.recipe.config
-    libraries.check(quantized=config.quantization is not None, needs_cuda=bool(plan.hardware.gpus))
-    for tracker in config.log.trackers:
-        _require(_TRACKERS.get(tracker), f"log.trackers = {tracker!r}")
-    for block, package in _MONITORS.items():
-        if _is_on(plan.final.config.get(block)):
-            _require(package, f"{block}.enabled in the DeepSpeed config")
-    if plan.final.config.get("zero_force_ds_cpu_optimizer"):
-        _refuse_stale_lock(environ)
+    checks = [partial(one, plan) for one in (*_QUICK, *_SLOW)]
+    found = list(_findings((*checks, partial(system.builds, plan, environ), partial(_fit, plan))))
+    errors = [finding for finding in found if isinstance(finding, TunerError)]
+    if errors:
+        raise errors[0] if len(errors) == 1 else Refused(errors)
+    return tuple(finding for finding in found if isinstance(finding, str))
 
 
-def _is_on(block: Any) -> bool:
-    return isinstance(block, dict) and bool(block.get("enabled"))
+def foresee(plan: LaunchPlan) -> tuple[str, ...]:
+    """Return what `check` would say, as far as it can be known in milliseconds."""
+    found = _findings(partial(one, plan) for one in _QUICK)
+    return tuple(one if isinstance(one, str) else f"this run would be refused: {one}" for one in found)
 
 
-def _require(package: str | None, where: str) -> None:
-    if package and importlib.util.find_spec(package) is None:
-        raise MachineError(f"{package} is not installed", where=where, fix=f"pip install {package}, or switch it off")
+def _fit(plan: LaunchPlan) -> Iterator[Finding]:
+    if not plan.request.ignore_fit:
+        fitting.refuse_hopeless(plan.fit, plan.recipe.config)
+    yield from ()
 
 
-def _refuse_stale_lock(environ: Mapping[str, str]) -> None:
-    # torch waits for the lock file of an extension's build for ever, also when its builder was killed.
-    root = Path(environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
-    for lock in root.glob("**/cpu_adam/lock"):
-        age_s = time.time() - lock.stat().st_mtime
-        if age_s > _STALE_LOCK_S:
-            what = f"a build of DeepSpeed's CPU Adam was interrupted {age_s / 60:.0f} minutes ago"
-            raise MachineError(what, where=lock, fix=f"If no other run builds it now: rm {lock}")
+def _findings(checks: Iterable[Callable[[], Iterator[Finding]]]) -> Iterator[Finding]:
+    """Yield what every check finds, also after one that raised it."""
+    for one in checks:
+        try:
+            yield from one()
+        except TunerError as error:
+            yield error

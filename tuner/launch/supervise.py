@@ -1,58 +1,72 @@
 """The only place that spawns: one torchrun agent, its signals, its end, and an exit code that tells the truth.
 
-torchrun turns every failure into 1, so the code comes from what the ranks wrote into the run directory.
+torchrun turns every failure into 1, so the code comes from what the ranks left in the run directory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 
-from tuner.errors import Stopped
-from tuner.runs.directory import RunDirectory
+from tuner.errors import DiskError, Stopped
+from tuner.machine.kernel import die_with_parent, num_oom_kills
+from tuner.runs.diagnose import diagnose
+from tuner.runs.directory import RunDirectory, State
+from tuner.runs.evidence import gather
+from tuner.runs.follow import Follower
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _POLL_S = 0.1
 _REAP_S = 10.0
-_PR_SET_PDEATHSIG = 1
-_EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
+_STDOUT = 1
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], directory: RunDirectory, node_rank: int = 0) -> int:
-    """Run this node's torchrun to its end and return the exit code of the run; leave no process behind."""
-    watch = _Watch(directory, directory.ranks / f"torchrun-{node_rank}.log")
+def run(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    directory: RunDirectory,
+    node_rank: int = 0,
+    *,
+    out: int | None = _STDOUT,
+) -> int:
+    """Run this node's torchrun to its end and return the exit code of the run; leave no process behind.
+
+    What rank 0 prints is shown on the descriptor `out`, if any; a failure is told in three lines on standard error
+    and written into status.json.
+    """
+    watch = _Watch(directory)
+    shows = node_rank == 0 and out is not None
+    shown = Follower(directory.ranks / "0.log", out or _STDOUT, lambda: bool(directory.failures()))
     with watch.signals():
         directory.ranks.mkdir(exist_ok=True)
-        with watch.log.open("wb") as log:
+        with (directory.ranks / f"torchrun-{node_rank}.log").open("wb") as log:
             agent = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
-                list(argv), env=dict(env), stderr=log, start_new_session=True, preexec_fn=_die_with_parent
+                list(argv), env=dict(env), stderr=log, start_new_session=True, preexec_fn=die_with_parent
             )
         watch.agent = psutil.Process(agent.pid)
+        if shows:
+            shown.start()
         while agent.poll() is None:
             watch.remember_ranks()
             watch.forward()
             time.sleep(_POLL_S)
         watch.kill_ranks()
+    if shows:
+        shown.stop()
     return watch.verdict(agent.returncode)
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 class _Watch:
-    def __init__(self, directory: RunDirectory, log: Path) -> None:
-        self.directory, self.log = directory, log
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory, self.num_oom_kills = directory, num_oom_kills()
         self.agent: psutil.Process | None = None
         self.ranks: set[psutil.Process] = set()
         self.received: list[int] = []
@@ -105,35 +119,26 @@ class _Watch:
             return self._end("failed", 128 + self.received[-1], "killed at the second signal")
         if agent_code == 0 and not reports:
             return 0
-        codes = self._exit_codes()
-        if reports and codes[:1] != [-signal.SIGKILL]:  # a killed rank says nothing; the others report a lost peer
-            first = reports[0]
-            state = "stopped" if first["exit_code"] == Stopped.exit_code else "failed"
-            return self._end(state, first["exit_code"], f"{first['message']}")
-        if self.forwarded:
+        if self.forwarded and not reports:
             return self._end("failed", 128 + self.forwarded, f"stopped by {signal.Signals(self.forwarded).name}")
-        return self._unreported(codes, agent_code)
+        if reports and reports[0]["exit_code"] == Stopped.exit_code:
+            return self._end("stopped", Stopped.exit_code, str(reports[0]["message"]))
+        return self._diagnose(agent_code, reports)
 
-    def _text(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
+    def _diagnose(self, agent_code: int, reports: Sequence[Mapping[str, Any]]) -> int:
+        kills = (num_oom_kills() or 0) - (self.num_oom_kills or 0)
+        try:
+            found = diagnose(gather(self.directory, agent_code=agent_code, num_oom_kills=max(kills, 0)))
+        except BaseException:
+            print(*(report["message"] for report in reports), sep="\n", file=sys.stderr)  # a bug of ours hides nothing
+            raise
+        return self._end("failed", found.exit_code, found.text, message=found.message, diagnosis=found.to_json())
 
-    def _exit_codes(self) -> list[int]:
-        return [int(code) for code in _EXIT_CODE.findall(self._text())]
-
-    def _unreported(self, codes: list[int], agent_code: int) -> int:
-        """A rank ended without a word: killed, or before its handlers stood."""
-        code = next(iter(codes), agent_code)  # the log names the root cause first, then whom torchrun stopped for it
-        if code < 0:
-            who, name = "a rank" if codes else "torchrun", signal.Signals(-code).name
-            text = f"{who} was killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
-            return self._end("failed", 128 - code, text)
-        tail = "\n".join(self._text().splitlines()[-30:])
-        text = f"{tail}\nA rank ended with code {code} and without a report. All of it: {self.directory.ranks}"
-        return self._end("failed", code or 1, text.strip())
-
-    def _end(self, state: str, code: int, message: str) -> int:
-        self.directory.write_status(state, exit_code=code, message=message)  # type: ignore[arg-type]
-        print(message, file=sys.stderr)
+    def _end(self, state: State, code: int, text: str, **facts: Any) -> int:
+        print(text, file=sys.stderr)
+        signals = {"signal": self.received[0]} if self.received else {}
+        with contextlib.suppress(DiskError):  # a full disk must not hide what went wrong before
+            self.directory.write_status(state, **{"exit_code": code, "message": text, **signals, **facts})
         return code
 
 

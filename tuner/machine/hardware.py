@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+Answer = TypeVar("Answer")
 MIB = 1024**2
+_NVCC = Path("/usr/local/cuda/bin/nvcc")
 _NVIDIA_SMI_S = 20.0
 
 
@@ -27,6 +30,14 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class GpuUse:
+    """One GPU's free memory, and its processes as (pid, bytes); inside a container those outside are not listed."""
+
+    free_bytes: int
+    processes: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Hardware:
     """The visible hardware of this machine."""
 
@@ -34,7 +45,7 @@ class Hardware:
     num_cpus: int = 1
     host_memory_bytes: int = 0
     has_compiler: bool = False
-    """A C++ compiler and ninja, which DeepSpeed's CPU Adam is built with at first use."""
+    """A C++ compiler and ninja, and nvcc beside GPUs: what DeepSpeed's CPU Adam is built with at first use."""
 
     @property
     def has_native_bf16(self) -> bool:
@@ -62,7 +73,19 @@ class Hardware:
 def detect(environ: Mapping[str, str]) -> Hardware:
     """Look at this machine; GPUs hidden by CUDA_VISIBLE_DEVICES do not count."""
     gpus = _visible(_nvml_gpus() or _nvidia_smi_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
-    return Hardware(gpus, _num_cpus(), _host_memory_bytes(), has_compiler(tool_path(environ)))
+    # DeepSpeed 0.19.8 compiles its CPU Adam with nvcc where it sees a GPU (op_builder/builder.py, nvcc_args).
+    builds = has_compiler(tool_path(environ)) and (not gpus or has_nvcc(environ))
+    return Hardware(gpus, _num_cpus(), _host_memory_bytes(), builds)
+
+
+def gpu_use() -> dict[str, GpuUse]:
+    """Return what the driver says of each GPU's memory and processes, by UUID; empty where there is no driver."""
+    return _with_nvml(_nvml_use) or _nvidia_smi_use()
+
+
+def cuda_driver_version() -> tuple[int, int] | None:
+    """Return the newest CUDA version that the driver works with, or None without a driver."""
+    return _with_nvml(_nvml_cuda_version) or _nvidia_smi_cuda_version()
 
 
 def tool_path(environ: Mapping[str, str]) -> str:
@@ -76,27 +99,85 @@ def has_compiler(path: str) -> bool:
     return bool(shutil.which("ninja", path=path) and (shutil.which("g++", path=path) or shutil.which("c++", path=path)))
 
 
+def has_nvcc(environ: Mapping[str, str]) -> bool:
+    """Return whether CUDA's compiler is where torch looks for it: CUDA_HOME, PATH, /usr/local/cuda."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if home := environ.get(variable):
+            return (Path(home) / "bin" / "nvcc").exists()
+    return bool(shutil.which("nvcc", path=tool_path(environ))) or _NVCC.exists()
+
+
+def available_host_bytes(root: Path = Path("/")) -> int | None:
+    """Return the host memory that a new process could have: what is free or can be freed, within the control group.
+
+    None where the kernel does not say.
+    """
+    try:
+        lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    group = _group_memory(root)
+    return min(free, group[0] - group[1]) if free is not None and group else free
+
+
+def _group_memory(root: Path) -> tuple[int, int] | None:
+    """Return the bytes that this process's control group may have, and those that it cannot free; None: no limit.
+
+    A job of Slurm and a container have fewer than the machine, and are killed at this number.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    own = {kinds: path.lstrip("/") for _, kinds, path in (line.split(":", 2) for line in lines if ":" in line)}
+    base = root / "sys/fs/cgroup"
+    second = [(base / own.get("", ""), "memory.max", "memory.current"), (base, "memory.max", "memory.current")]
+    first = base / "memory" / own.get("memory", ""), "memory.limit_in_bytes", "memory.usage_in_bytes"
+    for folder, limit, used in (*second, first):
+        try:
+            sizes = [int((folder / name).read_text(encoding="utf-8")) for name in (limit, used)]
+        except (OSError, ValueError):  # another version, or 'max', which is none
+            continue
+        return sizes[0], sizes[1] - _file_cache(folder)
+    return None
+
+
+def _file_cache(folder: Path) -> int:
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.split()[0] in ("inactive_file", "total_inactive_file"))
+
+
 def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _host_memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    installed, group = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), _group_memory(Path("/"))
+    return min(installed, group[0]) if group else installed
 
 
 def _nvml_gpus() -> list[Gpu]:
+    return _with_nvml(lambda nvml: [_nvml_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]) or []
+
+
+def _with_nvml(ask: Callable[[Any], Answer]) -> Answer | None:
+    """Return NVML's answer, or None where there is no NVML or it fails."""
     try:
         import pynvml  # only this function needs it, and a machine without NVIDIA's driver has no use for it
     except ImportError:
-        return []
+        return None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []
+        return None
     try:
-        return [_nvml_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return ask(pynvml)
     except pynvml.NVMLError:
-        return []
+        return None
     finally:
         pynvml.nvmlShutdown()
 
@@ -108,22 +189,65 @@ def _nvml_gpu(nvml: Any, index: int) -> Gpu:
     return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory, (major, minor), str(nvml.nvmlDeviceGetUUID(handle)))
 
 
+def _nvml_use(nvml: Any) -> dict[str, GpuUse]:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    found = {}
+    for handle in handles:
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        used = tuple((int(one.pid), int(one.usedGpuMemory or 0)) for one in processes)
+        found[str(nvml.nvmlDeviceGetUUID(handle))] = GpuUse(nvml.nvmlDeviceGetMemoryInfo(handle).free, used)
+    return found
+
+
+def _nvml_cuda_version(nvml: Any) -> tuple[int, int]:
+    number = nvml.nvmlSystemGetCudaDriverVersion()  # 12080 is 12.8
+    return number // 1000, number % 1000 // 10
+
+
 def _nvidia_smi_gpus() -> list[Gpu]:
-    command = shutil.which("nvidia-smi")
-    if not command:
-        return []
-    query = [command, "--query-gpu=name,memory.total,compute_cap,uuid", "--format=csv,noheader,nounits"]
-    try:
-        text = subprocess.run(query, capture_output=True, timeout=_NVIDIA_SMI_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
     gpus = []
-    for line in text.decode(errors="replace").splitlines():
+    for fields in _query("--query-gpu=name,memory.total,compute_cap,uuid"):
         with contextlib.suppress(ValueError):
-            name, memory, capability, uuid = (part.strip() for part in line.split(","))
+            name, memory, capability, uuid = fields
             major, minor = capability.split(".")
             gpus.append(Gpu(name, int(memory) * MIB, (int(major), int(minor)), uuid))
     return gpus
+
+
+def _nvidia_smi_use() -> dict[str, GpuUse]:
+    processes: dict[str, list[tuple[int, int]]] = {}
+    for fields in _query("--query-compute-apps=gpu_uuid,pid,used_memory"):
+        with contextlib.suppress(ValueError):
+            uuid, pid, memory = fields
+            processes.setdefault(uuid, []).append((int(pid), int(memory) * MIB))
+    found = {}
+    for fields in _query("--query-gpu=uuid,memory.free"):
+        with contextlib.suppress(ValueError):
+            uuid, free = fields
+            found[uuid] = GpuUse(int(free) * MIB, tuple(processes.get(uuid, ())))
+    return found
+
+
+def _nvidia_smi_cuda_version() -> tuple[int, int] | None:
+    match = re.search(r"CUDA Version: (\d+)\.(\d+)", _nvidia_smi())
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _query(what: str) -> list[list[str]]:
+    lines = _nvidia_smi(what, "--format=csv,noheader,nounits").splitlines()
+    return [[part.strip() for part in line.split(",")] for line in lines]
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """Return what nvidia-smi prints, or nothing where there is none or it fails."""
+    command = shutil.which("nvidia-smi")
+    if not command:
+        return ""
+    try:
+        done = subprocess.run([command, *arguments], capture_output=True, timeout=_NVIDIA_SMI_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode(errors="replace")
 
 
 def _visible(gpus: list[Gpu], wanted: str | None) -> tuple[Gpu, ...]:

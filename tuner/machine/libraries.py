@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -19,6 +20,34 @@ MINIMUM = {
     "deepspeed": "0.18.5",
 }
 QUANTIZED = {"bitsandbytes": "0.48"}
+TESTED = {
+    "torch": "2.13.0",
+    "transformers": "5.23.0",
+    "trl": "1.16.0",
+    "peft": "0.21.2",
+    "accelerate": "1.15.0",
+    "datasets": "5.2.0",
+    "deepspeed": "0.19.8",
+    "bitsandbytes": "0.50.2",
+}
+"""What requirements.txt pins, which is not installed with the package; a test holds the two together."""
+_LOADED_ALONG = {
+    "torchvision": "transformers imports it where it is there, and with another torch it has no operators",
+    "torchaudio": "transformers imports it where it is there, and it is compiled against one torch",
+    "huggingface_hub": "every model and data set comes through it",
+    "tokenizers": "transformers refuses to be imported with another version",
+    "safetensors": "weights are read with it",
+    "numpy": "every library here is compiled against one of its major versions",
+    "pyarrow": "rows are kept in it",
+}
+"""Libraries that nobody asks for and that end a run when their version is wrong, with why."""
+_OLDEST_GPU = {"13": (7, 5)}
+"""Lowest compute capability that CUDA of a major version compiles for.
+
+Source: NVIDIA, CUDA Toolkit 13.0 Release Notes, "Deprecated Architectures": Maxwell, Pascal and Volta are gone.
+"""
+_NEEDS_CUDA = {(12, 0): (12, 8), (10, 0): (12, 8)}
+"""Compute capabilities (Blackwell) and the CUDA version that first compiled for them."""
 
 
 def versions() -> dict[str, str | None]:
@@ -26,23 +55,57 @@ def versions() -> dict[str, str | None]:
     return {name: _version(name) for name in (*MINIMUM, *QUANTIZED)}
 
 
-def check(*, quantized: bool, needs_cuda: bool) -> None:
-    """Check what training imports.
+def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
+    """Yield what is wrong with the libraries that training imports.
 
-    Raises:
-        MachineError: a library is missing or too old, or torch is a CPU build while GPUs are to be used.
+    That is one that is missing, too old, or at odds with another, and a CPU build of torch while GPUs are to be used.
     """
-    for name, minimum in {**MINIMUM, **(QUANTIZED if quantized else {})}.items():
+    missing, asked = False, {**MINIMUM, **(QUANTIZED if quantized else {})}
+    for name, minimum in asked.items():
         found = _version(name)
+        missing |= found is None
         if found is None:
-            raise MachineError(f"{name} is not installed", fix=f"pip install '{name}>={minimum}'")
-        if _numbers(found) < _numbers(minimum):
-            raise MachineError(f"{name} {found} is older than {minimum}", fix=f"pip install '{name}>={minimum}'")
+            yield MachineError(f"{name} is not installed", fix=f"pip install '{name}>={minimum}'")
+        elif _numbers(found) < _numbers(minimum):
+            yield MachineError(f"{name} {found} is older than {minimum}", fix=f"pip install '{name}>={minimum}'")
+    if not missing:
+        yield from _at_odds({*asked, *_LOADED_ALONG})
     if needs_cuda and torch_cuda_version() is None:
-        raise MachineError(
+        yield MachineError(
             f"GPUs are there, but torch {_version('torch')} is a CPU build",
             fix="Install a CUDA build of torch, or hide the GPUs with CUDA_VISIBLE_DEVICES=''.",
         )
+
+
+def _at_odds(ours: set[str]) -> Iterator[MachineError]:
+    """Yield each library whose own package says that it does not work with the version of another that is here."""
+    from packaging.requirements import Requirement  # transformers depends on it, which is not missing here
+
+    for name in sorted(ours):
+        for text in metadata.requires(name) or () if _version(name) else ():
+            wanted = Requirement(text)
+            if wanted.name.replace("-", "_") not in ours or (wanted.marker and not wanted.marker.evaluate()):
+                continue
+            found = _version(wanted.name)
+            if found and not wanted.specifier.contains(found, prereleases=True):
+                what = f"{name} {_version(name)} needs {wanted.name}{wanted.specifier}, and {wanted.name} is {found}"
+                why = _LOADED_ALONG.get(name) or _LOADED_ALONG.get(wanted.name)
+                fix = f"pip install --upgrade {name} '{wanted.name}{wanted.specifier}'"
+                yield MachineError(f"{what}; {why}" if why else what, where="the installed libraries", fix=fix)
+
+
+def cuda_problem(capability: tuple[int, int]) -> str | None:
+    """Return why the installed torch has no kernels for a GPU of this compute capability, or None."""
+    built = torch_cuda_version()
+    if built is None:
+        return None
+    oldest = _OLDEST_GPU.get(built.split(".")[0], (0, 0))
+    if capability < oldest:
+        return f"CUDA {built} compiles for compute capability {oldest[0]}.{oldest[1]} and newer alone"
+    for newest, version in _NEEDS_CUDA.items():
+        if capability >= newest and _numbers(built)[:2] < version:
+            return f"CUDA {built} is older than {version[0]}.{version[1]}, which this GPU needs"
+    return None
 
 
 def torch_cuda_version() -> str | None:

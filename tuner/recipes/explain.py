@@ -5,6 +5,7 @@ It changes no value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes.layers import Merged
+from tuner.recipes.objective import objectives_with
 from tuner.recipes.overrides import schema_keys
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.source import Keys
@@ -52,6 +54,8 @@ def _keys(detail: dict[str, Any], merged: Merged) -> Keys:
     keys = tuple(str(key) for key in detail["loc"])
     if keys[:1] == ("objective",) and len(keys) > 1:
         keys = (keys[0], *keys[2:])  # ('objective', 'dpo', 'beta'): the second names the branch of the union
+    if detail["type"] == "extra_forbidden" and _of_another_objective(keys):
+        return ("objective", "type")  # one wrong type, however many settings do not fit it
     if detail["type"] in ("missing", "extra_forbidden"):
         return keys
     # A union's branch names and a list's indices end the location ('target_modules', 'str'): keep the recipe's keys.
@@ -62,13 +66,50 @@ def _keys(detail: dict[str, Any], merged: Merged) -> Keys:
 
 def _explain(detail: dict[str, Any], keys: Keys, merged: Merged) -> RecipeError:
     dotted, where = ".".join(keys), merged.source_of(keys)
-    if detail["type"] == "extra_forbidden":
-        siblings = (known[-1] for known in schema_keys() if known[:-1] == keys[:-1])
-        return RecipeError(f"no key {dotted!r}", where=where, fix=key_hint(keys[-1], siblings))
-    if detail["type"] == "missing":
-        return RecipeError(f"{dotted} is missing", where=where, fix=f"Set {dotted}.")
+    match detail["type"]:
+        case "extra_forbidden" if keys == ("objective", "type"):
+            return _wrong_objective(str(detail["loc"][-1]), merged)
+        case "extra_forbidden":
+            siblings = (known[-1] for known in schema_keys() if known[:-1] == keys[:-1])
+            return RecipeError(f"no key {dotted!r}", where=where, fix=key_hint(keys[-1], siblings))
+        case "missing":
+            return RecipeError(f"{dotted} is missing", where=where, fix=f"Set {dotted}.")
+        case "union_tag_not_found":
+            return RecipeError(f"{dotted}.type is missing", where=where, fix=f"Set {dotted}.type.")
+        case "union_tag_invalid":
+            told = detail["ctx"]
+            return _none_of(f"{dotted}.type", told["tag"], told["expected_tags"], merged.source_of((*keys, "type")))
+        case "literal_error":
+            return _none_of(dotted, detail["input"], detail["ctx"]["expected"], where)
     message = detail["msg"].removeprefix("Value error, ")
+    if isinstance(detail["input"], dict) and keys:
+        return RecipeError(f"{dotted}: {message}", where=_newest(message, keys, merged) or where)
     return RecipeError(f"{dotted} = {short(detail['input'])}: {message[:1].lower()}{message[1:]}", where=where)
+
+
+def _none_of(dotted: str, value: Any, expected: str, where: str | None) -> RecipeError:
+    hint = did_you_mean(value, re.findall(r"'([^']*)'", expected)) if isinstance(value, str) else ""
+    return RecipeError(f"{dotted} = {short(value)}: input should be {expected}", where=where, fix=hint or None)
+
+
+def _of_another_objective(keys: Keys) -> bool:
+    return keys[:1] == ("objective",) and len(keys) == 2 and bool(objectives_with(keys[1]))
+
+
+def _wrong_objective(setting: str, merged: Merged) -> RecipeError:
+    """Return what to do where a setting and the type of the objective do not go together, by which was said last."""
+    kind = merged.values["objective"]["type"]
+    what = f"objective.{setting} belongs to {', '.join(objectives_with(setting))}, and objective.type is {kind!r}"
+    if merged.order["objective.type"] < merged.order[f"objective.{setting}"]:
+        return RecipeError(what, where=merged.source_of(("objective", setting)), fix=f"Take {setting} out.")
+    fix = f"Take the part of the recipe's name instead, which brings its own settings: tiny_{kind}_full_sample_e3."
+    return RecipeError(what, where=merged.source_of(("objective", "type")), fix=fix)
+
+
+def _newest(message: str, block: Keys, merged: Merged) -> str | None:
+    """Return where that key of a block stands which a message about several names, and which was laid last."""
+    named = [key for word in re.findall(r"\w+", message) if (key := ".".join((*block, word))) in merged.order]
+    return merged.source_of(tuple(max(named, key=merged.order.__getitem__).split("."))) if named else None
 
 
 def _holds(values: Any, keys: Keys) -> bool:

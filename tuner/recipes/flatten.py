@@ -35,15 +35,20 @@ def flatten(base: str, delta: dict[str, Any], header: str) -> str:
 
 
 def render(value: Any, indent: int) -> str:
-    """Return a value as recipe source; a dict that does not fit on the line gets one key a line."""
-    if not (isinstance(value, dict) and all(_is_word(key) for key in value)):
+    """Return a value as recipe source; a dict or a list of dicts that does not fit on the line gets one item a line."""
+    if isinstance(value, dict) and all(_is_word(key) for key in value):
+        words = [f"{key}={render(item, indent + 4)}" for key, item in value.items()]
+        start, end = "dict(", ")"
+    elif isinstance(value, list | tuple) and value and all(isinstance(item, dict) for item in value):
+        words = [render(item, indent + 4) for item in value]
+        start, end = ("[", "]") if isinstance(value, list) else ("(", ",)")
+    else:
         return _literal(value)
-    words = [f"{key}={render(item, indent + 4)}" for key, item in value.items()]
-    line = f"dict({', '.join(words)})"
+    line = f"{start}{', '.join(words)}{end}"
     if len(line) + indent <= 90 and "\n" not in line:
         return line
     pad = " " * (indent + 4)
-    return "dict(\n" + "".join(f"{pad}{word},\n" for word in words) + " " * indent + ")"
+    return f"{start}\n" + "".join(f"{pad}{word},\n" for word in words) + " " * indent + end[-1]
 
 
 def render_docstring(text: str) -> str:

@@ -28,10 +28,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Layer:
-    """Values to lay over those before, and how to name where each stands."""
+    """Values to lay over those before, how to name where each stands, and what the user must be told of them."""
 
     values: dict[str, Any]
     where: Callable[[Keys], str]
+    warning: str | None = None
 
 
 @dataclass
@@ -42,10 +43,12 @@ class Merged:
     origins: dict[str, Origin] = field(default_factory=dict)
     order: dict[str, int] = field(default_factory=dict)
     num_layers: int = 0
+    warnings: list[str] = field(default_factory=list)
 
     def lay(self, layer: Layer) -> None:
         """Lay one more layer over the values; a dict goes into the dict below it, or replaces it with `_delete_`."""
         self.num_layers += 1
+        self.warnings += [layer.warning] if layer.warning else []
         self._lay(self.values, layer.values, (), layer)
 
     def source_of(self, keys: Keys) -> str | None:

@@ -1,22 +1,31 @@
 """What is learned: one block for each objective, in TRL's names for its settings.
 
-It knows no trainer; `worker` hands these values to the one of TRL that `type` means.
+It knows no trainer; `worker` hands these values to the one of TRL that `type` means. There dropout is off, an adapter's
+too, in all but sft and pretrain.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, Strict
+from pydantic import BeforeValidator, Field, Strict, ValidationInfo, field_validator
 
-from tuner.recipes.block import Block, PositiveFloat
+from tuner.recipes.block import Block, PositiveFloat, PositiveInt
 
+Share = Annotated[float, Field(ge=0, le=1)]
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
 DpoLoss = Literal[
     "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
-    "apo_zero", "apo_down", "discopop", "sft",
+    "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
 ]  # fmt: skip
+_OF_DIFFERENCES = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
+"""The losses of the difference of two rewards: in the others an f-divergence leaves a term that does not cancel."""
+
+
+def _several(value: Any) -> Any:
+    """Take one loss for a combination of one."""
+    return (value,) if isinstance(value, str) else value
 
 
 class Sft(Block):
@@ -32,14 +41,52 @@ class Pretrain(Block):
 
 
 class Dpo(Block):
-    """Direct preference optimization on pairs; beta is the weight of the distance to the reference model."""
+    """Direct preference optimization on pairs; beta is the weight of the distance to the reference model.
+
+    loss_type is one loss or a weighted sum of several. ld_alpha: the weight of the tokens by which one answer is longer
+    than the other (LD-DPO). use_weighting: pairs weigh as much as they are likely now (WPO). precompute_ref_log_probs:
+    the reference model judges all pairs before training and is not kept.
+    """
 
     type: Literal["dpo"]
     beta: PositiveFloat = 0.1
-    loss_type: Annotated[tuple[DpoLoss, ...], Strict(False)] | DpoLoss = "sigmoid"
-    loss_weights: Annotated[tuple[PositiveFloat, ...], Strict(False)] | None = None
     label_smoothing: Smoothing = 0.0
+    ld_alpha: Share | None = None
+    f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
+    f_alpha_divergence_coef: PositiveFloat = 0.5
+    use_weighting: bool = False
+    discopop_tau: PositiveFloat = 0.05
     precompute_ref_log_probs: bool = False
+    precompute_ref_batch_size: PositiveInt | None = None
+    loss_type: Annotated[
+        tuple[DpoLoss, ...],
+        Strict(False),
+        BeforeValidator(_several),
+        Field(min_length=1, validate_default=True),
+    ] = ("sigmoid",)
+    loss_weights: Annotated[tuple[PositiveFloat, ...], Strict(False)] | None = None
+
+    @field_validator("loss_type")
+    @classmethod
+    def _settings_that_the_losses_take(cls, losses: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        # TRL refuses these only after the model is loaded.
+        if "exo_pair" in losses and info.data.get("label_smoothing") == 0:
+            raise ValueError("exo_pair needs a label_smoothing above 0; its paper takes 1e-3")
+        if (others := set(losses) - _OF_DIFFERENCES) and info.data.get("f_divergence_type") != "reverse_kl":
+            raise ValueError(f"{min(others)} knows no f_divergence_type but reverse_kl")
+        if info.data.get("use_weighting") and (sorting := {"aot", "aot_unpaired"} & set(losses)):
+            raise ValueError(f"{min(sorting)} sorts its samples, so use_weighting has no meaning for it")
+        return losses
+
+    @field_validator("loss_weights")
+    @classmethod
+    def _one_weight_for_each_loss(
+        cls, weights: tuple[float, ...] | None, info: ValidationInfo
+    ) -> tuple[float, ...] | None:
+        losses = info.data.get("loss_type")
+        if weights is not None and losses and len(weights) != len(losses):
+            raise ValueError(f"{len(weights)} weights for {len(losses)} losses; write one for each of {losses}")
+        return weights
 
 
 class Orpo(Block):
@@ -50,7 +97,7 @@ class Orpo(Block):
 
 
 class Kto(Block):
-    """Kahneman-Tversky optimization on single answers marked good or bad."""
+    """Kahneman-Tversky optimization on single answers marked good or bad; the weights are those of the two sorts."""
 
     type: Literal["kto"]
     beta: PositiveFloat = 0.1
@@ -58,13 +105,20 @@ class Kto(Block):
     desirable_weight: PositiveFloat = 1.0
     undesirable_weight: PositiveFloat = 1.0
     precompute_ref_log_probs: bool = False
+    precompute_ref_batch_size: PositiveInt | None = None
 
 
 class Reward(Block):
-    """A model that scores answers, from pairs (Bradley-Terry)."""
+    """A model that scores answers, from pairs (Bradley-Terry); the coefficient pulls the scores to a mean of zero."""
 
     type: Literal["reward"]
     center_rewards_coefficient: PositiveFloat | None = None
 
 
-Objective = Annotated[Sft | Pretrain | Dpo | Orpo | Kto | Reward, Field(discriminator="type")]
+_Blocks = Sft | Pretrain | Dpo | Orpo | Kto | Reward
+Objective = Annotated[_Blocks, Field(discriminator="type")]
+
+
+def objectives_with(setting: str) -> tuple[str, ...]:
+    """Return the types of the objectives that have a setting."""
+    return tuple(block.__name__.lower() for block in get_args(_Blocks) if setting in block.model_fields)

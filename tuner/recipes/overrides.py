@@ -22,12 +22,13 @@ _SPECIALS = {"nan", "inf", "+inf", "-inf", "infinity", "-infinity"}
 
 
 def schema_keys() -> dict[Keys, Any]:
-    """Return every key of the schema, by path, with its annotation."""
+    """Return every key of the schema, by path, with its annotation; where blocks exclude each other, that of any."""
     found: dict[Keys, Any] = {}
 
     def walk(block: type[BaseModel], prefix: Keys) -> None:
         for name, info in block.model_fields.items():
-            found[(*prefix, name)] = info.annotation
+            keys = (*prefix, name)
+            found[keys] = Union[found[keys], info.annotation] if keys in found else info.annotation  # noqa: UP007
             for inner in _blocks(info.annotation):
                 walk(inner, (*prefix, name))
 
@@ -78,7 +79,7 @@ def _convert(text: str, annotation: Any, where: str) -> Any:
     if str in options:
         return _text_or_container(text, options, where) if _containers(options) else text
     if any(get_origin(option) is Literal and isinstance(get_args(option)[0], str) for option in options):
-        return text.strip()
+        return _text_or_container(text.strip(), options, where) if _containers(options) else text.strip()
     if word in _SPECIALS:
         raise RecipeError(f"{text.strip()!r} is not a finite number", where=where, fix="Write a number such as 2e-4.")
     value = _TRUTHS[word] if word in _TRUTHS else _data(text, where)
@@ -102,7 +103,8 @@ def _data(text: str, where: str) -> Any:
 
 
 def _holds_words(options: Iterable[Any]) -> bool:
-    return any(get_args(option)[0] is str for option in _containers(options) if get_origin(option) is not dict)
+    inner = [get_args(option)[0] for option in _containers(options) if get_origin(option) is not dict]
+    return any(kind is str or get_origin(kind) is Literal for kind in inner)
 
 
 def _containers(options: Iterable[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import re
 from pathlib import Path
 
@@ -10,12 +11,24 @@ from tuner.errors import DataError, ModelError
 from tuner.recipes import catalog
 from tuner.recipes.schema import RecipeConfig
 
+URL = "hf://"
+"""What the path of a file on the hub begins with."""
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt", ".safetensors")
+_RELATIVES = {
+    "Qwen/Qwen-": "qwen1_5_7b_chat",
+    "THUDM/chatglm": "glm4_9b_chat_hf",
+    "deepseek-ai/deepseek-moe": "deepseek_v2_lite",
+    "openbmb/MiniCPM-": "minicpm3_4b",
+}
+"""Parts whose architecture transformers has, by what the hub ids begin with whose architecture it has not."""
+_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".bz2", ".safetensors")
 
 
 def local(path: str) -> Path | None:
-    """Return the local path that `path` means, whether it exists or not, or None for an id on the hub."""
+    """Return the local path that `path` means, whether it exists or not, or None for an id or a file on the hub."""
+    if path.startswith(URL):
+        return None
     if path.startswith(catalog.ASSET):
         return Path(catalog.asset(path))
     found = expanded(path)
@@ -39,15 +52,26 @@ def exists(path: Path) -> bool:
         return False
 
 
+def matching(path: Path) -> list[Path]:
+    """Return what is at `path`, or else, in their order, the files that it means as a pattern: data/**/*.jsonl."""
+    if exists(path):
+        return [path]
+    # Path.glob cannot start from an absolute pattern.
+    found = glob.glob(str(path), recursive=True) if glob.has_magic(str(path)) else []  # noqa: PTH207
+    return sorted(file for file in map(Path, found) if file.is_file())
+
+
 def check_model(config: RecipeConfig) -> None:
-    """Check that the model's path is set and, where it is local, holds a model.
+    """Check that the model's path is set, that transformers has its architecture, and that a local path holds a model.
 
     Raises:
-        ModelError: no path, nothing there, or no config.json in it.
+        ModelError: no path, only code that the recipe does not trust, nothing there, or no config.json in it.
     """
     path = config.model.path
     if not path:
         raise ModelError("no model is named", where="model.path", fix="Give one: --model PATH or a hub id.")
+    if config.model.remote_code and not config.model.trust_remote_code:
+        raise _only_remote_code(path)
     folder = local(path)
     if folder is None:
         return
@@ -59,6 +83,17 @@ def check_model(config: RecipeConfig) -> None:
         raise ModelError(f"{path!r} holds no config.json", where="model.path", fix="Name a folder of save_pretrained.")
 
 
+def _only_remote_code(path: str) -> ModelError:
+    relative = next((part for prefix, part in _RELATIVES.items() if path.startswith(prefix)), None)
+    instead = f" Or take a relative that needs none: {relative}." if relative else ""
+    trust = "--set model.revision=<40-digit commit> --set model.trust_remote_code=True"
+    return ModelError(
+        f"transformers has no architecture for {path!r}: it comes with code of its own, which is not run unasked",
+        where="model.path",
+        fix=f"Read that code at one commit, then add: {trust}.{instead}",
+    )
+
+
 def check_data(config: RecipeConfig) -> None:
     """Check that every data set's path is set and, where it is local, there and not empty.
 
@@ -67,21 +102,25 @@ def check_data(config: RecipeConfig) -> None:
     """
     for key in ("train_dataloader", "val_dataloader"):
         loader = getattr(config, key)
-        if loader is not None:
-            _check_dataset(loader.dataset.path, f"{key}.dataset.path")
+        if loader is None:
+            continue
+        if not loader.dataset.mixture:
+            _check_path(loader.dataset.path, f"{key}.dataset.path")
+        for number, share in enumerate(loader.dataset.mixture or ()):
+            _check_path(share.path, f"{key}.dataset.mixture[{number}].path")
 
 
-def _check_dataset(path: str | None, where: str) -> None:
+def _check_path(path: str | None, where: str) -> None:
     if not path:
         raise DataError("no data set is named", where=where, fix="Give one: --data FILE.")
-    file = local(path)
-    if file is None:
+    place = local(path)
+    if place is None:
         return
-    if not exists(file):
-        raise DataError(f"the data {path!r} does not exist", where=where, fix=_nearby(file))
-    if file.is_file() and file.stat().st_size == 0:
+    if not matching(place):
+        raise DataError(f"the data {path!r} does not exist", where=where, fix=_nearby(place))
+    if place.is_file() and place.stat().st_size == 0:
         raise DataError(f"the data file {path!r} is empty", where=where, fix="Write at least one row into it.")
-    if file.is_dir() and not any(file.iterdir()):
+    if place.is_dir() and not any(place.iterdir()):
         raise DataError(f"the data folder {path!r} is empty", where=where, fix="Put a data file into it.")
 
 

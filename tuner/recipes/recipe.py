@@ -1,6 +1,6 @@
 """A recipe: layers of values laid over each other, every value with where it came from and what it beat.
 
-Order, later wins: base, model, objective, method, dataset, epochs, recipe files, overrides. It starts nothing.
+Order, later wins: base, model, method, objective, dataset, epochs, recipe files, overrides. It starts nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import RecipeError, did_you_mean
-from tuner.recipes import catalog, paths
-from tuner.recipes.architecture import read_facts
+from tuner.recipes import catalog, mixture, paths, suit
+from tuner.recipes.config_json import read_facts
 from tuner.recipes.explain import key_hint, short, validate
 from tuner.recipes.flatten import flatten
 from tuner.recipes.layers import Layer, Merged, leaves
@@ -23,8 +23,6 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.source import Keys, Source, is_writable, read_file, read_text
 
 _MAX_BASES = 8
-_OF_ONE_DATA_SET = ("name", "format", "columns", "system", "mixture", "max_rows")
-"""Keys of a dataset block that say nothing of another data set."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,7 @@ class Recipe:
     name: str
     config: RecipeConfig
     origins: dict[str, Origin]
+    warnings: tuple[str, ...] = ()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -76,9 +75,12 @@ def load(name: str, overrides: Overrides | None = None, *, allow_code: bool = Fa
         merged.lay(layer)
         _derive_architecture(merged)  # before the next override: it may change one of the new model's facts
     _derive_architecture(merged)
+    mixture.settle(merged)
+    suit.settle(merged)
     config = validate(merged)
     merged.origins = {key: merged.origins.get(key, Origin("default")) for key, _ in leaves(config.model_dump())}
-    return Recipe(Path(name).stem if _is_path(name) else name, config, merged.origins)
+    name = Path(name).stem if _is_path(name) else name
+    return Recipe(name, config, merged.origins, tuple(merged.warnings))
 
 
 def anchored(recipe: Recipe, deepspeed: str | dict[str, Any]) -> Recipe:
@@ -88,15 +90,16 @@ def anchored(recipe: Recipe, deepspeed: str | dict[str, Any]) -> Recipe:
     _anchor(config["model"], "path")
     if str(config["model"]["chat_template"]).endswith(".jinja"):
         _anchor(config["model"], "chat_template")
-    for key in ("train_dataloader", "val_dataloader"):
+    for key in mixture.LOADERS:
         if config[key]:
-            _anchor(config[key]["dataset"], "path")
+            for rows in (config[key]["dataset"], *(config[key]["dataset"]["mixture"] or ())):
+                _anchor(rows, "path")
     return Recipe(recipe.name, RecipeConfig.model_validate(config), recipe.origins)
 
 
 def _anchor(block: dict[str, Any], key: str) -> None:
     path = block[key]
-    if path and paths.exists(paths.expanded(path)):
+    if path and paths.matching(paths.expanded(path)):
         block[key] = str(paths.expanded(path).absolute())
 
 
@@ -117,29 +120,24 @@ def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
         yield from _named_layers(name)
 
 
-def _named_layers(name: str, skip: str | None = None) -> Iterator[Layer]:
-    stem, epochs = catalog.with_epochs(name)
-    for candidate in (name, stem):
-        if candidate in catalog.names("recipes") and candidate != skip:
-            yield from _catalog_recipe(candidate)
-            if candidate != name:
-                yield _epochs(name, epochs)
-            return
-    parts = catalog.parse(name)
-    for path in parts.files():
-        yield _layer(read_file(path, str(path.relative_to(catalog.PACKAGE))))
-    yield _epochs(name, parts.epochs)
+def _named_layers(name: str, hidden: str | None = None) -> Iterator[Layer]:
+    reading = catalog.read(name, hidden)
+    if isinstance(reading.base, str):
+        yield from _catalog_recipe(reading.base)
+    else:
+        for path in reading.base.files():
+            yield _layer(read_file(path, str(path.relative_to(catalog.PACKAGE))))
+    if reading.epochs:
+        yield Layer({"train_cfg": {"max_epochs": reading.epochs}}, lambda _: f"name {name}")
+    for word in reversed(reading.words):
+        yield Layer(word.values, lambda _, text=word.text: f"{text} in name {name}", word.loses)  # type: ignore[misc]
 
 
 def _catalog_recipe(name: str) -> Iterator[Layer]:
     path = catalog.part_path("recipes", name)
     source = read_file(path, str(path.relative_to(catalog.PACKAGE)))
-    yield from _named_layers(str(source.values.get("_base_", "")), skip=name)
+    yield from _named_layers(str(source.values.get("_base_", "")), hidden=name)
     yield _layer(source)
-
-
-def _epochs(name: str, epochs: int | None) -> Layer:
-    return Layer({"train_cfg": {"max_epochs": epochs}}, lambda _: f"name {name}")
 
 
 def _file_layers(path: Path, shown: str, allow_code: bool, depth: int = 0) -> Iterator[Layer]:
@@ -203,10 +201,11 @@ def _layer(source: Source) -> Layer:
 
 def _override_layers(overrides: Overrides, merged: Merged) -> Iterator[Layer]:
     if overrides.model is not None:
-        values: dict[str, Any] = {"model": {"path": overrides.model, "revision": None}}
+        values: dict[str, Any] = {"model": {"path": overrides.model, "revision": None, "remote_code": False}}
         yield Layer(values, lambda _: f"--model {overrides.model}")
     if overrides.data is not None:
-        dataset = {**{key: None for key in _OF_ONE_DATA_SET}, "path": overrides.data, "split": "train"}
+        others = (*mixture.OF_ONE_DATA_SET, "mixture", "max_rows")
+        dataset = {**dict.fromkeys(others), "path": overrides.data, "split": "train"}
         values = {"train_dataloader": {"dataset": dataset}, "val_dataloader": None}
         yield Layer(values, lambda _: f"--data {overrides.data}")
     if overrides.seed is not None:

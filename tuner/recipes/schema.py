@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict, ValidationInfo, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, Strict, ValidationInfo, field_validator, model_serializer
 
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.block import Block, Fraction, Names, PositiveFloat, PositiveInt
-from tuner.recipes.objective import Objective
+from tuner.recipes.objective import Kto, Objective
 
 
 class Model(Block):
@@ -68,6 +68,10 @@ class Share(Rows):
     """One data set of a mixture; weight 0.5 takes every second row of it, 2 takes each row twice."""
 
     weight: PositiveFloat = 1.0
+
+    @model_serializer(mode="wrap")
+    def _as_it_is_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if key in self.model_fields_set}
 
 
 class Dataset(Rows):
@@ -180,6 +184,16 @@ class RecipeConfig(Block):
         if info.data.get("quantization") and not adapter:
             raise ValueError("quantized weights cannot be trained; set adapter too, or quantization=None")
         return adapter
+
+    @field_validator("train_dataloader", "val_dataloader")
+    @classmethod
+    def _kto_needs_other_answers_in_the_batch(
+        cls, loader: Dataloader | None, info: ValidationInfo
+    ) -> Dataloader | None:
+        objective = info.data.get("objective")
+        if loader and isinstance(objective, Kto) and objective.loss_type == "kto" and loader.batch_size < 2:
+            raise ValueError("batch_size must be 2 or more for kto, which sets an answer against others of its batch")
+        return loader
 
     @field_validator("train_cfg")
     @classmethod

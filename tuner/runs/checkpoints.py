@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import RunDirectoryError
-from tuner.files import sha256, write_json
+from tuner.files import disk_errors, sha256, write_json
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -105,6 +105,12 @@ def prune(folder: Path, keep: int) -> None:
         # Without its manifest it is no checkpoint any more, so a kill in the middle leaves nothing that looks whole.
         (path / MANIFEST).unlink()
         shutil.rmtree(path)
+
+
+def set_aside(folder: Path, name: str) -> None:
+    """Rename a run's checkpoints to `checkpoints of NAME`, where they are kept and nothing resumes from them."""
+    with disk_errors(folder):
+        folder.rename(folder.with_name(f"{folder.name} of {name}"))
 
 
 def _newest_first(folder: Path) -> list[tuple[int, Path]]:

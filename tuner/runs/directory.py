@@ -3,9 +3,9 @@
 recipe.py       the whole recipe; `tuner train RUN/recipe.py` runs it again
 deepspeed.json  the DeepSpeed config that training used, to the byte
 run.json        versions, command, hardware, seeds, and what the worker has to know beside the recipe
-status.json     running, done, failed or stopped, with the exit code
+status.json     running, done, failed or stopped, with the exit code and the diagnosis of a failure
 metrics.jsonl   one line for each logged step
-ranks/          N.json for a rank that ended badly, N.log for what ranks other than 0 print
+ranks/          N.log for all that a rank prints, N.json for one that ended badly, torchrun-NODE.log for its launcher
 checkpoints/    checkpoint-STEP, to resume from
 final/          the result, for transformers and peft
 """
@@ -81,10 +81,13 @@ class RunDirectory:
         """Write status.json; facts such as exit_code, step, message."""
         write_json(self.status, {"state": state, "pid": os.getpid(), **facts})
 
-    def report_failure(self, rank: int, exit_code: int, message: str) -> None:
-        """Leave word of how a rank ended, for the supervisor; torchrun turns every failure into 1."""
+    def report_failure(self, rank: int, exit_code: int, message: str, **facts: Any) -> None:
+        """Leave word of how a rank ended, for the supervisor; torchrun turns every failure into 1.
+
+        Facts are `cause` (a TunerError's code) and `step` (the optimizer step at work, from 1), where there are any.
+        """
         self.ranks.mkdir(exist_ok=True)
-        write_json(self.ranks / f"{rank}.json", {"rank": rank, "exit_code": exit_code, "message": message})
+        write_json(self.ranks / f"{rank}.json", {"rank": rank, "exit_code": exit_code, "message": message, **facts})
 
     def failures(self) -> list[dict[str, Any]]:
         """Return what ranks reported, the earliest report first."""

@@ -9,17 +9,14 @@ from pathlib import Path
 from tuner.machine.topology import Rank
 from tuner.runs.directory import RunDirectory
 from tuner.worker.guard import Guard
-from tuner.worker.quiet import hush, send_output_to
+from tuner.worker.quiet import hush
 
 
 def main() -> None:
     run, rank = RunDirectory(Path(sys.argv[1])), Rank.of(os.environ)
     guard = Guard(run, rank)
     guard.install()
-    if rank.rank != 0:
-        send_output_to(run.ranks / f"{rank.rank}.log")
-    elif rank.supervised:
-        os.dup2(1, 2)  # stderr is torchrun's log; what rank 0 has to say goes to the user
+    guard.take_output()
     hush()
     guard.finish(lambda: _train(run, rank, guard))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
@@ -29,6 +29,9 @@ class Stop(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.guard.can_stop_at_a_step = True
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.guard.step = state.global_step + 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         flag = torch.tensor(int(self.guard.stop_requested), device=self.device)
@@ -93,7 +96,7 @@ class Metrics(TrainerCallback):  # type: ignore[misc]
         self.tokens, self.since = 0.0, time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.since = time.monotonic()
+        self.since, self.tokens = time.monotonic(), float(state.num_input_tokens_seen)
         if self.show:
             self.show.start(state.max_steps, state.global_step)
 
@@ -109,7 +112,8 @@ class Metrics(TrainerCallback):  # type: ignore[misc]
         if dist.get_rank() != 0 or not {"loss", "eval_loss"} & logs.keys():
             return
         if "loss" in logs:
-            logs["tokens_per_second"] = self._speed(float(logs.get("num_tokens", 0.0)))
+            # TRL's trainers count in this session, but for the one that leaves it to transformers, which counts in all.
+            logs["tokens_per_second"] = self._speed(float(logs.get("num_tokens", state.num_input_tokens_seen)))
         self.run.log_metrics({"step": state.global_step, **_finite(logs)})
         if self.show:
             self.show.log(state.global_step, state.max_steps, logs)
@@ -133,15 +137,23 @@ def _finite(logs: Logs) -> Logs:
     }
 
 
-class Bar:
-    """A bar with loss, learning rate, tokens/s and time left on a terminal; plain lines elsewhere."""
+def _margin(logs: Logs, prefix: str = "") -> str:
+    """Return by how much chosen answers are scored above rejected ones, where an objective says it."""
+    found = [logs[key] for key in (f"{prefix}rewards/margins", f"{prefix}margin") if key in logs]
+    return f"  margin {found[0]:.3f}" if found else ""
 
-    def __init__(self) -> None:
-        self.is_terminal = sys.stdout.isatty()
+
+class Bar:
+    """A bar with loss, learning rate, tokens/s and time left on a terminal; plain lines in the log without one."""
+
+    def __init__(self, terminal: TextIO | None) -> None:
+        self.is_terminal = terminal is not None
         self.text = ""
         self.progress = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(None), TextColumn("{task.fields[text]}"),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), expand=True,
+            # What others print stays in the log, from where it is shown above the bar.
+            console=Console(file=terminal), redirect_stdout=False, redirect_stderr=False,
         )  # fmt: skip
 
     def start(self, total: int, done: int) -> None:
@@ -157,12 +169,14 @@ class Bar:
     def log(self, step: int, total: int, logs: Logs) -> None:
         if "loss" in logs:
             speed, rate = logs["tokens_per_second"], logs.get("learning_rate", 0.0)
-            self.text = f"loss {logs['loss']:.4f}  lr {rate:.2e}  {speed:,.0f} tokens/s"
-        text = f"validation loss {logs['eval_loss']:.4f}" if "eval_loss" in logs else self.text
+            self.text = f"loss {logs['loss']:.4f}{_margin(logs)}  lr {rate:.2e}  {speed:,.0f} tokens/s"
+        text = self.text
+        if "eval_loss" in logs:
+            text = f"validation loss {logs['eval_loss']:.4f}{_margin(logs, 'eval_')}"
         if self.is_terminal:
             self.progress.update(self.task, text=self.text)
             if "eval_loss" in logs:
-                self.progress.console.print(text)
+                print(text, flush=True)
         else:
             left = (time.monotonic() - self.began) / max(step - self.first, 1) * (total - step)
             print(f"step {step}/{total}  {text}  {left:.0f} s left", flush=True)

@@ -5,7 +5,8 @@ It knows nothing of training; `train` asks it at each step's end whether to stop
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import faulthandler
 import os
 import signal
 import socket
@@ -13,13 +14,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from dataclasses import replace
+from typing import Any, NoReturn, TextIO
 
-from tuner.errors import Stopped, TunerError
+from tuner.errors import DiskError, Stopped, TunerError
+from tuner.machine.kernel import die_with_parent
 from tuner.machine.topology import Rank
+from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
+from tuner.runs.evidence import gather
+from tuner.runs.follow import Follower
+from tuner.worker.output import send_to
 
-_PR_SET_PDEATHSIG = 1
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -28,17 +34,20 @@ class Guard:
 
     def __init__(self, run: RunDirectory, rank: Rank) -> None:
         self.run, self.rank = run, rank
-        self.terminal = os.dup(2)
-        """Where a rank that nobody supervises says why it ends, wherever its output goes later."""
         self.stop_requested = False
         self.can_stop_at_a_step = False
         """True while training: before it there is no step to finish, and a signal ends the rank at once."""
+        self.step: int | None = None
+        """The optimizer step at work, from 1; None before the first."""
+        self.terminal: TextIO | None = None
+        """Rank 0's terminal, where it has one: a progress bar goes there and not into the log."""
+        self._shown, self._told = os.dup(1), os.dup(2)
+        self._follower: Follower | None = None
 
     def install(self) -> None:
         """Listen for stop signals in a thread of their own: Python's handlers wait while a collective blocks."""
         if self.rank.supervised:
-            # A killed torchrun cannot end its ranks; the kernel tells them.
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            die_with_parent()  # a killed torchrun cannot end its ranks
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         for number in _STOPS:
@@ -46,6 +55,19 @@ class Guard:
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         self._sockets = (reader, writer)
         threading.Thread(target=self._listen, args=(reader,), daemon=True, name="stop-signals").start()
+
+    def take_output(self) -> None:
+        """Send all that this rank prints into its log; what rank 0 prints is shown too, here or by its supervisor."""
+        log = self.run.ranks / f"{self.rank.rank}.log"
+        terminal = send_to(log)
+        if self.rank.rank == 0:
+            self.terminal = terminal
+            if not self.rank.supervised:
+                self._follower = Follower(log, self._shown, self._has_failed)
+                self._follower.start()
+
+    def _has_failed(self) -> bool:
+        return bool(self.run.failures())
 
     def _listen(self, reader: socket.socket) -> None:
         while True:
@@ -55,7 +77,9 @@ class Guard:
 
     def _request(self, number: int) -> None:
         # After a failed rank torchrun sends SIGTERM to the others, which may wait for it in a collective for ever.
-        peer_failed = bool(self.run.failures())
+        peer_failed = self._has_failed()
+        if peer_failed:
+            faulthandler.dump_traceback()  # into the log: of ranks that waited in vain it tells who lagged
         if self.stop_requested or peer_failed or not self.can_stop_at_a_step:
             self._leave(128 + number)
         self.stop_requested = True
@@ -64,23 +88,45 @@ class Guard:
         """Do the work and end this process with the right exit code, reporting what went wrong."""
         try:
             work()
-        except TunerError as error:
-            self._fail(error.exit_code, str(error))
-        except BaseException:
-            self._fail(1, traceback.format_exc())
+        except BaseException as error:
+            self._fail(error)
         self._teardown()
         self._leave(0)
 
-    def _fail(self, exit_code: int, message: str) -> NoReturn:
-        is_first = not self.run.failures()  # what ranks say after the first one is mostly that they lost it
-        self.run.report_failure(self.rank.rank, exit_code, message)
+    def _fail(self, error: BaseException) -> NoReturn:
+        is_first = not self._has_failed()  # what ranks say after the first one is mostly that they lost it
+        report = self._report(error)
+        with contextlib.suppress(DiskError):  # a full disk must not hide what went wrong before
+            self.run.report_failure(**report)
+        print(report["message"], file=sys.stderr, flush=True)
+        exit_code = int(report["exit_code"])
         if not self.rank.supervised and is_first:
-            os.write(self.terminal, f"rank {self.rank.rank}: {message}\n".encode())
-            state: State = "stopped" if exit_code == Stopped.exit_code else "failed"
-            self.run.write_status(state, exit_code=exit_code, message=message)
+            exit_code = self._tell(report)
         if exit_code == Stopped.exit_code:  # every rank stops at the same step, so all can leave together
             self._teardown()
         self._leave(exit_code)
+
+    def _report(self, error: BaseException) -> dict[str, Any]:
+        report: dict[str, Any] = {"rank": self.rank.rank, "step": self.step}
+        if isinstance(error, TunerError):
+            return {**report, "exit_code": error.exit_code, "cause": error.code, "message": str(error)}
+        text = "".join(traceback.format_exception(error))
+        return {**report, "exit_code": TunerError.exit_code, "message": text}
+
+    def _tell(self, report: dict[str, Any]) -> int:
+        """Say why the run ends, where no supervisor does, and return its exit code."""
+        exit_code, message = int(report["exit_code"]), str(report["message"])
+        text, facts = f"rank {self.rank.rank}: {message}", {}
+        state: State = "stopped"
+        if exit_code != Stopped.exit_code:
+            evidence = gather(self.run)
+            found = diagnose(evidence if evidence.reports else replace(evidence, reports=[report]))
+            text, state, exit_code, message = found.text, "failed", found.exit_code, found.message
+            facts = {"diagnosis": found.to_json()}
+        with contextlib.suppress(OSError, DiskError):
+            os.write(self._told, f"{text}\n".encode())
+            self.run.write_status(state, exit_code=exit_code, message=message, **facts)
+        return exit_code
 
     @staticmethod
     def _teardown() -> None:
@@ -89,13 +135,12 @@ class Guard:
         if dist.is_initialized():
             dist.barrier()
 
-    @staticmethod
-    def _leave(exit_code: int) -> NoReturn:
+    def _leave(self, exit_code: int) -> NoReturn:
         # torch 2.13's gloo aborts in its destructors after success in up to half of the runs: skip them.
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
-                try:
+                with contextlib.suppress(OSError):
                     stream.flush()
-                except OSError:
-                    continue
+        if self._follower:
+            self._follower.stop()
         os._exit(exit_code)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from pathlib import Path
 
 _NOISY = (
     "deepspeed",
@@ -34,11 +33,3 @@ def hush() -> None:
     warnings.filterwarnings("ignore")
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def send_output_to(path: Path) -> None:
-    """Append everything this process and its children print to a file: rank 0 alone speaks to the terminal."""
-    path.parent.mkdir(exist_ok=True)
-    with path.open("ab") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)

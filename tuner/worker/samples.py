@@ -10,7 +10,7 @@ import json
 import re
 import textwrap
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -20,27 +20,24 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from tuner.files import write_text
-from tuner.recipes import paths
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
-from tuner.worker.data import formats, rows
-from tuner.worker.data.prepare import DatasetSettings
+from tuner.worker.data import mixture
+from tuner.worker.data.prepare import located
+from tuner.worker.data.reading import Tally, formats_of, samples
+from tuner.worker.data.sample import Chat, Feedback, Message, Pair, Sample
 
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160
 
 
-def located(dataset: Dataset) -> DatasetSettings:
-    """Return the block with its path resolved: a file of the package or of this machine, or an id on the hub."""
-    assert dataset.path is not None, "checked before the ranks start"
-    found = dataset.model_copy(update={"path": str(paths.local(dataset.path) or dataset.path)})
-    return cast(DatasetSettings, found)
-
-
 def show_samples(config: RecipeConfig, run: RunDirectory) -> None:
     """Print `log.num_samples` validation prompts with right and given answers; keep them in samples.jsonl."""
     assert config.val_dataloader is not None
-    prompts = _prompts(config.val_dataloader.dataset, config.log.num_samples)
+    if config.objective.type == "reward":
+        print("log.num_samples is not used: a model that scores gives no answers.", flush=True)
+        return
+    prompts = _prompts(config.val_dataloader.dataset, config.log.num_samples, config.objective.type)
     answers = _answers(run.final, [messages[:-1] for messages in prompts])
     table = Table("prompt", "right answer", "the model's answer", "", title="Validation prompts", title_justify="left")
     lines, num_right = [], 0
@@ -58,15 +55,23 @@ def show_samples(config: RecipeConfig, run: RunDirectory) -> None:
     print(f"{num_right} of {len(prompts)} right.", flush=True)
 
 
-def _prompts(dataset: Dataset, count: int) -> list[list[dict[str, Any]]]:
-    """Return conversations that end in an assistant's turn, spread evenly over the split."""
-    block = located(dataset)
-    source = rows.find(block.path, block.name, block.split, None)
-    placed = list(itertools.islice(source.read(), 100_000))
-    name = dataset.format or formats.detect([row for _, row in placed[:8]], block.path)
-    chats = [chat for place, row in placed if isinstance(chat := formats.read(name, row, place), formats.Chat)]
+def _prompts(dataset: Dataset, count: int, objective: str) -> list[list[Message]]:
+    """Return conversations that end in a right answer, spread evenly over the split."""
+    opened = mixture.open(located(dataset))
+    stream = samples(opened, formats_of(opened, objective), objective, Tally([0] * len(opened.sets)))
+    chats = [chat for _, sample in itertools.islice(stream, 100_000) if (chat := _right(sample))]
     step = max(1, len(chats) // max(count, 1))
-    return [chat.messages for chat in chats[::step][:count]]
+    return chats[::step][:count]
+
+
+def _right(sample: Sample) -> list[Message] | None:
+    """Return a conversation with a right answer at its end, or None for what is none."""
+    match sample:
+        case Chat(messages=messages):
+            return messages
+        case Pair(prompt=prompt, chosen=answer) | Feedback(prompt=prompt, completion=answer, label=True):
+            return [*prompt, *answer]
+    return None
 
 
 def _answers(folder: Path, prompts: list[list[dict[str, Any]]]) -> list[str]:

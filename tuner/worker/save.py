@@ -11,6 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from peft import PeftModel
 
+from tuner.worker.data.templates import answers_end, plain
+
 
 def save_result(trainer: Any, tokenizer: Any, folder: Path) -> None:
     """Write weights (or adapter), tokenizer with its chat template, and generation config; every rank takes part."""
@@ -19,10 +21,21 @@ def save_result(trainer: Any, tokenizer: Any, folder: Path) -> None:
     if dist.get_rank() == 0:
         # Not Trainer.save_model: it adds training_args.bin, a pickle, to what a user will publish.
         model.save_pretrained(folder, state_dict=state)
+        if isinstance(tokenizer.chat_template, str):
+            tokenizer.chat_template = plain(tokenizer.chat_template)
         tokenizer.save_pretrained(folder)
-        if model.generation_config is not None:
-            model.generation_config.save_pretrained(folder)
+        if generation := getattr(model, "generation_config", None):  # a model that scores has none
+            _stop_where_answers_end(generation, tokenizer)
+            generation.save_pretrained(folder)
     dist.barrier()
+
+
+def _stop_where_answers_end(generation: Any, tokenizer: Any) -> None:
+    # A base model's own end is that of a document: it would go on after the <|im_end|> that it has learned to write.
+    known, end = generation.eos_token_id, answers_end(tokenizer)
+    ends = list(known) if isinstance(known, list) else [known] if known is not None else []
+    if end is not None and end not in ends:
+        generation.eos_token_id = [*ends, end]
 
 
 def _gathered(engine: Any, model: Any) -> dict[str, Any] | None:

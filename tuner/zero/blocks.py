@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from tuner.recipes.schema import OptimizerType
+from tuner.zero.choice import AUTO
 from tuner.zero.findings import lookup
 
-AUTO = "auto"
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 _MODES = ("torch_adam", "adam_w_mode", "fused", "foreach", "set_grad_none")
 """How an optimizer is computed: nothing that a recipe would say."""

@@ -16,7 +16,7 @@ from tuner.zero.fields import Field, Misfit, fit, schema
 from tuner.zero.findings import Findings, named
 from tuner.zero.jsonfile import Document, Keys
 
-__all__ = ["Checked", "check", "check_device"]
+__all__ = ["Checked", "check", "check_device", "inspect"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,13 @@ def check(document: Document) -> Checked:
         DeepSpeedConfigError: one or more problems, all told in one error: an unknown key, a wrong type or value, a
             removed feature that is on, an "auto" that nothing resolves, keys that contradict each other.
     """
+    checked, findings = inspect(document)
+    findings.raise_problems()
+    return checked
+
+
+def inspect(document: Document) -> tuple[Checked, Findings]:
+    """Check a whole config and refuse nothing: the value is of use where the findings hold no problem."""
     findings = Findings(document)
     value = copy.deepcopy(document.value)
     obsolete.drop(value, findings)
@@ -48,8 +55,7 @@ def check(document: Document) -> Checked:
     conflicts.check_optimizer(cleaned, findings, _block)
     conflicts.check_scheduler(cleaned, findings, _block)
     conflicts.check_rules(cleaned, findings)
-    findings.raise_problems()
-    return Checked(cleaned, tuple(findings.warnings))
+    return Checked(cleaned, tuple(findings.lines(findings.warnings))), findings
 
 
 def _block(block: dict[str, Any], keys: Keys, field: Field, findings: Findings, path: str = "") -> dict[str, Any]:
@@ -73,18 +79,19 @@ def _block(block: dict[str, Any], keys: Keys, field: Field, findings: Findings, 
         else:
             if field["keys"].get(written, {}).get("deprecated"):
                 findings.warn(at, f"{written} is deprecated in DeepSpeed", f"Write {name}.")
-            _entry(result, f"{path}{name}", value, at, field, findings)
+            known = field["keys"][name]
+            _entry(result, name, f"{path}{name}", value, at, known, field["parsed"], findings)
     return result
 
 
-def _entry(result: dict[str, Any], path: str, value: Any, at: Keys, block: Field, findings: Findings) -> None:
-    name = path.rpartition(".")[2]
-    field = block["keys"][name]
+def _entry(
+    result: dict[str, Any], name: str, path: str, value: Any, at: Keys, field: Field, parsed: str, findings: Findings
+) -> None:
     if isinstance(value, dict) and "object" in field["type"]:
         result[name] = _block(value, at, field, findings, f"{path}.")
         return
     try:
-        result[name] = fit(value, field, path, block["parsed"])
+        result[name] = fit(value, field, path, parsed)
     except Misfit as misfit:
         fix = _as_block(at, field) if isinstance(value, bool | int) and "keys" in field else misfit.fix
         findings.problem(at, f"{named(at, value)} {misfit.what}", fix)

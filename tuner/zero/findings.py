@@ -13,6 +13,8 @@ from tuner.errors import DeepSpeedConfigError
 from tuner.zero.jsonfile import Document, Keys
 
 _MAX_SHOWN = 60
+Found = tuple[Keys, str, str]
+"""The key, what is wrong with it, and what to do: an imperative sentence, a question, or nothing."""
 
 
 @dataclass
@@ -20,16 +22,24 @@ class Findings:
     """Problems and warnings of one document, collected so that a user sees all of them at once."""
 
     document: Document
-    warnings: list[str] = field(default_factory=list)
-    problems: list[tuple[Keys, str, str]] = field(default_factory=list)
+    warnings: list[Found] = field(default_factory=list)
+    problems: list[Found] = field(default_factory=list)
 
     def warn(self, keys: Keys, what: str, fix: str = "") -> None:
         """Add a warning about the key at `keys`."""
-        self.warnings.append(self._line(keys, what, fix))
+        self.warnings.append((keys, what, fix))
 
     def problem(self, keys: Keys, what: str, fix: str = "") -> None:
-        """Add a problem with the key at `keys`; `fix` is an imperative sentence or a question."""
+        """Add a problem with the key at `keys`."""
         self.problems.append((keys, what, fix))
+
+    def lines(self, found: list[Found]) -> list[str]:
+        """Return problems or warnings as messages, in the order of the file."""
+        return [self._line(*one) for one in self.in_order(found)]
+
+    def in_order(self, found: list[Found]) -> list[Found]:
+        """Return problems or warnings in the order of the file."""
+        return sorted(found, key=self._place)
 
     def raise_problems(self) -> None:
         """Raise all problems as one error, in the order of the file.
@@ -39,11 +49,11 @@ class Findings:
         """
         if not self.problems:
             return
-        (keys, what, fix), *others = sorted(self.problems, key=self._place)
-        lines = [fix or "Remove it.", *(self._line(*other) for other in others)]
+        (keys, what, fix), *others = self.in_order(self.problems)
+        lines = [fix or "Remove it.", *self.lines(others)]
         raise DeepSpeedConfigError(what, where=self.document.where(keys), fix="\n".join(lines))
 
-    def _place(self, problem: tuple[Keys, str, str]) -> tuple[int, int]:
+    def _place(self, problem: Found) -> tuple[int, int]:
         keys = problem[0]
         while keys and keys not in self.document.positions:
             keys = keys[:-1]

@@ -46,20 +46,24 @@ class Document:
         value: The config; numbers are as written, so 5e8 is a float.
         name: The path as the user gave it, or what the value is called in messages.
         positions: Line and column, both from 1, of each key of an object, by its full path.
+        sources: Where each leaf of a value that comes from no file of its own was written, such as 'mine.py:4'.
     """
 
     value: dict[str, Any]
     name: str
     positions: dict[Keys, tuple[int, int]] = field(default_factory=dict)
+    sources: dict[Keys, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, value: dict[str, Any], name: str) -> Self:
+    def of(cls, value: dict[str, Any], name: str, sources: dict[Keys, str] | None = None) -> Self:
         """Return a document for a value that comes from no file."""
-        return cls(value, name)
+        return cls(value, name, sources=sources or {})
 
     def where(self, keys: Keys = ()) -> str:
         """Return `name:line:column` of the key or of the nearest key around it; `name` when there is none."""
         while keys:
+            if keys in self.sources:
+                return self.sources[keys]
             if keys in self.positions:
                 line, column = self.positions[keys]
                 return f"{self.name}:{line}:{column}"

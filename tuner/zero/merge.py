@@ -1,18 +1,15 @@
 """Preset or JSON + recipe + machine -> the final DeepSpeed config, each value with its origin and what it beat.
 
-Every key has one owner (DESIGN.md section 3). A final config holds no "auto". It opens the JSON and nothing else.
+Every key has one owner (DESIGN.md section 3). A final config holds no "auto". It opens no file.
 """
 
 from __future__ import annotations
 
-import copy
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from tuner.errors import DeepSpeedConfigError, MachineError, did_you_mean
+from tuner.errors import MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog
@@ -21,12 +18,14 @@ from tuner.recipes.recipe import Origin, Recipe
 from tuner.zero import blocks
 from tuner.zero.blocks import Wish
 from tuner.zero.check import check, check_device
+from tuner.zero.choice import AUTO as AUTO
+from tuner.zero.choice import NONE
+from tuner.zero.choice import open_config as open_config
+from tuner.zero.choice import preset_name as preset_name
 from tuner.zero.fields import schema
-from tuner.zero.jsonfile import Document, read
+from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
 
-NONE = "none"
-AUTO = blocks.AUTO
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 _DEEPSPEED_OPTIMIZERS = ("Lamb", "Lion")
 _UNKNOWN_HIDDEN_SIZE = {
@@ -56,47 +55,6 @@ class FinalConfig:
 
 def _is_catalog(name: str) -> bool:
     return name == NONE or name in {f"preset {preset}" for preset in catalog.presets()}
-
-
-def preset_name(text: str) -> str | None:
-    """Return the preset that `text` names in full ('deepspeed_zero2') or short ('zero2'), or None."""
-    for name in (text, f"deepspeed_{text}"):
-        if name in catalog.presets():
-            return name
-    return None
-
-
-def open_config(choice: str | dict[str, Any], where: str) -> Document:
-    """Return the JSON that `--deepspeed` or the recipe chose.
-
-    Args:
-        choice: A preset's name, 'none', a path to a JSON, or a whole config as a dict.
-        where: The flag or key that holds it, for messages.
-
-    Raises:
-        DeepSpeedConfigError: no such preset or file, or a file that is not strict JSON with comments.
-    """
-    if isinstance(choice, dict):
-        return Document.of(copy.deepcopy(choice), where)
-    if choice == NONE:
-        return Document.of({"zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 0}}, "none")
-    preset = preset_name(choice)
-    if preset:
-        document = read(catalog.PRESETS / f"{preset}.json")
-        return Document.of(document.value, f"preset {preset}")
-    if choice.endswith(".json") or "/" in choice or os.path.exists(choice):  # noqa: PTH110 (no error for a long name)
-        return read(Path(choice))
-    raise _unknown_preset(choice, where)
-
-
-def _unknown_preset(choice: str, where: str) -> DeepSpeedConfigError:
-    if choice in catalog.names("recipes") or catalog.suggest(choice) == choice:
-        fix = f"{choice!r} is a recipe. Write: tuner train {choice} --deepspeed PRESET."
-        return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)
-    known = (*catalog.presets(), *(name.removeprefix("deepspeed_") for name in catalog.presets()), AUTO, NONE)
-    listed = ", ".join((*catalog.presets(), AUTO, NONE))
-    fix = f"{did_you_mean(choice, known)} Known: {listed}, or a path to a JSON.".strip()
-    return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)
 
 
 def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware) -> FinalConfig:

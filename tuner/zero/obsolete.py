@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tuner.zero.findings import Findings, lookup
+from tuner.zero.findings import Findings, lookup, named
 
 # removed: an error when on, dropped aloud when off. inert: dropped aloud, whatever it holds.
 Kind = Literal["removed", "inert"]
@@ -73,6 +73,7 @@ OBSOLETE: dict[tuple[str, ...], Obsolete] = {
     ),
     ("pipeline", "micro_batch_size"): Obsolete("inert", _NEVER, "The recipe's train_dataloader.batch_size decides."),
     ("seed",): Obsolete("inert", _NEVER, "The recipe's randomness.seed decides."),
+    ("aio", "thread_count"): Obsolete("inert", "is no longer read by DeepSpeed", "Write intra_op_parallelism."),
     ("comms_config",): Obsolete("inert", _NEVER, "Use comms_logger to log communication."),
     ("monitor_config",): Obsolete("inert", _NEVER, "Use tensorboard, wandb, csv_monitor or comet."),
     ("fp32_allreduce",): Obsolete(
@@ -83,14 +84,25 @@ OBSOLETE: dict[tuple[str, ...], Obsolete] = {
 
 def drop(value: dict[str, Any], findings: Findings) -> None:
     """Take obsolete keys out of `value`, each with a warning, or with a problem where one is switched on."""
+    _zero_as_a_block(value, findings)
     for keys, obsolete in OBSOLETE.items():
         block = lookup(value, keys[:-1])
         if isinstance(block, dict) and keys[-1] in block:
             setting = block.pop(keys[-1])
             harmless = obsolete.kind == "inert" or is_off(setting, obsolete.off)
             report: Callable[..., None] = findings.warn if harmless else findings.problem
-            dropped = " and was dropped" if harmless else ""
+            dropped = "; it was dropped" if harmless else ""
             report(keys, f"{'.'.join(keys)} {obsolete.why}{dropped}", obsolete.instead)
+
+
+def _zero_as_a_block(value: dict[str, Any], findings: Findings) -> None:
+    """Write out the oldest form of the ZeRO block, which DeepSpeed's first guide still shows."""
+    setting = value.get("zero_optimization")
+    if isinstance(setting, bool):
+        stage = int(setting)
+        what = f"{named(('zero_optimization',), setting)} is deprecated in DeepSpeed, which reads it as stage {stage}"
+        findings.warn(("zero_optimization",), what, f'Write "zero_optimization": {{"stage": {stage}}}.')
+        value["zero_optimization"] = {"stage": stage}
 
 
 def is_off(setting: Any, off: tuple[Any, ...] = ()) -> bool:

@@ -68,6 +68,10 @@ class Settings:
     format: str | None = None
     max_length: int = 64
     packing: bool = True
+    columns: dict[str, str] | None = None
+    system: str | None = None
+    mixture: None = None
+    max_rows: int | None = None
 
 
 @pytest.fixture(autouse=True)

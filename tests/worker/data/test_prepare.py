@@ -40,7 +40,7 @@ def segments(dataset: Any) -> list[list[int]]:
 def test_packing_loses_and_repeats_no_token(jsonl: Callable[..., Path], tokenizer: Any) -> None:
     rows = texts(200)
 
-    prepared = prepare(Settings(str(jsonl(rows)), max_length=64), tokenizer)
+    prepared = prepare(Settings(str(jsonl(rows)), max_length=64), tokenizer, objective="pretrain")
 
     alone = [[*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id] for row in rows]
     assert sorted(segments(prepared.dataset)) == sorted(alone)
@@ -55,7 +55,7 @@ def test_packing_loses_and_repeats_no_token(jsonl: Callable[..., Path], tokenize
 def test_a_longer_sample_is_split_into_samples_of_their_own(jsonl: Callable[..., Path], tokenizer: Any) -> None:
     text = " ".join(WORDS * 10)
 
-    prepared = prepare(Settings(str(jsonl([{"text": text}])), max_length=16), tokenizer)
+    prepared = prepare(Settings(str(jsonl([{"text": text}])), max_length=16), tokenizer, objective="pretrain")
 
     ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
     parts = sorted(segments(prepared.dataset), key=lambda part: ids.index(part[0]) if len(part) == 16 else len(ids))
@@ -71,7 +71,7 @@ def test_chunks_of_samples_lose_no_token_either(
     monkeypatch.setattr(packing, "SAMPLES_PER_CHUNK", 16)
     rows = texts(100, longest=60)
 
-    prepared = prepare(Settings(str(jsonl(rows)), max_length=32), tokenizer)
+    prepared = prepare(Settings(str(jsonl(rows)), max_length=32), tokenizer, objective="pretrain")
 
     alone = [[*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id] for row in rows]
     assert sorted(segments(prepared.dataset)) == sorted(
@@ -96,11 +96,11 @@ def test_the_result_is_the_same_with_any_cache_and_batch_size(
     jsonl: Callable[..., Path], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(str(jsonl(texts(60))), max_length=32)
-    first = prepare(settings, tokenizer).dataset.to_list()
+    first = prepare(settings, tokenizer, objective="pretrain").dataset.to_list()
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "other")
     monkeypatch.setattr("tuner.worker.data.prepare._BATCH_ROWS", 7)
 
-    assert prepare(settings, tokenizer).dataset.to_list() == first
+    assert prepare(settings, tokenizer, objective="pretrain").dataset.to_list() == first
 
 
 def test_without_packing_a_long_sample_is_cut_at_the_end_and_counted(
@@ -108,7 +108,8 @@ def test_without_packing_a_long_sample_is_cut_at_the_end_and_counted(
 ) -> None:
     long, short = " ".join(WORDS * 4), "one two"
 
-    prepared = prepare(Settings(str(jsonl([{"text": long}, {"text": short}])), max_length=16, packing=False), tokenizer)
+    settings = Settings(str(jsonl([{"text": long}, {"text": short}])), max_length=16, packing=False)
+    prepared = prepare(settings, tokenizer, objective="pretrain")
 
     ids = [*tokenizer(long)["input_ids"], tokenizer.eos_token_id]
     assert prepared.dataset[0]["input_ids"] == ids[:16]
@@ -165,7 +166,7 @@ def test_the_cache_answers_only_for_the_same_content_and_settings(
 
 
 def test_the_rows_are_memory_mapped(jsonl: Callable[..., Path], tokenizer: Any, cache: Path) -> None:
-    prepared = prepare(Settings(str(jsonl(texts(5)))), tokenizer)
+    prepared = prepare(Settings(str(jsonl(texts(5)))), tokenizer, objective="pretrain")
 
     [file] = prepared.dataset.cache_files
     assert Path(file["filename"]).is_relative_to(cache)
@@ -180,7 +181,7 @@ def test_a_cache_that_cannot_be_written_is_a_disk_error_and_leaves_nothing(
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
     try:
         with pytest.raises(DiskError, match="File too large"):
-            prepare(settings, tokenizer)
+            prepare(settings, tokenizer, objective="pretrain")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -194,7 +195,7 @@ def test_several_ranks_may_prepare_the_same_rows_at_once(jsonl: Callable[..., Pa
     def rank(_: int) -> list[Any]:
         tokenizer = make_tokenizer()
         start.wait()
-        return list(prepare(settings, tokenizer).dataset.to_list())
+        return list(prepare(settings, tokenizer, objective="pretrain").dataset.to_list())
 
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(rank, range(4)))
@@ -226,10 +227,10 @@ def test_changed_code_of_a_users_function_makes_other_rows(
     code.write_text("def text(row): return row['q']\n")
     settings = Settings(str(data), format="rows_of_tests:text")
 
-    first = prepare(settings, tokenizer)
+    first = prepare(settings, tokenizer, objective="pretrain")
     code.write_text("def text(row): return row['q'] * 3\n")
     sys.modules.pop("rows_of_tests")
     importlib.invalidate_caches()
-    second = prepare(settings, tokenizer)
+    second = prepare(settings, tokenizer, objective="pretrain")
 
     assert second.counts.tokens > first.counts.tokens

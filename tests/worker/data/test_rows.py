@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import re
+import tracemalloc
 from pathlib import Path
 
 import datasets
@@ -9,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tuner.errors import DataError, MachineError
-from tuner.worker.data import rows
+from tuner.worker.data import readers, rows
 
 
 def read(path: Path | str, split: str = "train") -> list[tuple[str, dict[str, object]]]:
@@ -60,7 +64,7 @@ def test_json_array_rows_carry_the_line_they_start_on(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+BROKEN_ARRAYS = pytest.mark.parametrize(
     ("text", "line", "says"),
     [
         ('[{"text": "a"},\n{"text": "b"', 2, "ends in the middle"),
@@ -69,9 +73,19 @@ def test_json_array_rows_carry_the_line_they_start_on(tmp_path: Path) -> None:
         ('[{"text": "a"},\n3]', 2, "of type int"),
         ('[{"text": "a"},\n{"text":\n oops}]', 3, "column 2"),
         ('[{"text": "a"}]\n!', 1, "is missing"),
+        ('[{"text": "a"},\n\n{"text": "b', 3, "ends in the middle"),
+        ('[{"text": "a"},\n{"text": "b", "text": "c"}]', 2, "stands twice"),
+        ('[{"text": "a"},\n{"text": "\n"}]', 2, "control character"),
     ],
 )
-def test_a_bad_json_array_is_refused_with_its_line(tmp_path: Path, text: str, line: int, says: str) -> None:
+
+
+@BROKEN_ARRAYS
+@pytest.mark.parametrize("size", [1, 5, 1 << 20])
+def test_a_bad_json_array_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, line: int, says: str, size: int
+) -> None:
+    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", size)
     path = tmp_path / "a.json"
     path.write_text(text, encoding="utf-8")
 
@@ -80,6 +94,36 @@ def test_a_bad_json_array_is_refused_with_its_line(tmp_path: Path, text: str, li
 
     assert caught.value.where == f"{path}:{line}"
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 33, *range(60, 90)])
+def test_a_json_array_is_the_same_wherever_its_text_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    made = [
+        {"text": "é\u2028 \n \\"},
+        {"n": [1.5e10, -0.25, None, True, False, 10**20] * 9, "o": {"p": "x" * 90}},
+        {},
+        {"e": "😀"},
+    ]
+    path = tmp_path / "a.json"
+    path.write_bytes(b"\xef\xbb\xbf\n[" + ",\n ".join(json.dumps(row, ensure_ascii=False) for row in made[:3]).encode())
+    with path.open("a") as stream:
+        stream.write("\n,\n" + json.dumps(made[3]) + " ] \n")
+
+    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", size)
+
+    assert read(path) == [(f"{path}:{line}", row) for line, row in zip((2, 3, 4, 6), made, strict=True)]
+
+
+def test_a_byte_of_an_array_that_is_no_utf_8_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'[\n{"text": "a"},\n{"text": "\xff"}]')
+
+    with pytest.raises(DataError, match=r"a byte of the line \(0xff\) is not UTF-8") as caught:
+        read(path)
+
+    assert caught.value.where == f"{path}:3"
 
 
 def test_json_that_is_no_array_is_read_as_lines(tmp_path: Path) -> None:
@@ -108,6 +152,85 @@ def test_a_bad_csv_row_is_refused_with_its_line(tmp_path: Path, text: str, says:
         read(path)
 
     assert caught.value.where == f"{path}:3"
+
+
+def test_a_line_of_a_text_file_is_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one text\n\n  another, indented\r\n", encoding="utf-8")
+
+    assert read(path) == [(f"{path}:1", {"text": "one text"}), (f"{path}:3", {"text": "  another, indented"})]
+
+
+def zst(data: bytes) -> bytes:
+    packed: bytes = pa.Codec("zstd").compress(data, asbytes=True)
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", '{"text": "a"}\n\n{"text": "b"}\n'),
+        ("a.json", '[{"text": "a"},\n\n{"text": "b"}]'),
+        ("a.csv", "text\n\na\n\nb\n"),
+        ("a.txt", "a\n\nb\n"),
+    ],
+)
+def test_packed_text_is_read_as_what_it_holds(tmp_path: Path, name: str, text: str) -> None:
+    plain = tmp_path / name
+    plain.write_text(text, encoding="utf-8")
+
+    for suffix, pack in ((".gz", gzip.compress), (".zst", zst), (".bz2", bz2.compress)):
+        path = tmp_path / f"{name}{suffix}"
+        path.write_bytes(pack(text.encode()))
+        assert read(path) == [(place.replace(str(plain), str(path)), row) for place, row in read(plain)]
+
+
+def test_a_packed_file_of_several_parts_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "a"}\n') + gzip.compress(b'{"text": "b"}\n'))
+
+    assert [row["text"] for _, row in read(path)] == ["a", "b"]
+
+
+def test_a_packed_file_that_ends_in_the_middle_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "a"}\n' * 100)[:-20])
+
+    with pytest.raises(DataError, match="no readable gz file"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "pretty.json", "one_line.json", "a.csv", "a.txt", "a.jsonl.gz"])
+def test_a_file_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", 1 << 16)
+    path, row = tmp_path / name, {"text": "x" * 1_000}
+    kinds = {
+        "pretty.json": json.dumps([row] * 2_000, indent=1),
+        "one_line.json": json.dumps([row] * 2_000),
+        "a.csv": "text\n" + ("x" * 1_000 + "\n") * 2_000,
+    }
+    data = kinds.get(name, (json.dumps(row) + "\n") * 2_000).encode()
+    path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
+
+    tracemalloc.start()
+    number = sum(1 for _ in readers.read(path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert number == 2_000
+    assert peak < len(data) / 4
+
+
+def test_a_row_group_as_large_as_its_file_is_not_in_memory_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": ["x" * 1_000] * 4_000})
+    pq.write_table(table, path, compression="none", use_dictionary=False, data_page_size=1 << 16)
+    del table
+
+    before = pa.total_allocated_bytes()
+    peak = max(pa.total_allocated_bytes() - before for _ in readers.read(path))
+
+    assert peak < path.stat().st_size / 2
 
 
 def test_parquet_and_arrow_rows_carry_their_number(tmp_path: Path) -> None:
@@ -146,11 +269,29 @@ def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
         read(tmp_path / "trian.jsonl")
 
 
-def test_an_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.xlsx").write_text("x", encoding="utf-8")
+@pytest.mark.parametrize("name", ["a.xlsx", "a.gz", "a.parquet.gz", "a"])
+def test_an_unknown_kind_of_file_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("x", encoding="utf-8")
 
     with pytest.raises(DataError, match=r"Known kinds: \.jsonl"):
-        read(tmp_path / "a.xlsx")
+        read(tmp_path / name)
+
+
+def test_a_pattern_gives_the_files_that_match_in_their_order(tmp_path: Path) -> None:
+    for name in ("b/2.jsonl", "b/10.jsonl", "a/3.jsonl", "a/4.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"text": name}), encoding="utf-8")
+
+    assert [row["text"] for _, row in read(tmp_path / "*/*.jsonl")] == ["a/3.jsonl", "b/10.jsonl", "b/2.jsonl"]
+    assert [row["text"] for _, row in read(tmp_path / "**/*.json")] == ["a/4.json"]
+    with pytest.raises(DataError, match="there is no file or folder"):
+        read(tmp_path / "*.jsonl")
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> None:
+    (tmp_path / "a[1].jsonl").write_text('{"text": "a"}', encoding="utf-8")
+
+    assert len(read(tmp_path / "a[1].jsonl")) == 1
 
 
 def test_a_relative_path_starts_from_base(tmp_path: Path) -> None:
@@ -170,6 +311,13 @@ def test_a_folder_gives_the_files_of_the_split_in_order(tmp_path: Path) -> None:
         read(tmp_path, "test")
 
 
+def test_a_folder_of_packed_files_is_read(tmp_path: Path) -> None:
+    (tmp_path / "train-1.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}'))
+    (tmp_path / "train-2.jsonl.zst").write_bytes(zst(b'{"text": "b"}'))
+
+    assert [row["text"] for _, row in read(tmp_path)] == ["a", "b"]
+
+
 def test_a_folder_of_save_to_disk_is_read(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(str(tmp_path / "saved"))
 
@@ -187,8 +335,27 @@ def test_the_hub_without_a_network_is_the_machines_fault(monkeypatch: pytest.Mon
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
-    with pytest.raises(MachineError, match="'owner/name' is no file or folder here"):
-        read("owner/name")
+    for path in ("owner/name", "hf://datasets/owner/name/*.jsonl"):
+        with pytest.raises(MachineError, match=f"'{re.escape(path)}' is no file or folder here"):
+            read(path)
+
+
+def test_files_of_a_url_are_read_through_datasets(tmp_path: Path) -> None:
+    for name in ("a1.jsonl", "a2.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": name}), encoding="utf-8")
+
+    source = rows._files_of_url(f"file://{tmp_path}/a*.jsonl")
+
+    assert [row["text"] for _, row in source.read()] == ["a1.jsonl", "a2.jsonl"]
+    with pytest.raises(DataError, match="of no known kind"):
+        rows._files_of_url("hf://datasets/owner/name/a.zip")
+
+
+def test_a_data_set_that_is_a_script_is_refused_with_the_way_round_it() -> None:
+    with pytest.raises(DataError, match=r"comes as a script.*hf://datasets/") as caught:
+        rows._loaded("owner/name", "script.py")
+
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:

@@ -26,8 +26,10 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     BitsAndBytesConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TokenizersBackend,
@@ -36,7 +38,7 @@ from transformers import (
 from tests.worker.models import published
 from tests.worker.models.published import GROUPS, HEAD_DIM, HEADS, LAYERS, POSITIONS, SPECIALS, VOCAB
 from tuner.errors import ModelError
-from tuner.worker.models.internlm2 import InternLM2ForCausalLM, InternLM2Tokenizer
+from tuner.worker.models.internlm2 import InternLM2Tokenizer
 
 TEXTS = (
     "The capital of a country",
@@ -144,7 +146,7 @@ def test_the_publishers_code_is_not_run(checkpoint: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
 
-    assert type(model) is InternLM2ForCausalLM
+    assert isinstance(model, LlamaForCausalLM)
 
 
 @pytest.mark.parametrize(("binary", "shards"), [(False, 1), (False, 3), (True, 1), (True, 3)])
@@ -433,3 +435,16 @@ def test_tokenizer_json_wins_over_tokenizer_model(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
 
     assert tokenizer("ABC").input_ids == tokenizer("abc").input_ids
+
+
+def test_a_reward_model_starts_from_the_published_weights_and_saves_their_layout(
+    checkpoint: Path, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    reward = AutoModelForSequenceClassification.from_pretrained(checkpoint, num_labels=1)
+    reward.save_pretrained(tmp_path)
+
+    saved = saved_tensors(tmp_path)
+    assert same(reward.model.state_dict(), model.model.state_dict())
+    assert saved.pop("score.weight").shape == (1, published.HIDDEN)
+    assert same(saved, {name: weight for name, weight in published.weights().items() if name != "output.weight"})
+    assert same(AutoModelForSequenceClassification.from_pretrained(tmp_path).state_dict(), reward.state_dict())

@@ -81,9 +81,3 @@ def ignore_starts(labels: Tokens, max_length: int | None) -> Tokens:
 def num_tokens(dataset: datasets.Dataset) -> int:
     """Return the number of tokens in all rows."""
     return sum(len(column.flatten()) for column in dataset.data.column("input_ids").chunks)
-
-
-def num_trained_tokens(dataset: datasets.Dataset) -> int:
-    """Return the number of tokens that carry loss in all rows."""
-    chunks = dataset.data.column("labels").chunks
-    return sum(int((column.flatten().to_numpy() != IGNORED).sum()) for column in chunks)

@@ -10,44 +10,40 @@ import inspect
 import itertools
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import datasets
 
 from tuner.errors import DataError
 from tuner.files import disk_errors, sha256, write_json
-from tuner.worker.data import formats, masks, packing, rows
+from tuner.recipes import paths
+from tuner.recipes.schema import Dataset
+from tuner.worker.data import formats, masks, mixture, packing, preferences
+from tuner.worker.data.reading import Encoder, Labelled, Tally, formats_of, samples
 
-_DETECT_ROWS = 8
 _BATCH_ROWS = 512
 _ROWS_FILE, _COUNTS_FILE = "rows.arrow", "counts.json"
 
 
-class DatasetSettings(Protocol):
-    """A recipe's `train_dataloader.dataset` block. `max_length` counts tokens."""
+@dataclass(frozen=True)
+class SetCounts:
+    """What was read of one data set of a mixture, or of the only one."""
 
-    @property
-    def path(self) -> str: ...
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def split(self) -> str: ...
-    @property
-    def format(self) -> str | None: ...
-    @property
-    def max_length(self) -> int: ...
-    @property
-    def packing(self) -> bool: ...
+    place: str
+    format: str
+    detected: bool
+    read: int
 
 
 @dataclass(frozen=True)
 class Counts:
     """What became of the rows. `tokens` are those that are left; `trained_tokens` those of them that carry loss.
 
+    `read` counts rows; `kept`, `dropped` and `truncated` count samples: to kto a row with two answers is two.
     `packed_rows` are the rows of the result: as many as samples when not packing.
     """
 
@@ -70,60 +66,85 @@ class Counts:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Rows with columns `input_ids`, `labels` and `seq_lengths` (the lengths of the samples in the row)."""
+    """Rows for the trainer of an objective, and how they came about.
+
+    Columns: `input_ids`, `labels` and `seq_lengths` (the lengths of the samples in the row), or those of `preferences`.
+    """
 
     dataset: datasets.Dataset
     counts: Counts
-    format: str
-    detected: bool
+    sets: tuple[SetCounts, ...]
+    objective: str
 
 
-def prepare(dataset: DatasetSettings, tokenizer: Any, *, objective: str = "sft", base: Path | None = None) -> Prepared:
+def located(dataset: Dataset) -> Dataset:
+    """Return the block with its paths resolved: files of the package or of this machine, or ids on the hub."""
+
+    def here(path: str | None) -> str | None:
+        return path and str(paths.local(path) or path)
+
+    shares = dataset.mixture and tuple(share.model_copy(update={"path": here(share.path)}) for share in dataset.mixture)
+    return dataset.model_copy(update={"path": here(dataset.path), "mixture": shares})
+
+
+def prepare(dataset: Dataset, tokenizer: Any, *, objective: str = "sft", base: Path | None = None) -> Prepared:
     """Read, tokenize, mask, and pack or cut a data set; the same input gives the same rows everywhere.
 
     Args:
-        objective: 'pretrain' puts loss on every token, anything else on the assistant's turns.
-        base: The folder that a relative `dataset.path` starts from.
+        dataset: The recipe's block; `max_length` counts tokens.
+        tokenizer: With the chat template that the run uses.
+        objective: Decides what kind of rows there may be, and which tokens carry loss.
+        base: The folder that a relative path starts from.
 
     Raises:
         DataError: the data set, a row, or the chat template is wrong, or no row is left to train on.
         MachineError: the hub cannot be reached.
         DiskError: the cache cannot be written.
     """
-    source = rows.find(dataset.path, dataset.name, dataset.split, base)
+    opened = mixture.open(dataset, base)
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
-    folder = cache / _key(source, dataset, tokenizer, objective)
+    folder = cache / _key(opened, dataset, tokenizer, objective)
     if not (folder / _COUNTS_FILE).is_file():
         with disk_errors(cache, "Free space, or set HF_HOME to a folder that has some."):
             cache.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                _build(Path(scratch), source, dataset, tokenizer, objective)
+                _build(Path(scratch), opened, dataset, tokenizer, objective)
                 _move(Path(scratch) / "done", folder)
-    return _load(folder, dataset)
+    return _load(folder, objective)
 
 
 def describe(prepared: Prepared, name: str = "train") -> str:
-    """Return one line that says what was read and what it became."""
-    counts = prepared.counts
-    told = " (detected)" if prepared.detected else ""
-    shape = (
-        f"{counts.packed_rows:,} packed rows of {counts.max_length:,} tokens, {counts.efficiency:.1%} full"
-        if counts.packing
-        else f"{counts.packed_rows:,} samples of at most {counts.max_length:,} tokens"
-    )
-    return (
-        f"{name}: {counts.read:,} rows of format {prepared.format!r}{told} -> {shape}, "
+    """Return what was read and what it became: one line, and one more for each data set of a mixture."""
+    counts, sets = prepared.counts, prepared.sets
+    told = _told(sets[0]) if len(sets) == 1 else f"{counts.read:,} rows of {len(sets)} data sets"
+    head = (
+        f"{name}: {told} -> {_shape(prepared)}, "
         f"{counts.trained_tokens:,} of {counts.tokens:,} tokens trained, "
         f"{counts.truncated:,} truncated, {counts.dropped:,} dropped"
     )
+    return "\n".join([head, *(f"  {one.place}: {_told(one)}" for one in sets if len(sets) > 1)])
 
 
-def _key(source: rows.Source, dataset: DatasetSettings, tokenizer: Any, objective: str) -> str:
+def _told(one: SetCounts) -> str:
+    return f"{one.read:,} rows of format {one.format!r}{' (detected)' if one.detected else ''}"
+
+
+def _shape(prepared: Prepared) -> str:
+    counts = prepared.counts
+    if prepared.objective in preferences.LAYOUTS:
+        noun = preferences.LAYOUTS[prepared.objective].noun
+        return f"{counts.kept:,} {noun} of at most {counts.max_length:,} tokens (packing does not apply)"
+    if counts.packing:
+        return f"{counts.packed_rows:,} packed rows of {counts.max_length:,} tokens, {counts.efficiency:.1%} full"
+    return f"{counts.packed_rows:,} samples of at most {counts.max_length:,} tokens"
+
+
+def _key(opened: mixture.Opened, dataset: Dataset, tokenizer: Any, objective: str) -> str:
     """Return what the result depends on, hashed: content, settings, tokenizer, code."""
     parts = [
-        source.fingerprint,
-        [dataset.format, dataset.max_length, dataset.packing, objective],
-        _code_of_user(dataset.format),
+        opened.fingerprint,
+        [dataset.max_length, dataset.packing, objective],
+        [_code_of_user(one.format) for one in opened.sets],
         tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer),
         [tokenizer.chat_template, tokenizer.special_tokens_map],
         [sha256(file) for file in sorted(Path(__file__).parent.glob("*.py"))],
@@ -149,91 +170,72 @@ def _move(done: Path, folder: Path) -> None:
             raise
 
 
-def _load(folder: Path, dataset: DatasetSettings) -> Prepared:
+def _load(folder: Path, objective: str) -> Prepared:
     facts = json.loads((folder / _COUNTS_FILE).read_text(encoding="utf-8"))
-    prepared = datasets.Dataset.from_file(str(folder / _ROWS_FILE))
-    return Prepared(prepared, Counts(**facts["counts"]), facts["format"], dataset.format is None)
+    sets = tuple(SetCounts(**one) for one in facts["sets"])
+    rows = datasets.Dataset.from_file(str(folder / _ROWS_FILE))
+    return Prepared(rows, Counts(**facts["counts"]), sets, objective)
 
 
-@dataclass
-class _Tally:
-    """Counts while rows go by."""
-
-    read: int = 0
-    kept: int = 0
-    dropped: int = 0
-    truncated: int = 0
-    truncated_tokens: int = 0
-    format: str = field(default="")
-
-
-def _build(scratch: Path, source: rows.Source, dataset: DatasetSettings, tokenizer: Any, objective: str) -> None:
+def _build(scratch: Path, opened: mixture.Opened, dataset: Dataset, tokenizer: Any, objective: str) -> None:
     done = scratch / "done"
     done.mkdir()
-    tally = _Tally()
-    batches = _batches(tally, source, dataset, tokenizer, objective)
-    samples = packing.write_rows((scratch if dataset.packing else done) / _ROWS_FILE, batches)
+    names = formats_of(opened, objective)
+    tally = Tally([0] * len(opened.sets))
+    stream = samples(opened, names, objective, tally)
+    batches = iter(lambda: list(itertools.islice(stream, _BATCH_ROWS)), [])
+    encoder = Encoder(tokenizer, train_all=objective == "pretrain")
+    if layout := preferences.LAYOUTS.get(objective):
+        judged = preferences.encoded(layout, batches, encoder, dataset.max_length, tally)
+        rows = preferences.write_rows(done / _ROWS_FILE, judged, layout)
+    else:
+        rows = _write_packed(scratch, batches, encoder, dataset, tally)
     if not tally.kept:
-        what = f"none of the {tally.read} rows has a token to train on within max_length={dataset.max_length}"
-        raise DataError(what, where=source.place, fix="Raise dataset.max_length, or check the rows.")
-    final = packing.pack(samples, dataset.max_length, done / _ROWS_FILE) if dataset.packing else samples
-    write_json(done / _COUNTS_FILE, {"format": tally.format, "counts": asdict(_counts(tally, final, dataset))})
+        what = f"none of the {sum(tally.read)} rows has a token to train on within max_length={dataset.max_length}"
+        raise DataError(what, where=opened.place, fix="Raise dataset.max_length, or check the rows.")
+    told = [
+        SetCounts(one.place, name, one.format is None, read)
+        for one, name, read in zip(opened.sets, names, tally.read, strict=True)
+    ]
+    facts = {"sets": [asdict(one) for one in told], "counts": asdict(_counts(tally, len(rows), dataset, objective))}
+    write_json(done / _COUNTS_FILE, facts)
 
 
-def _counts(tally: _Tally, final: datasets.Dataset, dataset: DatasetSettings) -> Counts:
+def _counts(tally: Tally, num_rows: int, dataset: Dataset, objective: str) -> Counts:
     return Counts(
-        read=tally.read,
+        read=sum(tally.read),
         kept=tally.kept,
         dropped=tally.dropped,
         truncated=tally.truncated,
-        tokens=packing.num_tokens(final),
-        trained_tokens=packing.num_trained_tokens(final),
+        tokens=tally.tokens,
+        trained_tokens=tally.trained_tokens,
         truncated_tokens=tally.truncated_tokens,
-        packed_rows=len(final),
+        packed_rows=num_rows,
         max_length=dataset.max_length,
-        packing=dataset.packing,
+        packing=dataset.packing and objective not in preferences.LAYOUTS,
     )
 
 
-_Pairs = list[tuple[masks.Tokens, masks.Tokens]]
+def _write_packed(
+    scratch: Path, batches: Iterable[Any], encoder: Encoder, dataset: Dataset, tally: Tally
+) -> datasets.Dataset:
+    folder = scratch if dataset.packing else scratch / "done"
+    fitting = (_fitting(encoder.encode(batch), dataset, tally) for batch in batches)
+    rows = packing.write_rows(folder / _ROWS_FILE, fitting)
+    if not (dataset.packing and tally.kept):
+        return rows
+    return packing.pack(rows, dataset.max_length, scratch / "done" / _ROWS_FILE)
 
 
-def _batches(
-    tally: _Tally, source: rows.Source, dataset: DatasetSettings, tokenizer: Any, objective: str
-) -> Iterator[_Pairs]:
-    stream = source.read()
-    head = list(itertools.islice(stream, _DETECT_ROWS))
-    tally.format = dataset.format or formats.detect([row for _, row in head], source.place)
-    samples: Iterator[tuple[str, formats.Sample]]
-    samples = ((place, formats.read(tally.format, row, place)) for place, row in itertools.chain(head, stream))
-    first = next(samples)
-    template = None if isinstance(first[1], str) else masks.choose_template(tokenizer)
-    samples = _alike(itertools.chain([first], samples), type(first[1]))
-    while batch := list(itertools.islice(samples, _BATCH_ROWS)):
-        pairs = masks.encode(template, tokenizer, batch, train_all=objective == "pretrain")
-        tally.read += len(pairs)
-        yield list(_fitting(tally, pairs, dataset))
-
-
-def _alike(samples: Iterable[tuple[str, formats.Sample]], kind: type) -> Iterator[tuple[str, formats.Sample]]:
-    for place, sample in samples:
-        if not isinstance(sample, kind):
-            what = "texts and conversations are mixed in one data set"
-            raise DataError(what, where=place, fix="Return one kind from the function that dataset.format names.")
-        yield place, sample
-
-
-def _fitting(tally: _Tally, pairs: Iterable[tuple[masks.Tokens, masks.Tokens]], dataset: DatasetSettings) -> _Pairs:
+def _fitting(encoded: Iterable[Labelled], dataset: Dataset, tally: Tally) -> list[Labelled]:
     """Return the samples that have something to train on, cut to `max_length` unless they will be packed."""
     fitting = []
-    for ids, labels in pairs:
+    for ids, labels in encoded:
         length = len(ids) if dataset.packing else dataset.max_length
-        labels = packing.ignore_starts(labels[:length], dataset.max_length)
-        if not (labels != masks.IGNORED).any():
+        cut = ids[:length], packing.ignore_starts(labels[:length], dataset.max_length)
+        if (cut[1] != masks.IGNORED).any():
+            tally.keep([(ids, labels)], [cut])
+            fitting.append(cut)
+        else:
             tally.dropped += 1
-            continue
-        tally.kept += 1
-        tally.truncated += len(ids) > length
-        tally.truncated_tokens += max(0, len(ids) - length)
-        fitting.append((ids[:length], labels))
     return fitting

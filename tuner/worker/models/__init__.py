@@ -5,4 +5,5 @@ It loads no weights.
 
 from __future__ import annotations
 
+from tuner.worker.models import internlm as internlm
 from tuner.worker.models import internlm2 as internlm2

@@ -13,29 +13,21 @@ import torch
 from huggingface_hub.dataclasses import strict
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PretrainedConfig,
-    TokenizersBackend,
-)
+from transformers import PretrainedConfig, TokenizersBackend
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.convert_slow_tokenizer import SentencePieceExtractor
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
 
 from tuner.errors import ModelError
+from tuner.worker.models.as_llama import PublishedConfig, published_rope, register
 
 _USER_DEFINED = 4
 """SentencePiece.Type.USER_DEFINED, sentencepiece_model.proto."""
-_FOR_REMOTE_CODE = ("auto_map", "attn_implementation")
 _QKV = ["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"]
 
 
 @strict
-class InternLM2Config(LlamaConfig):  # type: ignore[misc]
+class InternLM2Config(PublishedConfig):
     """The published config.json under `model_type: internlm2`.
 
     Raises:
@@ -43,17 +35,6 @@ class InternLM2Config(LlamaConfig):  # type: ignore[misc]
     """
 
     model_type = "internlm2"
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> InternLM2Config:
-        """Return the config of a published config.json; `kwargs` win, as in transformers.
-
-        Two of its keys are for the publisher's code only: auto_map, which would dangle after save_pretrained, and
-        attn_implementation, which says 'eager' and would take SDPA away from everyone who asks for nothing.
-        """
-        facts = {key: value for key, value in config_dict.items() if key not in _FOR_REMOTE_CODE}
-        config: InternLM2Config = super().from_dict(facts, **kwargs)
-        return config
 
     def __post_init__(self, **kwargs: Any) -> None:
         if kwargs.pop("bias", False):
@@ -65,23 +46,9 @@ class InternLM2Config(LlamaConfig):  # type: ignore[misc]
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the config with the publisher's keys beside transformers' own.
-
-        Readers of the published format take a missing bias as true and a missing rope_theta as 10,000.
-        """
+        """Return the config with the publisher's keys; readers of the published format take a missing bias as true."""
         facts: dict[str, Any] = super().to_dict()
-        rope = dict(facts.get("rope_parameters") or {})
-        kind = rope.pop("rope_type", "default")
-        facts["bias"] = False
-        facts["rope_theta"] = rope.pop("rope_theta", None)
-        facts["rope_scaling"] = None if kind == "default" else rope | {"type": kind}
-        return facts
-
-
-class InternLM2ForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
-    """Llama under InternLM2's name, so that its files get InternLM2's conversion."""
-
-    config_class = InternLM2Config
+        return facts | published_rope(facts, "type") | {"bias": False}
 
 
 class SplitGroups(ConversionOps):  # type: ignore[misc]
@@ -162,7 +129,7 @@ class InternLM2Tokenizer(TokenizersBackend):  # type: ignore[misc]
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Return the arguments of __init__; the publisher's class adds the beginning-of-sequence token by default."""
         native: dict[str, Any] = super().convert_to_native_format(trust_remote_code, **kwargs)
-        # As in InternLM2Config: the files it points at are not written by save_pretrained.
+        # As in PublishedConfig: the files it points at are not written by save_pretrained.
         native.pop("auto_map", None)
         if "tokenizer_object" in native:
             native.setdefault("add_bos_token", True)
@@ -197,7 +164,5 @@ def _weight_map() -> list[WeightRenaming | WeightConverter]:
     ]
 
 
-AutoConfig.register(InternLM2Config.model_type, InternLM2Config)
-AutoModelForCausalLM.register(InternLM2Config, InternLM2ForCausalLM)
-AutoTokenizer.register(InternLM2Config, tokenizer_class=InternLM2Tokenizer)
+register(InternLM2Config, InternLM2Tokenizer)
 register_checkpoint_conversion_mapping(InternLM2Config.model_type, _weight_map())

@@ -13,13 +13,20 @@ import torch
 import transformers
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from peft import LoraConfig, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from tuner.errors import MachineError, ModelError
 from tuner.recipes import catalog, paths
+from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Model, RecipeConfig
 from tuner.worker.models.tiny import materialize
 
+_HEAD = "score"
+"""What every decoder that transformers can let score texts calls its head."""
 CACHE = Path(os.environ.get("TUNER_CACHE") or Path.home() / ".cache" / "tuner")
+
+_UNPACKED = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
+"""How checkpoints are stored that transformers turns into 16-bit weights while it loads them."""
 
 
 def source(model: Model) -> str:
@@ -48,7 +55,7 @@ def load_tokenizer(model: Model, path: str) -> Any:
 
 
 def load_model(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool) -> Any:
-    """Load the weights, and lay the adapter over them where the recipe has one.
+    """Load the weights to train: with the adapter, the frozen layers and the score head that the recipe asks for.
 
     Args:
         config: The recipe.
@@ -58,33 +65,107 @@ def load_model(config: RecipeConfig, path: str, dtype: torch.dtype, device: str,
         shards: ZeRO-3 partitions the weights while they are loaded, so they are not put on a device here.
 
     Raises:
-        ModelError: there is no such model, or it needs code of its own.
+        ModelError: there is no such model, it needs code of its own, or the recipe does not fit it.
         MachineError: the hub cannot be reached.
     """
+    model = _load(config, path, dtype, device, shards)
+    model.train()
+    if config.adapter:
+        return _with_adapter(model, config)
+    if config.train_cfg.trainable_layers:
+        _freeze_all_but(model, config.train_cfg.trainable_layers)
+    return model
+
+
+def load_reference(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool) -> Any | None:
+    """Load the frozen copy that the model is compared with, or None where nothing needs one.
+
+    With an adapter that is the base model itself, the adapter switched off. Arguments and errors as `load_model`.
+    """
+    objective = config.objective
+    if not isinstance(objective, Dpo | Kto) or config.adapter or objective.precompute_ref_log_probs:
+        return None
+    return _load(config, path, dtype, device, shards).requires_grad_(False)
+
+
+def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool) -> Any:
+    scores = config.objective.type == "reward"
     arguments: dict[str, Any] = {"dtype": dtype, **_pinned(config.model)}
     if config.model.attn_implementation:
         arguments["attn_implementation"] = config.model.attn_implementation
+    _unpack_stored(config, path, arguments)
     if config.quantization:
         arguments["quantization_config"] = _quantization(config, dtype)
         if device != "cpu" and not shards:
             arguments["device_map"] = {"": device}
     with _explained(path):
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, **arguments)
+        if scores:
+            auto = transformers.AutoModelForSequenceClassification
+            model = auto.from_pretrained(path, num_labels=1, **arguments)
+        else:
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, **arguments)
     for module in model.modules():
         # In eval mode on a CPU with AVX512-BF16, bitsandbytes repacks 4-bit weights; ZeRO-3 drops the repacking and is
         # silently wrong from the first evaluation on (validation loss 7.51 instead of 7.28, measured on 0.50.2).
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    model.train()
     model.config.use_cache = False
-    return _with_adapter(model, config) if config.adapter else model
+    return model
+
+
+def _unpack_stored(config: RecipeConfig, path: str, arguments: dict[str, Any]) -> None:
+    """Ask for 16-bit weights where a checkpoint is stored in fewer bits, as gpt-oss and DeepSeek-V3 are.
+
+    Raises:
+        ModelError: the recipe needs weights that such a checkpoint does not give.
+    """
+    with _explained(path):
+        stored = transformers.AutoConfig.from_pretrained(path, **_pinned(config.model))
+    method = (getattr(stored, "quantization_config", None) or {}).get("quant_method")
+    if method is None:
+        return
+    if config.quantization:
+        what = f"the weights of {path!r} are stored in {method} already; they cannot be quantized once more"
+        raise ModelError(what, where="quantization", fix="Take the method lora, or a 16-bit copy of the model.")
+    if method in _UNPACKED:
+        arguments["quantization_config"] = _UNPACKED[method](dequantize=True)
+    elif not config.adapter:
+        what = f"the weights of {path!r} are stored in {method} and cannot be trained"
+        raise ModelError(what, where="model.path", fix="Take the method lora, or a 16-bit copy of the model.")
+
+
+def _freeze_all_but(model: Any, count: int) -> None:
+    """Leave the last `count` decoder layers, and a new score head, to be trained."""
+    layers = decoder_layers(model)
+    if count > len(layers):
+        what = f"trainable_layers = {count}, but the model has {len(layers)} decoder layers"
+        raise ModelError(what, where="train_cfg.trainable_layers", fix=f"Take at most {len(layers)}.")
+    model.requires_grad_(False)
+    for module in (*layers[-count:], getattr(model, _HEAD, None)):
+        if module is not None:
+            module.requires_grad_(True)
+
+
+def decoder_layers(model: Any) -> Any:
+    """Return the decoder's layers: the list as long as the config says, whatever an architecture calls it.
+
+    Raises:
+        ModelError: there is none.
+    """
+    number = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == number:
+            return module
+    what = f"{type(model).__name__} has no list of {number} decoder layers"
+    raise ModelError(what, where="train_cfg.trainable_layers", fix="Train with another method.")
 
 
 def _with_adapter(model: Any, config: RecipeConfig) -> Any:
     adapter = config.adapter
     assert adapter is not None
     lora = LoraConfig(
-        task_type="CAUSAL_LM",
+        # PEFT trains the new head of a model that scores, and saves it with the adapter.
+        task_type="SEQ_CLS" if config.objective.type == "reward" else "CAUSAL_LM",
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
@@ -98,9 +179,13 @@ def _with_adapter(model: Any, config: RecipeConfig) -> Any:
     )
     # Adapters in the compute type at every ZeRO level; PEFT's fp32 default breaks ZeRO-3 and doubles activations.
     try:
-        return get_peft_model(model, lora, autocast_adapter_dtype=False)
+        adapted = get_peft_model(model, lora, autocast_adapter_dtype=False)
     except ValueError as error:
         raise ModelError(f"the adapter does not fit this model: {error}", where="adapter.target_modules") from error
+    if isinstance(config.objective, Dpo | Kto) and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
+        what = f"objective {config.objective.type} cannot train an adapter on the output embeddings"
+        raise ModelError(what, where="adapter.target_modules", fix="Take 'lm_head' out of it.")
+    return adapted
 
 
 def _quantization(config: RecipeConfig, dtype: torch.dtype) -> transformers.BitsAndBytesConfig:

@@ -1,0 +1,248 @@
+"""Memory that `tuner plan` predicts beside what real ranks hold: sizes x {full, lora, qlora} x the five presets.
+
+    python bench/memory.py [--all] [--size NAME] [--method NAME] [--preset NAME] [--dtype bf16]
+
+It makes models of random weights and trains them through tuner's own worker, on every visible GPU, else on two CPU ranks.
+Reach on a CPU: weights, gradients and optimizer states of every rank to the byte, at the end of backward (the larger of
+two micro-batches), but for what the column `off by` says. Reach on GPUs: the allocator's peak over a step within 10 %,
+5 % in the median, where the predicted peak is without CUDA's context and fragmentation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tuner.fit.estimate import Level, Peak, peak
+from tuner.launch import plan
+from tuner.launch.local import WORKER
+from tuner.launch.plan import LaunchPlan, Request
+from tuner.machine import hardware
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import LaunchFlags
+from tuner.recipes import catalog
+from tuner.recipes.recipe import Overrides
+from tuner.runs import directory
+from tuner.worker.quiet import hush
+
+RANK = Path(__file__).with_name("memory_rank.py")
+METHODS = ("full", "lora", "qlora")
+KINDS = ("weights", "gradients", "optimizer_states")
+COLUMNS = (
+    "model",
+    "method",
+    "preset",
+    "dtype",
+    "weights",
+    "gradients",
+    "optimizer states",
+    "off by, bytes",
+    "else alive",
+)
+CPU_RANKS = 2
+# hidden, intermediate, layers, heads, key-value heads, vocabulary, tied
+SIZES = {
+    "6M": (256, 704, 4, 4, 2, 4096, False),
+    "24M": (384, 1024, 8, 6, 2, 8192, False),
+    "88M": (768, 2048, 10, 12, 4, 16384, False),
+    "1B": (2048, 8192, 16, 32, 8, 128256, True),
+    "3B": (3072, 8192, 28, 24, 8, 128256, True),
+    "8B": (4096, 14336, 32, 32, 8, 128256, False),
+}
+ON_CPU, ON_GPU = ("24M", "6M", "88M"), ("1B", "3B", "8B")
+TOKENS = {False: 64, True: 2048}
+"""Length of a row on a CPU, on a GPU."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training to measure."""
+
+    size: str
+    method: str
+    preset: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """Bytes of one rank by kind, GPU and host together; and the peak on the GPU, None on a CPU."""
+
+    predicted: dict[str, float]
+    measured: dict[str, int]
+    predicted_peak: float
+    measured_peak: int | None
+
+    @property
+    def off_by(self) -> float:
+        return sum(self.measured[kind] - self.predicted[kind] for kind in KINDS)
+
+    @property
+    def peak_off(self) -> float:
+        """By how much the prediction is off, as a part of what was measured."""
+        assert self.measured_peak
+        return self.predicted_peak / self.measured_peak - 1
+
+
+def make_model(folder: Path, size: str, device: str) -> Path:
+    """Save a Llama of random bf16 weights with the tokenizer of the package's tiny model; return its folder."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    hidden, inner, layers, heads, groups, vocabulary, tied = SIZES[size]
+    config = LlamaConfig(
+        hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=groups, vocab_size=vocabulary, tie_word_embeddings=tied, max_position_embeddings=4096,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    with torch.device(device):
+        LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(folder / size)
+    AutoTokenizer.from_pretrained(catalog.asset("package:tiny")).save_pretrained(folder / size)
+    return folder / size
+
+
+def make_data(folder: Path) -> Path:
+    """Write texts long enough to fill every row that any case takes."""
+    path = folder / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{row} " + "why so? " * 5_000}) + "\n" for row in range(8)))
+    return path
+
+
+def planned(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> LaunchPlan:
+    """Return tuner's plan of the case with the bench's rank in the place of the worker."""
+    sets = {
+        "optim_wrapper.dtype": case.dtype,
+        "accumulative_counts": 2,
+        "train_dataloader.dataset.max_length": TOKENS[bool(here.gpus)],
+        "max_steps": 2,
+        "log.num_samples": 0,
+    }
+    overrides = Overrides(str(model), str(data), pairs=[("--set", f"{key}={value}") for key, value in sets.items()])
+    flags = LaunchFlags(nproc_per_node=len(here.gpus) or CPU_RANKS)
+    request = Request(
+        f"tiny_pretrain_{case.method}_custom_e1", overrides, case.preset, flags, work_dir=run, ignore_fit=True
+    )
+    return plan.make(request, os.environ, here, datetime.now(UTC))
+
+
+def predict(made: LaunchPlan) -> Peak:
+    config, topology = made.recipe.config, made.topology
+    assert config.architecture is not None
+    level = Level.of_config(made.final.config)
+    weight_bytes = 4 if made.precision.dtype == "fp32" else 2
+    return peak(config, config.architecture, level, topology.world_size, topology.nproc_per_node, weight_bytes)
+
+
+def train(made: LaunchPlan) -> list[dict[str, Any]]:
+    """Run the plan's ranks until they have looked at themselves; return what each saw."""
+    run = directory.create(made.run_path, made.files, resume=False)
+    at = made.argv.index(WORKER)
+    argv = [*made.argv[: at - 2], "--", str(RANK), *made.argv[at + 1 :]]  # a script in the place of --module
+    env = os.environ | made.env | {"HF_HUB_OFFLINE": "1"}
+    run.ranks.mkdir()
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        logs = "\n".join(path.read_text(errors="replace") for path in sorted(run.ranks.glob("*.log")))
+        raise SystemExit(f"{made.run_path.name} failed:\n{logs or done.stderr}")
+    return [json.loads(path.read_text()) for path in sorted(run.path.glob("memory-*.json"))]
+
+
+def compare(made: LaunchPlan, seen: list[dict[str, Any]]) -> Found:
+    """Return the prediction beside the rank and micro-batch that held most."""
+    expected, ranks = predict(made), made.topology.nproc_per_node
+    predicted = {kind: expected.gpu[kind] + expected.host.get(kind, 0.0) / ranks for kind in KINDS}
+    measured = max((held for one in seen for held in one["held"]), key=lambda held: sum(held[kind] for kind in KINDS))
+    without = sum(size for kind, size in expected.gpu.items() if kind not in ("context", "fragmentation"))
+    peaks = [one["peak"] for one in seen]
+    return Found(predicted, measured, without, None if None in peaks else max(peaks))
+
+
+def measure(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> Found | None:
+    """Train one case, or return None where its GPUs are too small for it."""
+    made = planned(case, model, data, run, here)
+    if here.gpus and predict(made).gpu_bytes > here.smallest_gpu_bytes:
+        return None
+    return compare(made, train(made))
+
+
+def row(case: Case, found: Found | None) -> str:
+    cells = [case.size, case.method, case.preset.removeprefix("deepspeed_"), case.dtype]
+    if found is None:
+        return "| " + " | ".join((*cells, "too large for this GPU")) + " |"
+    cells += [f"{found.predicted[kind] / 1e6:,.3f} / {found.measured[kind] / 1e6:,.3f}" for kind in KINDS]
+    cells += [f"{found.off_by:+,.0f}", f"{found.measured['other'] / 1e6:,.1f}"]
+    if found.measured_peak:
+        cells += [f"{found.predicted_peak / 1e9:.2f} / {found.measured_peak / 1e9:.2f}", f"{found.peak_off:+.1%}"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def header(here: Hardware) -> str:
+    """Return where this is measured, by its name, and the table's head."""
+    import torch
+
+    names = [*COLUMNS, *(["peak on the GPU, GB", "off by"] if here.gpus else [])]
+    ranks = len(here.gpus) or CPU_RANKS
+    where = (
+        f"{here.describe()} ({processor()}), {ranks} ranks, {TOKENS[bool(here.gpus)]} tokens, torch {torch.__version__}"
+    )
+    return f"{where}; MB, predicted / measured\n\n| " + " | ".join(names) + " |\n|" + "---|" * len(names)
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def cases(given: argparse.Namespace, here: Hardware) -> Iterator[Case]:
+    """Yield what was asked for: one size and both dtypes for full training by default, all of them with --all."""
+    sizes = ON_GPU if here.gpus else ON_CPU
+    sizes = [given.size] if given.size else list(sizes if given.all else sizes[:1])
+    methods = [given.method] if given.method else METHODS
+    presets = [given.preset] if given.preset else catalog.presets()
+    for size, method, preset in product(sizes, methods, presets):
+        yield Case(size, method, preset, given.dtype)
+    if given.all:
+        yield from (Case(sizes[0], "full", preset, "fp32") for preset in presets)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="every size, and fp32 too")
+    parser.add_argument("--size", choices=SIZES)
+    parser.add_argument("--method", choices=METHODS)
+    parser.add_argument("--preset", choices=catalog.presets())
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    given, here = parser.parse_args(), hardware.detect(os.environ)
+    hush()
+    os.environ["DS_ACCELERATOR"] = "cuda" if here.gpus else "cpu"
+    print(header(here))
+    errors = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        models, data = {}, make_data(folder)
+        for number, case in enumerate(cases(given, here)):
+            if case.size not in models:
+                models[case.size] = make_model(folder, case.size, "cuda" if here.gpus else "cpu")
+            found = measure(case, models[case.size], data, folder / f"run-{number}", here)
+            print(row(case, found), flush=True)
+            if found and found.measured_peak:
+                errors.append(abs(found.peak_off))
+    if errors:
+        print(f"\nlargest error {max(errors):.1%}, median {statistics.median(errors):.1%}")
+
+
+if __name__ == "__main__":
+    main()

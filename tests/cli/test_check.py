@@ -1,0 +1,209 @@
+"""`tuner check`: all findings at once, each with its place, and an exit code; nothing starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.command import Result, Tuner
+from tests.cli.made_runs import make_run
+from tuner.recipes import catalog
+
+TINY = "tiny_full_sample_e1"
+GUIDE = Path(__file__).parents[1] / "zero" / "data" / "guide_ds_config.json"
+BAD_JSON = '{\n  "gradient_cliping": 1,\n  "bf16": {"enabled": 1}, "seed": 3,\n  "amp": {"enabled": true}\n}\n'
+BAD_RECIPE = f"""_base_ = '{TINY}'
+optim_wrapper = dict(accumulative_counts=0,
+                     optimizer=dict(lr=-1))
+train_cfg = dict(max_epoch=2)
+"""
+
+pytestmark = pytest.mark.usefixtures("nothing_starts")
+
+
+def _findings(result: Result) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(result.out)["findings"]
+    return found
+
+
+@pytest.mark.parametrize("name", [*catalog.presets(), "zero2", "none", TINY, "internlm2_chat_7b_qlora_oasst1_e3"])
+def test_what_ships_is_right(tuner: Tuner, name: str) -> None:
+    result = tuner("check", name)
+
+    assert (result.code, result.out) == (0, f"{name}: nothing wrong\n")
+
+
+def test_all_findings_of_a_json_are_told_with_line_and_column(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "my.json").write_text(BAD_JSON)
+
+    result = tuner("check", "my.json")
+
+    assert result.code == 2
+    first, second, third, fourth, last = result.out.splitlines()
+    assert first.startswith("my.json:2:3: error: there is no key 'gradient_cliping'")
+    assert first.endswith("Did you mean 'gradient_clipping'?")
+    assert second.startswith("my.json:3:12: error: bf16.enabled = 1 is not true or false")
+    assert third.startswith("my.json:4:3: error: amp was removed")
+    assert fourth.startswith("my.json:3:27: warning: seed was never read")
+    assert last == "my.json: 3 errors, 1 warning"
+
+
+def test_warnings_alone_are_no_failure(tuner: Tuner) -> None:
+    result = tuner("check", GUIDE)
+
+    assert result.code == 0
+    assert result.out.splitlines()[-1] == f"{GUIDE}: 6 warnings"
+
+
+def test_json_holds_the_same(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "my.json").write_text(BAD_JSON)
+
+    result = tuner("check", "my.json", "--json")
+
+    assert result.code == 2
+    assert json.loads(result.out)["ok"] is False
+    assert [(one["severity"], one["where"]) for one in _findings(result)] == [
+        ("error", "my.json:2:3"),
+        ("error", "my.json:3:12"),
+        ("error", "my.json:4:3"),
+        ("warning", "my.json:3:27"),
+    ]
+    assert _findings(result)[0]["fix"] == "Did you mean 'gradient_clipping'?"
+
+
+def test_a_file_that_is_no_json_is_one_finding(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "my.json").write_text('{"bf16": \n tru}')
+
+    result = tuner("check", "my.json")
+
+    assert result.code == 2
+    assert result.out.splitlines()[0].startswith("my.json:2:2: error: expected a value")
+
+
+def test_every_mistake_of_a_recipe_and_of_its_json_is_told(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BAD_RECIPE)
+    (tmp_path / "my.json").write_text(BAD_JSON)
+
+    result = tuner("check", "./mine.py", "--deepspeed", "my.json")
+
+    assert result.code == 2
+    assert result.out.splitlines()[-1] == "./mine.py: 6 errors, 1 warning"
+    for told in ("optimizer.lr = -1", "accumulative_counts = 0", "Did you mean 'max_epochs'?", "amp was removed"):
+        assert told in result.out
+    assert "Also:" not in result.out
+
+
+def test_a_model_and_data_that_are_not_there_are_told_together(tuner: Tuner) -> None:
+    result = tuner("check", TINY, "--model", "./nowhere", "--data", "none.jsonl", "--set", "chat_template=chatl")
+
+    assert result.code == 2
+    found = result.out.splitlines()
+    assert found[0].startswith("model.path: error: the model './nowhere' does not exist")
+    assert found[1].startswith("train_dataloader.dataset.path: error: the data 'none.jsonl' does not exist")
+    assert found[2].startswith("model.chat_template: error: no chat template 'chatl'. Did you mean 'chatml'?")
+
+
+def test_what_the_recipe_overrides_in_the_json_is_told(tuner: Tuner) -> None:
+    result = tuner("check", TINY, "--deepspeed", GUIDE, "--set", "accumulative_counts=8", "--json")
+
+    assert result.code == 0
+    texts = [one["what"] for one in _findings(result)]
+    assert not [text for text in texts if text.startswith("gradient_accumulation_steps")]
+    assert not [text for text in texts if text.startswith("train_batch_size")], "2 x 8 x 1 is what the JSON says"
+    assert [text for text in texts if text.startswith("optimizer: the recipe wins")]
+    assert len([text for text in texts if text.startswith("seed was never read")]) == 1
+
+
+def test_a_json_that_no_run_survives_is_an_error_with_a_recipe_and_a_warning_alone(
+    tuner: Tuner, tmp_path: Path
+) -> None:
+    (tmp_path / "my.json").write_text('{"tensor_parallel": {"autotp_size": 2}}')
+
+    alone, with_recipe = tuner("check", "my.json"), tuner("check", TINY, "--deepspeed", "my.json")
+
+    assert (alone.code, alone.out.splitlines()[-1]) == (0, "my.json: 1 warning")
+    assert (with_recipe.code, with_recipe.out.splitlines()[-1]) == (2, f"{TINY}: 1 error")
+
+
+def test_what_needs_a_gpu_is_checked_for_the_gpu_that_is_named(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "my.json").write_text('{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}')
+
+    here = tuner("check", TINY, "--deepspeed", "my.json")
+    there = tuner("check", TINY, "--deepspeed", "my.json", "--gpus", "8", "--gpu", "a100-80g")
+
+    assert here.code == 2
+    assert "my.json:1:36: error: " in here.out
+    assert "needs an NVIDIA GPU" in here.out
+    assert there.code == 0, there.out
+
+
+def test_a_run_that_cannot_fit_the_named_gpu_is_an_error(tuner: Tuner) -> None:
+    result = tuner("check", "llama3_1_8b_instruct_full_alpaca_e1", "--deepspeed", "zero2", "--gpu", "t4")
+
+    assert result.code == 2
+    assert "does not fit" in result.out
+
+
+def test_a_run_directory_is_checked_in_its_parts(tuner: Tuner, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", TINY, "zero2")
+
+    right = tuner("check", run)
+    (run / "deepspeed.json").write_text('{"zero_optimization": {"stage": 7}}')
+    (run / "run.json").write_text("[]")
+    wrong = tuner("check", run)
+
+    assert (right.code, right.out) == (0, f"{run}: nothing wrong\n")
+    assert wrong.code == 2
+    assert f"{run}/deepspeed.json:1:24: error: zero_optimization.stage = 7 is not 0, 1, 2 or 3" in wrong.out
+    assert "run.json holds no object" in wrong.out
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("tiny_ful_sample_e1", "Did you mean 'tiny_full_sample_e1'?"),
+        ("deepspeed_zer2", "Did you mean 'deepspeed_zero2'?"),
+        ("nothing.json", "there is no file 'nothing.json'"),
+        ("accelerate.yaml", "zero_stage: 3 is --deepspeed zero3"),
+        ("./nothing.py", "nothing.py"),
+    ],
+)
+def test_a_name_that_means_nothing_is_a_finding(tuner: Tuner, name: str, told: str) -> None:
+    result = tuner("check", name)
+
+    assert result.code == 2
+    assert told in result.out
+    assert result.out.splitlines()[-1] == f"{name}: 1 error"
+
+
+@pytest.mark.parametrize("flags", [["--set", "lr=1"], ["--model", "x"], ["--deepspeed", "zero3"], ["--gpus", "2"]])
+def test_options_of_a_recipe_beside_a_config_are_refused(tuner: Tuner, flags: list[str]) -> None:
+    result = tuner("check", "zero2", *flags)
+
+    assert result.code == 2
+    assert f"{flags[0]} is about recipes, and 'zero2' is a DeepSpeed config" in result.err
+
+
+def test_a_folder_that_is_no_run_is_told_so(tuner: Tuner, tmp_path: Path) -> None:
+    result = tuner("check", tmp_path)
+
+    assert result.code == 2
+    assert "is no run directory" in result.err
+
+
+@pytest.mark.parametrize("command", ["check", "show"])
+def test_neither_check_nor_show_loads_a_heavy_library(tmp_path: Path, command: str) -> None:
+    heavy = "torch transformers trl peft datasets deepspeed accelerate numpy mmengine rich"
+    loaded = f"print('LOADED', *sys.modules.keys() & {set(heavy.split())})"
+    program = f"import sys; from tuner.cli import tuner; tuner(standalone_mode=False); {loaded}"
+    arguments = [command, TINY, "--deepspeed", "zero3_offload"]
+
+    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "LOADED"

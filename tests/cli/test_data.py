@@ -1,0 +1,313 @@
+"""`tuner data`: counts, lengths, samples and bad rows, as training would see them."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.cli.command import Result, Tuner
+from tuner.cli import data as command
+from tuner.cli.rows import print_samples
+from tuner.worker.data.view import Shown
+
+SFT, DPO, KTO = "tiny_lora_custom_e1", "tiny_dpo_lora_custom_e1", "tiny_kto_lora_custom_e1"
+GOOD = {"instruction": "Why?", "output": "Because."}
+PAIR = {"prompt": "What is red?", "chosen": "A colour.", "rejected": "A dog."}
+
+Rows = Callable[..., Path]
+
+pytestmark = pytest.mark.usefixtures("nothing_starts")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Rows:
+    """Return a function that writes rows, texts as they are, to rows.jsonl."""
+
+    def write(*content: Any) -> Path:
+        lines = [line if isinstance(line, str) else json.dumps(line) for line in content]
+        (tmp_path / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        return Path("rows.jsonl")
+
+    return write
+
+
+def shown(tuner: Tuner, name: str, path: Path, *arguments: object) -> dict[str, Any]:
+    result = tuner("data", name, "--data", path, "--json", *arguments)
+    assert result.code == 0, result.err
+    found: dict[str, Any] = json.loads(result.out)["data"]["train"]
+    return found
+
+
+def text(pieces: list[dict[str, Any]], *, trained: bool) -> str:
+    return "".join(piece["text"] for piece in pieces if piece["trained"] is trained)
+
+
+# What is read
+
+
+def test_the_output_tells_counts_lengths_and_samples(tuner: Tuner, rows: Rows, tmp_path: Path) -> None:
+    result = tuner("data", SFT, "--data", rows(*[GOOD] * 4), "--samples", 2)
+
+    assert (result.code, result.err) == (0, "")
+    assert "4 rows of format 'alpaca' (detected)" in result.out
+    assert "samples: " in result.out
+    assert "█" in result.out
+    assert "between [[ and ]]" in result.out
+    assert result.out.count("[[Because.<|im_end|>]]") == 2
+    assert "rows.jsonl:2: " in result.out
+    assert "<|im_start|>user\nWhy?" in result.out
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_only_the_assistants_tokens_are_marked_and_every_role_is_visible(tuner: Tuner, rows: Rows) -> None:
+    turns = [("system", "Be kind."), ("user", "One?"), ("assistant", "Two."), ("user", "Three?"), ("assistant", "4.")]
+    path = rows({"messages": [{"role": role, "content": said} for role, said in turns]})
+
+    (sample,) = shown(tuner, SFT, path)["samples"]
+
+    assert sample["place"] == "rows.jsonl:1"
+    pieces = sample["parts"]["text"]
+    assert text(pieces, trained=True) == "Two.<|im_end|>4.<|im_end|>"
+    for role, said in turns:
+        assert f"{role}\n{said}" in "".join(piece["text"] for piece in pieces)
+
+
+def test_counts_are_those_of_training(tuner: Tuner, rows: Rows) -> None:
+    long = {"instruction": "Why?", "output": "Because. " * 50}
+    path = rows(GOOD, long, {"instruction": "x" * 300, "output": "y"})
+
+    found = shown(tuner, SFT, path, "--set", "packing=False", "--set", "max_length=32")
+
+    counts = found["counts"]
+    assert (counts["read"], counts["kept"], counts["truncated"], counts["dropped"]) == (3, 2, 1, 1)
+    assert counts["tokens"] == sum(sample["num_tokens"] for sample in found["samples"][:2])
+    assert counts["trained_tokens"] == sum(sample["num_trained"] for sample in found["samples"])
+    assert counts["truncated_tokens"] == found["samples"][1]["num_cut"] > 0
+    assert found["sets"] == [{"place": "rows.jsonl", "format": "alpaca", "detected": True, "read": 3}]
+    assert found["efficiency"] is None
+
+
+def test_packing_says_how_full_its_rows_are(tuner: Tuner, rows: Rows) -> None:
+    found = shown(tuner, SFT, rows(*[GOOD] * 9), "--all", "--set", "max_length=64")
+
+    counts = found["counts"]
+    assert found["efficiency"] == counts["tokens"] / (counts["packed_rows"] * 64)
+    assert 0.5 < found["efficiency"] <= 1
+
+
+def test_every_sample_is_in_one_bar_of_the_histogram(tuner: Tuner, rows: Rows) -> None:
+    path = rows(*({"instruction": "Why?", "output": "Because. " * count} for count in (1, 2, 30, 31, 32)))
+
+    bars = shown(tuner, SFT, path, "--samples", 0, "--set", "max_length=512")["lengths"]["samples"]
+
+    assert sum(bar["samples"] for bar in bars) == 5
+    assert bars[0]["samples"] == 2
+    assert all(bar["to"] + 1 == following["from"] for bar, following in itertools.pairwise(bars))
+
+
+def test_the_first_rows_are_enough_unless_all_are_asked_for(
+    tuner: Tuner, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_FIRST_ROWS", 3)
+    path = rows(*[GOOD] * 5, {"instruction": "Why?"})
+
+    few = tuner("data", SFT, "--data", path)
+    every = tuner("data", SFT, "--data", path, "--all")
+
+    assert few.code == 0
+    assert "3 rows of format" in few.out
+    assert "Only the first 3 rows were read." in few.out
+    assert (every.code, every.out) == (2, "")
+    assert "rows.jsonl:6" in every.err
+
+
+def test_overrides_and_validation_are_read_too(tuner: Tuner) -> None:
+    result = tuner("data", "tiny_full_sample_e1", "--json", "--set", "train_dataloader.dataset.max_rows=20")
+
+    found = json.loads(result.out)["data"]
+    assert found["train"]["counts"]["read"] == 20
+    assert found["validation"]["counts"]["read"] > 0
+    assert found["validation"]["samples"] == []
+
+
+def test_a_mixture_tells_of_each_data_set(tuner: Tuner, rows: Rows, tmp_path: Path) -> None:
+    rows(*[GOOD] * 4)
+    (tmp_path / "mine.py").write_text(
+        f'_base_ = "{SFT}"\n'
+        'train_dataloader = dict(dataset=dict(mixture=[dict(path="rows.jsonl"), dict(part="sample", weight=0.01)]))\n'
+    )
+
+    result = tuner("data", "./mine.py", "--all")
+
+    assert result.code == 0, result.err
+    assert "  rows.jsonl: 4 rows of format 'alpaca' (detected)" in result.out
+    assert "train.jsonl: " in result.out
+
+
+# Preferences
+
+
+def test_a_pair_is_shown_as_prompt_chosen_and_rejected(tuner: Tuner, rows: Rows) -> None:
+    path = rows(PAIR, {**PAIR, "rejected": PAIR["chosen"]})
+
+    found = shown(tuner, DPO, path)
+
+    (sample,) = found["samples"]
+    assert [*sample["parts"]] == ["prompt", "chosen", "rejected"]
+    assert "What is red?" in text(sample["parts"]["prompt"], trained=False)
+    assert text(sample["parts"]["chosen"], trained=True) == "A colour.<|im_end|>"
+    assert text(sample["parts"]["rejected"], trained=True) == "A dog.<|im_end|>"
+    assert (found["counts"]["kept"], found["counts"]["dropped"]) == (1, 1)
+    assert [*found["lengths"]] == ["chosen", "rejected"]
+
+
+def test_feedback_is_shown_with_its_label(tuner: Tuner, rows: Rows) -> None:
+    path = rows(*({"prompt": "Why?", "completion": said, "label": said == "So."} for said in ("So.", "No.")))
+
+    samples = shown(tuner, KTO, path)["samples"]
+
+    assert [[*sample["parts"]] for sample in samples] == [["good answer"], ["bad answer"]]
+    assert text(samples[0]["parts"]["good answer"], trained=True) == "So.<|im_end|>"
+
+
+def test_text_is_trained_from_its_second_token_on(tuner: Tuner, rows: Rows) -> None:
+    (sample,) = shown(tuner, "tiny_pretrain_full_custom_e1", rows({"text": "The sky is blue."}))["samples"]
+
+    assert sample["num_trained"] == sample["num_tokens"] - 1
+
+
+# Bad rows
+
+
+def bad(tuner: Tuner, path: Path, *arguments: object, name: str = SFT) -> Result:
+    result = tuner("data", name, "--data", path, "--all", *arguments)
+    assert result.code == 2
+    return result
+
+
+def test_every_bad_row_is_listed_with_its_line(tuner: Tuner, rows: Rows) -> None:
+    refused = {"messages": [{"role": "assistant"}]}
+    result = bad(tuner, rows(GOOD, {"instruction": "Why?"}, GOOD, {"instruction": 3, "output": "x"}, refused))
+
+    assert result.out == ""
+    lines = result.err.splitlines()
+    assert len(lines) == 4
+    for line, number in zip(lines, (2, 4, 5), strict=False):
+        assert line.startswith("bad-data: ")
+        assert f"rows.jsonl:{number}." in line
+    assert lines[-1].startswith("bad-data: 3 rows cannot be trained on.")
+
+
+def test_a_single_bad_row_is_told_as_training_tells_it(tuner: Tuner, rows: Rows) -> None:
+    path = rows(GOOD, {"instruction": "Why?"})
+
+    result = bad(tuner, path)
+
+    assert result.messages == [line for line in result.err.splitlines()]
+    assert len(result.messages) == 1
+    assert "In rows.jsonl:2." in result.err
+    assert "columns are instruction" in result.err
+
+
+def test_only_the_first_bad_rows_are_listed_but_all_are_counted(
+    tuner: Tuner, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_MAX_BAD", 2)
+    path = rows(GOOD, *[{"instruction": "Why?"}] * 700)
+
+    result = bad(tuner, path)
+    found = json.loads(bad(tuner, path, "--json").out)
+
+    assert len(result.messages) == 3
+    assert "700 rows cannot be trained on; the first 2 are listed." in result.err
+    assert found["num_bad_rows"] == 700
+    assert [row["where"] for row in found["bad_rows"]] == ["rows.jsonl:2", "rows.jsonl:3"]
+
+
+def test_rows_that_are_no_json_are_listed_among_the_others(tuner: Tuner, rows: Rows) -> None:
+    result = bad(tuner, rows('{"instruction": "a"', GOOD, {"instruction": "Why?"}, "[1]", GOOD, '{"a": 1, "a": 2}'))
+
+    assert [line.split("rows.jsonl:")[1][0] for line in result.messages[:-1]] == ["1", "3", "4", "6"]
+
+
+def test_a_row_that_the_template_refuses_is_listed(tuner: Tuner, rows: Rows, tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system turns') }}{% endif %}"
+        "{{ m['role'] }}: {% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<|im_end|>' }}"
+        "{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}\n{% endfor %}"
+    )
+    (tmp_path / "strict.jinja").write_text(template)
+    path = rows(GOOD, {**GOOD, "system": "Be kind."}, GOOD, {**GOOD, "system": "Be brief."})
+
+    result = bad(tuner, path, "--set", "chat_template=strict.jinja")
+
+    assert [line.split("rows.jsonl:")[1][0] for line in result.messages[:-1]] == ["2", "4"]
+    assert "no system turns" in result.err
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "told"),
+    [
+        (SFT, PAIR, ("preference", "dpo", "'chosen'")),
+        (DPO, GOOD, ("conversations", "objective dpo")),
+        (SFT, {"colour": "red"}, ("colour",)),
+    ],
+)
+def test_data_of_another_kind_is_one_mistake(tuner: Tuner, rows: Rows, name: str, row: Any, told: tuple[str]) -> None:
+    result = bad(tuner, rows(*[row] * 3), name=name)
+
+    assert len(result.messages) == 1
+    for part in told:
+        assert part in result.err
+
+
+def test_a_path_that_is_not_there_is_told_before_anything_is_loaded(tuner: Tuner) -> None:
+    assert "does not exist" in tuner("data", SFT, "--data", "./no.jsonl").err
+
+
+# How samples are printed
+
+
+SAMPLE = Shown("a.jsonl:1", 3, 1, 0, {"text": [("user: \x1b[31m[bold]:smile:\n", False), ("yes", True)]})
+
+
+def printed(samples: list[Shown], **options: Any) -> str:
+    console = Console(file=io.StringIO(), highlight=False, markup=False, emoji=False, soft_wrap=True, **options)
+    print_samples(console, samples)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_on_a_terminal_trained_tokens_are_green() -> None:
+    text = printed([SAMPLE], force_terminal=True, color_system="standard")
+
+    assert "in green" in text
+    assert "\x1b[1;32myes\x1b[0m" in text
+    assert "[[" not in text
+
+
+def test_without_colours_trained_tokens_are_between_marks() -> None:
+    assert "[[yes]]" in printed([SAMPLE])
+    assert "[[yes]]" in printed([SAMPLE], force_terminal=True, no_color=True, color_system="standard")
+
+
+def test_a_rows_text_cannot_command_the_terminal() -> None:
+    text = printed([SAMPLE])
+
+    assert "\x1b" not in text
+    assert r"\x1b[31m[bold]:smile:" in text
+
+
+def test_a_long_text_is_cut_in_the_middle() -> None:
+    text = printed([Shown("a", 3, 1, 0, {"text": [("a" * 5_000 + "the end", False)]})])
+
+    assert len(text) < 1_500
+    assert "4,007 characters" in text
+    assert "the end" in text

@@ -1,0 +1,222 @@
+"""`tuner list`, and what a shell completes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.shell_completion import BashComplete
+
+from tests.cli.command import Tuner
+from tuner.cli import list as listing
+from tuner.cli import parts
+from tuner.cli import tuner as group
+from tuner.recipes import catalog, patterns
+
+pytestmark = pytest.mark.usefixtures("nothing_starts")
+
+
+def first_words(text: str) -> list[str]:
+    return [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
+
+
+# Parts
+
+
+def test_a_list_that_is_piped_has_every_part_on_a_line_with_its_summary(tuner: Tuner) -> None:
+    result = tuner("list")
+
+    assert result.code == 0
+    for kind in catalog.KINDS:
+        for name in catalog.names(kind):
+            assert any(
+                line.startswith(f"  {name} ") and line.endswith(f"  {catalog.summary(kind, name)}")
+                for line in result.out.splitlines()
+            )
+    assert all(preset in result.out for preset in catalog.presets())
+
+
+def test_a_list_on_a_terminal_is_short_and_keeps_every_name(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    text = tuner("list").out
+
+    assert max(map(len, text.splitlines())) <= 100
+    assert {*text.split()} >= {name for kind in catalog.KINDS for name in catalog.names(kind)}
+    assert {*text.split()} >= {*catalog.presets()}
+    assert len(text.splitlines()) < sum(len(catalog.names(kind)) for kind in catalog.KINDS) / 2
+    assert catalog.summary("models", "tiny") not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "held"),
+    [
+        (["--models", "qwen3_8"], {"models": "qwen3_8"}),
+        (["--models", "Qwen3-8"], {"models": "qwen3_8"}),
+        (["--models=*qwen3_8*"], {"models": "qwen3_8"}),
+        (["--methods"], {"methods": ""}),
+        (["--objectives", "--recipes", "tiny_full"], {"objectives": "", "recipes": "tiny_full"}),
+        (["--datasets", "oasst", "--methods", "q*"], {"datasets": "oasst", "methods": "q"}),
+        (["oasst", "--datasets", "--methods", "q*"], {"datasets": "oasst", "methods": "q"}),
+        (["oasst1"], dict.fromkeys(catalog.KINDS, "oasst1")),
+    ],
+)
+def test_kinds_and_texts_narrow_the_list(tuner: Tuner, arguments: list[str], held: dict[str, str]) -> None:
+    result = tuner("list", *arguments)
+
+    right = [name for kind, text in held.items() for name in catalog.names(kind) if text in name]
+    assert result.code == 0, result.err
+    assert sorted(first_words(result.out)) == sorted(right)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--models", "qwne3"], ("'qwne3'", "Did you mean 'qwen3", "tuner list --models")),
+        (["--methods", "qloar"], ("Did you mean 'qlora'?",)),
+        (["--methods", "z*"], ("'z*'", "See: tuner list --methods")),
+        (["alpcaa"], ("'alpcaa'", "Did you mean 'alpaca'?")),
+        (["qwen3_8b_qloar_alpaca*"], ("'qwen3_8b_qloar_alpaca*'", "Did you mean 'qwen3_8b_qlora_alpaca_e3'?")),
+        (["zzz*"], ("'zzz*'", "See: tuner list")),
+    ],
+)
+def test_what_is_not_there_is_told_with_the_nearest_name(tuner: Tuner, arguments: list[str], told: tuple[str]) -> None:
+    result = tuner("list", *arguments)
+
+    assert (result.code, result.out) == (2, "")
+    assert len(result.messages) == 1
+    for part in told:
+        assert part in result.err
+
+
+def test_as_json_each_kind_holds_its_names_with_what_is_known_of_them(tuner: Tuner) -> None:
+    found = json.loads(tuner("list", "--json").out)
+
+    assert [*found] == [*catalog.KINDS, "presets"]
+    for kind in catalog.KINDS:
+        assert [*found[kind]] == [*catalog.names(kind)]
+    assert found["methods"]["lora"] == {"summary": catalog.summary("methods", "lora")}
+    assert found["models"]["qwen3_8b"]["path"] == "Qwen/Qwen3-8B"
+    assert found["models"]["qwen3_8b"]["parameters"] == 8_190_735_360  # as published
+    assert found["datasets"]["alpaca"]["paths"] == ["tatsu-lab/alpaca"]
+    assert found["datasets"]["alpaca"]["objectives"] == ["sft", "pretrain"]
+
+
+def test_as_json_a_filter_filters(tuner: Tuner) -> None:
+    found = json.loads(tuner("list", "--json", "--methods", "q").out)
+
+    assert [*found] == ["methods", "presets"]
+    assert [*found["methods"]] == ["qlora"]
+
+
+# Names
+
+
+def test_a_glob_is_a_pattern_of_whole_names(tuner: Tuner) -> None:
+    names = tuner("list", "qwen3_?b_*lora_alpaca").out.split()
+
+    assert {"qwen3_8b_lora_alpaca_e3", "qwen3_8b_qlora_alpaca_e3", "qwen3_4b_rslora_alpaca_e3"} <= {*names}
+    assert all(name.startswith("qwen3_") and name.endswith("lora_alpaca_e3") for name in names)
+    assert not any("dpo" in name for name in names)
+
+
+def test_every_listed_name_is_a_recipe(tuner: Tuner) -> None:
+    names = tuner("list", "tiny_*").out.split()
+
+    assert "tiny_full_sample" in names
+    for name in names:
+        assert name in catalog.names("recipes") or catalog.parse(name).name == name
+
+
+def test_too_many_names_are_cut_with_a_message(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_MAX_NAMES", 3)
+
+    result = tuner("list", "*_alpaca")
+
+    assert len(result.out.splitlines()) == 3
+    total = patterns.expand("*_alpaca", 0, parts.suits).total
+    assert f"The first 3 of {total:,} names" in result.err
+    assert result.code == 0
+
+
+def test_names_as_json_come_with_how_many_there_are(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_MAX_NAMES", 1)
+
+    found = json.loads(tuner("list", "--json", "tiny_[lq]*ora_alpaca_e2").out)
+
+    assert found == {"names": ["tiny_lora_alpaca_e2"], "total": 2}
+
+
+# Completion
+
+
+def completed(*words: str) -> list[tuple[str, str]]:
+    complete = BashComplete(group, {}, "tuner", "_TUNER_COMPLETE")
+    return [(item.type, item.value) for item in complete.get_completions([*words[:-1]], words[-1])]
+
+
+@pytest.mark.parametrize("command", ["train", "show", "copy", "data", "list"])
+def test_a_recipe_is_completed_part_by_part(command: str) -> None:
+    assert ("plain", "qwen3_8b_qlora_") in completed(command, "qwen3_8b_")
+    assert ("plain", "qwen3_8b_dpo_lora_") in completed(command, "qwen3_8b_dpo_")
+    assert ("plain", "qwen3_8b_qlora_alpaca_e3") in completed(command, "qwen3_8b_q")
+    assert ("plain", "qwen3_8b_dpo_lora_alpaca_e3") not in completed(command, "qwen3_8b_dpo_lora_a")
+
+
+def test_files_are_left_to_the_shell() -> None:
+    assert completed("train", "./my") == [("file", "./my")]
+    assert completed("train", "x", "--deepspeed", "./my") == [("file", "./my")]
+    assert completed("train", "x", "--data", "my") == [("file", "my")]
+
+
+def test_presets_and_keys_are_completed() -> None:
+    presets = completed("train", "x", "--deepspeed", "deepspeed_zero2")
+
+    assert presets == [("plain", "deepspeed_zero2"), ("plain", "deepspeed_zero2_offload")]
+    assert ("plain", "optim_wrapper.optimizer.lr") in completed("train", "x", "--set", "optim_wrapper.o")
+    assert completed("show", "x", "--cfg-options", "warmup") == [("plain", "warmup_ratio")]
+
+
+BASH = """
+PATH={path}:$PATH
+eval "$(_TUNER_COMPLETE=bash_source tuner)"
+complete -p tuner
+COMP_WORDS=(tuner train qwen3_8b_ql) COMP_CWORD=2
+_tuner_completion tuner
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_bash_itself_completes_a_name() -> None:
+    script = BASH.format(path=Path(sys.executable).parent)
+
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env={**os.environ})
+
+    assert done.returncode == 0, done.stderr
+    first, *names = done.stdout.splitlines()
+    assert first == "complete -o nosort -F _tuner_completion tuner"
+    assert "qwen3_8b_qlora_alpaca_e3" in names
+    assert all(name.startswith("qwen3_8b_qlora_") for name in names)
+
+
+def test_a_list_and_a_completion_are_quick() -> None:
+    tuner = Path(sys.executable).parent / "tuner"
+    words = {**os.environ, "COMP_WORDS": "tuner train qwen3_8b_qlora_", "COMP_CWORD": "2"}
+
+    def seconds(*arguments: str, **more: str) -> float:
+        """Of the processor: other tests run beside this one."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([tuner, *arguments], env={**words, **more}, check=True, capture_output=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds("list") for _ in range(3)) < 0.2
+    assert min(seconds(_TUNER_COMPLETE="bash_complete") for _ in range(3)) < 0.25

@@ -1,0 +1,98 @@
+"""`tuner plan` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cli.command import Tuner
+
+FULL = "llama2_7b_full_alpaca_e3"
+
+
+def plan(tuner: Tuner, *arguments: str) -> dict[str, Any]:
+    done = tuner("plan", *arguments, "--json")
+    assert done.code == 0, done.err
+    value: dict[str, Any] = json.loads(done.out)
+    return value
+
+
+def test_the_json_holds_every_preset_and_the_recommended_one(tuner: Tuner) -> None:
+    value = plan(tuner, FULL, "--gpus", "8", "--gpu-memory", "80GB")
+    sizes = {name: found["gpu_bytes"]["model_states"] / 6_738_415_616 for name, found in value["presets"].items()}
+
+    assert sizes == pytest.approx(
+        {
+            "none": 16,
+            "deepspeed_zero1": 5.5,
+            "deepspeed_zero2": 3.75,
+            "deepspeed_zero2_offload": 2,
+            "deepspeed_zero3": 2,
+            "deepspeed_zero3_offload": 0,
+        }
+    )
+    assert value["recommended"] == "deepspeed_zero1"
+    assert [found["fits"] for found in value["presets"].values()] == [False, True, True, True, True, True]
+
+
+def test_a_gpus_name_is_its_memory(tuner: Tuner) -> None:
+    by_name = plan(tuner, FULL, "--gpus", "8", "--gpu", "A100-80GB")
+    by_size = plan(tuner, FULL, "--gpus", "8", "--gpu-memory", "80GiB")
+
+    assert by_name["presets"] == by_size["presets"]
+
+
+def test_where_nothing_fits_the_changes_that_do_are_printed(tuner: Tuner) -> None:
+    done = tuner("plan", FULL, "--gpus", "1", "--gpu", "rtx4090", "--host-memory", "16GB")
+
+    assert done.code == 0
+    assert "Nothing fits." in done.out
+    assert "QLoRA" in done.out
+    assert "quantization=dict(bits=4)" in done.out
+
+
+def test_an_interconnect_adds_seconds_and_hierarchical_partitioning_across_nodes(tuner: Tuner) -> None:
+    value = plan(tuner, FULL, "--gpus", "8", "--gpu", "h100", "--nodes", "8", "--interconnect", "50GB/s")
+    steps = value["communication"]
+
+    assert steps["deepspeed_zero3_hpz"]["step_s"] < steps["deepspeed_zero3"]["step_s"]
+    assert "step_s" not in plan(tuner, FULL, "--gpus", "8", "--gpu", "h100")["communication"]["deepspeed_zero3"]
+
+
+def test_a_laptop_assumes_a_machine_aloud(tuner: Tuner) -> None:
+    done = tuner("plan", FULL)
+
+    assert done.code == 0
+    assert "assumed" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--gpus", "0"], "--gpus"),
+        (["--gpus", "-8"], "--gpus"),
+        (["--nodes", "0"], "--nodes"),
+        (["--gpu", "a1000"], "a100"),
+        (["--gpu-memory", "80 quarks"], "80 quarks"),
+        (["--gpu-memory", "0GB"], "--gpu-memory"),
+        (["--gpu-memory", "-1GB"], "--gpu-memory"),
+        (["--host-memory", "lots"], "--host-memory"),
+        (["--gpu", "a100", "--gpu-memory", "80GB"], "--gpu and --gpu-memory"),
+        (["--gpus", "8", "--interconnect", "fast", "--gpu", "a100"], "--interconnect"),
+        (["--gpu-memory", "80GB", "--interconnect", "400Gb/s"], "--gpu a100-80g"),
+        (["--gpu", "a100", "--interconnect", "400Gb/s", "--utilisation", "0"], "--utilisation"),
+        (["--gpu", "a100", "--interconnect", "400Gb/s", "--utilisation", "nan"], "--utilisation"),
+        (["--model", "nobody/knows-this"], "nobody/knows-this"),
+        (["--set", "architecture.model_type=llamas"], "llama"),
+        (["--set", "architecture.num_key_value_heads=0"], "num_key_value_heads"),
+    ],
+)
+def test_a_mistake_is_one_line_with_exit_code_2(tuner: Tuner, arguments: list[str], word: str) -> None:
+    done = tuner("plan", FULL, *arguments)
+
+    assert done.code == 2
+    assert word in done.err
+    assert "Traceback" not in done.err
+    assert not done.out

@@ -1,0 +1,54 @@
+"""`tuner smoke` from end to end: every stage on two real ranks, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import COMMAND, environment
+
+pytestmark = pytest.mark.e2e
+
+STAGES = ["model", "data", "train", "resume", "export"]
+
+
+def smoke(*arguments: str, scratch: Path) -> subprocess.CompletedProcess[str]:
+    # Variables for the run that will follow must not start other ranks here.
+    env = environment(TMPDIR=str(scratch), NPROC_PER_NODE="8", MASTER_PORT="29999")
+    command = [*COMMAND, "smoke", *arguments]
+    return subprocess.run(command, env=env, cwd=scratch, capture_output=True, text=True, timeout=400)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "deepspeed"),
+    [("qwen3_0_6b_lora_sample_e1", "zero2"), ("mixtral_8x7b_dpo_full_sample_preferences_e1", "zero3")],
+)
+def test_every_stage_works_and_nothing_is_left(recipe: str, deepspeed: str, tmp_path: Path) -> None:
+    arguments = ("--deepspeed", deepspeed, "--set", "dtype=fp32", "--json")
+
+    done = smoke(recipe, *arguments, scratch=tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    stages = {stage["name"]: stage["told"] for stage in told["stages"]}
+    assert list(stages) == STAGES
+    assert f"2 ranks, deepspeed_{deepspeed}, fp32" in stages["train"]
+    assert "the same loss" in stages["resume"]
+    assert "the same outputs" in stages["export"]
+    assert "NCCL" in told["not_tried"]
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("tuner-smoke")] == []
+
+
+def test_a_stage_that_fails_on_the_ranks_gives_its_code_and_names_what_is_kept(tmp_path: Path) -> None:
+    arguments = ("--set", "adapter.target_modules=['no_such_module']")
+
+    done = smoke("qwen3_0_6b_lora_sample_e1", *arguments, scratch=tmp_path)
+
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no_such_module" in done.stderr
+    (kept,) = (path for path in tmp_path.iterdir() if path.name.startswith("tuner-smoke"))
+    assert f"failed at train. Everything is kept in {kept}" in done.stderr
+    assert (kept / "run" / "ranks" / "0.log").is_file()

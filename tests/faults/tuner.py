@@ -1,0 +1,10 @@
+"""The command line, with ranks that TUNER_FAULT makes go wrong."""
+
+from __future__ import annotations
+
+from tuner.cli import main
+from tuner.launch import local, slurm
+
+if __name__ == "__main__":
+    local.WORKER = slurm.WORKER = "tests.faults.worker"
+    main()

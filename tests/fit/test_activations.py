@@ -1,0 +1,140 @@
+"""Activation bytes against what autograd really saves, layer by layer, in models that transformers builds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tuner.fit.activations import layer_bytes, of_recipe
+from tuner.fit.parameters import built
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.recipe import load
+from tuner.recipes.schema import RecipeConfig
+
+TOKENS = 256
+FACTS = {
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 64,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 176}
+
+
+def saved_bytes(model_type: str, num_layers: int, extra: dict[str, Any], lora: LoraConfig | None) -> int:
+    """Return the bytes of all tensors that the forward pass saves for backward, weights left out."""
+    facts = {**FACTS, **extra, "num_hidden_layers": num_layers}
+    facts["num_local_experts"] = facts.get("num_experts", 4)
+    config = AutoConfig.for_model(model_type, **{**facts, "pad_token_id": 0})
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    if lora:
+        model = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    saved: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model.train()(input_ids=torch.randint(1, 60, (1, TOKENS)), use_cache=False)
+    assert output.logits is not None
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+def per_token_and_layer(model_type: str, extra: dict[str, Any], lora: LoraConfig | None = None) -> float:
+    """Measure one layer: the difference between three and two of them."""
+    three, two = (saved_bytes(model_type, count, extra, lora) for count in (3, 2))
+    return (three - two) / TOKENS
+
+
+def on_paper(recipe: RecipeConfig, model_type: str, extra: dict[str, Any]) -> float:
+    facts = Architecture(model_type=model_type, **{**FACTS, **extra})
+    return layer_bytes(recipe, facts, built(facts).layers[-1])
+
+
+def full() -> RecipeConfig:
+    return load("tiny_full_sample_e1").config
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "granite", "smollm3"])
+def test_full_training_saves_exactly_the_planned_bytes(model_type: str) -> None:
+    assert on_paper(full(), model_type, {}) == per_token_and_layer(model_type, {})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "extra"),
+    [
+        ("gemma", {}),
+        ("gemma3_text", {}),
+        ("olmo2", {}),
+        ("phi3", {}),
+        ("starcoder2", {}),
+        ("cohere", {}),
+        ("glm4", {}),
+        ("mixtral", {**EXPERTS, "intermediate_size": 176}),
+        ("qwen3_moe", EXPERTS),
+    ],
+)
+def test_other_families_save_the_planned_bytes_within_a_tenth(model_type: str, extra: dict[str, Any]) -> None:
+    assert on_paper(full(), model_type, extra) == pytest.approx(per_token_and_layer(model_type, extra), rel=0.12)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("rank", [8, 32])
+def test_lora_saves_exactly_the_planned_bytes(model_type: str, rank: int) -> None:
+    config = load("tiny_lora_sample_e1").config
+    assert config.adapter is not None
+    recipe = config.model_copy(update={"adapter": config.adapter.model_copy(update={"r": rank, "lora_dropout": 0.0})})
+    lora = LoraConfig(task_type="CAUSAL_LM", r=rank, target_modules="all-linear")
+
+    assert on_paper(recipe, model_type, {}) == per_token_and_layer(model_type, {}, lora)
+
+
+def changed(**blocks: dict[str, Any]) -> RecipeConfig:
+    config = full()
+    return config.model_copy(
+        update={name: getattr(config, name).model_copy(update=values) for name, values in blocks.items()}
+    )
+
+
+def test_checkpointing_keeps_one_hidden_state_a_layer_and_one_layer_at_work() -> None:
+    facts = Architecture(model_type="llama", **{**FACTS, "num_hidden_layers": 32, "vocab_size": 1})
+    plain = of_recipe(changed(train_cfg={"gradient_checkpointing": False}), facts)
+    kept = of_recipe(changed(train_cfg={"gradient_checkpointing": True}), facts)
+    tokens = full().train_dataloader.batch_size * full().train_dataloader.dataset.max_length
+
+    layer = plain.activations / 32
+    assert kept.activations == pytest.approx(32 * 2 * 128 * tokens + layer - kept.logits)
+
+
+def test_logits_cost_fourteen_bytes_each_at_the_losses_peak() -> None:
+    facts = Architecture(model_type="llama", **{**FACTS, "vocab_size": 128_256})
+    dataset = full().train_dataloader.dataset.model_copy(update={"max_length": 4096})
+
+    work = of_recipe(changed(train_dataloader={"dataset": dataset, "batch_size": 1}), facts)
+    assert work.logits == 14 * 128_256 * 4096
+
+
+def test_a_frozen_layer_saves_nothing_and_a_pair_is_two_samples() -> None:
+    facts = Architecture(model_type="llama", **{**FACTS, "num_hidden_layers": 8})
+    batch = {"batch_size": 1}
+    whole = of_recipe(changed(train_dataloader=batch, train_cfg={"gradient_checkpointing": False}), facts)
+    freeze = {"gradient_checkpointing": False, "trainable_layers": 2}
+    last = of_recipe(changed(train_dataloader=batch, train_cfg=freeze), facts)
+    pairs = load("tiny_dpo_full_sample_e1").config
+    pairs = pairs.model_copy(update={"train_cfg": pairs.train_cfg.model_copy(update={"gradient_checkpointing": False})})
+
+    assert last.activations == whole.activations / 4
+    assert of_recipe(pairs, facts).activations == 2 * whole.activations

@@ -1,0 +1,198 @@
+"""The counts of adapters, 4-bit weights, score heads, frozen layers and reference models are those of the libraries."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from bitsandbytes.nn import Linear4bit
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, BitsAndBytesConfig
+from transformers.integrations import replace_with_bnb_linear
+from transformers.quantizers.base import get_keys_to_not_convert
+
+from tests.fit.built import config_of, on_meta
+from tests.fit.small import SMALL, name_of, small
+from tuner.fit.memory import Parameters, count
+from tuner.fit.parameters import num_parameters
+from tuner.recipes import recipe
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema import Adapter, RecipeConfig
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # peft on names that transformers renamed, on tied embeddings
+
+
+@cache
+def _config(name: str, *sets: str) -> RecipeConfig:
+    return recipe.load(name, Overrides(pairs=[("--set", text) for text in sets])).config
+
+
+def _trainable(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _by_peft(model: torch.nn.Module, adapter: Adapter, task_type: str = "CAUSAL_LM") -> int:
+    """Return what PEFT trains; without the first values of its weights, so that no memory is needed."""
+    block = adapter.model_dump(exclude={"lora_dropout"}) | {"task_type": task_type, "init_lora_weights": False}
+    return _trainable(get_peft_model(model, LoraConfig(**block), low_cpu_mem_usage=True))
+
+
+def _by_us(adapter: Adapter, facts: Architecture, objective: str = "sft") -> int:
+    config = _config("tiny_reward_lora_sample_preferences_e1" if objective == "reward" else "tiny_lora_sample_e1")
+    return count(config.model_copy(update={"adapter": adapter}), facts).trainable
+
+
+@pytest.mark.parametrize("facts", SMALL, ids=name_of)
+def test_an_adapter_on_all_linear_layers_is_pefts(facts: Architecture) -> None:
+    adapter = Adapter(r=4, lora_alpha=8)
+
+    assert _by_us(adapter, facts) == _by_peft(on_meta(facts), adapter)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "names"),
+    [
+        ("llama", ["q_proj", "v_proj"]),
+        ("llama", ["self_attn.o_proj", "down_proj", "lm_head", "embed_tokens"]),
+        ("bloom", ["query_key_value", "word_embeddings"]),
+        ("gpt2", ["attn.c_proj", "wte"]),
+        ("gpt_bigcode", ["c_proj"]),
+        ("gpt_neox", ["query_key_value", "dense", "embed_in"]),
+        ("falcon", ["dense", "dense_4h_to_h"]),
+        ("opt", ["out_proj", "fc1"]),
+        ("phi3", ["qkv_proj", "gate_up_proj"]),
+        ("deepseek_v2", ["kv_b_proj", "o_proj"]),
+        ("qwen3_next", ["in_proj_qkvz", "q_proj"]),
+        # The names of experts before transformers 5 fused them.
+        ("mixtral", ["q_proj", "w1", "w2", "w3"]),
+        ("mixtral", ["gate", "w2"]),
+        ("qwen3_moe", ["q_proj", "gate_proj", "up_proj", "down_proj"]),
+        ("deepseek_v3", ["gate_proj", "up_proj"]),
+        ("qwen2_moe", ["gate_proj", "shared_expert_gate"]),
+    ],
+)
+def test_an_adapter_on_named_modules_is_pefts(model_type: str, names: list[str]) -> None:
+    adapter, facts = Adapter(r=4, lora_alpha=8, target_modules=names), small(model_type)
+
+    assert _by_us(adapter, facts) == _by_peft(on_meta(facts), adapter)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma2", "phi", "deepseek_v2", "gpt2", "qwen2_moe"])
+@pytest.mark.parametrize("names", ["all-linear", ["q_proj", "kv_b_proj", "c_attn"]], ids=["all", "named"])
+def test_doras_magnitudes_are_pefts(model_type: str, names: str | list[str]) -> None:
+    facts = small(model_type)
+    if model_type == "deepseek_v2":  # PEFT has no DoRA for fused experts
+        names = ["kv_b_proj", "o_proj"]
+    adapter = Adapter(r=4, lora_alpha=8, target_modules=names, use_dora=True)
+    model = AutoModelForCausalLM.from_config(config_of(facts))  # DoRA reads the weights' norms
+
+    assert _by_us(adapter, facts) == _by_peft(model, adapter)
+
+
+@pytest.mark.parametrize(("model_type", "tied"), [("llama", False), ("llama", True), ("opt", True), ("gpt2", False)])
+def test_saved_modules_are_trained_as_copies(model_type: str, tied: bool) -> None:
+    facts = small(model_type, tied=tied)
+    embeddings = "wte" if model_type == "gpt2" else "embed_tokens"
+    adapter = Adapter(r=4, lora_alpha=8, modules_to_save=[embeddings, "lm_head"])
+
+    assert _by_us(adapter, facts) == _by_peft(on_meta(facts), adapter)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "mixtral", "opt", "gpt2"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_model_that_scores_has_one_output_and_no_language_model_head(model_type: str, tied: bool) -> None:
+    facts, adapter = small(model_type, tied=tied), Adapter(r=4, lora_alpha=8)
+    config = config_of(facts)
+    config.num_labels = 1
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config)
+    size = sum(parameter.numel() for parameter in model.parameters())
+
+    assert count(_config("tiny_reward_full_sample_preferences_e1"), facts) == Parameters(size)
+    assert _by_us(adapter, facts, "reward") == _by_peft(model, adapter, "SEQ_CLS")
+    assert count(_config("tiny_reward_lora_sample_preferences_e1"), facts).frozen == size
+
+
+@pytest.mark.parametrize("facts", SMALL, ids=name_of)
+def test_4_bits_reach_the_linear_layers_that_bitsandbytes_replaces(facts: Architecture) -> None:
+    model = on_meta(facts)
+    replace_with_bnb_linear(model, get_keys_to_not_convert(model), BitsAndBytesConfig(load_in_4bit=True))
+    replaced = sum(one.in_features * one.out_features for one in model.modules() if isinstance(one, Linear4bit))
+
+    counted = count(_config("tiny_qlora_sample_e1"), facts)
+
+    # transformers spares the model's last weight, taking it for the head. Where that is tied and no norm comes after
+    # the layers, the last weight is one more linear layer: not worth a rule.
+    spared = {"olmo-tied": 48 * 80, "gemma3n_text-tied": 48 * 48}.get(name_of(facts), 0)
+    assert counted.quantized == replaced + spared
+    assert counted.quantized + counted.frozen == num_parameters(facts)
+    assert counted.quantized_bits == 4
+
+
+def test_fused_experts_stay_in_16_bits() -> None:
+    facts = small("mixtral")
+    experts = facts.num_hidden_layers * 3 * 3 * facts.hidden_size * 17
+
+    assert count(_config("tiny_qlora_sample_e1"), facts).frozen > experts
+
+
+@pytest.mark.parametrize("model_type", ["llama", "deepseek_v3", "qwen3_next", "gemma4_text", "opt"])
+@pytest.mark.parametrize("num", [1, 3, 9])
+def test_freezing_trains_the_last_layers_alone(model_type: str, num: int) -> None:
+    facts = small(model_type)
+    model = on_meta(facts).requires_grad_(False)
+    layers = (model.model.decoder if model_type == "opt" else model.model).layers
+    layers[-num:].requires_grad_(True)
+
+    counted = count(_config("tiny_freeze_sample_e1", f"trainable_layers={num}"), facts)
+
+    assert counted == Parameters(_trainable(model), num_parameters(facts) - _trainable(model))
+
+
+def test_freezing_a_model_that_scores_trains_its_new_head_too() -> None:
+    facts = small("llama")
+    frozen, scoring = _config("tiny_freeze_sample_e1"), _config("tiny_reward_freeze_sample_preferences_e1")
+
+    assert count(scoring, facts).trainable == count(frozen, facts).trainable + facts.hidden_size
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_a_reference_model_stands_frozen_beside_the_trained_one(objective: str) -> None:
+    facts, name = small("llama"), f"tiny_{objective}_full_sample_preferences_e1"
+    size = num_parameters(facts)
+
+    assert count(_config(name), facts) == Parameters(size, frozen=size)
+    assert count(_config(name, "objective.precompute_ref_log_probs=True"), facts) == Parameters(size)
+
+
+@pytest.mark.parametrize("name", ["tiny_dpo_lora_sample_preferences_e1", "tiny_orpo_full_sample_preferences_e1"])
+def test_an_adapter_switched_off_is_the_reference_and_orpo_needs_none(name: str) -> None:
+    facts = small("llama")
+
+    counted = count(_config(name), facts)
+
+    assert counted.frozen == (num_parameters(facts) if "lora" in name else 0)
+
+
+def test_a_reference_model_is_frozen_whole_however_few_layers_are_trained() -> None:
+    facts, config = small("llama"), _config("tiny_dpo_freeze_sample_preferences_e1", "trainable_layers=1")
+    size = num_parameters(facts)
+
+    counted = count(config, facts)
+
+    assert counted.trainable + counted.frozen == 2 * size
+
+
+def test_full_training_trains_all_and_freezes_nothing() -> None:
+    facts = small("qwen3_moe")
+
+    assert count(_config("tiny_full_sample_e1"), facts) == Parameters(num_parameters(facts))
+
+
+def test_a_regular_expression_is_counted_as_all_linear_layers() -> None:
+    facts, pattern = small("llama"), Adapter(r=4, lora_alpha=8, target_modules=r".*\.(q|v)_proj")
+
+    assert _by_us(pattern, facts) == _by_us(Adapter(r=4, lora_alpha=8), facts)
+    assert _by_us(pattern, facts) >= _by_peft(on_meta(facts), pattern)

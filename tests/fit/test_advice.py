@@ -1,0 +1,82 @@
+"""Which level is taken, and what is advised where none fits: every advice is followed and must then fit."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+
+import pytest
+
+from tuner.fit.advice import Machines, changes, levels, recommended
+from tuner.recipes.recipe import Overrides, load
+
+GIB = 2**30
+
+
+def found(name: str, machines: Machines, *pairs: str) -> list[bool]:
+    recipe = load(name, Overrides(pairs=[("--set", pair) for pair in pairs])).config
+    assert recipe.architecture is not None
+    return [fit.fits for fit in levels(recipe, recipe.architecture, machines)]
+
+
+def level(name: str, machines: Machines) -> str | None:
+    recipe = load(name).config
+    assert recipe.architecture is not None
+    best = recommended(levels(recipe, recipe.architecture, machines))
+    return best.level if best else None
+
+
+@pytest.mark.parametrize(
+    ("name", "machines", "expected"),
+    [
+        ("internlm2_chat_7b_qlora_oasst1_e3", Machines(1, 24 * GIB), "none"),
+        ("internlm2_chat_7b_qlora_oasst1_e3", Machines(8, 24 * GIB), "deepspeed_zero1"),
+        ("internlm2_chat_7b_full_oasst1_e3", Machines(8, 80 * GIB), "deepspeed_zero1"),
+        ("internlm2_chat_7b_full_oasst1_e3", Machines(8, 40 * GIB), "deepspeed_zero2"),
+        ("internlm2_chat_7b_full_oasst1_e3", Machines(8, 24 * GIB), "deepspeed_zero2_offload"),
+        ("internlm2_chat_7b_full_oasst1_e3", Machines(8, 24 * GIB, host_bytes=100 * GIB), "deepspeed_zero3"),
+        ("qwen2_5_72b_instruct_full_oasst1_e3", Machines(8, 80 * GIB, num_nodes=4), "deepspeed_zero3"),
+        ("qwen2_5_72b_instruct_full_oasst1_e3", Machines(1, 24 * GIB, host_bytes=64 * GIB), None),
+    ],
+)
+def test_the_lowest_level_that_fits_is_taken(name: str, machines: Machines, expected: str | None) -> None:
+    assert level(name, machines) == expected
+
+
+def test_several_gpus_never_take_stage_0() -> None:
+    assert level("tiny_full_sample_e3", Machines(2, 80 * GIB)) == "deepspeed_zero1"
+    assert level("tiny_full_sample_e3", Machines(1, 80 * GIB)) == "none"
+
+
+@pytest.mark.parametrize(
+    ("name", "machines"),
+    [
+        ("qwen2_5_72b_instruct_full_oasst1_e3", Machines(1, 24 * GIB, host_bytes=128 * GIB)),
+        ("qwen2_5_7b_instruct_lora_oasst1_e3", Machines(1, 12 * GIB, host_bytes=8 * GIB)),
+        ("internlm2_chat_20b_full_oasst1_e3", Machines(2, 40 * GIB, host_bytes=128 * GIB)),
+    ],
+)
+def test_every_change_advised_makes_its_level_fit(name: str, machines: Machines) -> None:
+    recipe = load(name).config
+    assert recipe.architecture is not None
+    advised = changes(recipe, recipe.architecture, machines)
+
+    assert advised
+    for change in advised:
+        flags = shlex.split(change.flags)
+        pairs = [value for flag, value in itertools.pairwise(flags) if flag == "--set"]
+        assert any(found(name, change.machines, *pairs)), change.what
+
+
+def test_a_change_that_costs_nothing_comes_first_and_alone() -> None:
+    machines = Machines(1, 24 * GIB, host_bytes=64 * GIB)
+    big = load(
+        "qwen2_5_1_5b_instruct_lora_oasst1_e3",
+        Overrides(pairs=[("--set", "train_dataloader.batch_size=64"), ("--set", "gradient_checkpointing=False")]),
+    ).config
+    assert big.architecture is not None
+
+    (only,) = changes(big, big.architecture, machines)
+    assert "accumulation" in only.what
+    assert re.search(r"batch_size=1\b.*accumulative_counts=1024", only.flags)

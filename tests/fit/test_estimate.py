@@ -1,0 +1,152 @@
+"""A step's memory, line by line, against the published formulas and against cases worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuner.fit.estimate import Level, peak
+from tuner.fit.memory import LEVELS, count, model_state_bytes
+from tuner.fit.parameters import num_parameters
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.recipe import load
+from tuner.recipes.schema import RecipeConfig
+
+FULL, QLORA = (load(f"internlm2_chat_7b_{method}_oasst1_e3").config for method in ("full", "qlora"))
+
+
+def facts(recipe: RecipeConfig = FULL) -> Architecture:
+    assert recipe.architecture is not None
+    return recipe.architecture
+
+
+def preset(name: str) -> Level:
+    return Level.of_preset(name, facts().hidden_size)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("ranks", [1, 8, 64])
+def test_the_states_of_full_training_are_the_published_formulas(level: str, ranks: int) -> None:
+    found = peak(FULL, facts(), preset(level), ranks, min(ranks, 8))
+
+    assert found.model_states == pytest.approx(model_state_bytes(level, count(FULL, facts()), ranks))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_lines_are_the_states_and_what_comes_on_top(level: str) -> None:
+    found = peak(FULL, facts(), preset(level), 8, 8)
+
+    assert sum(found.gpu[key] for key in ("weights", "gradients", "optimizer_states")) == found.model_states
+    assert found.gpu_bytes == sum(found.gpu.values()) > found.model_states
+    assert all(size >= 0 for size in (*found.gpu.values(), *found.host.values()))
+
+
+def test_zero_shards_a_frozen_four_bit_base_at_stage_3_alone_and_its_scales_never() -> None:
+    parameters = count(QLORA, facts(QLORA))
+    scales = parameters.quantized * (1 / 64 + 1 / 4096)
+    whole = parameters.quantized / 2 + 2 * parameters.frozen
+
+    second, third = (peak(QLORA, facts(QLORA), preset(name), 8, 8) for name in ("deepspeed_zero2", "deepspeed_zero3"))
+    assert second.gpu["weights"] == pytest.approx(whole + scales + 2 * parameters.trainable)
+    assert third.gpu["weights"] == pytest.approx(whole / 8 + scales + 2 * parameters.trainable / 8)
+
+
+def test_without_double_quantization_the_scales_take_a_sixteenth_of_a_byte() -> None:
+    assert QLORA.quantization is not None
+    single = QLORA.model_copy(update={"quantization": QLORA.quantization.model_copy(update={"double_quant": False})})
+    grown = (
+        peak(single, facts(), preset("none"), 1, 1).gpu["weights"]
+        - peak(QLORA, facts(), preset("none"), 1, 1).gpu["weights"]
+    )
+
+    assert grown == pytest.approx(count(QLORA, facts()).quantized * (4 / 64 - 1 / 64 - 1 / 4096))
+
+
+@pytest.mark.parametrize(
+    ("level", "accumulation", "states", "gradients"),
+    [
+        ("deepspeed_zero2_offload", 16, 14, 6),
+        ("deepspeed_zero2_offload", 1, 14, 4),
+        ("deepspeed_zero3_offload", 16, 12, 6),
+        ("deepspeed_zero3_offload", 1, 12, 6),
+    ],
+)
+def test_offloading_moves_sixteen_to_twenty_bytes_a_trained_parameter_to_the_host(
+    level: str, accumulation: int, states: int, gradients: int
+) -> None:
+    optim = FULL.optim_wrapper.model_copy(update={"accumulative_counts": accumulation})
+    found = peak(FULL.model_copy(update={"optim_wrapper": optim}), facts(), preset(level), 8, 8)
+
+    assert found.gpu["gradients"] == found.gpu["optimizer_states"] == 0
+    assert found.host["optimizer_states"] == pytest.approx(states * num_parameters(facts()))
+    assert found.host["gradients"] == pytest.approx(gradients * num_parameters(facts()))
+
+
+def test_offloaded_gradients_pass_through_a_buffer_of_the_largest_tensor() -> None:
+    here, offloaded = (
+        peak(FULL, facts(), preset(name), 8, 8) for name in ("deepspeed_zero2", "deepspeed_zero2_offload")
+    )
+
+    assert offloaded.gpu["buckets"] - here.gpu["buckets"] == 2 * facts().vocab_size * facts().hidden_size
+
+
+def test_two_nodes_share_what_one_host_would_hold() -> None:
+    one, two = (peak(FULL, facts(), preset("deepspeed_zero3_offload"), 8 * nodes, 8) for nodes in (1, 2))
+
+    assert two.host["optimizer_states"] == one.host["optimizer_states"] / 2
+    assert two.host["weights"] == one.host["weights"] / 2
+
+
+def test_below_stage_3_every_rank_loads_the_whole_model_into_host_memory() -> None:
+    second, third = (peak(FULL, facts(), preset(name), 8, 8) for name in ("deepspeed_zero2", "deepspeed_zero3"))
+
+    assert second.host["loading"] == pytest.approx(8 * 2 * num_parameters(facts()))
+    assert "loading" not in third.host
+
+
+@pytest.mark.parametrize(
+    ("level", "states_a_parameter"),
+    [("none", 20), ("deepspeed_zero2", 2 + 16 / 2), ("deepspeed_zero3", 16 / 2)],
+)
+def test_the_optimizers_step_holds_fp32_gradients_as_measured(level: str, states_a_parameter: float) -> None:
+    """DeepSpeed 0.19.8, two ranks: 20 bytes a parameter at stage 0, 2 + 16/N at stage 2, 16/N + a group at stage 3."""
+    found = peak(FULL, facts(), preset(level), 2, 2)
+    at_step = found.model_states + found.gpu["step"]
+    group = 4 * 1_000_000_000 if level == "deepspeed_zero3" else 0
+
+    assert at_step == pytest.approx(states_a_parameter * num_parameters(facts()) + group)
+
+
+def test_optimizers_hold_what_their_kind_needs() -> None:
+    sizes = {}
+    for kind in ("AdamW", "Lion", "SGD", "AdamW8bit"):
+        block = FULL.optim_wrapper
+        changed = block.model_copy(update={"optimizer": block.optimizer.model_copy(update={"type": kind})})
+        recipe = FULL.model_copy(update={"optim_wrapper": changed})
+        sizes[kind] = peak(recipe, facts(), preset("none"), 1, 1).gpu["optimizer_states"] / num_parameters(facts())
+
+    assert sizes == pytest.approx({"AdamW": 12, "Lion": 8, "SGD": 4, "AdamW8bit": 6})
+
+
+def test_a_final_config_means_the_same_as_the_preset_it_came_from() -> None:
+    square = facts().hidden_size ** 2
+    config = {
+        "zero_optimization": {
+            "stage": 3,
+            "overlap_comm": True,
+            "reduce_bucket_size": square,
+            "stage3_prefetch_bucket_size": int(0.9 * square),
+            "allgather_bucket_size": 200_000_000,
+            "offload_optimizer": {"device": "cpu"},
+            "offload_param": {"device": "cpu"},
+        }
+    }
+
+    assert Level.of_config(config) == preset("deepspeed_zero3_offload")
+
+
+@pytest.mark.parametrize("zero", [{}, {"offload_optimizer": None}, {"offload_param": {"device": "none"}}])
+def test_a_config_without_the_blocks_has_deepspeeds_defaults(zero: dict[str, object]) -> None:
+    level = Level.of_config({"zero_optimization": zero})
+
+    assert (level.stage, level.offload_optimizer, level.reduce_bucket) == (0, False, 500_000_000)
+    assert level == Level.of_config({"zero_optimization": {**zero, "stage": 0}})

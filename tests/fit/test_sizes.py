@@ -1,0 +1,71 @@
+"""Sizes and rates as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.errors import UsageError
+from tuner.fit.sizes import gib, parse_bytes, parse_rate
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("80GB", 80 * 10**9),
+        ("80 GB", 80 * 10**9),
+        ("80gb", 80 * 10**9),
+        ("80G", 80 * 10**9),
+        ("80", 80 * 10**9),
+        ("80GiB", 80 * 2**30),
+        ("1.5TiB", 3 * 2**39),
+        ("512MB", 512 * 10**6),
+        ("1B", 1),
+    ],
+)
+def test_a_size_is_read_in_the_unit_it_names(text: str, size: int) -> None:
+    assert parse_bytes(text, "--gpu-memory") == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-80GB", "80 QB", "eighty", "1e3GB", "nan", "inf", "8 0GB", "0x10", "80GB80", "٣GB "]
+)
+def test_what_is_no_size_is_refused_with_its_flag(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_bytes(text, "--host-memory")
+
+    assert repr(text) in str(caught.value)
+    assert "--host-memory" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["0", "0GB", "0.0001B"])
+def test_no_memory_at_all_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="no memory"):
+        parse_bytes(text, "--gpu-memory")
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("400Gb/s", 50e9),
+        ("400Gbps", 50e9),
+        ("400Gbit/s", 50e9),
+        ("50GB/s", 50e9),
+        ("8x400Gb/s", 400e9),
+        ("8 x 50 GB/s", 400e9),
+    ],
+)
+def test_small_b_means_bits_and_an_x_means_links(text: str, rate: float) -> None:
+    assert parse_rate(text, "--interconnect") == rate
+
+
+@pytest.mark.parametrize("text", ["400", "400GB", "0Gb/s", "-1Gb/s", "fast", "0x400Gb/s"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="bandwidth"):
+        parse_rate(text, "--interconnect")
+
+
+@given(st.integers(min_value=1, max_value=10**6))
+def test_gib_reads_back_what_it_printed(count: int) -> None:
+    assert parse_bytes(gib(count * 2**30).replace(" ", ""), "") == count * 2**30

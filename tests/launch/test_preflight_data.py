@@ -1,0 +1,64 @@
+"""Local data whose first rows do not fit is told before a rank starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.plans import made
+from tuner.errors import DataError
+from tuner.launch import preflight
+from tuner.launch.checks import data
+
+GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+
+def check(path: Path, *sets: str, recipe: str = "tiny_full_custom_sft_e1") -> None:
+    list(data.first_rows(made(f"train_dataloader.dataset.path={path}", *sets, recipe=recipe)))
+
+
+def written(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rows_of_a_known_format_pass(tmp_path: Path) -> None:
+    check(written(tmp_path / "good.jsonl", GOOD, GOOD))
+
+
+def test_columns_that_fit_no_format_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    path = written(tmp_path / "bad.jsonl", {"mesages": GOOD["messages"]})
+
+    with pytest.raises(DataError, match=r"the columns mesages|the columns 'mesages'"):
+        check(path, "train_dataloader.dataset.format=None")
+    with pytest.raises(DataError) as caught:
+        preflight.check(made(f"train_dataloader.dataset.path={path}", recipe="tiny_full_custom_sft_e1"), {})
+    assert caught.value.exit_code == 2
+
+
+def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"bad\.jsonl:2"):
+        check(written(tmp_path / "bad.jsonl", GOOD, {"messages": "none"}), "train_dataloader.dataset.format=messages")
+
+
+def test_rows_that_the_objective_does_not_learn_from_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="preference"):
+        check(written(tmp_path / "chats.jsonl", GOOD), recipe="tiny_dpo_full_sample_preferences_e1")
+
+
+def test_a_file_of_another_kind_and_a_row_function_are_left_to_the_ranks(tmp_path: Path) -> None:
+    check(written(tmp_path / "bad.jsonl", {"x": 1}), "train_dataloader.dataset.format=no_such_module:function")
+
+
+def test_every_data_set_of_a_mixture_is_read(tmp_path: Path) -> None:
+    good, bad = written(tmp_path / "good.jsonl", GOOD), written(tmp_path / "bad.jsonl", {"x": 1})
+
+    with pytest.raises(DataError, match=r"bad\.jsonl"):
+        list(
+            data.first_rows(
+                made(f"train_dataloader.dataset.mixture=[dict(path={str(good)!r}), dict(path={str(bad)!r})]")
+            )
+        )

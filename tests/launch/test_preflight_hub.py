@@ -1,0 +1,207 @@
+"""A local server stands in for the hub: what it answers, refuses, cuts off or never says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from huggingface_hub import constants
+
+from tests.launch.plans import made
+from tests.launch.test_preflight_model import folder
+from tuner.errors import DataError, MachineError, ModelError
+from tuner.launch.checks import Finding, hub
+from tuner.machine.topology import Topology
+
+ID = "someone/some-model"
+Answer = Callable[[BaseHTTPRequestHandler], None]
+Serve = Callable[[Answer], list[str]]
+
+
+def status(code: int, error: str | None = None) -> Answer:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(code)
+        if error:
+            request.send_header("X-Error-Code", error)
+        request.send_header("ETag", '"x"')
+        request.end_headers()
+
+    return answer
+
+
+def cut_off(request: BaseHTTPRequestHandler) -> None:
+    request.wfile.write(b"HTTP/1.1 200 OK\r\nETag: ")
+
+
+def _point_to(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    # What HF_ENDPOINT sets when the library is imported.
+    template = f"http://127.0.0.1:{port}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Return a function that starts a hub with one answer to everything, and gives the paths that it is asked for."""
+    asked: list[str] = []
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(answer: Answer) -> list[str]:
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                asked.append(self.path)
+                answer(self)
+
+            def log_message(self, *args: object) -> None: ...
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        Thread(target=servers[0].serve_forever, daemon=True).start()
+        _point_to(monkeypatch, servers[0].server_port)
+        return asked
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def found(model: str = ID, data: str | None = None) -> list[Finding]:
+    sets = [f"train_dataloader.dataset.path={data}"] if data else []
+    return list(hub.reachable(made(*sets, model=model)))
+
+
+def test_a_model_that_may_be_read_is_asked_for_once_and_passes(serve: Serve) -> None:
+    asked = serve(status(200))
+
+    assert found() == []
+    assert asked == [f"/{ID}/resolve/main/config.json"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (status(403, "GatedRepo"), "is gated"),
+        (status(401, "RepoNotFound"), "no model 'someone/some-model' that this user may read"),
+        (status(404, "RepoNotFound"), "no model 'someone/some-model' that this user may read"),
+        (status(404, "EntryNotFound"), "holds no config.json"),
+        (status(404, "RevisionNotFound"), "has no revision"),
+        (status(403), "(403)"),
+    ],
+)
+def test_what_the_hub_refuses_is_a_wrong_recipe(serve: Serve, answer: Answer, said: str) -> None:
+    serve(answer)
+
+    (error,) = found()
+
+    assert isinstance(error, ModelError)
+    assert said in str(error)
+    assert error.fix
+
+
+@pytest.mark.parametrize("answer", [status(500), status(503), status(429), cut_off])
+def test_a_hub_in_trouble_is_told_and_does_not_stop_the_run(serve: Serve, answer: Answer) -> None:
+    serve(answer)
+
+    (warning,) = found()
+
+    assert isinstance(warning, str)
+    assert "the run will ask it again" in warning
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = Event()
+    monkeypatch.setattr(hub, "DEADLINE_S", 0.3)
+
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        request.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        while not over.wait(0.05):  # never silent for long enough for a client's time-out
+            request.wfile.write(b"X: 1\r\n")
+
+    serve(drip)
+    started = time.monotonic()
+
+    (warning,) = found()
+    over.set()
+
+    assert isinstance(warning, str)
+    assert "did not answer" in warning
+    assert time.monotonic() - started < 5
+
+
+def test_a_hub_that_cannot_be_reached_ends_the_run(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    _point_to(monkeypatch, 9)
+
+    (error,) = found()
+
+    assert isinstance(error, MachineError)
+    assert "cannot be reached" in str(error)
+
+
+def test_data_on_the_hub_is_asked_for_too(serve: Serve) -> None:
+    asked = serve(status(403, "GatedRepo"))
+
+    errors = found(data="someone/some-data")
+
+    assert {type(error) for error in errors} == {ModelError, DataError}
+    assert "/datasets/someone/some-data/resolve/main/.gitattributes" in asked
+
+
+def test_local_models_and_data_ask_nobody(serve: Serve, tmp_path: Path) -> None:
+    asked = serve(status(404, "RepoNotFound"))
+
+    assert found(model=str(folder(tmp_path / "here"))) == []
+    assert asked == []
+
+
+def test_ranks_that_do_not_lead_ask_nobody(serve: Serve) -> None:
+    asked = serve(status(404, "RepoNotFound"))
+    plan = made(model=ID)
+    object.__setattr__(plan, "topology", Topology("slurm", 1, 0, 2, 2, rank=1, local_rank=1))
+
+    assert list(hub.reachable(plan)) == []
+    assert asked == []
+
+
+def cached(cache: Path, *, weights: bool = True) -> None:
+    """Put a model into the hub's cache, as a download leaves it."""
+    repo = cache / "models--someone--some-model"
+    (repo / "snapshots").mkdir(parents=True)
+    folder(repo / "snapshots" / ("a" * 40), weights=weights)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("a" * 40)
+
+
+def test_offline_only_a_cached_model_passes(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = serve(status(200))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    (error,) = found()
+    cached(tmp_path / "cache")
+
+    assert isinstance(error, MachineError)
+    assert "HF_HUB_OFFLINE" in str(error)
+    assert found() == []
+    assert asked == []
+
+
+def test_a_cached_model_asks_nobody(serve: Serve, tmp_path: Path) -> None:
+    asked = serve(status(404, "RepoNotFound"))
+    cached(tmp_path / "cache")
+
+    assert found() == []
+    assert asked == []
+
+
+def test_offline_half_a_cached_model_is_refused(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cached(tmp_path / "cache", weights=False)
+
+    (error,) = found()
+
+    assert "holds no weights" in str(error)

@@ -1,0 +1,295 @@
+"""A machine on which a run would end is told before a rank starts; a fake driver stands in for GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import shutil
+import socket
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.launch.plans import made
+from tests.machine.gpus import A100, CPU, GIB, T4, V100, machine
+from tuner.errors import DiskError, MachineError, RecipeError
+from tuner.launch.checks import Finding, gpus, storage, system
+from tuner.launch.plan import LaunchPlan
+from tuner.machine import hardware, libraries
+from tuner.machine.hardware import GpuUse
+
+Disk = namedtuple("Disk", "total used free")
+FLASH = "model.attn_implementation=flash_attention_2"
+BIG = "llama2_7b_full_alpaca_e3"
+EIGHT = machine(*(replace(A100, uuid=f"GPU-{number}") for number in range(8)))
+
+
+def texts(found: list[Finding]) -> str:
+    return "\n".join(map(str, found))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return a function that sets the free bytes of every file system."""
+
+    def has(free: float) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, int(free)))
+
+    return has
+
+
+# Attention, precision, drivers
+
+
+def test_flash_attention_needs_a_gpu() -> None:
+    errors = list(gpus.attention(made(FLASH)))
+
+    assert [type(error) for error in errors] == [MachineError, RecipeError]
+    assert "needs a GPU" in texts(errors)
+    assert "this run in fp32" in texts(errors)
+    assert "attn_implementation=sdpa" in texts(errors)
+
+
+def test_flash_attention_needs_an_ampere() -> None:
+    assert "8.0 or more, and a GPU here has 7.5" in texts(list(gpus.attention(made(FLASH, hardware=machine(A100, T4)))))
+
+
+@pytest.mark.parametrize("package", ["flash_attn", "kernels"])
+def test_flash_attention_needs_one_of_its_packages(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    plan = made(FLASH, hardware=machine(A100))
+    there: set[str] = set()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in there or None)
+
+    (error,) = gpus.attention(plan)
+    there.add(package)
+
+    assert "the package flash_attn" in str(error)
+    assert list(gpus.attention(plan)) == []
+
+
+def test_sdpa_needs_nothing() -> None:
+    assert list(gpus.attention(made("model.attn_implementation=sdpa"))) == []
+
+
+def test_emulated_bf16_is_told() -> None:
+    assert "emulated on Tesla V100" in texts(list(gpus.precision(made("dtype=bf16", hardware=machine(V100)))))
+    assert list(gpus.precision(made(hardware=machine(V100)))) == []
+    assert list(gpus.precision(made("dtype=bf16", hardware=machine(A100)))) == []
+
+
+def test_a_gpu_that_torch_has_no_kernels_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "torch_cuda_version", lambda: "13.0")
+
+    (error,) = gpus.precision(made(hardware=machine(V100, V100)))
+
+    assert isinstance(error, MachineError)
+    assert "no kernels for Tesla V100" in str(error)
+    assert list(gpus.precision(made(hardware=machine(A100)))) == []
+
+
+@pytest.mark.parametrize(
+    ("has", "built", "refused"),
+    [((12, 4), "13.0", True), ((12, 4), "12.8", False), ((13, 0), "12.8", False), (None, "13.0", False)],
+)
+def test_a_driver_older_than_torchs_cuda_is_refused(has: tuple[int, int] | None, built: str, refused: bool) -> None:
+    assert bool(list(gpus.too_old_driver(has, built))) is refused
+
+
+# Busy GPUs
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that sets what the driver says of GPU-0."""
+
+    def says(free: float, *processes: tuple[int, int]) -> None:
+        monkeypatch.setattr(hardware, "gpu_use", lambda: {"GPU-0": GpuUse(int(free), processes)})
+
+    return says
+
+
+def test_a_busy_gpu_is_told_with_pid_and_bytes(driver: Callable[..., None]) -> None:
+    driver(70 * GIB, (4711, 10 * GIB))
+
+    (warning,) = gpus.busy(made(hardware=EIGHT))
+
+    assert isinstance(warning, str)
+    assert "pid 4711 has 10.0 GiB" in warning
+    assert "70.0 GiB of 80.0 GiB are free" in warning
+
+
+def test_a_gpu_too_full_for_the_plan_is_refused_unless_that_is_to_be_ignored(driver: Callable[..., None]) -> None:
+    plan = made(recipe=BIG, hardware=EIGHT, deepspeed="zero3")
+    assert plan.fit and plan.fit.fits
+    driver(plan.fit.peak.gpu_bytes - 1, (4711, 10 * GIB))
+
+    (error,) = gpus.busy(plan)
+    (warning,) = gpus.busy(replace(plan, request=replace(plan.request, ignore_fit=True)))
+
+    assert isinstance(error, MachineError)
+    assert error.exit_code == 3
+    assert "4711" in str(error)
+    assert isinstance(warning, str)
+
+
+def test_memory_taken_by_processes_outside_a_container_is_told(driver: Callable[..., None]) -> None:
+    driver(40 * GIB)
+
+    assert "not visible from here" in texts(list(gpus.busy(made(hardware=EIGHT))))
+
+
+def test_an_idle_gpu_and_this_process_are_not_told(driver: Callable[..., None]) -> None:
+    driver(80 * GIB - 1, (os.getpid(), 300))
+
+    assert list(gpus.busy(made(hardware=EIGHT))) == []
+
+
+def test_gpus_that_the_run_does_not_use_may_be_busy(driver: Callable[..., None]) -> None:
+    driver(1, (4711, 79 * GIB))
+
+    assert list(gpus.busy(made(hardware=machine(A100, replace(A100, uuid="GPU-0")), flags={"nproc_per_node": 1}))) == []
+
+
+# Disks and memory
+
+
+def needed(plan: LaunchPlan) -> tuple[float, float]:
+    sizes = storage.checkpoint_bytes(plan)
+    assert sizes
+    return sizes
+
+
+def test_checkpoint_sizes_are_those_measured() -> None:
+    # On DeepSpeed 0.19.8 with bf16: files of tiny_full_sample (803,712 parameters) and its LoRA (466,944 trained).
+    bf16 = "dtype=bf16"
+    full, lora = (
+        needed(made(bf16, recipe=f"tiny_{method}_sample_e1", deepspeed="none")) for method in ("full", "lora")
+    )
+    sharded = needed(made(bf16, deepspeed="zero3"))
+
+    assert full == (pytest.approx(13_465_975, rel=0.05), pytest.approx(1_710_763, rel=0.1))
+    assert sharded[0] == pytest.approx(11_485_740, rel=0.05)
+    assert lora == (pytest.approx(8_125_079, rel=0.1), pytest.approx(1_045_285, rel=0.12))
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_refused(disk: Callable[[float], None], tmp_path: Path) -> None:
+    many = ("train_cfg.max_steps=10", "checkpoint.interval=1", "checkpoint.max_keep_ckpts=2")
+    plan = made(*many, work_dir=tmp_path / "not" / "there")
+    one, final = needed(plan)
+
+    disk(3 * one + final - 1)
+    (error,) = storage.checkpoints(plan)
+    disk(3 * one + final)
+
+    assert isinstance(error, DiskError)
+    assert error.exit_code == 74
+    assert "3 checkpoints" in str(error)
+    assert str(tmp_path) in str(error)
+    assert list(storage.checkpoints(plan)) == []
+
+
+def test_a_run_too_short_for_many_checkpoints_needs_no_room_for_them(disk: Callable[[float], None]) -> None:
+    plan = made("train_cfg.max_steps=10", "checkpoint.interval=500", "checkpoint.max_keep_ckpts=5")
+    one, final = needed(plan)
+
+    disk(one + final)
+
+    assert list(storage.checkpoints(plan)) == []
+
+
+def test_a_disk_without_room_for_the_download_is_refused(disk: Callable[[float], None]) -> None:
+    plan = made(recipe=BIG, hardware=EIGHT)
+
+    disk(13e9)
+    (error,) = storage.download(plan)
+    disk(14e9)
+
+    assert isinstance(error, DiskError)
+    assert "HF_HOME" in str(error)
+    assert list(storage.download(plan)) == []
+
+
+def test_shared_memory_too_small_for_the_workers_batches_is_refused(disk: Callable[[float], None]) -> None:
+    plan = made("train_dataloader.num_workers=64", "train_dataloader.batch_size=64", hardware=EIGHT)
+
+    disk(64 * 1024**2)
+    (error,) = storage.shared_memory(plan)
+    disk(8 * GIB)
+
+    assert isinstance(error, MachineError)
+    assert "num_workers=0" in str(error)
+    assert list(storage.shared_memory(plan)) == []
+
+
+def test_little_shared_memory_between_gpus_is_told(disk: Callable[[float], None]) -> None:
+    disk(64 * 1024**2)
+
+    assert "shm-size" in texts(list(storage.shared_memory(made(hardware=EIGHT))))
+    assert list(storage.shared_memory(made(hardware=machine(A100)))) == []
+    assert list(storage.shared_memory(made())) == []
+
+
+def test_a_model_larger_than_a_cpu_hosts_memory_is_refused() -> None:
+    plan = made(recipe=BIG, deepspeed="zero2")
+
+    (error,) = storage.host_memory(plan)
+
+    assert isinstance(error, MachineError)
+    assert "the host has 16.0 GiB" in str(error)
+    assert list(storage.host_memory(replace(plan, request=replace(plan.request, ignore_fit=True)))) == []
+    assert list(storage.host_memory(made())) == []
+
+
+def test_a_host_whose_memory_is_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "available_host_bytes", lambda: GIB)
+
+    (warning,) = storage.host_memory(made(recipe=BIG, hardware=EIGHT, deepspeed="zero2_offload"))
+
+    assert isinstance(warning, str)
+    assert "1.0 GiB of host memory are free" in warning
+
+
+# The system
+
+
+def test_a_port_in_use_is_refused_for_the_leader_alone() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        flags = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": number, "nproc_per_node": 1}
+
+        (error,) = system.port(made(flags={**flags, "node_rank": 0}))
+
+        assert isinstance(error, MachineError)
+        assert f"port {number} cannot be listened on" in str(error)
+        assert list(system.port(made(flags={**flags, "node_rank": 1}))) == []
+    assert list(system.port(made(flags={**flags, "node_rank": 0}))) == []
+
+
+def test_one_node_has_no_port_to_be_in_use() -> None:
+    assert list(system.port(made())) == []
+
+
+def test_many_workers_need_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = made("train_dataloader.num_workers=32")
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 65536))
+
+    (warning,) = system.open_files(plan)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (4096, 65536))
+
+    assert "1024 files" in str(warning)
+    assert "ulimit -n" in str(warning)
+    assert list(system.open_files(plan)) == []
+
+
+def test_an_optimizer_of_bitsandbytes_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else real(name))
+
+    assert "bitsandbytes is not installed" in texts(list(system.installed(made("optimizer.type=AdamW8bit"))))
+    assert list(system.installed(made(hardware=CPU))) == []

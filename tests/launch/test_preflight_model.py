@@ -1,0 +1,171 @@
+"""A model that cannot be loaded, and one that is shorter than the samples, are told before a rank starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.launch.plans import made
+from tuner.errors import ModelError, RecipeError, TunerError
+from tuner.launch import preflight
+from tuner.launch.checks import model
+from tuner.launch.plan import LaunchPlan
+
+LLAMA = {
+    **{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256},
+    **{"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512, "tie_word_embeddings": True},
+}
+
+
+def folder(path: Path, config: Any = LLAMA, *, weights: bool = True) -> Path:
+    """Write a model's folder, with one small file of weights."""
+    path.mkdir()
+    (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    if weights:
+        save_file({"weight": torch.ones(64, 64)}, path / "model.safetensors")
+    return path
+
+
+def plan(path: Path, *sets: str) -> LaunchPlan:
+    return made(*sets, model=str(path))
+
+
+def refusals(path: Path, *sets: str) -> str:
+    """Return what is wrong with a model, one text for all of it."""
+    with pytest.raises(TunerError) as caught:
+        preflight.check(plan(path, *sets), {})
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_a_whole_model_of_a_known_type_passes(tmp_path: Path) -> None:
+    assert preflight.check(plan(folder(tmp_path / "good")), {}) == ()
+
+
+def test_the_known_types_are_those_that_transformers_trains_and_ours() -> None:
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    import tuner.worker.models  # noqa: F401 (registers ours)
+
+    assert model.known_types(scores=False) == modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() | model.OWN
+    assert model.known_types(scores=True) == (
+        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.keys() | model.OWN
+    )
+    registered = transformers.CONFIG_MAPPING._extra_content
+    assert {name for name, one in registered.items() if one.__module__.startswith("tuner.")} == model.OWN
+
+
+def test_an_unknown_type_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    text = refusals(folder(tmp_path / "new", {**LLAMA, "model_type": "qwen33"}))
+
+    assert "'qwen33'" in text
+    assert "Did you mean 'qwen3'?" in text
+
+
+def test_a_type_that_only_answers_is_refused_for_a_reward_model(tmp_path: Path) -> None:
+    assert "granite" in model.known_types(scores=False) - model.known_types(scores=True)
+    place = folder(tmp_path / "granite", {**LLAMA, "model_type": "granite"})
+
+    found = list(model.architecture(made(recipe="tiny_reward_full_sample_preferences_e1", model=str(place))))
+
+    assert [type(one) for one in found] == [ModelError]
+    assert list(model.architecture(plan(place))) == []
+
+
+def test_a_model_with_its_own_code_needs_trust(tmp_path: Path) -> None:
+    place = folder(tmp_path / "own", {**LLAMA, "model_type": "mine", "auto_map": {"AutoModel": "m.M"}})
+    trust = (f"model.revision={'a' * 40}", "model.trust_remote_code=True")
+
+    assert "trust_remote_code=True" in refusals(place)
+    assert preflight.check(plan(place, *trust), {}) == ()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"model_type": ', "\x00"])
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
+    assert "is no JSON object" in refusals(folder(tmp_path / "bad", text))
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    place = folder(tmp_path / "empty", weights=False)
+
+    assert "holds no weights" in refusals(place)
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    place = folder(tmp_path / "adapter", weights=False)
+    (place / "adapter_config.json").write_text("{}")
+
+    assert "holds an adapter" in refusals(place)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    place = folder(tmp_path / "shards")
+    names = {"a": "one.safetensors", "b": "two.safetensors", "c": "three.safetensors"}
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    for name in ("one.safetensors", "two.safetensors"):
+        save_file({"weight": torch.ones(4)}, place / name)
+
+    text = refusals(place)
+
+    assert "three.safetensors is missing" in text
+    assert "one.safetensors" not in text
+
+
+def test_an_index_that_is_no_index_is_refused(tmp_path: Path) -> None:
+    place = folder(tmp_path / "index")
+    (place / "model.safetensors.index.json").write_text("{}")
+
+    assert "is no index of shards" in refusals(place)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 8, 40, -1])
+def test_weights_that_are_cut_off_are_refused_wherever_they_end(tmp_path: Path, kept: int) -> None:
+    place = folder(tmp_path / "cut")
+    file = place / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+
+    assert "cut off" in refusals(place)
+
+
+def test_a_pointer_of_git_lfs_is_told_with_its_command(tmp_path: Path) -> None:
+    place = folder(tmp_path / "lfs")
+    (place / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+    assert "git lfs pull" in refusals(place)
+
+
+def test_samples_longer_than_the_context_are_told(tmp_path: Path) -> None:
+    place = folder(tmp_path / "short")
+
+    (warning,) = preflight.check(plan(place, "train_dataloader.dataset.max_length=1024"), {})
+
+    assert "train_dataloader.dataset.max_length = 1024" in warning
+    assert "512 tokens" in warning
+    assert preflight.foresee(plan(place, "train_dataloader.dataset.max_length=1024")) == (warning,)
+    assert preflight.check(plan(place, "train_dataloader.dataset.max_length=512"), {}) == ()
+
+
+def test_a_stretched_context_is_not_told(tmp_path: Path) -> None:
+    place = folder(tmp_path / "yarn", {**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+
+    assert preflight.check(plan(place, "train_dataloader.dataset.max_length=2048"), {}) == ()
+    assert preflight.check(plan(place, "train_dataloader.dataset.max_length=2049"), {}) != ()
+
+
+def test_learned_positions_cannot_be_exceeded(tmp_path: Path) -> None:
+    gpt2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128, "vocab_size": 256}
+    place = folder(tmp_path / "gpt2", gpt2)
+
+    too_long, short = (("val_dataloader=None", f"train_dataloader.dataset.max_length={size}") for size in (129, 128))
+
+    found = list(model.context(plan(place, *too_long)))
+
+    assert [type(one) for one in found] == [RecipeError]
+    assert "Set it to 128 or less" in str(found[0])
+    assert list(model.context(plan(place, *short))) == []

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.plans import made
+from tests.machine.gpus import H200, machine
+from tuner.errors import UsageError
+from tuner.fit.memory import LEVELS
+from tuner.launch.remedies import Lighter, commands, lighter, shares_checkpoints
+from tuner.machine.topology import Topology
+from tuner.recipes.overrides import parse_override
+from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.schema import RecipeConfig
+
+GPU, HOST = "gpu-out-of-memory", "host-out-of-memory"
+RUN = Path("/runs/my run")
+TYPED = ["tuner", "train", "mine.py", "--resume", "auto", "--work-dir=out", "--deepspeed", "zero2"]
+ONE_NODE = Topology("torchrun", 1, 0, 2, 2)
+
+
+def _config(*sets: str, recipe: str = "tiny_full_sample_e1") -> RecipeConfig:
+    return load(recipe, Overrides(pairs=[("--set", text) for text in sets])).config
+
+
+def _batches(micro: int, accumulation: int, recipe: str = "tiny_full_sample_e1") -> RecipeConfig:
+    sets = (f"train_dataloader.batch_size={micro}", f"accumulative_counts={accumulation}", "val_dataloader=none")
+    return _config(*sets, recipe=recipe)
+
+
+def _commands(
+    config: RecipeConfig, level: str = "deepspeed_zero2", topology: Topology = ONE_NODE
+) -> dict[str, list[str]]:
+    found = commands(TYPED, config, level, topology, topology.nproc_per_node, RUN)
+    return {cause: shlex.split(text) for cause, text in found.items()}
+
+
+# What is lighter
+
+
+@pytest.mark.parametrize(
+    ("micro", "accumulation", "after"),
+    [(8, 2, (4, 4)), (2, 1, (1, 2)), (3, 16, (1, 48)), (6, 4, (3, 8)), (7, 3, (3, 7)), (5, 1, (1, 5))],
+)
+def test_half_the_micro_batch_keeps_the_global_batch(micro: int, accumulation: int, after: tuple[int, int]) -> None:
+    change = lighter(_batches(micro, accumulation), "deepspeed_zero2", 2, GPU)
+
+    assert change == Lighter(
+        (f"train_dataloader.batch_size={after[0]}", f"optim_wrapper.accumulative_counts={after[1]}")
+    )
+    assert after[0] * after[1] == micro * accumulation
+
+
+def test_the_changes_are_overrides_that_a_recipe_takes() -> None:
+    config = _config("train_dataloader.batch_size=4", "val_dataloader.batch_size=4", "train_dataloader.num_workers=1")
+    change = lighter(config, "deepspeed_zero2", 2, GPU)
+
+    assert change and len(change.sets) == 3
+    for text in change.sets:
+        parse_override(text, "--set", config.model_dump())
+
+
+def test_validation_takes_no_larger_batches_than_training() -> None:
+    change = lighter(_config("train_dataloader.batch_size=1", "val_dataloader.batch_size=8"), "none", 2, GPU)
+
+    assert change == Lighter(("val_dataloader.batch_size=1",))
+
+
+def test_a_micro_batch_of_kto_keeps_a_pair() -> None:
+    config = _batches(4, 1, "tiny_kto_lora_sample_preferences_e1")
+
+    assert lighter(config, "deepspeed_zero2", 2, GPU) == Lighter(
+        ("train_dataloader.batch_size=2", "optim_wrapper.accumulative_counts=2")
+    )
+    smaller = _batches(2, 2, "tiny_kto_lora_sample_preferences_e1")
+    assert lighter(smaller, "deepspeed_zero2", 2, GPU) == Lighter(level="deepspeed_zero2_offload")
+
+
+@pytest.mark.parametrize(
+    ("level", "world", "cause", "after"),
+    [
+        ("none", 2, GPU, "deepspeed_zero1"),
+        ("deepspeed_zero2", 2, GPU, "deepspeed_zero2_offload"),
+        ("deepspeed_zero2_offload", 2, GPU, "deepspeed_zero3"),
+        ("deepspeed_zero3_offload", 2, GPU, None),
+        ("deepspeed_zero2", 2, HOST, "deepspeed_zero3"),
+        ("deepspeed_zero3", 2, HOST, None),
+        ("none", 1, GPU, "deepspeed_zero2_offload"),
+        ("none", 1, HOST, None),
+        ("/my/ds.json", 2, GPU, None),
+        ("deepspeed_zero2", 2, "not-a-number", None),
+    ],
+)
+def test_at_micro_batch_1_the_next_level_that_helps_is_taken(
+    level: str, world: int, cause: str, after: str | None
+) -> None:
+    change = lighter(_batches(1, 4), level, world, cause)
+
+    assert change == (Lighter(level=after) if after else None)
+
+
+def test_a_run_is_made_lighter_a_finite_number_of_times() -> None:
+    config, level, num = _batches(8, 1), "none", 0
+    while change := lighter(config, level, 2, GPU):
+        num += 1
+        level = change.level or level
+        config = _config("val_dataloader=none", *change.sets) if change.sets else config
+
+    assert (level, num) == ("deepspeed_zero3_offload", 3 + len(LEVELS) - 1)
+
+
+@pytest.mark.parametrize(
+    ("level", "other", "does"),
+    [
+        ("deepspeed_zero1", "deepspeed_zero2", True),
+        ("deepspeed_zero2", "deepspeed_zero2_offload", True),
+        ("deepspeed_zero3", "deepspeed_zero3_offload", True),
+        ("deepspeed_zero2_offload", "deepspeed_zero3", False),
+        ("none", "deepspeed_zero1", False),
+        ("/my/ds.json", "/my/ds.json", True),
+        ("/my/ds.json", "deepspeed_zero1", False),
+    ],
+)
+def test_checkpoints_are_shared_by_zero_1_and_2_alone(level: str, other: str, does: bool) -> None:
+    assert shares_checkpoints(level, other) is does
+
+
+# What to type
+
+
+def test_the_command_goes_on_in_the_runs_own_directory() -> None:
+    again = _commands(_batches(2, 2))["again"]
+
+    assert again == ["tuner", "train", "mine.py", "--deepspeed", "zero2", "--work-dir", str(RUN), "--resume", "auto"]
+
+
+def test_the_lighter_command_keeps_the_global_batch() -> None:
+    found = _commands(_batches(2, 2))
+
+    sets = ["--set", "train_dataloader.batch_size=1", "--set", "optim_wrapper.accumulative_counts=4"]
+    assert found[GPU] == [*found["again"], *sets]
+
+
+def test_another_level_that_reads_the_checkpoints_goes_on() -> None:
+    found = _commands(_batches(1, 4))[GPU]
+
+    assert found[3:] == ["--work-dir", str(RUN), "--resume", "auto", "--deepspeed", "deepspeed_zero2_offload"]
+
+
+def test_another_level_that_cannot_read_the_checkpoints_starts_new() -> None:
+    found = _commands(_batches(1, 4))[HOST]
+
+    assert found[3:] == ["--work-dir", f"{RUN}-deepspeed_zero3", "--deepspeed", "deepspeed_zero3"]
+
+
+def test_where_nothing_is_lighter_no_command_is_planned() -> None:
+    assert GPU not in _commands(_batches(1, 4), "deepspeed_zero3_offload")
+
+
+def test_a_diverged_run_is_tried_with_a_tenth_of_the_learning_rate() -> None:
+    found = _commands(_config("lr=3e-3"))["not-a-number"]
+
+    assert found[-2:] == ["--set", "optim_wrapper.optimizer.lr=0.0003"]
+
+
+def test_shared_memory_is_spared_by_loading_in_the_ranks() -> None:
+    assert "shared-memory" not in _commands(_config())
+    found = _commands(_config("train_dataloader.num_workers=4"))["shared-memory"]
+    assert found[-2:] == ["--set", "train_dataloader.num_workers=0"]
+
+
+def test_a_taken_port_is_left_for_the_next_one() -> None:
+    nodes = Topology("torchrun", 2, 0, 2, 4, master_addr="n1", master_port=29500)
+
+    assert _commands(_config(), topology=nodes)["port-in-use"][-2:] == ["--master-port", "29501"]
+    assert "port-in-use" not in _commands(_config())
+
+
+def test_a_number_of_ranks_that_a_variable_said_is_typed() -> None:
+    plan = made(environ={"PATH": "/usr/bin", "NPROC_PER_NODE": "2"}, command=("tuner", "train", "x"))
+
+    assert '"again": "tuner train x --nproc-per-node 2 --work-dir' in plan.files["run.json"]
+    assert (
+        "--nproc-per-node"
+        not in made(hardware=machine(H200, H200)).files["run.json"].split('"again"')[1].split("\n")[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"launcher": "none"}, "1 process"),
+        ({"nnodes": 2, "node_rank": 0, "master_addr": "n1"}, "2 nodes"),
+    ],
+)
+def test_retry_needs_a_supervisor_that_sees_all_ranks(flags: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        made(flags=flags, on_oom="retry")
+
+    made(flags=flags)

@@ -1,0 +1,199 @@
+"""`--on-oom retry`: a process of a few lines stands in for torchrun and runs out of memory until it fits."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.plans import checkpoint, made
+from tests.launch.rank import process
+from tests.machine.gpus import H200, machine
+from tuner.errors import MachineError
+from tuner.launch import local, preflight, start
+from tuner.machine.hardware import Hardware
+
+FITS = """
+facts = json.loads(open(sys.argv[1] + '/run.json').read())
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+if not (%s):
+    report(1, 1, OOM, step=3)
+    sys.exit(1)
+"""
+TWO_GPUS = machine(H200, H200)
+
+
+def _run(
+    monkeypatch: pytest.MonkeyPatch, path: Path, fits: str, *sets: str, hardware: Hardware = TWO_GPUS, **request: Any
+) -> int:
+    """Start a run that fits once `fits` is true of its facts; 2 ranks, micro-batch 2, accumulation 4."""
+    code = f"import json\n{FITS % fits}"
+    monkeypatch.setattr(local, "torchrun", lambda topology, run: process(run, code))
+    monkeypatch.setattr(preflight, "check", lambda plan, environ: None)
+    batch = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
+    asked = {"on_oom": "retry", "deepspeed": "zero2", "command": ("tuner", "train", "mine.py"), **request}
+    return start.start(made(*batch, *sets, work_dir=path, hardware=hardware, **asked), os.environ)
+
+
+def _tried(run: Path) -> list[tuple[str, int, int]]:
+    """Return level, micro-batch and accumulation of every attempt."""
+    facts = _json(run / "run.json")
+    tried = [*facts["attempts"], {"deepspeed": facts["deepspeed"], **facts["batch"]}]
+    return [(attempt["deepspeed"], attempt["micro_batch"], attempt["accumulation"]) for attempt in tried]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_a_smaller_micro_batch_is_tried_with_the_same_global_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+
+    code = _run(monkeypatch, run, "facts['batch']['micro_batch'] < 2")
+
+    assert code == 0
+    facts, first = _json(run / "run.json"), _json(run / "attempts" / "1" / "run.json")
+    assert facts["batch"]["global_batch"] == first["batch"]["global_batch"] == 16
+    assert (facts["batch"]["micro_batch"], facts["batch"]["accumulation"]) == (1, 8)
+    assert _json(run / "deepspeed.json")["train_micro_batch_size_per_gpu"] == 1
+    said = "--on-oom retry after gpu-out-of-memory: attempt 2 with micro-batch 1 x accumulation 8 (global batch 16) at "
+    assert f"{said}deepspeed_zero2, from the start.\n" in capfd.readouterr().err
+
+
+def test_every_attempt_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+
+    _run(monkeypatch, run, "facts['batch']['micro_batch'] < 2")
+
+    (attempt,) = _json(run / "run.json")["attempts"]
+    assert attempt.pop("what").endswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert attempt == {
+        "cause": "gpu-out-of-memory",
+        "rank": 1,
+        "step": 3,
+        "deepspeed": "deepspeed_zero2",
+        "micro_batch": 2,
+        "accumulation": 4,
+    }
+    assert _json(run / "attempts" / "1" / "status.json")["diagnosis"]["cause"] == "gpu-out-of-memory"
+    flags = ["--set", "train_dataloader.batch_size=1", "--set", "optim_wrapper.accumulative_counts=8"]
+    assert _json(run / "run.json")["command"] == ["tuner", "train", "mine.py", *flags]
+
+
+def test_after_the_smallest_batch_come_the_levels_and_then_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+
+    code = _run(monkeypatch, run, "False")
+
+    assert code == 1
+    levels = ["deepspeed_zero2", "deepspeed_zero2_offload", "deepspeed_zero3", "deepspeed_zero3_offload"]
+    assert _tried(run) == [("deepspeed_zero2", 2, 4), *((level, 1, 8) for level in levels)]
+    assert _json(run / "status.json")["state"] == "failed"
+    assert capfd.readouterr().err.endswith(f"Next: tuner plan {run}/recipe.py\n")
+
+
+def test_it_goes_on_from_the_last_valid_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    real = start.supervise.run
+
+    def saved(*arguments: Any) -> int:
+        code = real(*arguments)
+        if not (run / "checkpoints").exists():
+            checkpoint(run, 2, world_size=2)
+            checkpoint(run, 4, world_size=2, valid=False)
+        return code
+
+    monkeypatch.setattr(start.supervise, "run", saved)
+
+    assert _run(monkeypatch, run, "facts['batch']['micro_batch'] < 2") == 0
+    assert _json(run / "run.json")["resume"] == str(run / "checkpoints" / "checkpoint-2")
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_checkpoints_that_the_next_attempt_cannot_read_are_kept_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, valid: bool
+) -> None:
+    run = tmp_path / "run"
+    real = start.supervise.run
+
+    def saved(*arguments: Any) -> int:
+        code = real(*arguments)
+        if not list(run.glob("checkpoints*")):
+            checkpoint(run, 2, world_size=2, valid=valid)
+        return code
+
+    monkeypatch.setattr(start.supervise, "run", saved)
+    # At ZeRO-1 a valid checkpoint of stage 0 is of no use, nor is one that was never finished at any level.
+    fits = "facts['deepspeed'] == 'deepspeed_zero1'"
+
+    assert _run(monkeypatch, run, fits, "train_dataloader.batch_size=1", deepspeed="none") == 0
+    assert _json(run / "run.json")["resume"] is None
+    assert (run / "checkpoints of attempt 1" / "checkpoint-2").is_dir()
+    assert not (run / "checkpoints").exists()
+
+
+def test_auto_is_pinned_to_the_level_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+
+    _run(monkeypatch, run, "facts['batch']['micro_batch'] < 2", deepspeed=None)
+
+    assert _json(run / "run.json")["deepspeed"] == _json(run / "attempts" / "1" / "run.json")["deepspeed"]
+
+
+def test_a_users_json_is_kept_and_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "my.json"
+    mine.write_text('{"zero_optimization": {"stage": 1}, "steps_per_print": 7}')
+    run = tmp_path / "run"
+
+    assert _run(monkeypatch, run, "False", deepspeed=str(mine)) == 1
+    assert _json(run / "deepspeed.json")["steps_per_print"] == 7
+    assert _tried(run) == [(str(mine), 2, 4), (str(mine), 1, 8)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [({"on_oom": "stop"}, "report(1, 1, OOM)"), ({}, "report(1, 2, 'bad-data: torn.', cause='bad-data')")],
+)
+def test_nobody_retries_unasked_or_after_another_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: dict[str, str], code: str
+) -> None:
+    run = tmp_path / "run"
+
+    assert _run(monkeypatch, run, f"{code} or sys.exit(1)", **request_) != 0
+    assert not (run / "attempts").exists()
+
+
+def test_a_run_that_was_asked_to_stop_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    asks = f"os.kill({os.getpid()}, signal.SIGTERM) or time.sleep(1) or report(1, 1, OOM) or sys.exit(1)"
+    handles = f"signal.signal(signal.SIGTERM, lambda *_: None) and False or {asks}"
+
+    assert _run(monkeypatch, run, handles) == 1
+    assert _json(run / "status.json")["signal"] == 15
+    assert not (run / "attempts").exists()
+
+
+def test_a_next_attempt_that_cannot_start_keeps_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+
+    def refuses(*_: Any) -> None:
+        raise MachineError("no compiler", fix="Install one.")
+
+    monkeypatch.setattr(preflight, "check", refuses)
+    code = f"import json\n{FITS % 'False'}"
+    monkeypatch.setattr(local, "torchrun", lambda topology, path: process(path, code))
+    plan = made("train_dataloader.batch_size=2", work_dir=run, hardware=TWO_GPUS, on_oom="retry", deepspeed="zero2")
+
+    assert start.start(plan, os.environ) == 1
+    assert "--on-oom retry: not possible. bad-environment: no compiler." in capfd.readouterr().err
+    assert _json(run / "status.json")["diagnosis"]["cause"] == "gpu-out-of-memory"

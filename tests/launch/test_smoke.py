@@ -1,0 +1,170 @@
+"""What a smoke test makes of a recipe, what stands in for what is not here, and how a failed stage is told."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.launch.plans import PATH
+from tuner.errors import ModelError
+from tuner.launch.smoke import Asked, Stage, Verdict, smaller, smoke
+from tuner.recipes import catalog, recipe
+from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema import RecipeConfig, Rows
+from tuner.worker import smoke as worker
+from tuner.worker.data.sample import KINDS
+from tuner.worker.data.templates import answers_end
+
+TINY = "tiny_full_sample_e1"
+
+
+def config_of(name: str, *sets: str) -> RecipeConfig:
+    return recipe.load(name, Overrides(pairs=[("--set", text) for text in sets])).config
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the only place that a smoke test may use."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def tried(name: str, **overrides: str) -> tuple[Verdict, list[Stage]]:
+    told: list[Stage] = []
+    asked = Asked(name, Overrides(**overrides), None, False, ())  # type: ignore[arg-type]
+    return smoke(asked, PATH, told.append), told
+
+
+def test_everything_but_the_size_stays_as_the_recipe_says() -> None:
+    config = config_of("llama2_7b_dpo_qlora_ultrafeedback_e3", "lr=3e-5", "loss_type=hinge")
+
+    values, notes = smaller(config)
+
+    small = RecipeConfig.model_validate(values)
+    assert notes == []
+    assert (small.adapter, small.quantization, small.objective) == (
+        config.adapter,
+        config.quantization,
+        config.objective,
+    )
+    assert small.optim_wrapper.optimizer == config.optim_wrapper.optimizer
+    assert small.train_dataloader.dataset.format == config.train_dataloader.dataset.format
+    assert (small.train_cfg.max_steps, small.checkpoint.interval) == (2, 1)
+
+
+def test_what_a_cpu_cannot_do_is_replaced_and_said() -> None:
+    config = config_of(TINY, "optimizer.type=Lion", "dtype=fp16", "attn_implementation=flash_attention_2")
+
+    values, notes = smaller(config)
+
+    assert values["optim_wrapper"]["optimizer"]["type"] == "AdamW"
+    assert values["optim_wrapper"]["dtype"] == "bf16"
+    assert values["model"]["attn_implementation"] is None
+    assert notes == ["bf16 for fp16", "AdamW for Lion", "sdpa for flash_attention_2"]
+
+
+@pytest.mark.parametrize(("asked", "got"), [("auto", "bf16"), ("bf16", "bf16"), ("fp32", "fp32")])
+def test_the_precision_is_that_of_the_gpus_to_come(asked: str, got: str) -> None:
+    values, _ = smaller(config_of(TINY, f"dtype={asked}"))
+
+    assert values["optim_wrapper"]["dtype"] == got
+
+
+def test_nothing_is_reported_and_only_first_rows_are_read() -> None:
+    values, _ = smaller(config_of(TINY, "trackers=['wandb']", "train_dataloader.dataset.max_rows=5"))
+
+    assert values["log"]["trackers"] == ()
+    assert values["train_dataloader"]["dataset"]["max_rows"] == 5
+    assert values["val_dataloader"]["dataset"]["max_rows"] == 16
+
+
+@pytest.mark.parametrize("objective", KINDS)
+def test_a_stand_in_for_rows_on_the_hub_is_what_the_objective_learns_from(objective: str) -> None:
+    config = config_of(TINY)
+    rows = Rows(path="nobody/nothing", format="alpaca")
+
+    other = worker.stand_in(rows, objective)
+
+    assert other is not None
+    dataset = config.train_dataloader.dataset.model_copy(update={**other, "max_rows": 8})
+    tokenizer, _ = worker.tokenizer_of(config.model)
+    _, told = worker.prepared(dataset, tokenizer, objective)
+    assert "train: 8 rows" in told
+
+
+def test_rows_that_are_here_are_trained_on_themselves(tmp_path: Path) -> None:
+    assert worker.stand_in(Rows(path=str(tmp_path / "mine.jsonl")), "sft") is None
+
+
+def test_a_tokenizer_that_is_not_here_leaves_the_recipes_template() -> None:
+    model = config_of("gemma_2b_full_alpaca_e1").model
+
+    tokenizer, is_own = worker.tokenizer_of(model)
+
+    assert not is_own
+    assert tokenizer.chat_template == catalog.chat_template("gemma").read_text(encoding="utf-8")
+    assert answers_end(tokenizer) == tokenizer.convert_tokens_to_ids("<end_of_turn>"), "one token, as in Gemma's own"
+
+
+def test_a_local_model_without_a_tokenizer_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    with pytest.raises(ModelError):
+        worker.tokenizer_of(config_of(TINY).model.model_copy(update={"path": str(tmp_path)}))
+
+
+def test_prompts_longer_than_usual_get_the_recipes_own_length(tmp_path: Path) -> None:
+    rows = tmp_path / "long.jsonl"
+    rows.write_text('{"instruction": "' + "why " * 400 + '", "input": "", "output": "Because."}\n')
+    config = config_of(TINY)
+    other = {"path": str(rows), "format": "alpaca", "max_length": 2048, "packing": False}
+    block = config.train_dataloader.dataset.model_copy(update=other)
+
+    dataset, told = worker.prepared(block, worker.tokenizer_of(config.model)[0], "sft")
+
+    assert dataset.max_length == 2048
+    assert "0 dropped" in told
+
+
+def test_results_that_differ_are_told_apart(tmp_path: Path) -> None:
+    config = config_of(TINY)
+    assert config.architecture is not None
+    tokenizer, _ = worker.tokenizer_of(config.model)
+    for seed in (1, 2):
+        worker.make_model(config.architecture, tokenizer, tmp_path / str(seed), seed)
+
+    assert worker.difference(tmp_path / "1", tmp_path / "1", scores=False) == 0
+    assert worker.difference(tmp_path / "1", tmp_path / "2", scores=False) > 0.1
+
+
+def test_a_bad_row_ends_it_at_the_data_with_everything_kept(scratch: Path) -> None:
+    rows = scratch / "bad.jsonl"
+    rows.write_text('{"messages": "none"}\n')
+
+    verdict, told = tried(TINY, data=str(rows))
+
+    assert [(stage.name, stage.exit_code) for stage in told] == [("model", 0), ("data", 2)]
+    assert f"{rows}:1" in told[-1].told
+    assert verdict.exit_code == 2
+    assert verdict.kept is not None
+    assert (verdict.kept / "model" / "config.json").is_file()
+
+
+def test_code_of_a_model_is_not_run_unasked(scratch: Path) -> None:
+    with pytest.raises(ModelError, match="code of its own"):
+        tried("qwen_7b_chat_qlora_alpaca_e3")
+
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_model_without_known_facts_is_refused_before_anything_is_made(scratch: Path) -> None:
+    model = scratch / "model"
+    shutil.copytree(catalog.asset("package:tiny"), model)
+    (model / "config.json").write_text('{"model_type": "llama"}')
+
+    with pytest.raises(ModelError, match="its architecture is not known"):
+        tried(TINY, model=str(model))
+
+    assert [path.name for path in scratch.iterdir()] == ["model"]

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch.processes import wait_until
+from tuner.machine.kernel import num_oom_kills
+
+ROOT = Path(__file__).parents[2]
+CHILD = """
+import time
+from tuner.machine.kernel import die_with_parent
+die_with_parent()
+print(1, flush=True)
+time.sleep(60)
+"""
+PARENT = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]]).pid, flush=True); input()"
+
+
+def test_a_child_is_told_of_its_parents_end() -> None:
+    command = [sys.executable, "-c", PARENT, CHILD]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert parent.stdout.readline() == "1\n"
+
+        parent.send_signal(signal.SIGKILL)
+        parent.wait(timeout=20)
+
+        wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({"proc/vmstat": "nr_free_pages 12\noom_kill 3\n"}, 3),
+        (
+            {
+                "proc/self/cgroup": "0::/user.slice/job\n",
+                "sys/fs/cgroup/user.slice/job/memory.events": "low 0\noom 2\noom_kill 1\n",
+                "proc/vmstat": "oom_kill 9\n",
+            },
+            1,
+        ),
+        (
+            {
+                "proc/self/cgroup": "7:cpu,cpuacct:/a\n4:memory:/slurm/job_7\n",
+                "sys/fs/cgroup/memory/slurm/job_7/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n",
+            },
+            5,
+        ),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.events": "oom_kill 4\n"}, 4),
+        ({"proc/vmstat": "nr_free_pages 12\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_nearest_count_of_kills_is_taken(tmp_path: Path, files: dict[str, str], count: int | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert num_oom_kills(tmp_path) == count

@@ -1,0 +1,98 @@
+"""What an objective's block takes, and how its mistakes are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tuner.errors import RecipeError
+from tuner.recipes.objective import Dpo
+from tuner.recipes.recipe import Overrides, Recipe, load
+
+DPO = "tiny_dpo_full_sample_preferences_e1"
+
+
+def changed(name: str, *pairs: str) -> Recipe:
+    return load(name, Overrides(pairs=[("--set", pair) for pair in pairs]))
+
+
+@pytest.mark.parametrize(
+    ("name", "pair", "told"),
+    [
+        (DPO, "objective.loss_type=ipoo", ("objective.loss_type = 'ipoo'", "Did you mean 'ipo'?")),
+        (DPO, "objective.type=dop", ("objective.type = 'dop'", "Did you mean 'dpo'?", "'reward'")),
+        (DPO, "objective.type=orpo", ("objective.loss_type belongs to dpo, kto", "'orpo'", "tiny_orpo_full_sample_e3")),
+        (DPO, "objective.type=sft", ("objective.beta belongs to dpo, orpo, kto", "'sft'", "the recipe's name")),
+        (DPO, "objective.bta=1", ("no key 'objective.bta'", "Did you mean 'objective.beta'?")),
+        (DPO, "beta=0", ("objective.beta = 0", "greater than 0")),
+        (DPO, "loss_type=exo_pair", ("exo_pair needs a label_smoothing above 0",)),
+        (DPO, "objective.loss_weights=(1,2)", ("2 weights for 1 losses",)),
+        (
+            "tiny_orpo_full_sample_e1",
+            "loss_type=ipo",
+            ("objective.loss_type belongs to dpo, kto", "Take loss_type out"),
+        ),
+        ("tiny_kto_full_sample_e1", "train_dataloader.batch_size=1", ("batch_size must be 2 or more for kto",)),
+        ("tiny_full_sample_e1", "dtype=bfloat16", ("optim_wrapper.dtype = 'bfloat16'", "Did you mean 'bf16'?")),
+    ],
+)
+def test_a_mistake_in_an_objective_is_told_with_the_way_out(name: str, pair: str, told: tuple[str, ...]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        changed(name, pair)
+
+    assert [part for part in (*told, f"In --set {pair}.") if part not in str(caught.value)] == []
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pair", "losses"),
+    [
+        ("loss_type=ipo", ("ipo",)),
+        ("loss_type=['sigmoid', 'sft']", ("sigmoid", "sft")),
+        ("loss_type=[sigmoid,sft]", ("sigmoid", "sft")),
+        ("objective.loss_type=('hinge',)", ("hinge",)),
+    ],
+)
+def test_one_loss_or_several_can_be_set(pair: str, losses: tuple[str, ...]) -> None:
+    objective = changed(DPO, pair).config.objective
+
+    assert isinstance(objective, Dpo)
+    assert objective.loss_type == losses
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss_type": ()},
+        {"loss_type": "aot", "use_weighting": True},
+        {"loss_type": ("sigmoid", "apo_zero"), "f_divergence_type": "js_divergence"},
+        {"loss_type": "sigmoid", "loss_weights": (1.0, 1.0)},
+        {"ld_alpha": 1.1},
+        {"label_smoothing": 0.5},
+    ],
+    ids=str,
+)
+def test_settings_that_trl_would_refuse_after_loading_are_refused_at_once(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Dpo(type="dpo", **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss_type": "exo_pair", "label_smoothing": 1e-3},
+        {"loss_type": ("sigmoid", "bco_pair", "sft"), "loss_weights": (0.8, 0.2, 1.0)},
+        {"loss_type": "hinge", "f_divergence_type": "js_divergence", "use_weighting": True},
+    ],
+    ids=str,
+)
+def test_settings_that_fit_each_other_are_taken(settings: dict[str, Any]) -> None:
+    assert Dpo(type="dpo", **settings)
+
+
+def test_the_objective_decides_the_learning_rate_whatever_the_method() -> None:
+    rates = {changed(name).config.optim_wrapper.optimizer.lr for name in (DPO, DPO.replace("full", "qlora"))}
+
+    assert len(rates) == 1

@@ -1,0 +1,81 @@
+"""What the catalog proposes and a model does not take: it gives way aloud, unless the user asked for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from tests.fit.built import config_of
+from tests.fit.small import SMALL
+from tuner.errors import RecipeError
+from tuner.fit.families import FAMILIES
+from tuner.recipes.recipe import Overrides, Recipe, load
+from tuner.recipes.suit import FUSED_EXPERTS
+
+MOE, LINEAR = "qwen3_30b_a3b", "qwen3_next_80b_a3b_instruct"
+
+
+def recipe(name: str, *sets: str) -> Recipe:
+    return load(name, Overrides(pairs=[("--set", text) for text in sets]))
+
+
+def test_the_experts_that_peft_adapts_as_one_tensor_are_those_it_knows_by_their_old_names() -> None:
+    assert {kind for kind, family in FAMILIES.items() if family.split_experts} == FUSED_EXPERTS.keys()
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora", "rslora", "dora"])
+def test_beside_fused_experts_attention_alone_is_adapted_and_it_is_said(method: str) -> None:
+    found = recipe(f"{MOE}_{method}_alpaca_e3")
+
+    assert found.config.adapter is not None
+    assert found.config.adapter.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert found.config.adapter.lora_dropout == 0.1
+    assert found.origins["adapter.target_modules"].source.startswith("derived: PEFT")
+    assert any("adapter.target_modules is" in warning for warning in found.warnings)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of no shared experts
+@pytest.mark.parametrize("kind", sorted(FUSED_EXPERTS))
+def test_peft_takes_the_adapter_of_every_kind_with_dropout_and_dora(kind: str) -> None:
+    facts = next(facts for facts in SMALL if facts.model_type == kind)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(facts))
+    lora = LoraConfig(target_modules=list(FUSED_EXPERTS[kind]), lora_dropout=0.1, r=2, task_type="CAUSAL_LM")
+
+    adapted = get_peft_model(model, lora)
+    assert adapted.get_nb_trainable_parameters()[0] > 0
+    assert not any("experts" in name for name, weight in adapted.named_parameters() if weight.requires_grad)
+
+
+def test_without_dropout_the_experts_are_adapted_too_and_dense_models_keep_all_linear() -> None:
+    everything = recipe(f"{MOE}_lora_alpaca_e3", "lora_dropout=0")
+    dense = recipe("qwen3_8b_lora_alpaca_e3")
+
+    assert everything.config.adapter and dense.config.adapter
+    assert everything.config.adapter.target_modules == dense.config.adapter.target_modules == "all-linear"
+    assert not everything.warnings and not dense.warnings
+
+
+def test_a_users_own_all_linear_is_refused_instead() -> None:
+    with pytest.raises(RecipeError, match="fused experts of qwen3_moe") as caught:
+        recipe(f"{MOE}_lora_alpaca_e3", "target_modules=all-linear")
+
+    assert "--set target_modules=all-linear" in str(caught.value)
+
+
+def test_a_model_that_leaks_between_packed_samples_does_not_pack() -> None:
+    found = recipe(f"{LINEAR}_full_alpaca_e3")
+
+    assert found.config.train_dataloader.dataset.packing is False
+    assert any("packing is False here" in warning for warning in found.warnings)
+    with pytest.raises(RecipeError, match="see each other"):
+        recipe(f"{LINEAR}_full_alpaca_e3", "packing=True")
+
+
+def test_the_validation_does_not_pack_either() -> None:
+    found = recipe("opt_1_3b_full_sample_e1")
+
+    assert found.config.val_dataloader is not None
+    assert found.config.val_dataloader.dataset.packing is False

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.runs.diagnose import Diagnosis, Evidence, diagnose
+from tuner.runs.directory import RunDirectory, create
+from tuner.runs.evidence import gather
+
+LOGS = Path(__file__).parent / "logs"
+OOM = "Traceback:\n  ...\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+LOST = "Traceback (most recent call last):\n  ...\nRuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:7\n"
+WAITED = "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete\n"
+UNKNOWN = "Traceback (most recent call last):\n  ...\nKeyError: 'labels'\n"
+COMMANDS = {"again": "tuner train mine.py --resume auto", "gpu-out-of-memory": "tuner train mine.py --set batch_size=1"}
+FOLDER = Path("/runs/my run")
+
+
+def _report(rank: int, message: str, code: int = 1, **facts: Any) -> dict[str, Any]:
+    return {"rank": rank, "exit_code": code, "message": message, **facts}
+
+
+def _found(*reports: Mapping[str, Any], world: int = 2, **more: Any) -> Diagnosis:
+    facts = {"next": COMMANDS, "world_size": world}
+    return diagnose(Evidence(FOLDER, reports, facts=facts, **more))
+
+
+def _torchrun(rank: int, code: int) -> str:
+    text = (LOGS / "torchrun-killed.txt").read_text(encoding="utf-8")
+    return text.replace("rank      : 1", f"rank      : {rank}").replace("exitcode  : -9", f"exitcode  : {code}")
+
+
+def test_a_failure_is_told_in_three_lines() -> None:
+    found = _found(_report(1, OOM, step=17))
+
+    assert found.lines == [
+        "gpu-out-of-memory: a GPU has too little memory for this: "
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "On rank 1, in step 17. Logs: /runs/my run/ranks",
+        "Next: tuner train mine.py --set batch_size=1",
+    ]
+    assert found.text == "\n".join(found.lines)
+    assert found.exit_code == 1
+
+
+def test_a_diagnosis_is_json_for_status() -> None:
+    found = json.loads(json.dumps(_found(_report(1, OOM, step=17)).to_json()))
+
+    assert found == {
+        "cause": "gpu-out-of-memory",
+        "what": found["what"],
+        "rank": 1,
+        "step": 17,
+        "next_command": "tuner train mine.py --set batch_size=1",
+    }
+
+
+# The first cause among many
+
+
+def test_a_rank_that_lost_another_is_not_the_cause_though_it_reported_first() -> None:
+    found = _found(_report(0, LOST, step=3), _report(1, OOM, step=3))
+
+    assert (found.cause, found.rank) == ("gpu-out-of-memory", 1)
+
+
+def test_an_error_of_its_own_comes_before_a_wait_in_vain() -> None:
+    found = _found(_report(0, WAITED), _report(2, LOST), _report(1, UNKNOWN))
+
+    assert (found.cause, found.rank) == ("bug", 1)
+
+
+def test_of_two_errors_the_earlier_is_the_cause() -> None:
+    found = _found(_report(3, OOM), _report(0, UNKNOWN))
+
+    assert (found.cause, found.rank) == ("gpu-out-of-memory", 3)
+
+
+def test_where_all_lost_somebody_that_is_said() -> None:
+    found = _found(_report(0, LOST), _report(1, LOST))
+
+    assert (found.cause, found.rank) == ("lost-peer", 0)
+
+
+def test_a_killed_rank_is_the_cause_of_errors_that_are_not_known() -> None:
+    found = _found(_report(0, UNKNOWN, step=4), launcher=_torchrun(1, -9))
+
+    assert (found.cause, found.rank, found.step, found.exit_code) == ("killed", 1, 4, 137)
+
+
+def test_the_real_torchruns_victim_is_no_cause() -> None:
+    found = _found(_report(1, UNKNOWN), launcher=(LOGS / "torchrun-failed.txt").read_text(encoding="utf-8"))
+
+    assert (found.cause, found.rank) == ("bug", 1)
+
+
+@pytest.mark.parametrize("code", [-9, -15, 143])
+def test_who_torchrun_ended_after_the_failure_is_no_cause(code: int) -> None:
+    ended_later = _torchrun(1, 1).replace("exitcode  : -15", f"exitcode  : {code}")
+
+    found = _found(_report(1, LOST), launcher=ended_later)
+
+    assert (found.cause, found.rank) == ("lost-peer", 1)
+
+
+# Ranks that say nothing
+
+
+@pytest.mark.parametrize(("kills", "cause"), [(0, "killed"), (1, "host-out-of-memory")])
+def test_the_kernels_counter_tells_a_kill_for_memory_from_another(kills: int, cause: str) -> None:
+    found = _found(launcher=_torchrun(1, -9), num_oom_kills=kills, last_step=6)
+
+    assert (found.cause, found.rank, found.step, found.exit_code) == (cause, 1, 6, 137)
+    assert "rank 1" in found.what
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "exit_code"), [(-7, "shared-memory", 135), (-11, "crashed", 139), (-6, "crashed", 134)]
+)
+def test_a_crash_is_named_by_its_signal(code: int, cause: str, exit_code: int) -> None:
+    found = _found(launcher=_torchrun(1, code))
+
+    assert (found.cause, found.rank, found.exit_code) == (cause, 1, exit_code)
+
+
+def test_a_crashed_ranks_log_tells_why() -> None:
+    found = _found(launcher=_torchrun(1, -6), logs={1: "fine\nCUDA error: uncorrectable ECC error encountered\n"})
+
+    assert (found.cause, found.rank) == ("gpu-hardware", 1)
+    assert "nvidia-smi" in found.next_command
+
+
+def test_a_rank_that_ended_in_silence_shows_the_end_of_its_log() -> None:
+    log = "\n".join(f"line {number}" for number in range(100))
+
+    found = _found(launcher=_torchrun(1, 3), logs={0: "other", 1: log})
+
+    assert (found.cause, found.exit_code) == ("unknown", 3)
+    assert found.detail.splitlines()[0] == "line 70"
+    assert found.text.splitlines()[-1] == "Next: tail -n 50 '/runs/my run/ranks/1.log'"
+
+
+def test_torchruns_own_error_is_told_where_no_rank_began() -> None:
+    text = (LOGS / "port-in-use.log").read_text(encoding="utf-8")
+
+    found = _found(launcher=text)
+
+    assert (found.cause, found.rank, found.exit_code) == ("port-in-use", None, 3)
+    assert found.lines[1].startswith("On a rank, before the first step.")
+
+
+def test_a_killed_torchrun_is_called_that() -> None:
+    found = _found(agent_code=-9)
+
+    assert (found.cause, found.what, found.exit_code) == (
+        "killed",
+        "torchrun was killed by SIGKILL (out of memory?)",
+        137,
+    )
+
+
+def test_where_nothing_could_be_written_a_full_disk_is_the_cause() -> None:
+    assert _found(free_bytes=4096).cause == "disk"
+    assert _found(free_bytes=4096).exit_code == 74
+    assert _found(free_bytes=1 << 30).cause == "unknown"
+
+
+# A collective that timed out
+
+
+def test_the_only_rank_that_did_not_wait_lagged() -> None:
+    stack = 'File "/v/torch/distributed/distributed_c10d.py", line 3252 in all_reduce\n'
+
+    found = _found(_report(0, WAITED), world=3, logs={1: 'File "/v/my/data.py", line 3 in read\n', 2: stack})
+
+    assert (found.cause, found.rank, found.exit_code) == ("collective-timeout", 1, 124)
+    assert "(rank 1 lagged)" in found.what
+    assert found.next_command.endswith("/1.log'")
+
+
+def test_the_rank_that_asked_nccl_for_fewer_collectives_lagged() -> None:
+    watchdog = next(iter((LOGS / "collective-timeout.log").read_text(encoding="utf-8").split("===")[1:]))
+
+    logs = {rank: watchdog.replace("work: 127", f"work: {number}") for rank, number in ((0, 127), (1, 127), (2, 126))}
+    found = _found(launcher=_torchrun(0, -6), world=3, logs=logs)
+
+    assert (found.cause, found.rank) == ("collective-timeout", 2)
+
+
+def test_the_rank_that_a_barrier_names_lagged() -> None:
+    found = _found(_report(0, "RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 3000 ms"), world=4)
+
+    assert found.rank == 2
+    assert "(ranks 2, 3 lagged)" in found.what
+
+
+def test_where_all_waited_nobody_is_blamed() -> None:
+    found = _found(_report(0, WAITED), _report(1, WAITED))
+
+    assert found.rank == 0
+    assert "which rank lagged is not known" in found.what
+
+
+# What the rank itself knew
+
+
+def test_a_mistake_that_a_rank_told_keeps_its_words_and_its_code() -> None:
+    found = _found(_report(1, "bad-data: row 3 is torn. In a.jsonl:3. Mend it.", 2, cause="bad-data"))
+
+    assert found.lines[0] == "bad-data: row 3 is torn. In a.jsonl:3. Mend it."
+    assert found.next_command == "tuner data '/runs/my run/recipe.py'"
+    assert (found.exit_code, found.detail) == (2, "")
+
+
+def test_a_loss_that_is_no_number_is_a_cause_of_its_own() -> None:
+    found = _found(_report(0, "training-failed: loss is nan at step 3. Lower it.", cause="training-failed", step=3))
+
+    assert (found.cause, found.step) == ("not-a-number", 3)
+
+
+def test_an_unknown_error_keeps_its_traceback() -> None:
+    found = _found(_report(1, UNKNOWN, step=2))
+
+    assert found.cause == "bug"
+    assert found.text.startswith("Traceback (most recent call last):")
+    assert "KeyError: 'labels'" in found.lines[0]
+
+
+def test_a_c_library_that_wrote_the_reason_into_the_log_explains_a_report() -> None:
+    found = _found(_report(0, UNKNOWN), logs={0: "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."})
+
+    assert found.cause == "gpu-hardware"
+    assert found.detail.endswith("KeyError: 'labels'"), "the error itself is not hidden by what may explain it"
+
+
+@pytest.mark.parametrize(("message", "code"), [("OSError: [Errno 28] No space left on device", 74), (UNKNOWN, 1)])
+def test_a_known_cause_has_the_exit_code_of_its_kind(message: str, code: int) -> None:
+    assert _found(_report(0, message)).exit_code == code
+
+
+def test_a_command_that_nobody_planned_is_the_same_again() -> None:
+    found = diagnose(Evidence(FOLDER, [_report(0, LOST)]))
+
+    assert found.next_command == "tuner train '/runs/my run/recipe.py'"
+
+
+# What is gathered
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return create(tmp_path / "run", {"recipe.py": "", "run.json": '{"world_size": 2}'}, resume=False)
+
+
+def test_the_ends_of_logs_are_read_by_rank(run: RunDirectory) -> None:
+    run.report_failure(1, 1, "failed", step=2)
+    (run.ranks / "1.log").write_text("x" * 100_000 + "\nlast")
+    (run.ranks / "10.log").write_bytes(b"\xff torn")
+    (run.ranks / "torchrun-0.log").write_text("agent")
+
+    found = gather(run, num_oom_kills=1)
+
+    assert found.reports[0]["step"] == 2
+    assert found.logs[1].endswith("\nlast") and len(found.logs[1]) < 70_000
+    assert "torn" in found.logs[10]
+    assert (found.launcher, found.num_oom_kills, found.facts["world_size"]) == ("agent", 1, 2)
+    assert found.free_bytes and found.free_bytes > 0
+
+
+def test_the_last_step_is_this_attempts(run: RunDirectory) -> None:
+    run.log_metrics({"step": 7})
+    run.metrics.write_text(run.metrics.read_text() + '{"step": 8')  # torn
+    assert gather(run).last_step == 7
+
+    later = run.metrics.stat().st_mtime_ns + 10**9
+    os.utime(run.run, ns=(later, later))
+    assert gather(run).last_step is None
+
+
+def test_a_run_whose_files_are_gone_still_has_evidence(run: RunDirectory) -> None:
+    shutil.rmtree(run.path)
+
+    found = gather(run)
+
+    assert (found.reports, found.logs, found.facts) == ([], {}, {})

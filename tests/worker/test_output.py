@@ -1,0 +1,105 @@
+"""Real processes that print as a rank does."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRELUDE = """
+import ctypes, os, subprocess, sys
+from pathlib import Path
+from tuner.worker.output import send_to
+terminal = send_to(Path(sys.argv[1]))
+"""
+
+
+def _rank(code: str, log: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PRELUDE + code, str(log)]
+    return subprocess.run(command, cwd=ROOT, capture_output="stdout" not in options, text=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_everything_that_is_printed_goes_into_the_log_in_its_order(tmp_path: Path) -> None:
+    code = """
+print("from Python")
+ctypes.CDLL(None).puts(b"from C")
+ctypes.CDLL(None).fflush(None)
+print("to stderr", file=sys.stderr)
+subprocess.run(["echo", "from a child"])
+print("ü \\udcff")
+"""
+    done = _rank(code, tmp_path / "ranks" / "1.log")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    lines = (tmp_path / "ranks" / "1.log").read_text(encoding="utf-8").splitlines()
+    assert lines == ["from Python", "from C", "to stderr", "from a child", "ü \\udcff"]
+
+
+def test_a_log_is_appended_to(tmp_path: Path) -> None:
+    (tmp_path / "0.log").write_text("before\n")
+
+    _rank("print('after')", tmp_path / "0.log")
+
+    assert (tmp_path / "0.log").read_text() == "before\nafter\n"
+
+
+@pytest.mark.parametrize("folder", ["/dev/full", "/proc/no/such/log"])
+def test_a_log_that_cannot_be_written_ends_no_rank(folder: str) -> None:
+    code = "for _ in range(3): print('x' * 100_000)\nsys.stderr.write('y')\nsys.stdout.flush()\nos._exit(7)"
+
+    assert _rank(code, Path(folder)).returncode == 7
+
+
+def test_a_terminal_that_is_gone_ends_no_rank(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    code = "os.read(0, 1)\nprint('bar', file=terminal, flush=True)\nos._exit(7)"
+    command = [sys.executable, "-c", PRELUDE + code, str(tmp_path / "0.log")]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=slave) as rank:
+        os.close(slave)
+        os.close(master)
+        rank.communicate(b"x", timeout=60)
+
+    assert rank.returncode == 7
+
+
+def test_the_terminal_is_kept_for_the_progress_bar(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    code = "print('bar', file=terminal)\nprint('line')"
+
+    _rank(code, tmp_path / "0.log", stdout=slave)
+
+    os.close(slave)
+    assert os.read(master, 100) == b"bar\r\n"
+    os.close(master)
+    assert (tmp_path / "0.log").read_text() == "line\n"
+
+
+def test_without_a_terminal_there_is_none(tmp_path: Path) -> None:
+    _rank("print(terminal)", tmp_path / "0.log")
+
+    assert (tmp_path / "0.log").read_text() == "None\n"
+
+
+def test_a_crash_in_c_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
+    done = _rank("def here(): ctypes.string_at(0)\nhere()", tmp_path / "0.log")
+
+    assert done.returncode == -11
+    text = (tmp_path / "0.log").read_text()
+    assert "Segmentation fault" in text and "in here" in text
+
+
+@pytest.mark.parametrize("closed", [(1,), (1, 2), (0, 1, 2)])
+def test_a_closed_standard_output_is_no_place_for_the_log_to_be_lost(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    shut = "".join(f" {number}>&-" for number in closed)
+    command = f'exec "$0" -c "$1" "$2"{shut}'
+    code = PRELUDE + "print('kept')\nprint('and this', file=sys.stderr)\nos._exit(7)"
+
+    done = subprocess.run(["sh", "-c", command, sys.executable, code, tmp_path / "0.log"], cwd=ROOT, timeout=60)
+
+    assert done.returncode == 7
+    assert (tmp_path / "0.log").read_text() == "kept\nand this\n"

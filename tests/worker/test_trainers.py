@@ -1,0 +1,164 @@
+"""The recipe's settings mean to TRL what they say: losses, defaults, references, and rows left as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import datasets
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+from trl import DPOConfig, KTOConfig, RewardConfig
+from trl.experimental.orpo import ORPOConfig
+
+from tests.worker.data.conftest import make_tokenizer
+from tuner.recipes.objective import Dpo, DpoLoss, Kto, Orpo, Reward
+from tuner.recipes.recipe import Overrides, load
+from tuner.worker import trainers
+from tuner.worker.data import batches
+
+PAIRS = [
+    {
+        "chosen_ids": [5, 6, 7, answer],
+        "chosen_labels": [-100, -100, 7, answer],
+        "rejected_ids": [5, 6, 9],
+        "rejected_labels": [-100, -100, 9],
+    }
+    for answer in (8, 11)
+]
+QUIET = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True}
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config)
+
+
+def tokenizer() -> Any:
+    made = make_tokenizer()
+    made.pad_token = "<s>"
+    return made
+
+
+def dpo(tmp_path: Path, policy: Any, reference: Any = None, **settings: Any) -> Any:
+    objective = Dpo(type="dpo", **settings).model_dump(mode="json", exclude={"type"})
+    arguments = DPOConfig(tmp_path, remove_unused_columns=False, max_length=None, **QUIET, **objective)
+    return trainers._Dpo(
+        model=policy,
+        ref_model=reference,
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list(PAIRS),
+        processing_class=tokenizer(),
+        data_collator=lambda rows: batches.pairs(rows, pad_id=0),
+    )
+
+
+def test_the_losses_of_the_schema_are_those_that_trl_documents() -> None:
+    fields = {field.name: field.metadata for field in dataclasses.fields(DPOConfig)}
+    told = re.findall(r"'(\w+)'", fields["loss_type"]["help"])
+    kto = {field.name: field.metadata for field in dataclasses.fields(KTOConfig)}["loss_type"]["choices"]
+
+    assert get_args(DpoLoss) == tuple(told)
+    assert list(get_args(Kto.model_fields["loss_type"].annotation)) == kto
+
+
+def test_every_loss_of_the_schema_is_computed_by_trl(tmp_path: Path) -> None:
+    trainer = dpo(tmp_path, model(), model(), label_smoothing=0.1)
+    batch = batches.pairs(PAIRS, pad_id=0)
+
+    for loss in get_args(DpoLoss):
+        trainer.loss_types = [loss]
+        assert torch.isfinite(trainer.compute_loss(trainer.model, batch)), loss
+    trainer.loss_types = ["ipoo"]
+    with pytest.raises(ValueError, match="Unknown loss type"):
+        trainer.compute_loss(trainer.model, batch)
+
+
+def test_several_losses_are_weighed(tmp_path: Path) -> None:
+    both = dpo(tmp_path, model(), model(), loss_type=("hinge", "sft"), loss_weights=(0.5, 2.0))
+    batch = batches.pairs(PAIRS, pad_id=0)
+
+    apart = []
+    for loss in ("hinge", "sft"):
+        alone = dpo(tmp_path, model(), model(), loss_type=loss)
+        apart.append(alone.compute_loss(alone.model, batch).item())
+
+    assert both.compute_loss(both.model, batch).item() == pytest.approx(0.5 * apart[0] + 2.0 * apart[1])
+
+
+@pytest.mark.parametrize(
+    ("block", "config"), [(Dpo, DPOConfig), (Orpo, ORPOConfig), (Kto, KTOConfig), (Reward, RewardConfig)]
+)
+def test_the_defaults_of_the_schema_are_trls(block: Any, config: Any) -> None:
+    theirs = {
+        field.name: field.default_factory() if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(config)
+        if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+    }
+    ours = block(type=block.__name__.lower()).model_dump(mode="json", exclude={"type"})
+
+    assert ours == {name: theirs[name] for name in ours}
+
+
+def test_rows_reach_the_trainer_as_they_were_prepared(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list(PAIRS)
+    orpo = trainers._Orpo(
+        model=model(),
+        args=ORPOConfig(tmp_path, remove_unused_columns=False, eval_strategy="epoch", **QUIET),
+        train_dataset=rows,
+        eval_dataset=rows,
+        processing_class=tokenizer(),
+        data_collator=lambda some: batches.odds(some, pad_id=0),
+    )
+
+    assert orpo.train_dataset is rows and orpo.eval_dataset is rows
+    assert dpo(tmp_path, model(), model()).train_dataset.to_list() == rows.to_list()
+    assert torch.isfinite(orpo.compute_loss(orpo.model, batches.odds(PAIRS, pad_id=0)))
+
+
+def test_dropout_is_off_and_an_adapters_reference_is_the_base_without_a_second_adapter(tmp_path: Path) -> None:
+    lora = LoraConfig(r=2, lora_dropout=0.5, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted = get_peft_model(model(), lora)
+    trainer = dpo(tmp_path, adapted)
+
+    trainers._tidy(adapted, torch.float32)
+    adapted.train()
+    trainer.compute_loss(adapted, batches.pairs(PAIRS, pad_id=0))
+
+    assert list(adapted.peft_config) == ["default"]
+    assert trainer._metrics["train"]["rewards/margins"] == [0.0], "nothing is trained yet, and nothing is dropped"
+    assert not [name for name, _ in adapted.named_parameters() if ".ref." in name]
+
+
+def test_kto_goes_through_its_rows_in_one_shuffled_order() -> None:
+    rows = datasets.Dataset.from_dict({"at": range(100)})
+    config = load("tiny_kto_full_sample_preferences_e1").config
+
+    ordered = trainers._ordered(config, rows)["at"]
+
+    assert sorted(ordered) == list(range(100)) != list(ordered)
+    assert list(trainers._ordered(config, rows)["at"]) == list(ordered)
+    assert trainers._ordered(load("tiny_dpo_full_sample_preferences_e1").config, rows) is rows
+
+
+def test_log_probabilities_of_one_launch_are_never_taken_for_another() -> None:
+    rows = datasets.Dataset.from_dict({"at": range(3)})
+    pairs = [("--set", "objective.precompute_ref_log_probs=true")]
+    config = load("tiny_dpo_full_sample_preferences_e1", Overrides(pairs=pairs)).config
+
+    first, again, other = (trainers._of_launch(config, rows, launch) for launch in ("a", "a", "b"))
+
+    assert first._fingerprint == again._fingerprint != other._fingerprint
+    assert first.to_list() == other.to_list() == rows.to_list()

@@ -1,0 +1,203 @@
+"""DeepSpeed's documented samples: accepted, what has no effect named, and what they become is read by DeepSpeed."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deepspeed.runtime import config as deepspeed_config
+
+from tests.machine.gpus import A100, CPU, machine
+from tests.zero.samples import GONE, SAMPLES
+from tuner.errors import DeepSpeedConfigError
+from tuner.files import dump_json
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import Batch
+from tuner.recipes import catalog, recipe
+from tuner.zero import merge
+from tuner.zero.check import check
+from tuner.zero.choice import open_config
+from tuner.zero.jsonfile import Document, read
+from tuner.zero.merge import FinalConfig
+from tuner.zero.precision import decide
+from tuner.zero.rules import INERT, UNRUNNABLE
+
+logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+
+# What tuner tells of a sample, by the keys that it names; nothing of any other.
+TOLD = {
+    "getting started": ["zero_optimization"],
+    "gradients and communication": ["sparse_gradients", "fp32_allreduce"],
+    "zero-infinity on nvme": ["aio.thread_count"],
+    "zero-offload of the first guide": ["zero_optimization.cpu_offload"],
+    "automatic tensor parallelism": ["tensor_parallel.autotp_size"],
+    "tensor parallelism by patterns": ["tensor_parallel.autotp_size"],
+    "sequence parallelism": ["sequence_parallel_size"],
+    "activation checkpointing, partitioned": ["activation_checkpointing"],
+    "data efficiency": ["data_efficiency.data_sampling"],
+    "autotuning": ["autotuning"],
+    "cifar": ["zero_optimization.cpu_offload"],
+    "features that are gone, switched off": [
+        *("amp", "compression_training", "curriculum_learning", "eigenvalue", "elasticity", "nebula"),
+        *("progressive_layer_drop", "quantize_training", "sparse_attention"),
+    ],
+}
+NO_RUN = {
+    "automatic tensor parallelism": "each rank saves its own part",
+    "tensor parallelism by patterns": "each rank saves its own part",
+    "sequence parallelism": "splits its sequences",
+    "autotuning": "ends the process",
+}
+WORLDS = (1, 2, 8)
+
+
+def _final(document: Document, hardware: Hardware = CPU, ranks: int = 1) -> FinalConfig:
+    loaded = recipe.load("tiny_full_sample_e1")
+    config = loaded.config
+    batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
+    return merge.merge(loaded, document, batch, decide("auto", hardware), hardware)
+
+
+def _sample(name: str) -> Document:
+    return Document.of(copy.deepcopy(SAMPLES[name]), "my.json")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
+    """Let DeepSpeed believe that so many ranks are up."""
+    monkeypatch.setattr(deepspeed_config.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(deepspeed_config.dist, "get_world_size", lambda: request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_documented_sample_is_accepted_and_what_does_nothing_is_named(name: str) -> None:
+    told = [warning.split()[0] for warning in check(_sample(name)).warnings]
+
+    assert told == TOLD.get(name, [])
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLES if name not in NO_RUN])
+def test_deepspeed_reads_what_a_sample_becomes(name: str) -> None:
+    final = _final(_sample(name), machine(A100))
+
+    deepspeed_config.DeepSpeedConfig(copy.deepcopy(final.config))
+
+
+@pytest.mark.parametrize("name", NO_RUN)
+def test_a_sample_that_no_run_survives_starts_none(name: str) -> None:
+    with pytest.raises(DeepSpeedConfigError, match=NO_RUN[name]):
+        _final(_sample(name), machine(A100))
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_sample_of_what_deepspeed_no_longer_has_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        check(Document.of(GONE[name], "my.json"))
+
+    assert name in caught.value.what
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("stage", [True, False])
+def test_the_oldest_form_of_zero_is_written_out(stage: bool) -> None:
+    checked = check(Document.of({"zero_optimization": stage}, "my.json"))
+
+    assert checked.value == {"zero_optimization": {"stage": int(stage)}}
+    read_by_deepspeed = deepspeed_config.DeepSpeedConfig({"zero_optimization": stage, "train_batch_size": 1})
+    assert read_by_deepspeed.zero_optimization_stage == int(stage)
+
+
+def test_each_table_of_what_does_not_work_has_a_sample() -> None:
+    unrunnable = {".".join(rule.keys) for rule in UNRUNNABLE}
+    documents = [Document.of({**sample, "dataloader_drop_last": True}, "my.json") for sample in SAMPLES.values()]
+    warned = {warning.split()[0] for document in documents for warning in check(document).warnings}
+
+    assert unrunnable <= warned | {"autotuning.enabled"}
+    assert {".".join(keys) for keys in INERT} <= warned | {"pipeline"}
+
+
+# Presets, in worlds of several sizes
+
+
+def _world(ranks: int) -> Any:
+    return pytest.param(ranks, id=f"{ranks} ranks")
+
+
+@pytest.mark.parametrize("world", [_world(ranks) for ranks in WORLDS], indirect=True)
+@pytest.mark.parametrize("hardware", [CPU, machine(*[A100] * 8)], ids=["CPU", "8 x A100"])
+@pytest.mark.parametrize("name", [*catalog.presets(), "none"])
+def test_deepspeed_accepts_a_merged_preset_in_a_world_of_any_size(name: str, hardware: Hardware, world: int) -> None:
+    final = _final(open_config(name, "--deepspeed"), hardware, world)
+
+    seen = deepspeed_config.DeepSpeedConfig(copy.deepcopy(final.config))
+
+    assert seen.world_size == world
+    assert seen.train_batch_size == 2 * world
+    assert seen.gradient_clipping == 1.0
+    assert seen.bfloat16_config.enabled is hardware.has_native_bf16
+    assert f"zero{seen.zero_optimization_stage}" in name or name == "none"
+
+
+@pytest.mark.parametrize("world", [_world(2)], indirect=True)
+def test_a_batch_for_another_world_is_what_deepspeed_refuses(world: int) -> None:
+    final = _final(open_config("zero2", "--deepspeed"), ranks=8)
+
+    with pytest.raises(AssertionError, match="train_batch_size"):
+        deepspeed_config.DeepSpeedConfig(copy.deepcopy(final.config))
+
+
+# Hugging Face's "auto"
+
+HUGGING_FACE = Path(__file__).parent / "data" / "hugging_face_auto.json"
+RESOLVED = {
+    "train_micro_batch_size_per_gpu": (3, "recipe train_dataloader.batch_size"),
+    "gradient_accumulation_steps": (4, "recipe optim_wrapper.accumulative_counts"),
+    "train_batch_size": (24, "derived"),
+    "gradient_clipping": (0.5, "recipe optim_wrapper.clip_grad.max_norm"),
+    "bf16.enabled": (True, "detected"),
+    "fp16.enabled": (False, "detected"),
+    "zero_optimization.reduce_bucket_size": (128 * 128, "derived: h^2"),
+    "zero_optimization.stage3_prefetch_bucket_size": (int(0.9 * 128 * 128), "derived: 0.9 h^2"),
+    "zero_optimization.stage3_param_persistence_threshold": (10 * 128, "derived: 10 h"),
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": (True, "derived"),
+}
+SETS = ("train_dataloader.batch_size=3", "accumulative_counts=4", "max_norm=0.5", "lr=0.25", "weight_decay=0.125")
+
+
+def _hugging_face(*sets: str) -> FinalConfig:
+    loaded = recipe.load("tiny_full_sample_e1", recipe.Overrides(pairs=[("--set", text) for text in (*SETS, *sets)]))
+    hardware = machine(A100, A100)
+    return merge.merge(loaded, read(HUGGING_FACE), Batch(3, 4, 2), decide("auto", hardware), hardware)
+
+
+@pytest.mark.parametrize("key", RESOLVED)
+def test_each_auto_becomes_the_recipes_the_machines_or_the_models_value(key: str) -> None:
+    value, source = RESOLVED[key]
+
+    final = _hugging_face()
+
+    found: Any = final.config
+    for part in key.split("."):
+        found = found[part]
+    assert found == value
+    assert final.origins[key].source.startswith(source)
+
+
+def test_a_config_of_autos_alone_gives_no_warning_and_leaves_none() -> None:
+    final = _hugging_face("param_scheduler.type=linear")  # as the type beside the autos
+
+    assert final.warnings == ()
+    assert '"auto"' not in dump_json(final.config)
+    assert not {"optimizer", "scheduler"} & final.config.keys()
+
+
+def test_the_optimizers_autos_become_the_recipes_where_deepspeed_builds_it() -> None:
+    final = _hugging_face("optimizer.type=Lion", "betas=[0.8,0.95]")
+
+    assert final.config["optimizer"]["type"] == "Lion"
+    assert final.config["optimizer"]["params"] == {"lr": 0.25, "betas": [0.8, 0.95], "weight_decay": 0.125}
+    assert '"auto"' not in dump_json(final.config)

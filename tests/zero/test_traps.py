@@ -1,0 +1,287 @@
+"""The known traps of DeepSpeed's JSON, one by one: what is given, and what tuner says where others are silent or crash.
+
+Each row is the whole way of a user's file: read, checked, and merged with a recipe. Rows of one table behave alike.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from deepspeed.runtime import config as deepspeed_config
+
+from tests.machine.gpus import A100, CPU, V100, machine
+from tuner.errors import DeepSpeedConfigError
+from tuner.files import dump_json
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import Batch
+from tuner.recipes import recipe
+from tuner.recipes.recipe import Overrides
+from tuner.zero import merge
+from tuner.zero.choice import open_config
+from tuner.zero.jsonfile import parse
+from tuner.zero.merge import FinalConfig
+from tuner.zero.precision import decide
+
+
+def _final(text: str, *sets: str, hardware: Hardware = CPU, ranks: int = 1) -> FinalConfig:
+    loaded = recipe.load("tiny_full_sample_e1", Overrides(pairs=[("--set", one) for one in sets]))
+    config = loaded.config
+    batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
+    return merge.merge(loaded, parse(text, "my.json"), batch, decide("auto", hardware), hardware)
+
+
+# Refused, each with its line and column: what is given -> where, and a part of what is said.
+REFUSED: list[tuple[str, str, str]] = [
+    # A typo at the top is ignored by DeepSpeed: no ZeRO, no accumulation, and no message.
+    (
+        '{"zero_optimzation": {"stage": 2}}',
+        "1:2",
+        "silently ignore it. In my.json:1:2. Did you mean 'zero_optimization'?",
+    ),
+    ('{"zero_optimisation": {"stage": 2}}', "1:2", "Did you mean 'zero_optimization'?"),
+    ('{"gradient_cliping": 1.0}', "1:2", "Did you mean 'gradient_clipping'?"),
+    ('{"gradient_acumulation_steps": 8}', "1:2", "Did you mean 'gradient_accumulation_steps'?"),
+    # Inside the older blocks as well.
+    ('{"activation_checkpointing": {"cpu_checkpoint": true}}', "1:31", "Did you mean 'cpu_checkpointing'?"),
+    ('{"flops_profiler": {"enable": true}}', "1:21", "Did you mean 'enabled'?"),
+    ('{"checkpoint": {"tag_validate": "WARN"}}', "1:17", "Did you mean 'tag_validation'?"),
+    ('{"data_types": {"grad_acum_dtype": "fp32"}}', "1:17", "Did you mean 'grad_accum_dtype'?"),
+    ('{"aio": {"queue_dept": 8}}', "1:10", "Did you mean 'queue_depth'?"),
+    ('{"pipeline": {"stage": 2}}', "1:15", "Did you mean 'stages'?"),
+    ('{"optimizer": {"type": "AdamW", "params": {"learning_rate": 1}}}', "1:44", "no key 'learning_rate'"),
+    ('{"zero_optimization": {"stage": 2, "overlap_com": true}}', "1:36", "Did you mean 'overlap_comm'?"),
+    # An "auto" that nobody resolves becomes a default in silence.
+    ('{"zero_optimization": {"stage": "auto"}}', "1:24", "read by DeepSpeed as 0, that is no ZeRO at all"),
+    ('{"zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"}}', "1:36", "its default, 500000000"),
+    ('{"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}', "1:36", "its default, 1000000000"),
+    ('{"zero_optimization": {"stage": 2, "overlap_comm": "auto"}}', "1:36", "its default, null"),
+    ('{"steps_per_print": "auto"}', "1:2", "a plain string, which fails later"),
+    # Types: DeepSpeed crashes with a TypeError, or takes what is not meant.
+    ('{"gradient_accumulation_steps": "8"}', "1:2", "is not an integer"),
+    ('{"train_micro_batch_size_per_gpu": 1.5}', "1:2", "= 1.5 is not an integer"),
+    ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "5e8"}}', "1:36", "is not an integer"),
+    ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "500000000"}}', "1:36", "read it as the number"),
+    ('{"zero_optimization": {"stage": "2"}}', "1:24", "is not 0, 1, 2 or 3"),
+    ('{"zero_optimization": {"stage": 4}}', "1:24", "is not 0, 1, 2 or 3"),
+    ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "gpu"}}}', "1:54", '"none", "cpu" or "nvme"'),
+    ('{"bf16": true}', "1:2", 'Write "bf16": {"enabled": true}.'),
+    ('{"zero_optimization": null}', "1:2", "is not an object"),
+    ('{"bf16": {"enabled": "true"}}', "1:11", "is not true or false"),
+    # Contradictions.
+    ('{"fp16": {"enabled": true}, "bf16": {"enabled": true}}', "1:38", "are both true"),
+    ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}', "1:54", "without nvme_path"),
+    ('{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}', "1:58", "without nvme_path"),
+    ('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}', "1:75", "stage 3"),
+    (
+        '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": true}}}',
+        "1:75",
+        "super_offload needs ZeRO stage 3",
+    ),
+    ('{"zero_optimization": {"stage": 2, "zenflow": {"select_interval": 4}}}', "1:48", "sets it by itself"),
+    (
+        '{"zero_optimization": {"stage": 2, "zenflow":'
+        ' {"select_strategy": "step", "select_interval": 2, "update_interval": 4}}}',
+        "1:75",
+        "smaller than update_interval",
+    ),
+    ('{"bf16": {"bf16_optimizer_states": true}}', "1:11", "needs bf16.bf16_master_weights_and_grads"),
+    ('{"compile": {"disable": false, "backend": "inductor"}}', "1:14", "no key 'disable' in compile"),
+    # What only fails when the engine is built, or at the first checkpoint.
+    ('{"optimizer": {"type": "AdamWW"}}', "1:16", "Did you mean 'AdamW'?"),
+    ('{"optimizer": {"type": "OneBitAdam"}}', "1:16", "1-bit optimizers were removed"),
+    ('{"optimizer": {"type": "OneBitSGD"}}', "1:16", "1-bit optimizers were removed"),
+    ('{"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}}', "1:44", "Use gradient_clipping."),
+    ('{"scheduler": {"type": "ReduceLROnPlateau"}}', "1:16", "the recipe's param_scheduler has more"),
+    ('{"scheduler": {"type": "CosineAnnealingLR"}}', "1:16", "DeepSpeed has no scheduler"),
+    ('{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}', "1:47", "is not at least 1"),
+    ('{"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 9}}}', "1:41", "total_num_steps"),
+    ('{"checkpoint": {"writer": {"type": "fast"}}}', "1:17", "crashes at the first checkpoint"),
+    ('{"checkpoint": {"load_universal": true}}', "1:17", "no run could resume"),
+    # Started, and then an end in the middle or weights that nothing loads.
+    ('{"tensor_parallel": {"autotp_size": 2}}', "1:22", "ZeRO stage 3 shards the weights too."),
+    ('{"sequence_parallel_size": 2}', "1:2", "splits its sequences"),
+    ('{"autotuning": {"enabled": true}}', "1:17", "tuner plan compares the levels"),
+    # Kernels of NVIDIA GPUs, on a CPU.
+    ('{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}', "1:36", "needs an NVIDIA GPU"),
+    ('{"zero_optimization": {"stage": 3, "zero_quantized_gradients": true}}', "1:36", "needs an NVIDIA GPU"),
+    ('{"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": true}}', "1:36", "needs an NVIDIA GPU"),
+    (
+        '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": true}}}',
+        "1:75",
+        "needs an NVIDIA GPU",
+    ),
+    ('{"hybrid_engine": {"enabled": true}}', "1:20", "needs an NVIDIA GPU"),
+    # Removed, and on.
+    ('{"amp": {"enabled": true}}', "1:2", "Use bf16 or fp16"),
+    ('{"elasticity": {"enabled": true}}', "1:2", "resumes on another number of ranks"),
+    ('{"curriculum_learning": {"enabled": true}}', "1:2", "Use data_efficiency"),
+    ('{"sparse_attention": {"mode": "fixed"}}', "1:2", "model.attn_implementation"),
+    ('{"zero_optimization": {"stage": 3, "mics_shard_size": 4}}', "1:36", "Use zero_hpz_partition_size"),
+    ('{"zero_optimization": {"stage": 2, "cpu_offload": true}}', "1:36", '"offload_optimizer": {"device": "cpu"}'),
+    # The file itself.
+    ('{"steps_per_print": Infinity}', "1:21", "Infinity is not a JSON number"),
+    ('{"gradient_clipping": NaN}', "1:23", "NaN is not a JSON number"),
+    ('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}', "1:29", "stands here a second time"),
+    ('{"fp16": {"enabled": true, "enabled": false}}', "1:28", "stands here a second time"),
+    ('{"zero_optimization": {"stage": 2', "1:34", "may be cut off"),
+    ("{zero_optimization: {stage: 2}}", "1:2", "expected a key in double quotes"),
+    ('{"communication_data_type": fp32}', "1:29", 'Write "fp32"'),
+    ("", "1:1", "the file is empty"),
+    ("[]", "1:1", "not an object"),
+]
+
+
+@pytest.mark.parametrize(("text", "place", "told"), REFUSED, ids=[text for text, *_ in REFUSED])
+def test_a_trap_is_refused_at_its_line_and_column(text: str, place: str, told: str) -> None:
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        _final(text)
+
+    assert caught.value.where == f"my.json:{place}"
+    assert told in str(caught.value)
+
+
+# Accepted with one warning: what is given -> a part of it, and what the final config holds then.
+WARNED: list[tuple[str, str, dict[str, Any]]] = [
+    ('{"sparse_attention": false}', "sparse_attention was removed from DeepSpeed", {"sparse_attention": None}),
+    ('{"elasticity": {"enabled": false}}', "elasticity was removed", {"elasticity": None}),
+    ('{"seed": 1234}', "randomness.seed decides", {"seed": None}),
+    (
+        '{"pipeline": {"micro_batch_size": 0}}',
+        "train_dataloader.batch_size decides",
+        {"pipeline.micro_batch_size": None},
+    ),
+    (
+        '{"activation_checkpointing": {"enabled": true}}',
+        "train_cfg.gradient_checkpointing decides",
+        {"activation_checkpointing.enabled": None},
+    ),
+    (
+        '{"activation_checkpointing": {"partition_activations": true}}',
+        "activation_checkpointing has no effect here",
+        {"activation_checkpointing.partition_activations": True},
+    ),
+    (
+        '{"data_efficiency": {"enabled": true, "data_sampling": {"enabled": true}}}',
+        "samples are drawn by Hugging Face's loader",
+        {"data_efficiency.enabled": True},
+    ),
+    ('{"comms_config": {"verbose": false}}', "was never read by DeepSpeed", {"comms_config": None}),
+    ('{"monitor_config": {"enabled": false}}', "was never read by DeepSpeed", {"monitor_config": None}),
+    (
+        '{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}',
+        "no effect at stage 2",
+        {"zero_optimization.offload_param": None},
+    ),
+    (
+        '{"zero_optimization": {"stage": 2, "stage3_max_act_size": 1e9}}',
+        "was never read",
+        {"zero_optimization.stage3_max_act_size": None},
+    ),
+    ('{"zero_optimization": true}', "reads it as stage 1", {"zero_optimization.stage": 1}),
+    (
+        '{"zero_optimization": {"stage": 3, "stage3_gather_fp16_weights_on_model_save": true}}',
+        "Write stage3_gather_16bit_weights_on_model_save",
+        {"zero_optimization.stage3_gather_16bit_weights_on_model_save": True},
+    ),
+    # One owner of each fact: the other number is named.
+    ('{"gradient_accumulation_steps": 8}', "= 1 from recipe", {"gradient_accumulation_steps": 1}),
+    ('{"train_micro_batch_size_per_gpu": 8}', "= 2 from recipe", {"train_micro_batch_size_per_gpu": 2}),
+    ('{"train_batch_size": 7}', "wins over 7 in my.json:1:2", {"train_batch_size": 2}),
+    ('{"gradient_clipping": 0.3}', "wins over 0.3 in my.json:1:2", {"gradient_clipping": 1.0}),
+    ('{"bf16": {"enabled": true}}', "no GPU: a CPU computes fp32", {"bf16.enabled": False}),
+    (
+        '{"optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}',
+        "--set optim_wrapper.optimizer.lr=0.5",
+        {"optimizer": None},
+    ),
+    (
+        '{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}}',
+        "--set param_scheduler.type=constant",
+        {"scheduler": None},
+    ),
+]
+
+
+def _at(final: FinalConfig, key: str) -> Any:
+    found: Any = final.config
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+@pytest.mark.parametrize(("text", "told", "held"), WARNED, ids=[text for text, *_ in WARNED])
+def test_a_trap_that_harms_nobody_is_told_and_taken_out(text: str, told: str, held: dict[str, Any]) -> None:
+    final = _final(text)
+
+    (warning,) = final.warnings
+    assert told in warning
+    assert "my.json:1:" in warning
+    assert {key: _at(final, key) for key in held} == held
+    deepspeed_config.DeepSpeedConfig(json.loads(dump_json(final.config)))
+
+
+# Accepted without a word: what is given -> what the final config holds.
+SILENT: list[tuple[str, dict[str, Any]]] = [
+    (
+        '{"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8}}',
+        {"zero_optimization.reduce_bucket_size": 500000000},
+    ),
+    (
+        '{"zero_optimization": {"stage": 3, "prefetch_bucket_size": 9}}',
+        {"zero_optimization.stage3_prefetch_bucket_size": 9},
+    ),
+    ('{"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1e9}}', {"zero_optimization.stage": 2}),
+    ('{"zero_optimization": {"stage": 1, "overlap_comm": true}}', {"zero_optimization.overlap_comm": True}),
+    ('{"bfloat16": {"enabled": "auto"}}', {"bf16.enabled": False, "bfloat16": None}),
+    ('{"train_batch_size": "auto"}', {"train_batch_size": 2}),
+    ('{"gradient_clipping": "auto"}', {"gradient_clipping": 1.0}),
+    ("{}", {"gradient_clipping": 1.0, "zero_optimization.stage": 0, "zero_allow_untested_optimizer": True}),
+    ('{"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}', {"optimizer": None}),
+    ('{"checkpoint": {"tag_validation": "Ignore"}}', {"checkpoint.tag_validation": "Ignore"}),
+    ('{ // a comment\n"steps_per_print": 5, # another\n/* and\none more */ }', {"steps_per_print": 5}),
+]
+
+
+@pytest.mark.parametrize(("text", "held"), SILENT, ids=[text for text, _ in SILENT])
+def test_what_others_trip_over_is_accepted_as_it_is_meant(text: str, held: dict[str, Any]) -> None:
+    final = _final(text)
+
+    assert final.warnings == ()
+    assert {key: _at(final, key) for key in held} == held
+    deepspeed_config.DeepSpeedConfig(json.loads(dump_json(final.config)))
+
+
+def test_no_clipping_is_written_as_0_because_deepspeeds_default_became_1() -> None:
+    final = _final('{"zero_optimization": {"stage": 2}}', "clip_grad=None")
+
+    assert final.config["gradient_clipping"] == 0.0
+    assert deepspeed_config.DeepSpeedConfig({"train_batch_size": 1}).gradient_clipping == 1.0
+
+
+def test_a_volta_gpu_computes_in_fp16_whatever_torch_says_of_bf16() -> None:
+    final = _final('{"bf16": {"enabled": true}}', hardware=machine(V100))
+
+    assert (_at(final, "bf16.enabled"), _at(final, "fp16.enabled")) == (False, True)
+
+
+def test_all_warnings_of_one_file_are_told() -> None:
+    final = _final('{"seed": 1, "train_batch_size": 7, "zero_optimization": true}', hardware=machine(A100), ranks=2)
+
+    assert [warning.split()[0] for warning in final.warnings] == ["seed", "zero_optimization", "train_batch_size"]
+
+
+@pytest.mark.parametrize("name", ["accelerate.yaml", "zero3.yml", "no/such.yaml"])
+def test_a_yaml_of_accelerate_is_told_what_to_give_instead(name: str) -> None:
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        open_config(name, "--deepspeed")
+
+    assert "zero_stage: 3 is --deepspeed zero3" in str(caught.value)
+    assert caught.value.where == "--deepspeed"
+
+
+@pytest.mark.parametrize("name", ["eyJiZjE2Ijoge319", "deepspeed_zero_3", "nothing.json"])
+def test_what_is_neither_preset_nor_file_is_never_taken_for_base64(name: str) -> None:
+    with pytest.raises(DeepSpeedConfigError, match=r"no preset|there is no file"):
+        open_config(name, "--deepspeed")

@@ -1,0 +1,180 @@
+"""`tuner check`: all that is wrong with a recipe, a DeepSpeed config or a run, told at once; nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from tuner.cli import complete, targets
+from tuner.cli.options import override_options, overrides
+from tuner.errors import TunerError
+
+if TYPE_CHECKING:
+    from tuner.recipes.recipe import Recipe
+    from tuner.zero.findings import Findings
+    from tuner.zero.jsonfile import Document
+
+_WRONG = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to tell; where is a file:line:column, a flag or a key."""
+
+    severity: Literal["error", "warning"]
+    what: str
+    where: str | None = None
+    fix: str | None = None
+
+    def foretells(self, error: Finding) -> bool:
+        """Say whether this warning of a config alone became an error with the recipe."""
+        return self.where == error.where and self.what.startswith(error.what)
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.severity}: {self.what}{'. ' + self.fix if self.fix else ''}"
+
+
+@click.command()
+@click.argument("name", shell_complete=complete.recipes)
+@targets.deepspeed_option
+@targets.machine_options
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@override_options
+def command(
+    name: str,
+    deepspeed: str | None,
+    gpus: int | None,
+    gpu: str | None,
+    nodes: int,
+    as_json: bool,
+    allow_code: bool,
+    debug: bool,
+    **changes: Any,
+) -> None:
+    """Check NAME and start nothing: a recipe with its DeepSpeed config, a DeepSpeed config alone, or a run directory.
+
+    Every error and warning is told, each with its line or key. Exit code 2 when there is an error. A recipe is checked
+    for this machine, or for one with --gpus and --gpu.
+    """
+    kind = targets.kind_of(name)
+    unused = {} if kind == "run" else {"gpus": gpus, "gpu": gpu, "nodes": nodes}
+    targets.refuse_changes(name, kind, {**changes, **unused, "deepspeed": deepspeed})
+    if kind == "config":
+        found = _config(lambda: _open(name, "NAME"))
+    else:
+        recipe, machines = str(Path(name) / "recipe.py") if kind == "run" else name, (gpus, gpu, nodes)
+        found = _recipe(recipe, deepspeed, machines, allow_code, changes)
+        if kind == "run":
+            found += _run(Path(name))
+    _print(name, list(dict.fromkeys(found)), as_json=as_json)
+
+
+def _recipe(
+    name: str,
+    deepspeed: str | None,
+    machines: tuple[int | None, str | None, int],
+    allow_code: bool,
+    changes: dict[str, Any],
+) -> list[Finding]:
+    from tuner.recipes import catalog, paths, recipe
+
+    loaded: list[Recipe] = []
+    change = overrides(**changes)
+    found = _errors(lambda: loaded.append(recipe.load(name, change, allow_code=allow_code)))
+    if not loaded:
+        named = deepspeed is not None and deepspeed != "auto"
+        return found + (_config(lambda: _open(str(deepspeed), "--deepspeed")) if named else [])
+    config = loaded[0].config
+    found += _errors(lambda: paths.check_model(config))
+    found += _errors(lambda: paths.check_data(config))
+    template = config.model.chat_template
+    found += _errors(lambda: catalog.chat_template(template)) if template else []
+    return found + _settled(loaded[0], deepspeed, machines)
+
+
+def _settled(loaded: Recipe, deepspeed: str | None, machines: tuple[int | None, str | None, int]) -> list[Finding]:
+    """Check the DeepSpeed config by itself, then what becomes of it and the recipe on the machines."""
+    from tuner.launch import fitting, settled
+    from tuner.zero import choice
+
+    is_auto = choice.chosen(loaded, deepspeed)[0] == choice.AUTO
+    found = [] if is_auto else _config(lambda: choice.open_chosen(loaded, deepspeed))
+    if any(one.severity == "error" for one in found):
+        return found + [Finding("warning", warning) for warning in loaded.warnings]
+    warnings: list[str] = []
+
+    def settle() -> None:
+        hardware, topology = targets.machines(*machines)
+        made = settled.settle(loaded, deepspeed, topology, hardware, ignore_fit=True)
+        warnings.extend(made.warnings)
+        fitting.refuse_hopeless(made.fit, loaded.config)
+
+    errors = _errors(settle)
+    found = [one for one in found if not any(one.foretells(error) for error in errors)] + errors
+    told = {f"{one.what}. In {one.where}. {one.fix or ''}".strip() for one in found}
+    return found + [Finding("warning", warning) for warning in warnings if warning not in told]
+
+
+def _run(path: Path) -> list[Finding]:
+    from tuner.runs.directory import RunDirectory
+    from tuner.zero import jsonfile
+
+    run = RunDirectory(path)
+    return _config(lambda: jsonfile.read(run.deepspeed)) + _errors(lambda: targets.run_section(path))
+
+
+def _open(chosen: Any, where: str) -> Document:
+    from tuner.zero import choice
+
+    return choice.open_config(chosen, where)
+
+
+def _config(opened: Callable[[], Document]) -> list[Finding]:
+    """Check one DeepSpeed config by itself."""
+    from tuner.zero.check import inspect
+
+    found: list[Findings] = []
+    errors = _errors(lambda: found.append(inspect(opened())[1]))
+    return [*errors, *(finding for one in found for finding in _of(one))]
+
+
+def _of(findings: Findings) -> Iterator[Finding]:
+    for keys, what, fix in findings.in_order(findings.problems):
+        yield Finding("error", what, findings.document.where(keys), fix or None)
+    for keys, what, fix in findings.in_order(findings.warnings):
+        yield Finding("warning", what, findings.document.where(keys), fix or None)
+
+
+def _errors(act: Callable[[], object]) -> list[Finding]:
+    try:
+        act()
+    except TunerError as error:
+        # A recipe's error tells of further ones in lines of their own.
+        fix, *more = (error.fix or "").removeprefix("Also:").split(f"\n{error.code}: ")
+        return [Finding("error", error.what, error.where, fix or None), *(Finding("error", text) for text in more)]
+    return []
+
+
+def _print(name: str, found: list[Finding], *, as_json: bool) -> None:
+    from tuner.files import dump_json
+
+    counts = {severity: sum(one.severity == severity for one in found) for severity in ("error", "warning")}
+    if as_json:
+        value = {"name": name, "ok": not counts["error"], "findings": [asdict(one) for one in found]}
+        click.echo(dump_json(value), nl=False)
+    else:
+        for one in found:
+            click.echo(str(one))
+        click.echo(f"{name}: {_counted(counts)}")
+    if counts["error"]:
+        click.get_current_context().exit(_WRONG)
+
+
+def _counted(counts: dict[str, int]) -> str:
+    told: Iterable[str] = (f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
+    return ", ".join(told) or "nothing wrong"

@@ -1,0 +1,40 @@
+"""What a shell offers for a word that is half typed; `docs/recipes.md` says how to switch it on."""
+
+from __future__ import annotations
+
+from click import Context, Parameter
+from click.shell_completion import CompletionItem
+
+from tuner.recipes import catalog
+
+Items = list[CompletionItem[str]]
+
+
+def recipes(context: Context, parameter: Parameter, incomplete: str) -> Items:
+    """Offer recipes' names part by part, and where none begins so, files."""
+    from tuner.cli.parts import suits  # reads parts of data sets
+    from tuner.recipes import patterns
+
+    return [CompletionItem(name) for name in patterns.complete(incomplete, suits)] or files(
+        context, parameter, incomplete
+    )
+
+
+def deepspeed(context: Context, parameter: Parameter, incomplete: str) -> Items:
+    """Offer the presets, and where none begins so, files."""
+    names = [name for name in (*catalog.presets(), "auto", "none") if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in names] or files(context, parameter, incomplete)
+
+
+def files(context: Context, parameter: Parameter, incomplete: str) -> Items:
+    """Leave it to the shell to offer files."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def keys(context: Context, parameter: Parameter, incomplete: str) -> Items:
+    """Offer a recipe's keys, by their full path and by their last word."""
+    from tuner.recipes.overrides import schema_keys  # pydantic
+
+    known = schema_keys()
+    names = {".".join(path) for path in known} | {path[-1] for path in known}
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]

@@ -1,0 +1,136 @@
+"""`tuner data`: what a recipe's data becomes, before a GPU is booked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli import complete
+from tuner.cli.options import override_options, overrides
+from tuner.errors import DataError, TunerError
+
+if TYPE_CHECKING:
+    from tuner.recipes.schema import Dataset, RecipeConfig
+    from tuner.worker.data.view import View
+
+_FIRST_ROWS = 1_000
+_MAX_BAD = 20
+
+
+@click.command()
+@click.argument("name", shell_complete=complete.recipes)
+@click.option("--all", "every", is_flag=True, help=f"Read and check every row, not the first {_FIRST_ROWS:,}.")
+@click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="How many samples to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@override_options
+def command(name: str, every: bool, samples: int, as_json: bool, allow_code: bool, debug: bool, **changes: Any) -> None:
+    """Read the data of recipe NAME as training would, and show what becomes of it.
+
+    Counts, token lengths, and samples as the chat template renders them, with the trained tokens marked. Of the model
+    only the tokenizer is loaded. Exit code 2 when a row cannot be trained on.
+    """
+    from tuner.recipes import paths, recipe
+    from tuner.worker.quiet import hush
+
+    found = recipe.load(name, overrides(**changes), allow_code=allow_code)
+    paths.check_model(found.config)
+    paths.check_data(found.config)
+    hush()
+    views = {
+        split: _view(found.config, dataset, samples if split == "train" else 0, as_json=as_json)
+        for split, dataset in _splits(found.config, every)
+    }
+    if as_json:
+        _print_json(found.name, found.config, views)
+    else:
+        _print(found.name, views, every=every)
+
+
+def _splits(config: RecipeConfig, every: bool) -> Iterable[tuple[str, Dataset]]:
+    for split, loader in (("train", config.train_dataloader), ("validation", config.val_dataloader)):
+        if loader:
+            rows = loader.dataset.max_rows
+            limit = rows if every else min(rows or _FIRST_ROWS, _FIRST_ROWS)
+            yield split, loader.dataset.model_copy(update={"max_rows": limit})
+
+
+def _view(config: RecipeConfig, dataset: Dataset, samples: int, *, as_json: bool) -> View:
+    from tuner.worker.data.view import view
+    from tuner.worker.models.load import load_tokenizer, source
+
+    tokenizer = load_tokenizer(config.model, source(config.model))
+    try:
+        return view(dataset, tokenizer, config.objective.type, samples)
+    except DataError as first:
+        raise _told(first, dataset, tokenizer, config.objective.type, as_json=as_json) from first
+
+
+def _told(first: DataError, dataset: Dataset, tokenizer: Any, objective: str, *, as_json: bool) -> TunerError:
+    """Print what is wrong with each bad row and return how many there are; a single mistake is returned itself."""
+    from tuner.files import dump_json
+    from tuner.worker.data.view import bad_rows
+
+    listed, count = [], 0
+    for error in bad_rows(dataset, tokenizer, objective):
+        count += 1
+        if count <= _MAX_BAD:
+            listed.append(error)
+    if as_json:
+        rows = [{"where": error.where, "what": error.what, "fix": error.fix} for error in listed]
+        click.echo(dump_json({"num_bad_rows": count, "bad_rows": rows}), nl=False)
+    if count < 2:
+        return first
+    for error in listed:
+        click.echo(str(error), err=True)
+    more = f"; the first {_MAX_BAD} are listed" if count > _MAX_BAD else ""
+    return DataError(f"{count:,} rows cannot be trained on{more}", fix="Correct or remove them, then look again.")
+
+
+def _print_json(name: str, config: RecipeConfig, views: Mapping[str, View]) -> None:
+    from tuner.files import dump_json
+
+    data = {split: _json(view) for split, view in views.items()}
+    click.echo(dump_json({"recipe": name, "objective": config.objective.type, "data": data}), nl=False)
+
+
+def _json(view: View) -> dict[str, Any]:
+    from tuner.worker.data.view import histogram
+
+    prepared = view.prepared
+    bars = {
+        side: [{"from": low, "to": high, "samples": count} for low, high, count in histogram(lengths)]
+        for side, lengths in view.lengths.items()
+    }
+    samples = [
+        {
+            **asdict(sample),
+            "parts": {
+                part: [{"text": text, "trained": trained} for text, trained in pieces]
+                for part, pieces in sample.parts.items()
+            },
+        }
+        for sample in view.samples
+    ]
+    return {
+        "counts": asdict(prepared.counts),
+        "efficiency": prepared.counts.efficiency if prepared.counts.packing else None,
+        "sets": [asdict(one) for one in prepared.sets],
+        "lengths": bars,
+        "samples": samples,
+    }
+
+
+def _print(name: str, views: Mapping[str, View], *, every: bool) -> None:
+    from rich.console import Console
+
+    from tuner.cli.rows import print_samples, print_split
+
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for split, view in views.items():
+        print_split(console, split, view)
+    if not every and any(view.prepared.counts.read == _FIRST_ROWS for view in views.values()):
+        console.print(f"Only the first {_FIRST_ROWS:,} rows were read. All of them: tuner data {name} --all\n")
+    print_samples(console, views["train"].samples)

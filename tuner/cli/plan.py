@@ -1,0 +1,205 @@
+"""`tuner plan`: whether a recipe fits, at every ZeRO level, on machines that need not be here."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli import complete
+from tuner.cli.options import override_options, overrides
+from tuner.errors import UsageError
+
+if TYPE_CHECKING:
+    from tuner.fit.advice import Fit, Machines
+    from tuner.fit.gpus import KnownGpu
+    from tuner.fit.report import Network, Report
+
+_ASSUMED = "a100-80g"
+_COLUMNS = {
+    "weights": ("weights",),
+    "gradients": ("gradients",),
+    "optimizer": ("optimizer_states", "step"),
+    "activations": ("activations",),
+    "logits": ("logits",),
+    "buffers": ("buckets", "gathered_weights"),
+    "context": ("context", "fragmentation"),
+}
+
+
+@click.command()
+@click.argument("recipe", shell_complete=complete.recipes)
+@click.option("--gpus", type=int, help="GPUs of each node. Default: those of this machine.")
+@click.option("--gpu", metavar="NAME", help="Their product, such as a100-80g or h100.")
+@click.option("--gpu-memory", metavar="SIZE", help="Their memory, such as 80GB.")
+@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes of that kind.")
+@click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB.")
+@click.option("--interconnect", metavar="RATE", help="Network of each node, such as 8x400Gb/s: adds seconds a step.")
+@click.option("--utilisation", type=float, default=0.4, show_default=True, help="Part of the GPU's peak reached.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@override_options
+def command(
+    recipe: str,
+    gpus: int | None,
+    gpu: str | None,
+    gpu_memory: str | None,
+    nodes: int,
+    host_memory: str | None,
+    interconnect: str | None,
+    utilisation: float,
+    as_json: bool,
+    allow_code: bool,
+    debug: bool,
+    **changes: Any,
+) -> None:
+    """Show what RECIPE needs on each GPU and host, for every preset, and which fits."""
+    from tuner.files import dump_json
+    from tuner.fit import report
+    from tuner.recipes import recipe as recipes
+
+    loaded = recipes.load(recipe, overrides(**changes), allow_code=allow_code)
+    weight_bytes = 4 if loaded.config.optim_wrapper.dtype == "fp32" else 2
+    machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, weight_bytes)
+    made = report.make(loaded, machines, _network(interconnect, product, utilisation))
+    if as_json:
+        click.echo(dump_json(report.to_json(made)), nl=False)
+        return
+    _print(made, said)
+
+
+def _machines(
+    gpus: int | None, gpu: str | None, gpu_memory: str | None, nodes: int, host_memory: str | None, weight_bytes: int
+) -> tuple[Machines, KnownGpu | None, str]:
+    """Return the machines that the flags mean, where they are silent those that are here, and what to call them."""
+    from tuner.fit import gpus as known
+    from tuner.fit import sizes
+    from tuner.fit.advice import Machines
+
+    for flag, count in (("--gpus", gpus), ("--nodes", nodes)):
+        if count is not None and count < 1:
+            raise UsageError(f"{count} is no number of machines", where=flag, fix="Write 1 or more.")
+    if gpu and gpu_memory:
+        raise UsageError("both name the GPU's memory", where="--gpu and --gpu-memory", fix="Give one of them.")
+    product = known.find(gpu) if gpu else None
+    host_bytes = sizes.parse_bytes(host_memory, "--host-memory") if host_memory else 0
+    if product:
+        size, label = product.memory_bytes, known.spelled(gpu or "")
+    elif gpu_memory:
+        size, label = sizes.parse_bytes(gpu_memory, "--gpu-memory"), gpu_memory
+    else:
+        return _these_machines(gpus, nodes, host_bytes, weight_bytes)
+    machines = Machines(gpus or 1, size, nodes, host_bytes, weight_bytes)
+    return machines, product, f"{nodes} x {gpus or 1} x {label}"
+
+
+def _these_machines(
+    gpus: int | None, nodes: int, host_bytes: int, weight_bytes: int
+) -> tuple[Machines, KnownGpu | None, str]:
+    from tuner.fit import gpus as known
+    from tuner.fit.advice import Machines
+    from tuner.machine import hardware
+
+    here = hardware.detect(os.environ)
+    if here.gpus:
+        first = here.gpus[0]
+        machines = Machines(
+            gpus or len(here.gpus), here.smallest_gpu_bytes, nodes, host_bytes or here.host_memory_bytes, weight_bytes
+        )
+        return machines, known.like(first.name, first.memory_bytes), f"{nodes} x {here.describe()}"
+    product = known.GPUS[_ASSUMED]
+    machines = Machines(gpus or 8, product.memory_bytes, nodes, host_bytes, weight_bytes)
+    assumed = "(assumed, since no GPU is here; say which with --gpus and --gpu)"
+    return machines, product, f"{nodes} x {machines.gpus_per_node} x {_ASSUMED} {assumed}"
+
+
+def _network(interconnect: str | None, product: KnownGpu | None, utilisation: float) -> Network | None:
+    from tuner.fit import sizes
+    from tuner.fit.report import Network
+
+    if interconnect is None:
+        return None
+    rate = sizes.parse_rate(interconnect, "--interconnect")
+    if product is None:
+        raise UsageError("seconds need the GPU's speed", where="--interconnect", fix="Name it: --gpu a100-80g.")
+    if not 0 < utilisation <= 1:
+        raise UsageError(f"{utilisation} is no part of a peak", where="--utilisation", fix="Write 0.3 to 0.6.")
+    return Network(product, rate, utilisation)
+
+
+def _print(made: Report, said: str) -> None:
+    from rich.console import Console
+
+    from tuner.fit.parameters import num_parameters
+    from tuner.fit.sizes import gib
+
+    console = Console(width=None if Console().is_terminal else 160, highlight=False, soft_wrap=False)
+    counts = made.parameters
+    frozen = counts.frozen + counts.quantized
+    console.print(
+        f"{made.name} on {said}: {num_parameters(made.facts):,} parameters, {counts.trainable:,} trained"
+        + (f", {frozen:,} frozen" if frozen else "")
+        + (f" ({counts.quantized:,} of them in {counts.quantized_bits} bits)" if counts.quantized else "")
+    )
+    console.print(_memory_table(made))
+    best = made.recommended
+    if best:
+        console.print(
+            f"Take {best.level}: the lowest level that fits, {gib(best.spare_gpu_bytes)} to spare on each GPU."
+        )
+        if not made.machines.host_bytes:
+            console.print(f"Each host then needs {gib(best.peak.host_bytes)}; --host-memory lets that be judged too.")
+    else:
+        console.print("Nothing fits. " + ("Each of these does:" if made.changes else "No change tried here makes it fit."))
+        for number, change in enumerate(made.changes, 1):
+            flags = f"{change.flags} --deepspeed {change.level}".strip()
+            console.print(f"  {number}. {change.what}: {flags}", soft_wrap=True)
+    if made.steps:
+        console.print(_traffic_table(made))
+    console.print(
+        "Estimates: model states by the published formulas, activations as transformers saves them; "
+        "see docs/plan.md for what was measured.",
+        style="dim",
+    )
+
+
+def _memory_table(made: Report) -> Any:
+    from rich.table import Table
+
+    table = Table(title="GiB on each GPU at the peak of a step, and on each host", title_justify="left")
+    for title in ("level", *_COLUMNS, "total", "spare", "host", "fits"):
+        table.add_column(title, justify="left" if title in ("level", "fits") else "right", no_wrap=True)
+    for found in made.fits:
+        lines = found.peak.gpu
+        cells = [f"{sum(lines.get(key, 0.0) for key in keys) / 2**30:.2f}" for keys in _COLUMNS.values()]
+        sizes = (found.peak.gpu_bytes, found.spare_gpu_bytes, found.peak.host_bytes)
+        style = "bold green" if found is made.recommended else ("" if found.fits else "dim")
+        table.add_row(found.level, *cells, *(f"{size / 2**30:.1f}" for size in sizes), _verdict(found), style=style)
+    return table
+
+
+def _verdict(found: Fit) -> str:
+    if found.fits:
+        return "yes"
+    return "no" if found.spare_gpu_bytes < 0 else "no: host"
+
+
+def _traffic_table(made: Report) -> Any:
+    from rich.table import Table
+
+    table = Table(title="What each rank sends in one optimizer step", title_justify="left")
+    timed = made.network is not None
+    for title in (
+        "level",
+        "GB",
+        *(("compute s", "communication s", "not hidden s", "step s", "tokens/s") if timed else ()),
+    ):
+        table.add_column(title, justify="left" if title == "level" else "right")
+    for step in made.steps:
+        cells = [step.level, f"{step.traffic.total_bytes / 1e9:.1f}"]
+        if step.time:
+            time = step.time
+            cells += [f"{value:.2f}" for value in (time.compute_s, time.communication_s, time.visible_communication_s)]
+            cells += [f"{time.total_s:.2f}", f"{made.tokens_per_step / time.total_s:,.0f}"]
+        table.add_row(*cells)
+    return table

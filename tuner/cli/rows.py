@@ -1,0 +1,77 @@
+"""How `tuner data` shows rows: counts, a histogram of lengths, and samples with their trained tokens marked.
+
+It reads no data, and no text of a row reaches the terminal as a control sequence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from tuner.worker.data.view import Piece, Shown, View
+
+_BAR_WIDTH = 40
+_MAX_PIECE, _END_OF_PIECE = 1_000, 200
+"""Characters of a run of tokens that are shown, and how many of them are its last."""
+_TRAINED, _MARKS = "bold green", ("[[", "]]")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def print_split(console: Console, split: str, view: View) -> None:
+    """Print what was read of one split, what it became, and how long its samples are."""
+    from tuner.worker.data.prepare import describe
+    from tuner.worker.data.view import histogram
+
+    console.print(describe(view.prepared, split))
+    for side, lengths in view.lengths.items():
+        bars = histogram(lengths)
+        least, most = lengths.min(), lengths.max()
+        console.print(f"  {side}: {least:,} to {most:,} tokens, {lengths.mean():,.0f} on average")
+        width = len(f"{bars[-1][1]:,}")
+        highest = max(count for _, _, count in bars)
+        for low, high, count in bars:
+            bar = "█" * round(_BAR_WIDTH * count / highest) or ("▏" if count else "")
+            console.print(f"    {low:>{width},} - {high:>{width},}  {bar} {count:,}")
+    console.print()
+
+
+def print_samples(console: Console, samples: Sequence[Shown]) -> None:
+    """Print samples as the chat template renders them; trained tokens are green, or in marks where colours are not."""
+    colours = bool(console.is_terminal and console.color_system and not console.no_color)
+    marked = f"in {_TRAINED.split()[-1]}" if colours else f"between {' and '.join(_MARKS)}"
+    if samples:
+        console.print(f"Samples as the model sees them; the tokens with loss are {marked}.")
+    for sample in samples:
+        cut = f", {sample.num_cut:,} more are beyond max_length" if sample.num_cut else ""
+        counts = f"{sample.num_tokens:,} tokens, {sample.num_trained:,} of them trained{cut}"
+        console.print(f"\n{_visible(sample.place)}: {counts}", style="bold")
+        for name, pieces in sample.parts.items():
+            if len(sample.parts) > 1:
+                console.print(f"{name}:", style="italic")
+            console.print(_text(pieces, colours=colours))
+
+
+def _text(pieces: Sequence[Piece], *, colours: bool) -> Text:
+    text = Text()
+    for piece, trained in pieces:
+        before, after = _MARKS if trained and not colours else ("", "")
+        text.append(f"{before}{_shortened(_visible(piece))}{after}", style=_TRAINED if trained and colours else "")
+    text.rstrip()
+    return text
+
+
+def _shortened(text: str) -> str:
+    left_out = len(text) - _MAX_PIECE
+    if left_out <= 0:
+        return text
+    return f"{text[: _MAX_PIECE - _END_OF_PIECE]} ... {left_out:,} characters ... {text[-_END_OF_PIECE:]}"
+
+
+def _visible(text: str) -> str:
+    """Write control characters, and those that turn the direction of text, as their codes."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,0 +1,70 @@
+"""`tuner smoke`: a recipe tried in under a minute on a CPU, before it waits for a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli import complete
+from tuner.cli.options import override_options, overrides
+
+if TYPE_CHECKING:
+    from tuner.launch.smoke import Stage
+
+_ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+"""For this process and its ranks: no GPU, no hub, and nothing reported to anyone."""
+
+
+@click.command()
+@click.argument("recipe", shell_complete=complete.recipes)
+@click.option(
+    "--deepspeed",
+    metavar="PRESET|JSON",
+    shell_complete=complete.deepspeed,
+    help="A preset, a path to a DeepSpeed JSON, auto, or none.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@override_options
+def command(recipe: str, deepspeed: str | None, as_json: bool, allow_code: bool, debug: bool, **changes: Any) -> None:
+    """Try RECIPE with a small random model of its architecture on two CPU ranks.
+
+    Two steps, a checkpoint, a resumption, and the result loaded again; of the data, the first rows. Exit code 0, or
+    that of the stage that failed.
+    """
+    started = time.monotonic()
+    os.environ |= _ALONE
+    from tuner.files import dump_json
+    from tuner.worker.quiet import hush
+
+    hush()
+    from tuner.launch.smoke import UNKNOWN, Asked, smoke
+
+    asked = Asked(recipe, overrides(**changes), deepspeed, allow_code, ("tuner", *sys.argv[1:]))
+    verdict = smoke(asked, dict(os.environ), lambda stage: None if as_json else _print(stage))
+    if as_json:
+        value = {
+            "recipe": verdict.name,
+            "exit_code": verdict.exit_code,
+            "stages": [asdict(stage) for stage in verdict.stages],
+            "kept": str(verdict.kept) if verdict.kept else None,
+            "not_tried": UNKNOWN,
+        }
+        click.echo(dump_json(value), nl=False)
+        sys.exit(verdict.exit_code)
+    if verdict.kept:
+        click.echo(
+            f"{verdict.name} failed at {verdict.stages[-1].name}. Everything is kept in {verdict.kept}", err=True
+        )
+    else:
+        click.echo(f"{verdict.name} works, {time.monotonic() - started:.0f} s. {UNKNOWN}")
+    sys.exit(verdict.exit_code)
+
+
+def _print(stage: Stage) -> None:
+    mark = f"FAILED ({stage.exit_code})" if stage.exit_code else "ok"
+    click.echo(f"{stage.name:7} {mark:3} {stage.seconds:5.1f} s  {stage.told}", err=bool(stage.exit_code))

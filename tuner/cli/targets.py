@@ -1,0 +1,146 @@
+"""What a name on the command line means: a recipe, a DeepSpeed config or a run; and the machines it is looked at on.
+
+It prints nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import click
+
+from tuner.cli import complete
+from tuner.errors import UsageError
+
+if TYPE_CHECKING:
+    from tuner.machine.hardware import Hardware
+    from tuner.machine.topology import Topology
+    from tuner.recipes.diff import Section
+    from tuner.zero.jsonfile import Document
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Kind = Literal["recipe", "config", "run"]
+_RUN_FACTS = ("versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform")
+_MACHINES = (
+    click.option("--gpus", type=click.IntRange(1), help="GPUs of each node. Default: those of this machine."),
+    click.option("--gpu", metavar="NAME", help="Their product, such as a100-80g or h100."),
+    click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of that kind."),
+)
+
+
+def deepspeed_option(command: Command) -> Command:
+    """Add --deepspeed."""
+    return click.option(
+        "--deepspeed",
+        metavar="NAME|FILE|auto|none",
+        shell_complete=complete.deepspeed,
+        help="A preset, a JSON, the lowest level that fits, or stage 0.",
+    )(command)
+
+
+def machine_options(command: Command) -> Command:
+    """Add --gpus, --gpu and --nodes: machines that need not be here."""
+    for option in reversed(_MACHINES):
+        command = option(command)
+    return command
+
+
+def kind_of(name: str) -> Kind:
+    """Say what a name means.
+
+    Raises:
+        UsageError: a folder that is no run directory.
+    """
+    from tuner.recipes import catalog
+    from tuner.runs import directory
+
+    path = Path(name)
+    if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
+        if directory.is_run(path):
+            return "run"
+        fix = "Name a recipe, a DeepSpeed config, or a run's folder."
+        raise UsageError(f"the folder {name!r} is no run directory: no run.json and recipe.py", where="NAME", fix=fix)
+    named = {name, f"deepspeed_{name}"} & {*catalog.presets()} or name == "none" or name.startswith("deepspeed_")
+    is_file = path.suffix in (".json", ".yaml", ".yml") or (path.suffix != ".py" and os.path.isfile(path))  # noqa: PTH113
+    return "config" if named or is_file else "recipe"
+
+
+def refuse_changes(name: str, kind: Kind, given: dict[str, Any]) -> None:
+    """Refuse options that are about a recipe where there is none.
+
+    Args:
+        given: The options' values by their names in Python.
+
+    Raises:
+        UsageError: one of them is not at its default.
+    """
+    if kind == "recipe":
+        return
+    what = {"config": "a DeepSpeed config", "run": "a run directory"}[kind]
+    fix = f"Give it to a recipe: RECIPE --deepspeed {name}." if kind == "config" else f"Name {name}/recipe.py instead."
+    for key, value in given.items():
+        if value not in (None, (), 1):
+            flag = {"sets": "--set", "more": "--cfg-options"}.get(key, f"--{key.replace('_', '-')}")
+            raise UsageError(f"{flag} is about recipes, and {name!r} is {what}", where=flag, fix=fix)
+
+
+def machines(gpus: int | None, gpu: str | None, nodes: int) -> tuple[Hardware, Topology]:
+    """Return the machines that the flags mean, where they are silent this one with what its launch variables say.
+
+    Raises:
+        UsageError: --gpus without a GPU here or a name, an unknown name, or launch variables that contradict.
+    """
+    from dataclasses import replace
+
+    from tuner.machine import hardware
+    from tuner.machine.topology import LaunchFlags, Topology, resolve
+
+    here = hardware.detect(os.environ)
+    if gpus is None and gpu is None and nodes == 1:
+        return here, resolve(LaunchFlags(), os.environ, len(here.gpus))
+    if gpu is None and not here.gpus:
+        raise UsageError("no GPU is here, so its kind must be said", where="--gpus", fix="Add: --gpu a100-80g.")
+    kind = _known(gpu) if gpu else here.gpus[0]
+    count = gpus or (1 if gpu else len(here.gpus))
+    # Nobody knows the host's memory of a machine that is not here, so it is not judged.
+    made = replace(here, gpus=(kind,) * count, host_memory_bytes=0 if gpu else here.host_memory_bytes)
+    return made, Topology("torchrun", nodes, 0, count, nodes * count)
+
+
+def _known(name: str) -> Any:
+    from tuner.fit import gpus
+    from tuner.machine.hardware import Gpu
+
+    product = gpus.find(name)
+    return Gpu(gpus.spelled(name), product.memory_bytes, product.compute_capability)
+
+
+def config_section(document: Document) -> Section:
+    """Return a DeepSpeed config as it is written, each value with its line and column."""
+    from tuner.recipes.diff import Section
+    from tuner.recipes.layers import Origin, leaves
+
+    origins = {key: Origin(document.where(tuple(key.split(".")))) for key, _ in leaves(document.value)}
+    return Section(document.value, origins)
+
+
+def run_section(path: Path) -> Section:
+    """Return the versions, the hardware and the geometry of a run.
+
+    Raises:
+        RunDirectoryError: run.json holds no object.
+    """
+    from tuner.errors import RunDirectoryError
+    from tuner.recipes.diff import Section
+    from tuner.recipes.layers import Origin, leaves
+    from tuner.runs.directory import RunDirectory
+
+    run = RunDirectory(path)
+    facts = run.read_json(run.run)
+    if not isinstance(facts, dict):
+        raise RunDirectoryError("run.json holds no object", where=path)
+    values = {key: facts[key] for key in _RUN_FACTS if key in facts}
+    return Section(values, {key: Origin(str(run.run)) for key, _ in leaves(values)})

@@ -1,0 +1,3 @@
+"""FineWeb-Edu's sample of ten billion tokens; plain text; ODC-BY."""
+
+train_dataloader = dict(dataset=dict(path="HuggingFaceFW/fineweb-edu", name="sample-10BT", format="text"))

@@ -1,0 +1,3 @@
+"""Glaive's function calling, with tools and their results, in ShareGPT's shape."""
+
+train_dataloader = dict(dataset=dict(path="hiyouga/glaive-function-calling-v2-sharegpt", format="sharegpt"))

@@ -1,0 +1,10 @@
+"""Medical questions with thoughts, in English; Apache 2.0."""
+
+train_dataloader = dict(
+    dataset=dict(
+        name="en",
+        path="FreedomIntelligence/medical-o1-reasoning-SFT",
+        format="alpaca",
+        columns=dict(instruction="Question", output="<think>\n{Complex_CoT}\n</think>\n\n{Response}"),
+    )
+)

@@ -1,0 +1,15 @@
+"""BLOOM 3B, BigScience's base model of 46 languages."""
+
+model = dict(path="bigscience/bloom-3b", chat_template="vicuna")
+architecture = dict(
+    model_type="bloom",
+    num_hidden_layers=30,
+    hidden_size=2560,
+    intermediate_size=10240,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    head_dim=80,
+    vocab_size=250880,
+    tie_word_embeddings=True,
+    max_position_embeddings=2048,
+)

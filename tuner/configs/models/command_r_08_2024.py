@@ -1,0 +1,15 @@
+"""Command R 32B 08-2024, Cohere's chat model."""
+
+model = dict(path="CohereLabs/c4ai-command-r-08-2024")
+architecture = dict(
+    model_type="cohere",
+    num_hidden_layers=40,
+    hidden_size=8192,
+    intermediate_size=24576,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=256000,
+    tie_word_embeddings=True,
+    max_position_embeddings=131072,
+)

@@ -1,0 +1,18 @@
+"""Granite 3.1 1B-A400M, IBM's base model with 32 experts."""
+
+model = dict(path="ibm-granite/granite-3.1-1b-a400m-base", chat_template="vicuna")
+architecture = dict(
+    model_type="granitemoe",
+    num_hidden_layers=24,
+    hidden_size=1024,
+    intermediate_size=512,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=64,
+    vocab_size=49152,
+    tie_word_embeddings=True,
+    max_position_embeddings=131072,
+    num_experts=32,
+    num_experts_per_tok=8,
+    moe_intermediate_size=512,
+)

@@ -1,0 +1,15 @@
+"""OLMo 2 7B, Ai2's open base model."""
+
+model = dict(path="allenai/OLMo-2-1124-7B", chat_template="zephyr")
+architecture = dict(
+    model_type="olmo2",
+    num_hidden_layers=32,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    head_dim=128,
+    vocab_size=100352,
+    tie_word_embeddings=False,
+    max_position_embeddings=4096,
+)

@@ -1,0 +1,15 @@
+"""OPT 1.3B, Meta's base model of 2022."""
+
+model = dict(path="facebook/opt-1.3b", chat_template="vicuna")
+architecture = dict(
+    model_type="opt",
+    num_hidden_layers=24,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    head_dim=64,
+    vocab_size=50272,
+    tie_word_embeddings=True,
+    max_position_embeddings=2048,
+)

@@ -1,0 +1,17 @@
+"""OPT 350M, Meta's base model of 2022."""
+
+model = dict(path="facebook/opt-350m", chat_template="vicuna")
+architecture = dict(
+    model_type="opt",
+    num_hidden_layers=24,
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    head_dim=64,
+    vocab_size=50272,
+    tie_word_embeddings=True,
+    max_position_embeddings=2048,
+    word_embed_proj_dim=512,
+    do_layer_norm_before=False,
+)

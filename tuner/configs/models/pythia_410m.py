@@ -1,0 +1,15 @@
+"""Pythia 410M, EleutherAI's base model for the study of training."""
+
+model = dict(path="EleutherAI/pythia-410m", chat_template="vicuna")
+architecture = dict(
+    model_type="gpt_neox",
+    num_hidden_layers=24,
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    head_dim=64,
+    vocab_size=50304,
+    tie_word_embeddings=False,
+    max_position_embeddings=2048,
+)

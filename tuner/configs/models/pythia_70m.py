@@ -1,0 +1,15 @@
+"""Pythia 70M, EleutherAI's base model for the study of training."""
+
+model = dict(path="EleutherAI/pythia-70m", chat_template="vicuna")
+architecture = dict(
+    model_type="gpt_neox",
+    num_hidden_layers=6,
+    hidden_size=512,
+    intermediate_size=2048,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    head_dim=64,
+    vocab_size=50304,
+    tie_word_embeddings=False,
+    max_position_embeddings=2048,
+)

@@ -1,0 +1,3 @@
+"""Qwen 1.8B Chat, Alibaba's first chat model of its size; remote code only."""
+
+model = dict(path="Qwen/Qwen-1_8B-Chat", chat_template="chatml", remote_code=True)

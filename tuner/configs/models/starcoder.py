@@ -1,0 +1,15 @@
+"""StarCoder 15.5B, BigCode's base model for code."""
+
+model = dict(path="bigcode/starcoder", chat_template="xtuner_default")
+architecture = dict(
+    model_type="gpt_bigcode",
+    num_hidden_layers=40,
+    hidden_size=6144,
+    intermediate_size=24576,
+    num_attention_heads=48,
+    num_key_value_heads=1,
+    head_dim=128,
+    vocab_size=49152,
+    tie_word_embeddings=True,
+    max_position_embeddings=8192,
+)

@@ -1,0 +1,15 @@
+"""StarCoder2 3B, BigCode's base model for code."""
+
+model = dict(path="bigcode/starcoder2-3b", chat_template="vicuna")
+architecture = dict(
+    model_type="starcoder2",
+    num_hidden_layers=30,
+    hidden_size=3072,
+    intermediate_size=12288,
+    num_attention_heads=24,
+    num_key_value_heads=2,
+    head_dim=128,
+    vocab_size=49152,
+    tie_word_embeddings=True,
+    max_position_embeddings=16384,
+)

@@ -1,0 +1,5 @@
+"""InternLM2.5-20B-Chat on alpaca as XTuner trains it, in full: a step each micro-batch."""
+
+_base_ = "internlm2_5_chat_20b_full_alpaca_e3"
+
+optim_wrapper = dict(accumulative_counts=1)

@@ -1,0 +1,5 @@
+"""Phi-3-mini-4k on alpaca as XTuner trains it: samples as long as the context."""
+
+_base_ = "phi3_mini_4k_instruct_qlora_alpaca_e3"
+
+train_dataloader = dict(dataset=dict(max_length=4096))

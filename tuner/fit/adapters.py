@@ -1,0 +1,56 @@
+"""How many parameters PEFT 0.21's LoRA trains on a model.
+
+It counts; what a recipe's `adapter` block may hold is the schema's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tuner.fit.families import Family
+from tuner.fit.layers import Experts, Linear
+from tuner.fit.parameters import Built
+from tuner.recipes.schema import Adapter
+
+
+def trained_by(adapter: Adapter, model: Built) -> int:
+    """Return the parameters of an adapter, of DoRA's magnitudes and of the copies that `modules_to_save` trains.
+
+    A regular expression in target_modules is taken for 'all-linear', which is no less.
+    """
+    low_rank = sum(adapter.r * (one.inputs + one.outputs) for one in _targets(adapter, model))
+    magnitudes = sum(one.outputs for one in _targets(adapter, model)) if adapter.use_dora else 0
+    experts = sum(_on_experts(adapter, model.family, layer.experts) for layer in model.layers if layer.experts)
+    return low_rank + magnitudes + experts + _copies(adapter.modules_to_save or (), model)
+
+
+def _targets(adapter: Adapter, model: Built) -> Iterator[Linear]:
+    # PEFT 0.21 takes the names of experts that transformers 5 fused for the experts alone: a shared expert's
+    # 'gate_proj', or a dense layer's, gets no adapter.
+    fused = model.family.split_experts
+    if isinstance(adapter.target_modules, str):
+        yield from (one for one in model.all_linears() if one.name.rpartition(".")[2] not in fused)
+        return
+    names = [name for name in adapter.target_modules if name.rpartition(".")[2] not in fused]
+    embeddings = Linear(model.family.embeddings, model.embeddings // model.head.inputs, model.head.inputs)
+    for one in (*model.all_linears(), model.head, embeddings):
+        if any(f".{one.name}".endswith(f".{name}") for name in names):
+            yield one
+
+
+def _on_experts(adapter: Adapter, family: Family, experts: Experts) -> int:
+    if not family.split_experts:
+        return 0
+    router, gate, _, down = (
+        isinstance(adapter.target_modules, str)
+        or any(f".{target}".endswith(f".{name}") for target in adapter.target_modules)
+        for name in family.split_experts
+    )
+    num, hidden, width, rank = experts.num, experts.hidden, experts.width, adapter.r
+    gate_up = 2 * rank * num * (hidden + 2 * width)
+    return router * rank * (hidden + num) + gate * gate_up + down * rank * num * (width + hidden)
+
+
+def _copies(names: Iterable[str], model: Built) -> int:
+    sizes = {model.family.embeddings: model.embeddings, model.head.name: model.head.parameters}
+    return sum(size for module, size in sizes.items() if any(module.endswith(name) for name in names))

@@ -1,0 +1,203 @@
+"""Which ZeRO level to take, and where none fits, the cheapest change of the recipe or the machines that does.
+
+Every answer is checked by the arithmetic of `estimate`; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuner.fit.estimate import Level, Peak, peak
+from tuner.fit.memory import LEVELS
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.schema import Adapter, Quantization, RecipeConfig
+
+_LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set optim_wrapper.optimizer.lr=2e-4'
+_QLORA_FLAGS = '--set "quantization=dict(bits=4)"'
+_SHORTEST = 256
+_MOST_GPUS = 4096
+
+
+@dataclass(frozen=True)
+class Machines:
+    """`num_nodes` nodes alike; sizes in bytes. host_bytes 0: not known, so the host is not judged."""
+
+    gpus_per_node: int
+    gpu_bytes: int
+    num_nodes: int = 1
+    host_bytes: int = 0
+    weight_bytes: int = 2
+
+    @property
+    def world_size(self) -> int:
+        return self.gpus_per_node * self.num_nodes
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A level, what it needs, and whether that is there."""
+
+    level: str
+    peak: Peak
+    machines: Machines
+
+    @property
+    def spare_gpu_bytes(self) -> float:
+        """What is left on a GPU; below 0: what is missing."""
+        return self.machines.gpu_bytes - self.peak.gpu_bytes
+
+    @property
+    def spare_host_bytes(self) -> float:
+        return self.machines.host_bytes - self.peak.host_bytes if self.machines.host_bytes else 0.0
+
+    @property
+    def fits(self) -> bool:
+        return self.spare_gpu_bytes >= 0 and self.spare_host_bytes >= 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values; sizes are whole bytes."""
+        gpu = {name: int(size) for name, size in self.peak.gpu.items()}
+        return {
+            "gpu_bytes": {"model_states": int(self.peak.model_states), **gpu, "total": sum(gpu.values())},
+            "host_bytes": int(self.peak.host_bytes),
+            "host": {name: int(size) for name, size in self.peak.host.items()},
+            "fits": self.fits,
+            "spare_gpu_bytes": int(self.spare_gpu_bytes),
+            "spare_host_bytes": int(self.spare_host_bytes) if self.machines.host_bytes else None,
+        }
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change after which `level` fits: what it costs in words, and the flags to type."""
+
+    what: str
+    flags: str
+    level: str
+    recipe: RecipeConfig
+    machines: Machines
+
+
+def levels(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> list[Fit]:
+    """Return every level from the fastest to the one that needs the least GPU memory, with whether it fits."""
+    return [fit(recipe, facts, machines, level) for level in LEVELS]
+
+
+def fit(recipe: RecipeConfig, facts: Architecture, machines: Machines, level: str) -> Fit:
+    """Return what one level needs on these machines."""
+    preset = Level.of_preset(level, facts.hidden_size)
+    needs = peak(recipe, facts, preset, machines.world_size, machines.gpus_per_node, machines.weight_bytes)
+    return Fit(level, needs, machines)
+
+
+def recommended(fits: list[Fit]) -> Fit | None:
+    """Return the lowest level that fits. One GPU shards nothing, so there 'none' comes first; else ZeRO-1 does."""
+    first = [found for found in fits if found.fits and (found.level != "none" or found.machines.world_size == 1)]
+    return next(iter(first), None)
+
+
+def changes(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> list[Change]:
+    """Return the changes that make some level fit, the cheapest first; those that cost nothing go into all others."""
+    free, flags = recipe, ""
+    for what, step in _FREE:
+        changed = step(free)
+        if changed is None:
+            continue
+        free, flags = changed[0], f"{flags} {changed[1]}".strip()
+        found = _first(free, facts, machines)
+        if found:
+            return [Change(what, flags, found.level, free, machines)]
+    return list(_costly(free, facts, machines, flags))
+
+
+def _costly(recipe: RecipeConfig, facts: Architecture, machines: Machines, flags: str) -> Iterator[Change]:
+    for what, step in _COSTLY:
+        changed = step(recipe)
+        found = _first(changed[0], facts, machines) if changed else None
+        if changed and found:
+            yield Change(what, f"{flags} {changed[1]}".strip(), found.level, changed[0], machines)
+    shorter = _shorter(recipe, facts, machines)
+    if shorter:
+        length = shorter.recipe.train_dataloader.dataset.max_length
+        yield replace(shorter, flags=f"{flags} --set train_dataloader.dataset.max_length={length}".strip())
+    more = _more_gpus(recipe, facts, machines)
+    if more:
+        yield replace(more, flags=flags)
+
+
+def _first(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> Fit | None:
+    return recommended(levels(recipe, facts, machines))
+
+
+Step = Callable[[RecipeConfig], tuple[RecipeConfig, str] | None]
+
+
+def _checkpointing(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
+    if recipe.train_cfg.gradient_checkpointing:
+        return None
+    block = recipe.train_cfg.model_copy(update={"gradient_checkpointing": True})
+    return recipe.model_copy(update={"train_cfg": block}), "--set gradient_checkpointing=True"
+
+
+def _micro_batch_one(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
+    micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
+    if micro == 1:
+        return None
+    loader = recipe.train_dataloader.model_copy(update={"batch_size": 1})
+    optim = recipe.optim_wrapper.model_copy(update={"accumulative_counts": micro * accumulation})
+    flags = f"--set train_dataloader.batch_size=1 --set accumulative_counts={micro * accumulation}"
+    return recipe.model_copy(update={"train_dataloader": loader, "optim_wrapper": optim}), flags
+
+
+def _lora(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
+    if recipe.adapter:
+        return None
+    train_cfg = recipe.train_cfg.model_copy(update={"trainable_layers": None})
+    adapter = Adapter(r=64, lora_alpha=16, lora_dropout=0.1)
+    return recipe.model_copy(update={"adapter": adapter, "train_cfg": train_cfg}), _LORA_FLAGS
+
+
+def _qlora(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
+    if recipe.quantization:
+        return None
+    changed, flags = _lora(recipe) or (recipe, "")
+    return changed.model_copy(update={"quantization": Quantization()}), f"{flags} {_QLORA_FLAGS}".strip()
+
+
+_FREE: tuple[tuple[str, Step], ...] = (
+    ("recompute activations: about a third more time", _checkpointing),
+    ("a micro-batch of 1 and more accumulation: the same global batch", _micro_batch_one),
+)
+_COSTLY: tuple[tuple[str, Step], ...] = (
+    ("LoRA: adapters are trained instead of the weights", _lora),
+    ("QLoRA: adapters on a 4-bit base", _qlora),
+)
+
+
+def _shorter(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> Change | None:
+    length = recipe.train_dataloader.dataset.max_length // 2
+    while length >= _SHORTEST:
+        dataset = recipe.train_dataloader.dataset.model_copy(update={"max_length": length})
+        loader = recipe.train_dataloader.model_copy(update={"dataset": dataset})
+        changed = recipe.model_copy(update={"train_dataloader": loader})
+        found = _first(changed, facts, machines)
+        if found:
+            return Change(f"samples of at most {length} tokens", "", found.level, changed, machines)
+        length //= 2
+    return None
+
+
+def _more_gpus(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> Change | None:
+    """Double the GPUs of one node to 8, then the nodes, until a level fits."""
+    while machines.world_size * 2 <= _MOST_GPUS:
+        if machines.gpus_per_node < 8 and machines.num_nodes == 1:
+            machines = replace(machines, gpus_per_node=min(8, machines.gpus_per_node * 2))
+        else:
+            machines = replace(machines, num_nodes=machines.num_nodes * 2)
+        found = _first(recipe, facts, machines)
+        if found:
+            nodes = f" on {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
+            return Change(f"{machines.world_size} GPUs{nodes}", "", found.level, recipe, machines)
+    return None

@@ -1,0 +1,230 @@
+"""What one GPU and one host hold at the peak of a step, line by line, for one recipe at one ZeRO level.
+
+It takes a recipe, facts and plain numbers; it looks at no machine and recommends nothing.
+
+Model states: Rajbhandari et al., ZeRO, 2020 (arXiv:1910.02054), section 3. The rest was measured with DeepSpeed 0.19.8
+and transformers 5.23 on live tensor storages; CONTEXT_BYTES and FRAGMENTATION are estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.fit import activations
+from tuner.fit.memory import Parameters, count
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.schema import RecipeConfig
+
+CONTEXT_BYTES = 1_200_000_000
+"""CUDA context, cuBLAS workspaces and NCCL buffers of one process."""
+FRAGMENTATION = 0.05
+"""The part of what is allocated that the caching allocator holds without use."""
+PROCESS_BYTES = 3_000_000_000
+"""Host memory of one rank: interpreter, libraries, data."""
+_ALLGATHER_BUCKET = 200_000_000
+_MAX_LIVE = 1_000_000_000
+_SUB_GROUP = 1_000_000_000
+_STATE_BYTES = {"SGD": 0, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "PagedAdamW8bit": 2}
+"""Bytes of an optimizer's own state a trained parameter; Adam's two moments (8) for those not named."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """What of a DeepSpeed config costs memory. Bucket sizes count elements."""
+
+    stage: int
+    offload_optimizer: bool = False
+    offload_param: bool = False
+    overlap: bool = False
+    reduce_bucket: int = 500_000_000
+    allgather_bucket: int = _ALLGATHER_BUCKET
+    prefetch: int = 50_000_000
+    max_live: int = _MAX_LIVE
+    sub_group: int = _SUB_GROUP
+    hpz: int = 1
+
+    @classmethod
+    def of_preset(cls, name: str, hidden_size: int) -> Level:
+        """Return what one of our presets (or 'none') means; its buckets are h^2 and 0.9 h^2."""
+        stage = 0 if name == "none" else int(name.removeprefix("deepspeed_zero")[0])
+        offloads, square = name.endswith("_offload"), hidden_size * hidden_size
+        return cls(stage, offloads, offloads and stage == 3, stage == 3, square, prefetch=int(0.9 * square))
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> Level:
+        """Return what a final DeepSpeed config, which holds no 'auto', means; DeepSpeed's defaults elsewhere."""
+        zero = config.get("zero_optimization") or {}
+        stage = int(zero.get("stage", 0))
+
+        def held(key: str, default: int) -> int:
+            return int(zero.get(key, zero.get(f"stage3_{key}", default)))
+
+        return cls(
+            stage,
+            _offloaded(zero, "offload_optimizer"),
+            stage == 3 and _offloaded(zero, "offload_param"),
+            bool(zero.get("overlap_comm", stage == 3)),
+            held("reduce_bucket_size", 500_000_000),
+            held("allgather_bucket_size", 500_000_000),
+            held("prefetch_bucket_size", 50_000_000),
+            held("max_live_parameters", _MAX_LIVE),
+            held("sub_group_size", _SUB_GROUP),
+            held("zero_hpz_partition_size", 1),
+        )
+
+
+def _offloaded(zero: Mapping[str, Any], block: str) -> bool:
+    return (zero.get(block) or {}).get("device", "none") not in ("none", None)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes of one GPU at the peak of a step, and of one host. `gpu` and `host` hold the lines; their sums are totals.
+
+    `model_states` are weights, gradients and optimizer states at the end of backward, by the published formulas.
+    """
+
+    gpu: dict[str, float]
+    host: dict[str, float]
+    model_states: float
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def gpu_bytes(self) -> float:
+        return sum(self.gpu.values())
+
+    @property
+    def host_bytes(self) -> float:
+        return sum(self.host.values())
+
+
+def peak(
+    recipe: RecipeConfig, facts: Architecture, level: Level, world_size: int, gpus_per_node: int, weight_bytes: int = 2
+) -> Peak:
+    """Return the memory of one step.
+
+    Args:
+        recipe: The recipe.
+        facts: The model's.
+        level: The DeepSpeed config.
+        world_size: Ranks, data parallel.
+        gpus_per_node: Of them on one host.
+        weight_bytes: 2 in bf16 and fp16, 4 in fp32.
+    """
+    parameters = count(recipe, facts)
+    states = _states(recipe, parameters, level, world_size, weight_bytes)
+    work = activations.of_recipe(recipe, facts, weight_bytes)
+    buffers = _buffers(recipe, parameters, level, activations.largest_layer(facts), weight_bytes)
+    backward = {**states, "activations": work.activations, "logits": work.logits}
+    if recipe.optim_wrapper.accumulative_counts == 1:
+        # The one micro-batch's gradients grow as its activations go.
+        backward["gradients"] = max(0.0, states["gradients"] - work.activations - work.logits)
+    step = sum(states.values()) + _optimizer_step(parameters, level, world_size, weight_bytes)
+    held = backward if sum(backward.values()) >= step else {**states, "step": step - sum(states.values())}
+    lines = {**held, **buffers}
+    used = sum(lines.values())
+    gpu = {**lines, "context": CONTEXT_BYTES, "fragmentation": FRAGMENTATION * used}
+    host = _host(recipe, parameters, level, world_size, gpus_per_node, weight_bytes)
+    return Peak(gpu, host, sum(states.values()))
+
+
+def _states(
+    recipe: RecipeConfig, parameters: Parameters, level: Level, ranks: int, weight_bytes: int
+) -> dict[str, float]:
+    """Return weights, gradients and optimizer states on one GPU at the end of backward."""
+    trained, stage = parameters.trainable, level.stage
+    shard = 1 if stage == 0 else 1 / ranks
+    weights = gradients = float(trained * weight_bytes)
+    frozen = _frozen(recipe, parameters, stage, ranks, weight_bytes)
+    optimizer = (_master_bytes(weight_bytes, stage) + state_bytes(recipe)) * trained * shard
+    if stage == 3:
+        weights, gradients = weights / ranks, gradients / ranks
+    elif stage == 2:
+        gradients = gradients / ranks
+    if level.offload_optimizer:
+        optimizer = gradients = 0.0  # gradients go to the host while backward runs, a bucket at a time
+    if level.offload_param:
+        weights, frozen = 0.0, _scales(recipe, parameters)
+    return {"weights": weights + frozen, "gradients": gradients, "optimizer_states": optimizer}
+
+
+def _master_bytes(weight_bytes: int, stage: int) -> int:
+    """Return the bytes of the fp32 copy of one trained parameter; ZeRO makes one of fp32 weights too."""
+    return 4 if weight_bytes == 2 or stage else 0
+
+
+def state_bytes(recipe: RecipeConfig) -> int:
+    """Return the bytes of the optimizer's own state for one trained parameter."""
+    return _STATE_BYTES.get(recipe.optim_wrapper.optimizer.type, 8)
+
+
+def _frozen(recipe: RecipeConfig, parameters: Parameters, stage: int, ranks: int, weight_bytes: int) -> float:
+    """Return the bytes of frozen weights on one rank: ZeRO shards them at stage 3 alone, the 4-bit scales never."""
+    share = 1 / ranks if stage == 3 else 1.0
+    stored = weight_bytes * parameters.frozen + parameters.quantized * parameters.quantized_bits / 8
+    return share * stored + _scales(recipe, parameters)
+
+
+def _scales(recipe: RecipeConfig, parameters: Parameters) -> float:
+    """Return the bytes of a 4-bit base's scales: fp32 for 64 weights, or in 8 bits and those scaled again.
+
+    Source: Dettmers et al., QLoRA, 2023 (arXiv:2305.14314), section 3.
+    """
+    if not recipe.quantization or recipe.quantization.bits == 8:
+        return 0.0
+    return parameters.quantized * (1 / 64 + 4 / (64 * 256) if recipe.quantization.double_quant else 4 / 64)
+
+
+def _buffers(
+    recipe: RecipeConfig, parameters: Parameters, level: Level, largest_layer: int, weight_bytes: int
+) -> dict[str, float]:
+    if level.stage == 0:
+        return {}
+    reduce = weight_bytes * min(level.reduce_bucket, parameters.trainable) * (2 if level.overlap else 1)
+    if level.stage < 3 and level.offload_optimizer and recipe.adapter is None:
+        # Gradients pass to the host through a buffer as large as the largest of them; an adapter's are small.
+        reduce += weight_bytes * min(largest_layer, parameters.trainable)
+    if level.stage < 3:
+        return {"buckets": reduce + weight_bytes * min(level.allgather_bucket, parameters.trainable)}
+    total = parameters.trainable + parameters.frozen + parameters.quantized * parameters.quantized_bits / 16
+    gathered = weight_bytes * (min(total, level.max_live + level.prefetch) + min(largest_layer, total))
+    secondary = weight_bytes * total / level.hpz if level.hpz > 1 else 0.0
+    return {"buckets": reduce, "gathered_weights": min(gathered, weight_bytes * total) + secondary}
+
+
+def _optimizer_step(parameters: Parameters, level: Level, ranks: int, weight_bytes: int) -> float:
+    """Return what the optimizer's step holds more than the end of backward: fp32 gradients of what this rank updates.
+
+    Stages 1 and 2 free the 16-bit gradients for them; stage 3 goes through its share in groups.
+    """
+    if level.offload_optimizer:
+        return 0.0
+    trained = parameters.trainable
+    if level.stage == 3:
+        return 4.0 * min(trained / ranks, level.sub_group)
+    if level.stage == 0:
+        return 4.0 * trained
+    kept = weight_bytes * trained * (1.0 if level.stage == 1 else 1 / ranks)
+    return 4.0 * trained / ranks - kept
+
+
+def _host(
+    recipe: RecipeConfig, parameters: Parameters, level: Level, ranks: int, ranks_here: int, weight_bytes: int
+) -> dict[str, float]:
+    """Return the bytes on one host. While weights load, each rank holds them all unless ZeRO-3 shards them at once."""
+    lines = {"processes": float(PROCESS_BYTES * ranks_here)}
+    trained = parameters.trainable / ranks * ranks_here
+    if level.offload_optimizer:
+        sharded, accumulates = level.stage == 3, recipe.optim_wrapper.accumulative_counts > 1
+        # Below stage 3 the new 16-bit weights are staged beside masters and moments.
+        lines["optimizer_states"] = trained * (4 + state_bytes(recipe) + (0 if sharded else weight_bytes))
+        # In fp32 for the step, and in 16 bits as they arrive, where stage 2 needs that to add them up.
+        lines["gradients"] = trained * (4 + (weight_bytes if sharded or accumulates else 0))
+    if level.offload_param:
+        lines["weights"] = trained * weight_bytes + ranks_here * _frozen(recipe, parameters, 3, ranks, weight_bytes)
+    whole = weight_bytes * (parameters.trainable + parameters.frozen) + parameters.quantized * weight_bytes
+    if level.stage < 3 and not recipe.quantization:
+        lines["loading"] = max(0.0, whole * ranks_here - sum(lines.values()) + lines["processes"])
+    return lines

@@ -1,0 +1,115 @@
+"""How many parameters a model has: exactly as many as transformers builds from the same facts.
+
+It takes facts alone; it knows no bytes and no recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tuner.errors import ModelError, did_you_mean
+from tuner.fit.families import FAMILIES, Family
+from tuner.fit.layers import Layer, Linear, layer
+from tuner.recipes.architecture import Architecture
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model's parts; `linears` are those outside its layers, but for the head, whose weight the embeddings may be."""
+
+    family: Family
+    layers: tuple[Layer, ...]
+    linears: tuple[Linear, ...]
+    embeddings: int
+    head: Linear
+    tied: bool
+    others: int
+
+    @property
+    def backbone(self) -> int:
+        """Parameters without the head."""
+        outside = self.embeddings + self.others + sum(linear.parameters for linear in self.linears)
+        return outside + sum(layer.parameters for layer in self.layers)
+
+    @property
+    def parameters(self) -> int:
+        return self.backbone + self.head.parameters - (self.head.weights if self.tied else 0)
+
+    def all_linears(self) -> Iterator[Linear]:
+        """Yield every linear layer but the head, layer by layer."""
+        yield from self.linears
+        for one in self.layers:
+            yield from one.linears
+
+
+def has_formula(facts: Architecture) -> bool:
+    """Return whether models of this model_type can be counted."""
+    return facts.model_type in FAMILIES
+
+
+def num_parameters(facts: Architecture) -> int:
+    """Return the parameters of the model with its language-model head; tied embeddings count once.
+
+    Raises:
+        ModelError: there is no formula for the model_type.
+    """
+    return built(facts).parameters
+
+
+def active_parameters(facts: Architecture) -> int:
+    """Return the parameters without the experts that one token does not pass through; embeddings count whole.
+
+    Raises:
+        ModelError: there is no formula for the model_type.
+    """
+    model = built(facts)
+    return model.parameters - sum(layer.experts.idle for layer in model.layers if layer.experts)
+
+
+def linear_shapes(facts: Architecture, index: int = -1) -> list[tuple[int, int]]:
+    """Return (inputs, outputs) of the linear layers of one decoder layer, the last by default; fused experts are none.
+
+    Raises:
+        ModelError: there is no formula for the model_type.
+    """
+    return [(linear.inputs, linear.outputs) for linear in built(facts).layers[index].linears]
+
+
+def built(facts: Architecture) -> Built:
+    """Return the model's parts.
+
+    Raises:
+        ModelError: there is no formula for the model_type.
+    """
+    family = FAMILIES.get(facts.model_type)
+    if family is None:
+        fix = did_you_mean(facts.model_type, FAMILIES) or "Name a level yourself: --deepspeed zero3."
+        raise ModelError(f"no formula for model_type {facts.model_type!r}", where="architecture.model_type", fix=fix)
+    layers = tuple(layer(family, facts, index) for index in range(facts.num_hidden_layers))
+    width = facts.word_embed_proj_dim or facts.hidden_size
+    head = Linear("lm_head", width, facts.vocab_size, facts.lm_head_bias, quantizable=False)
+    outside, others = tuple(_outside(facts)), _once(family, facts)
+    return Built(family, layers, outside, head.weights, head, facts.tie_word_embeddings, others)
+
+
+def _outside(facts: Architecture) -> Iterator[Linear]:
+    hidden, own = facts.hidden_size, facts.hidden_size_per_layer_input
+    if facts.word_embed_proj_dim:
+        yield Linear("project_in", facts.word_embed_proj_dim, hidden)
+        yield Linear("project_out", hidden, facts.word_embed_proj_dim)
+    if own:
+        yield Linear("per_layer_model_projection", hidden, facts.num_hidden_layers * own)
+    for index in range((facts.altup_num_inputs or 1) - 1):
+        yield Linear(f"altup_projections.{index}", hidden, hidden)
+        yield Linear(f"altup_unembed_projections.{index}", hidden, hidden)
+
+
+def _once(family: Family, facts: Architecture) -> int:
+    norm = facts.hidden_size * (2 if family.norm_bias else 1)
+    total = norm * (bool(family.norms and facts.do_layer_norm_before) + family.embedding_norm)
+    if family.positions is not None:
+        total += (facts.max_position_embeddings + family.positions) * facts.hidden_size
+    if own := facts.hidden_size_per_layer_input:
+        total += (facts.vocab_size_per_layer_input or 0) * facts.num_hidden_layers * own + own
+    return total

@@ -1,0 +1,174 @@
+"""What `tuner plan` says of one recipe on one kind of machines: memory, the level to take, traffic, time.
+
+It gathers what the other modules of this room compute; it computes no bytes of its own and prints nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.errors import ModelError
+from tuner.fit import activations, communication
+from tuner.fit.advice import Change, Fit, Machines, changes, levels, recommended
+from tuner.fit.communication import HIERARCHICAL, Cluster, StepTime, Traffic
+from tuner.fit.gpus import KnownGpu
+from tuner.fit.memory import Parameters, count
+from tuner.fit.parameters import active_parameters, num_parameters
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import RecipeConfig
+
+
+@dataclass(frozen=True)
+class Network:
+    """What communication and time are worked out with: one GPU's product, a node's network in bytes a second."""
+
+    gpu: KnownGpu
+    bytes_s: float
+    utilisation: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One level's traffic a rank and step, and its seconds where a network is given."""
+
+    level: str
+    traffic: Traffic
+    time: StepTime | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of it. `steps` has hierarchical partitioning as one more line where there are several nodes."""
+
+    name: str
+    facts: Architecture
+    parameters: Parameters
+    machines: Machines
+    fits: list[Fit]
+    recommended: Fit | None
+    changes: list[Change]
+    steps: list[Step]
+    tokens_per_step: int
+    network: Network | None
+
+
+def make(recipe: Recipe, machines: Machines, network: Network | None) -> Report:
+    """Work out everything.
+
+    Raises:
+        ModelError: nothing is known of the model, or there is no formula for its architecture.
+    """
+    facts = known_facts(recipe.config)
+    fits = levels(recipe.config, facts, machines)
+    best = recommended(fits)
+    config = recipe.config
+    batch = config.train_dataloader.batch_size * config.optim_wrapper.accumulative_counts
+    tokens = batch * activations.tokens_per_sample(config) * machines.world_size
+    return Report(
+        name=recipe.name,
+        facts=facts,
+        parameters=count(config, facts),
+        machines=machines,
+        fits=fits,
+        recommended=best,
+        changes=[] if best else changes(config, facts, machines),
+        steps=_steps(config, facts, machines, network),
+        tokens_per_step=tokens,
+        network=network,
+    )
+
+
+def known_facts(config: RecipeConfig) -> Architecture:
+    """Return the model's facts.
+
+    Raises:
+        ModelError: there are none, or no formula counts the parameters of its model_type.
+    """
+    if config.architecture is None:
+        raise ModelError(
+            f"nothing is known of the model {config.model.path!r}: no catalog entry and no config.json",
+            where="model.path",
+            fix="Name a local folder that holds its config.json, or set architecture=dict(...) in the recipe.",
+        )
+    num_parameters(config.architecture)
+    return config.architecture
+
+
+def _steps(config: RecipeConfig, facts: Architecture, machines: Machines, network: Network | None) -> list[Step]:
+    if machines.world_size == 1:
+        return []
+    names = [found for found in _LEVELS_BY_TRAFFIC if found != HIERARCHICAL or machines.num_nodes > 1]
+    return [_step(name, config, facts, machines, network) for name in names]
+
+
+_LEVELS_BY_TRAFFIC = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3", HIERARCHICAL)
+
+
+def _step(level: str, config: RecipeConfig, facts: Architecture, machines: Machines, network: Network | None) -> Step:
+    parameters = count(config, facts)
+    accumulation = config.optim_wrapper.accumulative_counts
+    volume = communication.traffic(
+        level,
+        machines.weight_bytes * parameters.trainable,
+        parameters.frozen_bytes,
+        machines.world_size,
+        accumulation,
+        machines.gpus_per_node,
+    )
+    if network is None:
+        return Step(level, volume, None)
+    cluster = Cluster(machines.num_nodes, machines.gpus_per_node, network.gpu.link_bytes_s, network.bytes_s)
+    samples = config.train_dataloader.batch_size * accumulation
+    flops = communication.step_flops(
+        active_parameters(facts),
+        min(1.0, parameters.trainable / num_parameters(facts)),
+        samples * activations.tokens_per_sample(config),
+        recompute=config.train_cfg.gradient_checkpointing,
+    )
+    speed = network.gpu.peak_flops * network.utilisation
+    return Step(level, volume, communication.step_time(level, volume, flops, speed, cluster))
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """Return the report as plain values; sizes are whole bytes."""
+    return {
+        "recipe": report.name,
+        "parameters": {
+            "total": num_parameters(report.facts),
+            "active": active_parameters(report.facts),
+            "trainable": report.parameters.trainable,
+            "frozen": report.parameters.frozen,
+            "quantized": report.parameters.quantized,
+        },
+        "machines": {
+            "nodes": report.machines.num_nodes,
+            "gpus_per_node": report.machines.gpus_per_node,
+            "gpu_bytes": report.machines.gpu_bytes,
+            "host_bytes": report.machines.host_bytes or None,
+        },
+        "tokens_per_step": report.tokens_per_step,
+        "presets": {found.level: found.to_json() for found in report.fits},
+        "recommended": report.recommended.level if report.recommended else None,
+        "changes": [{"what": one.what, "flags": one.flags, "level": one.level} for one in report.changes],
+        "communication": {step.level: _step_json(step) for step in report.steps},
+    }
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    volume, time = step.traffic, step.time
+    value: dict[str, Any] = {
+        "gather_bytes": int(volume.gather_bytes),
+        "reduce_bytes": int(volume.reduce_bytes),
+        "inside_node_bytes": int(volume.inside_bytes),
+        "bytes_per_step_and_rank": int(volume.total_bytes),
+    }
+    if time:
+        value |= {
+            "compute_s": time.compute_s,
+            "communication_s": time.communication_s,
+            "visible_communication_s": time.visible_communication_s,
+            "step_s": time.total_s,
+        }
+    return value

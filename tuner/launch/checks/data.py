@@ -1,0 +1,59 @@
+"""The first rows of local data: readable, of the format, and what the objective learns from.
+
+It reads a few rows through the worker's own readers; data on the hub is the worker's to fetch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuner.launch.checks import Finding
+from tuner.launch.plan import LaunchPlan
+from tuner.recipes import paths
+from tuner.recipes.schema import Rows
+
+_NUM_ROWS = 8
+
+
+def first_rows(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find data whose first rows cannot be read or do not fit; raises the error of the first such row."""
+    config = plan.recipe.config
+    for loader in (config.train_dataloader, config.val_dataloader) if plan.topology.leads else ():
+        shares: tuple[Rows, ...] = (loader.dataset.mixture or (loader.dataset,)) if loader else ()
+        for rows in shares:
+            _read(rows, config.objective.type)
+    yield from ()
+
+
+def _read(rows: Rows, objective: str) -> None:
+    """Read the first rows as training will.
+
+    Raises:
+        DataError: one cannot be read, is of no known format, or is not what the objective learns from.
+    """
+    file = _first_file(rows)
+    # A row function of the user's is run in the ranks alone: it may do anything, and import torch.
+    if file is None or ":" in (rows.format or ""):
+        return
+    from tuner.worker.data import formats, readers  # pyarrow: 0.3 s, which a plan does not need
+    from tuner.worker.data.sample import for_objective
+
+    if readers.kind(file) is None:
+        return
+    placed = list(itertools.islice(readers.read(file), _NUM_ROWS))
+    if not placed:
+        return
+    told = [row for _, row in placed]
+    name = rows.format or formats.detect(told, str(file), columns=rows.columns, objective=objective)
+    for place, row in placed:
+        sample = formats.read(name, row, place, columns=rows.columns, system=rows.system)
+        for_objective(sample, objective, name, place)
+
+
+def _first_file(rows: Rows) -> Path | None:
+    """Return the first file of local data; which files of a folder are a split's, `datasets` alone can tell."""
+    place = paths.local(rows.path) if rows.path else None
+    found = paths.matching(place) if place else []
+    return found[0] if found and found[0].is_file() else None

@@ -1,0 +1,108 @@
+"""The GPUs of a run: attention and precision that they have, kernels that torch has for them, memory that is free.
+
+It asks the driver; it opens no CUDA context, which would itself take memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+from tuner.errors import MachineError, RecipeError
+from tuner.fit.sizes import gib
+from tuner.launch.checks import Finding
+from tuner.launch.plan import LaunchPlan
+from tuner.machine import hardware, libraries
+from tuner.machine.hardware import Gpu, GpuUse
+
+_FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+_FLASH_CAPABILITY = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}
+"""Source: Dao-AILab/flash-attention, README: version 2 from Ampere on, version 3 for Hopper."""
+_WHERE = "model.attn_implementation"
+_HIDDEN_BYTES = 1024**3
+"""More than drivers and monitors take of an idle GPU."""
+
+
+def attention(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find flash attention asked for without a GPU that has it, the package, or a type that it computes in."""
+    wanted = plan.recipe.config.model.attn_implementation
+    if wanted not in _FLASH_PACKAGES:
+        return
+    instead = "--set model.attn_implementation=sdpa, which packs and masks the same."
+    needed, package = _FLASH_CAPABILITY[wanted], _FLASH_PACKAGES[wanted]
+    weakest = min((gpu.compute_capability for gpu in plan.hardware.gpus), default=None)
+    if weakest is None:
+        yield MachineError(f"{wanted} needs a GPU, none is visible", where=_WHERE, fix=instead)
+    elif weakest < needed:
+        has = f"compute capability {needed[0]}.{needed[1]} or more, and a GPU here has {weakest[0]}.{weakest[1]}"
+        yield MachineError(f"{wanted} needs {has}", where=_WHERE, fix=instead)
+    # transformers 5 takes the hub's kernel where `kernels` is installed instead (modeling_utils.py).
+    elif not any(importlib.util.find_spec(name) for name in (package, "kernels")):
+        yield MachineError(f"{wanted} needs the package {package}", where=_WHERE, fix=f"Install it, or {instead}")
+    if plan.precision.dtype == "fp32":
+        fix = f"--set dtype=bf16, or {instead}"
+        yield RecipeError(f"{wanted} computes in bf16 and fp16, and this run in fp32", where=_WHERE, fix=fix)
+
+
+def precision(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find GPUs that emulate the run's bf16, and those that torch was not compiled for."""
+    used = _used(plan)
+    slow = sorted({gpu.name for gpu in used if gpu.compute_capability < (8, 0)})
+    if plan.precision.dtype == "bf16" and slow:
+        yield f"bf16 is emulated on {', '.join(slow)}, several times slower than fp16: --set dtype=fp16."
+    for gpu in {gpu.name: gpu for gpu in used}.values():
+        problem = libraries.cuda_problem(gpu.compute_capability)
+        if problem:
+            fix = "Install torch from PyTorch's index of another CUDA version."
+            yield MachineError(f"torch has no kernels for {gpu.name}: {problem}", where="torch", fix=fix)
+
+
+def driver(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a driver that is too old for the CUDA that torch was built for."""
+    if plan.hardware.gpus:
+        yield from too_old_driver(hardware.cuda_driver_version(), libraries.torch_cuda_version())
+
+
+def too_old_driver(has: tuple[int, int] | None, built: str | None) -> Iterator[MachineError]:
+    """Yield why a driver cannot run a torch built for CUDA `built`; within one major version every driver can.
+
+    Source: NVIDIA, CUDA Compatibility, "Minor Version Compatibility".
+    """
+    if has and built and has[0] < int(built.split(".")[0]):
+        what = f"torch is built for CUDA {built}, and the driver knows CUDA {has[0]}.{has[1]} and older"
+        fix = f"Update NVIDIA's driver, or install torch from PyTorch's index for CUDA {has[0]}."
+        yield MachineError(what, where="NVIDIA's driver", fix=fix)
+
+
+def busy(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find other processes on the run's GPUs; an error where they leave less than the run needs."""
+    use = hardware.gpu_use() if plan.hardware.gpus else {}
+    needed = plan.fit.peak.gpu_bytes if plan.fit else 0.0
+    for gpu in _used(plan):
+        if gpu.uuid in use:
+            yield from _busy(gpu, use[gpu.uuid], needed, ignored=plan.request.ignore_fit)
+
+
+def _busy(gpu: Gpu, use: GpuUse, needed: float, *, ignored: bool) -> Iterator[Finding]:
+    others = [(pid, size) for pid, size in use.processes if pid != os.getpid()]
+    taken = gpu.memory_bytes - use.free_bytes
+    if not others and taken < _HIDDEN_BYTES:
+        return
+    whose = (
+        ", ".join(f"pid {pid} has {gib(size)}" for pid, size in others) or "processes that are not visible from here"
+    )
+    text = f"{gpu.name} ({gpu.uuid}) is in use: {whose}; {gib(use.free_bytes)} of {gib(gpu.memory_bytes)} are free"
+    if needed > use.free_bytes and not ignored:
+        fix = "Wait for them or end them, choose other GPUs with CUDA_VISIBLE_DEVICES, or start with --ignore-fit."
+        yield MachineError(f"{text}, and the run needs about {gib(needed)}", where="the GPUs", fix=fix)
+    else:
+        yield f"{text}."
+
+
+def _used(plan: LaunchPlan) -> tuple[Gpu, ...]:
+    """Return the GPUs that this start puts ranks on; a task of Slurm looks at its own, beside which others start up."""
+    gpus, rank = plan.hardware.gpus, plan.topology.local_rank
+    if rank is not None:
+        return gpus[rank : rank + 1] or gpus[:1]
+    return gpus[: plan.topology.nproc_per_node]

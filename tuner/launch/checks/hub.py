@@ -1,0 +1,116 @@
+"""Whether the hub gives this user what a run will ask of it: one short question each, never more than the deadline.
+
+It downloads nothing, and where the hub does not answer it says so and lets the run try.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuner.errors import DataError, MachineError, ModelError
+from tuner.launch.checks import Finding
+from tuner.launch.checks.model import missing_weights
+from tuner.launch.plan import LaunchPlan
+from tuner.recipes import paths
+from tuner.recipes.schema import Rows
+
+DEADLINE_S = 5.0
+"""For all questions together."""
+_FILES = {"model": "config.json", "dataset": ".gitattributes"}
+"""A file that every repository of a kind has; any answer about it tells whether the repository may be read."""
+
+
+def reachable(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find ids on the hub that do not exist, are gated, or cannot be fetched; HF_HUB_OFFLINE leaves a cached model."""
+    wanted = list(_wanted(plan)) if plan.topology.leads else []
+    if not wanted:
+        return
+    from huggingface_hub import constants  # 0.3 s with its client, which a plan does not need
+
+    answers: queue.Queue[Finding | None] = queue.Queue()
+    for kind, name, revision in wanted:
+        found = _cached(kind, name, revision)
+        if found is not None:
+            answers.put(None)
+            yield from missing_weights(found.parent) if kind == "model" else ()
+        elif constants.is_offline_mode():
+            answers.put(_offline(name) if kind == "model" else None)
+        else:
+            threading.Thread(target=_ask_into, args=(answers, kind, name, revision), daemon=True).start()
+    yield from _gather(answers, len(wanted))
+
+
+def _gather(answers: queue.Queue[Finding | None], count: int) -> Iterator[Finding]:
+    for _ in range(count):
+        try:
+            # A server that drips a byte a second passes every time-out of the client; a thread's answer can be left.
+            found = answers.get(timeout=DEADLINE_S)
+        except queue.Empty:
+            yield f"the Hugging Face hub did not answer within {DEADLINE_S:g} s; the run will ask it again."
+            return
+        if found is not None:
+            yield found
+
+
+def _wanted(plan: LaunchPlan) -> Iterator[tuple[str, str, str | None]]:
+    model = plan.recipe.config.model
+    if model.path and paths.local(model.path) is None:
+        yield "model", model.path, model.revision
+    for loader in (plan.recipe.config.train_dataloader, plan.recipe.config.val_dataloader):
+        shares: tuple[Rows, ...] = (loader.dataset.mixture or (loader.dataset,)) if loader else ()
+        for path in {one.path for one in shares}:
+            if path and not path.startswith(paths.URL) and paths.local(path) is None:
+                yield "dataset", path, None
+
+
+def _cached(kind: str, name: str, revision: str | None) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, _FILES[kind], revision=revision, repo_type=kind)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _offline(name: str) -> MachineError:
+    fix = "Unset HF_HUB_OFFLINE, fetch it first (hf download), or name a local folder with --model."
+    return MachineError(f"{name!r} is not in the cache, and HF_HUB_OFFLINE is set", where="model.path", fix=fix)
+
+
+def _ask_into(answers: queue.Queue[Finding | None], kind: str, name: str, revision: str | None) -> None:
+    answers.put(_ask(kind, name, revision))
+
+
+def _ask(kind: str, name: str, revision: str | None) -> Finding | None:
+    """Ask the hub for the head of one file and return what its answer means."""
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
+    wrong, where = (ModelError, "model.path") if kind == "model" else (DataError, "dataset.path")
+    url = hf_hub_url(name, _FILES[kind], repo_type=kind, revision=revision)
+    try:
+        get_hf_file_metadata(url, timeout=DEADLINE_S)
+    except errors.GatedRepoError:
+        fix = f"Ask for it at {constants.ENDPOINT}/{name}, then log in with `hf auth login` or set HF_TOKEN."
+        return wrong(f"{name!r} is gated, and this user may not read it", where=where, fix=fix)
+    except errors.RevisionNotFoundError:
+        return wrong(f"{name!r} has no revision {revision!r}", where="model.revision", fix="Name one that it has.")
+    except errors.RepositoryNotFoundError:
+        fix = "Correct the id; a private one needs `hf auth login` or HF_TOKEN."
+        return wrong(f"the hub has no {kind} {name!r} that this user may read", where=where, fix=fix)
+    except errors.RemoteEntryNotFoundError:
+        fix = "Name a model in the format of transformers; GGUF and adapters have no config.json."
+        return wrong(f"{name!r} holds no {_FILES[kind]}", where=where, fix=fix) if kind == "model" else None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else None
+        if status in (401, 403):
+            fix = "Log in with `hf auth login` or set HF_TOKEN to a token that may read it."
+            return wrong(f"the hub refuses {name!r} to this user ({status})", where=where, fix=fix)
+        return f"the Hugging Face hub answers {status} for {name!r}; the run will ask it again."
+    except (httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ReadError):
+        return f"the Hugging Face hub did not answer for {name!r}; the run will ask it again."
+    except httpx.TransportError as error:
+        fix = "Check the network and its proxy, fetch it elsewhere (hf download), or name a local folder."
+        return MachineError(f"the hub cannot be reached for {name!r}: {error}", where=where, fix=fix)
+    return None

@@ -1,0 +1,191 @@
+"""The model of a run: an architecture that transformers has, weights that are whole, a context that is long enough.
+
+It reads a folder's small files and the first bytes of its large ones; it loads nothing and asks no hub.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import ModelError, RecipeError, did_you_mean
+from tuner.fit.families import FAMILIES
+from tuner.launch.checks import Finding
+from tuner.launch.plan import LaunchPlan
+from tuner.recipes import catalog, paths
+
+OWN = frozenset({"internlm", "internlm2", "internlm3"})
+"""Types that tuner.worker.models registers itself."""
+_WHERE = "model.path"
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_LFS = b"version https://git-lfs"
+_MAX_HEADER_BYTES = 100_000_000
+"""Of a safetensors file, by its format: https://github.com/huggingface/safetensors, "Format"."""
+
+
+def folder(plan: LaunchPlan) -> Path | None:
+    """Return the folder that holds the model, or None for an id on the hub and for the package's own model."""
+    path = plan.recipe.config.model.path
+    return None if path is None or path.startswith(catalog.ASSET) else paths.local(path)
+
+
+def architecture(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a config.json that is none, and a model_type that the installed transformers has no class for."""
+    place = folder(plan)
+    if place is None:
+        return
+    config = _config(place)
+    if config is None:
+        yield ModelError(f"{str(place / 'config.json')!r} is no JSON object", where=_WHERE, fix="Fetch it again.")
+        return
+    kind = config.get("model_type")
+    known = known_types(scores=plan.recipe.config.objective.type == "reward")
+    if kind in known or not known:
+        return
+    trusted = plan.recipe.config.model.trust_remote_code
+    if "auto_map" in config and not trusted:
+        fix = "Set model.trust_remote_code=True and model.revision to a commit that you have read."
+        yield ModelError(f"model_type {kind!r} needs code of its own", where=_WHERE, fix=fix)
+    elif not trusted:
+        hint = did_you_mean(str(kind), known) or "A newer transformers may have it."
+        yield ModelError(f"transformers has no language model of model_type {kind!r}", where=_WHERE, fix=hint)
+
+
+def weights(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find weights that are missing or cut off: shards of an index, ends of files, pointers of Git LFS."""
+    place = folder(plan)
+    if place is not None:
+        yield from missing_weights(place)
+
+
+def missing_weights(place: Path) -> Iterator[ModelError]:
+    """Yield what a model's folder lacks of its weights."""
+    files = _weight_files(place)
+    if not files:
+        adapter = (place / "adapter_config.json").exists()
+        what = f"{str(place)!r} holds an adapter, and no base model" if adapter else f"{str(place)!r} holds no weights"
+        yield ModelError(
+            what, where=_WHERE, fix="Name a folder with model.safetensors, or with an index and its shards."
+        )
+    for file in files:
+        problem = _cut_off(file)
+        if problem:
+            yield ModelError(f"{file} {problem}", where=_WHERE, fix="Fetch the model again.")
+
+
+def context(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find samples longer than the model's context: refused where positions are learned, else only told."""
+    facts, loaders = plan.recipe.config.architecture, ("train_dataloader", "val_dataloader")
+    longest, where = max(
+        (loader.dataset.max_length, f"{key}.dataset.max_length")
+        for key in loaders
+        if (loader := getattr(plan.recipe.config, key))
+    )
+    place = folder(plan)
+    if facts is None:
+        return
+    limit = int(facts.max_position_embeddings * _rope_factor(_config(place) if place else None))
+    if longest <= limit:
+        return
+    family = FAMILIES.get(facts.model_type)
+    if family and family.positions is not None:
+        fix = f"Set it to {limit} or less."
+        yield RecipeError(
+            f"max_length = {longest}, and the model has positions for {limit} tokens", where=where, fix=fix
+        )
+    else:
+        yield (
+            f"{where} = {longest} is more than the model's context of {limit} tokens: unless its RoPE is scaled, "
+            "it has never seen such positions."
+        )
+
+
+def known_types(*, scores: bool) -> frozenset[str]:
+    """Return the model types that the installed transformers can train, ours included; empty: it cannot be told.
+
+    Args:
+        scores: Those that can score texts, for reward models.
+    """
+    found = _transformers_types("SEQUENCE_CLASSIFICATION" if scores else "CAUSAL_LM")
+    return found | OWN if found else found
+
+
+@cache
+def _transformers_types(task: str) -> frozenset[str]:
+    # Importing transformers for this takes 3 s; reading the table of its source takes 6 ms.
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    try:
+        text = (Path(spec.origin).parent / "models/auto/modeling_auto.py").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    table = re.search(rf"^MODEL_FOR_{task}_MAPPING_NAMES = OrderedDict\((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    return frozenset(re.findall(r'^\s*\("([^"]+)",', table[1], re.MULTILINE)) if table else frozenset()
+
+
+def _config(place: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads((place / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _rope_factor(config: Mapping[str, Any] | None) -> float:
+    """Return by how much YaRN stretches a config's max_position_embeddings, which do not count it."""
+    rope = (config or {}).get("rope_parameters") or (config or {}).get("rope_scaling")
+    if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return 1.0
+    factor = rope.get("factor")
+    return float(factor) if isinstance(factor, int | float) and factor > 1 else 1.0
+
+
+def _weight_files(place: Path) -> list[Path]:
+    """Return the files that hold the weights, whether they are there or not, or none."""
+    for name in _INDEXES:
+        try:
+            index = json.loads((place / name).read_text(encoding="utf-8"))
+            return [place / file for file in sorted(set(index["weight_map"].values()))]
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return [place / name]
+    return [place / name for name in _WHOLE if paths.exists(place / name)][:1]
+
+
+def _cut_off(file: Path) -> str | None:
+    """Return what is wrong with a file of weights, or None."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            start = stream.read(64)
+            if start.startswith(_LFS):
+                return "is a pointer of Git LFS, not the weights (git lfs pull)"
+            if file.suffix == ".json":
+                return "is no index of shards"
+            return None if file.suffix != ".safetensors" else _cut_off_safetensors(start[:8], size, file)
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def _cut_off_safetensors(start: bytes, size: int, file: Path) -> str | None:
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > min(size, _MAX_HEADER_BYTES):
+        return f"is cut off: it ends after {size} bytes, in its header"
+    with file.open("rb") as stream:
+        stream.seek(8)
+        try:
+            header = json.loads(stream.read(length))
+            whole = 8 + length + max((one["data_offsets"][1] for one in header.values() if "dtype" in one), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return "has no header of safetensors"
+    return f"is cut off: it has {size} of {whole} bytes" if size < whole else None

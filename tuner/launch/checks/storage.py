@@ -1,0 +1,150 @@
+"""Room on disks and in memory: checkpoints, the model's download, /dev/shm, host memory.
+
+Sizes come from `fit`; it looks at file systems and writes to none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuner.errors import DiskError, MachineError
+from tuner.fit.estimate import PROCESS_BYTES, Level, peak, state_bytes
+from tuner.fit.memory import count
+from tuner.fit.parameters import has_formula, num_parameters
+from tuner.fit.sizes import gib
+from tuner.launch.checks import Finding
+from tuner.launch.plan import LaunchPlan, batch_json
+from tuner.machine import hardware
+from tuner.recipes import paths
+
+SHM = Path("/dev/shm")  # noqa: S108 (asked for its size)
+_NCCL_SHM_BYTES = 1024**3
+"""Source: NVIDIA, NCCL User Guide, "Troubleshooting", "Shared memory": docker run --shm-size=1g."""
+_PREFETCHED = 2
+_BATCH_BYTES_A_TOKEN = 3 * 8
+"""input_ids, labels and positions, as int64."""
+
+
+def checkpoints(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a disk without room for the checkpoints that are kept, one more being written, and the result."""
+    sizes = checkpoint_bytes(plan) if plan.topology.leads else None
+    if sizes is None:
+        return
+    one, final = sizes
+    number = _num_checkpoints(plan)
+    needed, place = one * number + final, existing(plan.run_path)
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        what = f"{gib(free)} are free, and {number} checkpoints of {gib(one)} and the result need {gib(needed)}"
+        fix = "Free space, choose another --work-dir, or keep fewer: --set checkpoint.max_keep_ckpts=1."
+        yield DiskError(what, where=place, fix=fix)
+
+
+def checkpoint_bytes(plan: LaunchPlan) -> tuple[float, float] | None:
+    """Return the bytes of one checkpoint and of the result, without tokenizer; None where the model's size is unknown.
+
+    A checkpoint holds what is saved as the model, once more in DeepSpeed's own file below stage 3, and fp32 weights and
+    optimizer states of what is trained; with an adapter, nothing of the base. Measured on DeepSpeed 0.19.8 and
+    transformers 5.23, stages 0, 2 and 3, full and LoRA.
+    """
+    config, facts = plan.recipe.config, plan.recipe.config.architecture
+    if facts is None or not has_formula(facts):
+        return None
+    trained = count(config, facts).trainable
+    width = 4 if plan.precision.dtype == "fp32" else 2
+    saved = width * (trained if config.adapter else num_parameters(facts))
+    stage = Level.of_config(plan.final.config).stage
+    return saved * (1 if stage == 3 else 2) + (4 + state_bytes(config)) * trained, saved
+
+
+def _num_checkpoints(plan: LaunchPlan) -> int:
+    """Return how many checkpoints this run will have at once beside those of its directory that will be removed."""
+    config, batch = plan.recipe.config, batch_json(plan)
+    steps = config.train_cfg.max_steps
+    if steps is None and isinstance(batch["steps_per_epoch"], int):
+        steps = batch["steps_per_epoch"] * config.train_cfg.max_epochs
+    most = config.checkpoint.max_keep_ckpts + 1
+    if steps is not None:  # and one at the end
+        most = min(most, steps // config.checkpoint.interval + 1)
+    there = len(list((plan.run_path / "checkpoints").glob("checkpoint-*")))
+    return max(1, most - there)
+
+
+def download(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a disk without room for the weights that the run will fetch from the hub."""
+    model, facts = plan.recipe.config.model, plan.recipe.config.architecture
+    is_on_hub = bool(model.path) and paths.local(str(model.path)) is None
+    if not is_on_hub or facts is None or not has_formula(facts):
+        return
+    from huggingface_hub import constants, try_to_load_from_cache  # 0.01 s, and only where something is fetched
+
+    if isinstance(try_to_load_from_cache(str(model.path), "config.json", revision=model.revision), str):
+        return
+    cache = existing(Path(constants.HF_HUB_CACHE))
+    free, needed = shutil.disk_usage(cache).free, 2.0 * num_parameters(facts)  # published in 16 bits, or in more
+    if free < needed:
+        what = f"{gib(free)} are free, and the weights of {model.path!r} need {gib(needed)}"
+        yield DiskError(what, where=cache, fix="Free space, or set HF_HOME to a folder on another disk.")
+
+
+def shared_memory(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a /dev/shm too small for the batches of dataloader workers, or for NCCL between GPUs."""
+    if not SHM.is_dir():
+        return
+    free, ranks = shutil.disk_usage(SHM).free, plan.topology.nproc_per_node
+    needed = _batches_bytes(plan) * ranks
+    if needed > free:
+        what = f"{gib(free)} of shared memory are free, and the batches of the dataloader workers need {gib(needed)}"
+        fix = "--set train_dataloader.num_workers=0, or a larger one: docker run --shm-size=8g, or --ipc=host."
+        yield MachineError(what, where=SHM, fix=fix)
+    elif plan.hardware.gpus and ranks > 1 and free < _NCCL_SHM_BYTES:
+        yield (
+            f"{SHM} has {gib(free)} free; where GPUs are not linked NCCL needs up to 1 GiB: docker run --shm-size=1g, "
+            "or --ipc=host."
+        )
+
+
+def _batches_bytes(plan: LaunchPlan) -> int:
+    loaders = (plan.recipe.config.train_dataloader, plan.recipe.config.val_dataloader)
+    return sum(
+        loader.num_workers * _PREFETCHED * loader.batch_size * loader.dataset.max_length * _BATCH_BYTES_A_TOKEN
+        for loader in loaders
+        if loader
+    )
+
+
+def host_memory(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a host with less memory than the run needs: refused on a CPU for its states alone, else told."""
+    there, needed = plan.hardware.host_memory_bytes, _host_bytes(plan)
+    if needed is None or not there:
+        return
+    if not plan.hardware.gpus and needed > there and not plan.request.ignore_fit:
+        what = f"on a CPU this run needs {gib(needed)} for weights and optimizer states, and the host has {gib(there)}"
+        fix = "Take a GPU, a smaller model, or LoRA. To start it all the same: --ignore-fit."
+        yield MachineError(what, where="the memory here", fix=fix)
+        return
+    free = hardware.available_host_bytes()
+    if free is not None and free < needed <= there:
+        yield f"{gib(free)} of host memory are free, and this run needs about {gib(needed)}: close other programs."
+
+
+def _host_bytes(plan: LaunchPlan) -> float | None:
+    """Return the bytes of host memory that a run needs: by the fit, or all its states where there is no GPU."""
+    if plan.fit:
+        return plan.fit.peak.host_bytes
+    config, facts, here = plan.recipe.config, plan.recipe.config.architecture, plan.topology
+    if plan.hardware.gpus or facts is None or not has_formula(facts):
+        return None
+    width = 4 if plan.precision.dtype == "fp32" else 2
+    found = peak(config, facts, Level.of_config(plan.final.config), here.world_size, here.nproc_per_node, width)
+    offloaded = found.host.get("optimizer_states", 0.0) + found.host.get("weights", 0.0)
+    # Without a GPU the interpreter is all that a rank takes beside its states: a fourth of what it takes with CUDA.
+    return here.nproc_per_node * (found.model_states + PROCESS_BYTES / 4) + offloaded
+
+
+def existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that is there."""
+    return next(one for one in itertools.chain((path,), path.absolute().parents) if paths.exists(one))

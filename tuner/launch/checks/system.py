@@ -1,0 +1,92 @@
+"""What the operating system and the installation give a run: libraries, build locks, its port, open files.
+
+It holds the port for an instant and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import MachineError
+from tuner.launch.checks import Finding
+from tuner.launch.plan import LaunchPlan
+from tuner.machine import libraries
+
+_MONITORS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
+"""Blocks of a DeepSpeed config that need a package, and transformers' trackers of the same names."""
+_TRACKERS = {**_MONITORS, "mlflow": "mlflow", "trackio": "trackio", "swanlab": "swanlab", "clearml": "clearml"}
+_STALE_LOCK_S = 600
+_FILES_OF_A_RANK = 256
+_FILES_OF_A_WORKER = 32
+"""Pipes, semaphores and the shared tensors of the batches in flight."""
+
+
+def installed(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find libraries that are missing, too old or at odds, and trackers without their package."""
+    config = plan.recipe.config
+    yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=bool(plan.hardware.gpus))
+    for tracker in config.log.trackers:
+        yield from _missing(_TRACKERS.get(tracker), f"log.trackers = {tracker!r}")
+    for block, package in _MONITORS.items():
+        if _is_on(plan.final.config.get(block)):
+            yield from _missing(package, f"{block}.enabled in the DeepSpeed config")
+    if config.optim_wrapper.optimizer.type in ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit"):
+        yield from _missing("bitsandbytes", "optim_wrapper.optimizer.type")
+
+
+def _is_on(block: Any) -> bool:
+    return isinstance(block, dict) and bool(block.get("enabled"))
+
+
+def _missing(package: str | None, where: str) -> Iterator[Finding]:
+    if package and importlib.util.find_spec(package) is None:
+        yield MachineError(f"{package} is not installed", where=where, fix=f"pip install {package}, or switch it off")
+
+
+def builds(plan: LaunchPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Find an interrupted build of DeepSpeed's CPU Adam, which torch would wait for without end."""
+    if not plan.final.config.get("zero_force_ds_cpu_optimizer"):
+        return
+    root = Path(environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    for lock in root.glob("**/cpu_adam/lock"):
+        age_s = time.time() - lock.stat().st_mtime
+        if age_s > _STALE_LOCK_S:
+            what = f"a build of DeepSpeed's CPU Adam was interrupted {age_s / 60:.0f} minutes ago"
+            yield MachineError(what, where=lock, fix=f"If no other run builds it now: rm {lock}")
+
+
+def port(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find the master port taken by another process; the leader alone listens on it."""
+    number = plan.topology.master_port
+    if number is None or not plan.topology.leads:
+        return
+    with socket.socket() as listener:
+        # As torch's store does it: a port that a finished run left in TIME_WAIT is free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", number))
+            listener.listen()
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            what = f"port {number} cannot be listened on: {os.strerror(error.errno)}"
+            fix = f"Give all nodes another one, such as --master-port {max(number, 1024) + 1}."
+            yield MachineError(what, where="--master-port / MASTER_PORT / PORT", fix=fix)
+
+
+def open_files(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a limit of open files that many dataloader workers reach."""
+    config = plan.recipe.config
+    workers = sum(one.num_workers for one in (config.train_dataloader, config.val_dataloader) if one)
+    needed, (soft, hard) = _FILES_OF_A_RANK + _FILES_OF_A_WORKER * workers, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = f"ulimit -n {needed}" if hard == resource.RLIM_INFINITY or hard >= needed else "fewer workers"
+        yield f"a process may open {soft} files, and one with {workers} dataloader workers needs {needed}: {raised}."

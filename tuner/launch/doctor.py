@@ -1,0 +1,178 @@
+"""What `tuner doctor` looks at: the machine and the installation, without a recipe.
+
+It reports and repairs nothing; a report can be pasted anywhere, for it holds no value of the environment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tuner import __version__
+from tuner.fit.sizes import gib
+from tuner.launch import probes
+from tuner.launch.checks import gpus, storage
+from tuner.launch.probes import DEADLINE_S, Row
+from tuner.machine import hardware, libraries
+from tuner.machine.hardware import Hardware
+
+_MIN_OPEN_FILES = 1024
+_MIN_SHM_BYTES = 1024**3
+_MIN_FREE_BYTES = 10 * 1024**3
+_SECRET_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every row, and what they come to."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.status == "failed")
+
+    @property
+    def verdict(self) -> str:
+        """Return one line."""
+        if self.failed:
+            return f"Not ready to train: {', '.join(row.name for row in self.failed)}."
+        warned = [row.name for row in self.rows if row.status == "warning"]
+        return f"Ready to train; look at {', '.join(warned)}." if warned else "Ready to train."
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict,
+            "tuner": __version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "versions": libraries.versions(),
+            "checks": [asdict(row) for row in self.rows],
+        }
+
+
+def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Report:
+    """Look at this machine; heavy libraries are tried in processes of their own, each for `deadline_s` at most."""
+    here = hardware.detect(environ)
+    rows = [*_software(here), *_gpus(here), *_host(here, environ)]
+    env = {**environ, "PYTHONSAFEPATH": "1", "DS_ACCELERATOR": "cuda" if here.gpus else "cpu"}
+    has_flash = importlib.util.find_spec("flash_attn") is not None
+    with tempfile.TemporaryDirectory() as folder:
+        rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash, meeting=Path(folder)), env, deadline_s)
+    if not has_flash:
+        rows.append(Row("flash attention", "absent", "not installed; attention is torch's own, which needs nothing"))
+    return Report(tuple(_without_secrets(row, environ) for row in rows))
+
+
+def _software(here: Hardware) -> Iterator[Row]:
+    yield Row("interpreter", "ok", f"Python {platform.python_version()}, {platform.platform()}")
+    problems = list(libraries.problems(quantized=True, needs_cuda=bool(here.gpus)))
+    yield from (Row("libraries", "failed", problem.what, problem.fix) for problem in problems)
+    others = [
+        f"{name} {found} (tested: {libraries.TESTED[name]})"
+        for name, found in libraries.versions().items()
+        if found and found.split("+")[0] != libraries.TESTED[name]
+    ]
+    if others:
+        yield Row("versions", "warning", f"not the set that is tested: {', '.join(others)}", "make install")
+    elif not problems:
+        yield Row("versions", "ok", f"the set that is tested: {len(libraries.TESTED)} libraries")
+
+
+def _gpus(here: Hardware) -> Iterator[Row]:
+    driver, built = hardware.cuda_driver_version(), libraries.torch_cuda_version()
+    if not here.gpus:
+        why = "no NVIDIA driver" if driver is None else "a driver, and no GPU that is visible (CUDA_VISIBLE_DEVICES)"
+        yield Row("GPUs", "absent", f"{why}; training runs on the CPU")
+        return
+    yield Row("GPUs", "ok", here.describe())
+    old = list(gpus.too_old_driver(driver, built))
+    yield from (Row("driver", "failed", problem.what, problem.fix) for problem in old)
+    if driver and not old:
+        yield Row("driver", "ok", f"it knows CUDA {driver[0]}.{driver[1]}, torch is built for {built or 'the CPU'}")
+    for gpu in {gpu.name: gpu for gpu in here.gpus}.values():
+        if problem := libraries.cuda_problem(gpu.compute_capability):
+            yield Row("kernels", "failed", f"{gpu.name}: {problem}", "Install torch for another CUDA version.")
+    use = hardware.gpu_use()
+    for number, gpu in enumerate(here.gpus):
+        processes = use[gpu.uuid].processes if gpu.uuid in use else ()
+        if processes:
+            whose = ", ".join(f"pid {pid} has {gib(size)}" for pid, size in processes)
+            yield Row(f"GPU {number}", "warning", f"in use: {whose}; {gib(use[gpu.uuid].free_bytes)} free")
+
+
+def _host(here: Hardware, environ: Mapping[str, str]) -> Iterator[Row]:
+    free = hardware.available_host_bytes()
+    told = f"{gib(free)} free of " if free is not None else ""
+    yield Row("host memory", "ok", f"{told}{gib(here.host_memory_bytes)}, {here.num_cpus} cores")
+    yield _compiler(here, environ)
+    yield from _limits()
+    yield _room(str(storage.SHM), storage.SHM, _MIN_SHM_BYTES, "docker run --shm-size=8g, or --ipc=host.")
+    from huggingface_hub import constants  # 0.01 s
+
+    # A folder may be a value of the environment: the sizes are what matters.
+    yield _room("disk of the hub's cache", Path(constants.HF_HUB_CACHE), _MIN_FREE_BYTES, "Free space, or set HF_HOME.")
+    yield _room("disk of this folder", Path.cwd(), _MIN_FREE_BYTES, "Free space; runs go here unless --work-dir.")
+    if shutil.which("srun", path=environ.get("PATH")):
+        inside = "inside a job" if "SLURM_JOB_ID" in environ else "not inside a job"
+        yield Row("Slurm", "ok", f"srun is here, and this is {inside}")
+    else:
+        yield Row("Slurm", "absent", "no srun on PATH")
+
+
+def _compiler(here: Hardware, environ: Mapping[str, str]) -> Row:
+    if here.has_compiler:
+        return Row("compiler", "ok", f"g++ and ninja{' and nvcc' * bool(here.gpus)}, for DeepSpeed's CPU Adam")
+    lacks = "nvcc" if hardware.has_compiler(hardware.tool_path(environ)) else "g++ or ninja"
+    fix = "Install the CUDA toolkit of torch's CUDA version." if lacks == "nvcc" else "Install g++ and ninja."
+    return Row(
+        "compiler", "warning", f"no {lacks}: offloaded optimizers run as torch's Adam, several times slower", fix
+    )
+
+
+def _limits() -> Iterator[Row]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    status = "warning" if soft != resource.RLIM_INFINITY and soft < _MIN_OPEN_FILES else "ok"
+    yield Row("open files", status, f"{_limit(soft)}, can be raised to {_limit(hard)}", "ulimit -n 65536")
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    text = "unlimited" if locked == resource.RLIM_INFINITY else f"{gib(locked)}; InfiniBand needs unlimited"
+    yield Row("locked memory", "ok", text)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"
+
+
+def _room(name: str, place: Path, least: int, fix: str) -> Row:
+    free = shutil.disk_usage(storage.existing(place)).free
+    return Row(name, "ok", f"{gib(free)} free") if free >= least else Row(name, "warning", f"{gib(free)} free", fix)
+
+
+def _without_secrets(row: Row, environ: Mapping[str, str]) -> Row:
+    """Return the row without anything that a variable holds, credentials in URLs, and the home folder's name."""
+    if row.status in ("ok", "warning"):
+        row = replace(row, fix=row.fix if row.status == "warning" else None)
+    fix = _clean(row.fix, environ) if row.fix else None
+    return replace(row, text=_clean(row.text, environ), fix=fix)
+
+
+def _clean(text: str, environ: Mapping[str, str]) -> str:
+    text = text.replace(str(Path.home()), "~")
+    for value in _secrets(list(environ.values())):
+        text = text.replace(value, "***")
+    text = re.sub(r"\b(hf|sk|ghp)_\w{10,}", "***", text)
+    return re.sub(r"//[^/@\s]+@", "//***@", text)
+
+
+def _secrets(values: Sequence[str]) -> list[str]:
+    """Return the values to leave out, the longest first: a path tells no secret, a short one is in every text."""
+    kept = {value for value in values if len(value) >= _SECRET_LENGTH and not value.startswith("/")}
+    return sorted(kept, key=len, reverse=True)

@@ -1,0 +1,121 @@
+"""Whether a launch fits its machines: the level that `auto` takes, and the verdict on the one that was taken.
+
+It turns hardware and topology into `fit`'s plain numbers; the arithmetic is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.errors import MachineError
+from tuner.fit import advice
+from tuner.fit.advice import Fit, Machines
+from tuner.fit.estimate import Level, peak
+from tuner.fit.parameters import has_formula
+from tuner.fit.sizes import gib
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import Topology
+from tuner.recipes.schema import RecipeConfig
+
+TOLERANCE = 0.1
+"""An estimate this much above what is there may still be wrong: it is said, but not refused."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A level and why it was taken."""
+
+    level: str
+    reason: str
+
+
+def choose(config: RecipeConfig, topology: Topology, hardware: Hardware, dtype: str, *, ignore: bool) -> Choice:
+    """Return the level that `auto` means: the lowest that fits, or the nearest to it where that is to be ignored.
+
+    Raises:
+        MachineError: no level comes near fitting; the message holds the changes that would make it fit.
+    """
+    if not hardware.gpus:
+        ranks = topology.world_size
+        level = "none" if ranks == 1 else "deepspeed_zero2"
+        return Choice(level, f"{ranks} rank{'s' * (ranks > 1)} on a CPU")
+    facts = config.architecture
+    if facts is None or not has_formula(facts):
+        kind = f"no formula for the size of model_type {facts.model_type!r}" if facts else "the model's size is unknown"
+        return Choice("deepspeed_zero3", kind)
+    fits = advice.levels(config, facts, _machines(topology, hardware, dtype))
+    found = advice.recommended(fits)
+    if found:
+        return Choice(found.level, f"the lowest level that fits: {describe(found)}")
+    nearest = fits[-1] if ignore else max(fits, key=_room)
+    if not ignore:
+        refuse_hopeless(nearest, config)
+    return Choice(nearest.level, f"none fits, this needs least: {describe(nearest)}")
+
+
+def judge(
+    config: RecipeConfig, deepspeed: Mapping[str, Any], topology: Topology, hardware: Hardware, dtype: str, name: str
+) -> Fit | None:
+    """Return what a final DeepSpeed config needs on these machines; None without a GPU or without the model's facts."""
+    facts = config.architecture
+    if not hardware.gpus or facts is None or not has_formula(facts):
+        return None
+    machines = _machines(topology, hardware, dtype)
+    level = Level.of_config(deepspeed)
+    needs = peak(config, facts, level, topology.world_size, topology.nproc_per_node, machines.weight_bytes)
+    return Fit(name, needs, machines)
+
+
+def describe(found: Fit) -> str:
+    """Return one line: what is needed of what is there."""
+    machines, needs = found.machines, found.peak
+    text = f"about {gib(needs.gpu_bytes)} of {gib(machines.gpu_bytes)} on each GPU"
+    if machines.host_bytes:
+        text += f", {gib(needs.host_bytes)} of {gib(machines.host_bytes)} on the host"
+    return text
+
+
+def warning(found: Fit | None) -> str | None:
+    """Return what to say of a run that may not fit."""
+    return f"this run may not fit: {describe(found)}." if found and not found.fits else None
+
+
+def refuse_hopeless(found: Fit | None, config: RecipeConfig) -> None:
+    """Refuse a run that is over its GPUs or hosts by more than the estimate can be wrong.
+
+    Raises:
+        MachineError: it is.
+    """
+    if found and _room(found) < -TOLERANCE:
+        raise _hopeless(found, config)
+
+
+def _machines(topology: Topology, hardware: Hardware, dtype: str) -> Machines:
+    return Machines(
+        topology.nproc_per_node,
+        hardware.smallest_gpu_bytes,
+        topology.num_nodes,
+        hardware.host_memory_bytes,
+        4 if dtype == "fp32" else 2,
+    )
+
+
+def _room(found: Fit) -> float:
+    """Return the part of a GPU, or of a host where that is less, that is left; below 0 it is missing."""
+    machines = found.machines
+    host = found.spare_host_bytes / machines.host_bytes if machines.host_bytes else 1.0
+    return min(found.spare_gpu_bytes / machines.gpu_bytes, host)
+
+
+def _hopeless(found: Fit, config: RecipeConfig) -> MachineError:
+    assert config.architecture is not None
+    advised = advice.changes(config, config.architecture, found.machines)
+    ways = [f"{change.what}: {change.flags} --deepspeed {change.level}" for change in advised[:3]]
+    fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs: see tuner plan."
+    return MachineError(
+        f"this run does not fit: {describe(found)} at {found.level}",
+        where="the memory here",
+        fix=f"{fix}\nTo start it all the same: --ignore-fit",
+    )

@@ -1,0 +1,139 @@
+"""What a run could change after it failed: the lighter settings, and for each cause the next command to type.
+
+It returns changes and texts before anything runs; it starts nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import UsageError
+from tuner.fit.memory import LEVELS
+from tuner.machine.topology import Topology
+from tuner.recipes.schema import RecipeConfig
+from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, PORT, SHARED_MEMORY
+
+_OFFLOADS = {GPU_MEMORY: True, HOST_MEMORY: False}
+"""Causes after which something lighter may help, and whether moving states to the host would."""
+_LESS_LR = 0.1
+
+
+@dataclass(frozen=True)
+class Lighter:
+    """A change after which a run needs less memory: KEY=VALUE texts for --set, or another level."""
+
+    sets: tuple[str, ...] = ()
+    level: str | None = None
+
+    @property
+    def flags(self) -> list[str]:
+        """The change as it is typed."""
+        sets = [word for text in self.sets for word in ("--set", text)]
+        return [*sets, "--deepspeed", self.level] if self.level else sets
+
+
+def check_on_oom(choice: str, topology: Topology) -> None:
+    """Refuse --on-oom retry where no single supervisor sees all ranks end.
+
+    Raises:
+        UsageError: the ranks are started by something else, or on several nodes.
+    """
+    if choice == "retry" and (topology.launcher != "torchrun" or topology.num_nodes > 1):
+        fix = "Leave it out: after a failure the lighter command is printed. Or start one node with torchrun."
+        raise UsageError(f"retry on {topology.describe()}", where="--on-oom", fix=fix)
+
+
+def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Lighter | None:
+    """Return the next lighter change after running out of memory, or None: there is none, or the cause is another.
+
+    Half the micro-batch with the same global batch comes first, then the next level. Each change strictly shrinks the
+    micro-batch or climbs the levels, so a run is made lighter a finite number of times.
+    """
+    if cause not in _OFFLOADS:
+        return None
+    smaller = _smaller_batch(config)
+    if smaller:
+        return Lighter(smaller)
+    found = _next_level(level, world_size, offload=_OFFLOADS[cause])
+    return Lighter(level=found) if found else None
+
+
+def _smaller_batch(config: RecipeConfig) -> tuple[str, ...]:
+    micro, accumulation = config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts
+    validation = config.val_dataloader.batch_size if config.val_dataloader else 1
+    least = 2 if config.objective.type == "kto" else 1  # TRL's KTO pairs the samples of a micro-batch
+    smaller = [size for size in range(least, micro // 2 + 1) if micro * accumulation % size == 0]
+    size = max(smaller, default=micro)
+    more = micro * accumulation // size
+    sets = (f"train_dataloader.batch_size={size}", f"optim_wrapper.accumulative_counts={more}") if size < micro else ()
+    return (*sets, f"val_dataloader.batch_size={size}") if validation > size else sets
+
+
+def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:
+    """Return the next level up that can help; a user's own JSON has none."""
+    above = LEVELS[LEVELS.index(level) + 1 :] if level in LEVELS else ()
+    # One rank has nobody to shard with, and offloading takes the host's memory.
+    helps = [name for name in above if name.endswith("offload") <= offload and (world_size > 1 or "offload" in name)]
+    return next(iter(helps), None)
+
+
+def shares_checkpoints(level: str, other: str) -> bool:
+    """Return whether one level resumes from the other's checkpoints: ZeRO-1 and ZeRO-2 do, all else only from its own.
+
+    Measured on DeepSpeed 0.19.8; from ZeRO-2 to ZeRO-3 it ends in a bare AssertionError.
+    """
+    return _stage_family(level) == _stage_family(other)
+
+
+def _stage_family(level: str) -> str:
+    stage = level.removeprefix("deepspeed_zero")[:1] if level in LEVELS[1:] else level
+    return "12" if stage in {"1", "2"} else stage
+
+
+def commands(
+    command: Sequence[str], config: RecipeConfig, level: str, topology: Topology, num_gpus: int, run_path: Path
+) -> dict[str, str]:
+    """Return the next command to type by cause; 'again' goes on with the run as it is.
+
+    Args:
+        command: What was typed.
+        config: The recipe that ran.
+        level: The level that ran, or the path of a user's JSON.
+        topology: Where it ran.
+        num_gpus: The GPUs of this machine, which say how many ranks start where nobody else does.
+        run_path: Its directory.
+    """
+    again = _without(command, "--resume", "--work-dir")
+    if topology.launcher == "torchrun" and topology.nproc_per_node != max(num_gpus, 1):
+        again = [*_without(again, "--nproc-per-node"), "--nproc-per-node", str(topology.nproc_per_node)]
+    goes_on = ["--work-dir", str(run_path), "--resume", "auto"]
+    found = {"again": [*again, *goes_on]}
+    for cause in _OFFLOADS:
+        change = lighter(config, level, topology.world_size, cause)
+        if change and change.level and not shares_checkpoints(level, change.level):
+            found[cause] = [*_without(again, "--deepspeed"), "--work-dir", f"{run_path}-{change.level}", *change.flags]
+        elif change:
+            found[cause] = [*(_without(again, "--deepspeed") if change.level else again), *goes_on, *change.flags]
+    slower = f"optim_wrapper.optimizer.lr={config.optim_wrapper.optimizer.lr * _LESS_LR:g}"
+    found[NOT_A_NUMBER] = [*again, *goes_on, "--set", slower]
+    if config.train_dataloader.num_workers:
+        found[SHARED_MEMORY] = [*again, *goes_on, "--set", "train_dataloader.num_workers=0"]
+    if topology.master_port and topology.launcher == "torchrun":
+        port = str(topology.master_port + 1)
+        found[PORT] = [*_without(again, "--master-port"), *goes_on, "--master-port", port]
+    return {cause: shlex.join(words) for cause, words in found.items()}
+
+
+def _without(command: Sequence[str], *flags: str) -> list[str]:
+    """Return a command without some flags and their values."""
+    kept: list[str] = []
+    is_value = False
+    for word in command:
+        if is_value or word in flags:
+            is_value = not is_value
+        elif word.partition("=")[0] not in flags:
+            kept.append(word)
+    return kept

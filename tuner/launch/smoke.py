@@ -1,0 +1,272 @@
+"""A recipe tried with a small random model on two CPU ranks: train, save, resume, reload; each stage told as it ends.
+
+It knows no GPU, and it makes nothing of the run that will follow.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import ModelError, TunerError
+from tuner.files import disk_errors, write_text
+from tuner.launch import plan, preflight, supervise
+from tuner.launch.plan import LaunchPlan, Request
+from tuner.machine import hardware
+from tuner.machine.topology import LaunchFlags
+from tuner.recipes import paths, recipe
+from tuner.recipes.mixture import LOADERS
+from tuner.recipes.recipe import Overrides, Recipe
+from tuner.recipes.schema import Dataset, RecipeConfig, Rows
+from tuner.runs import directory
+from tuner.runs.directory import RunDirectory
+from tuner.worker import smoke as worker
+
+UNKNOWN = "Not tried: GPU kernels and their memory, NCCL, and the real weights; see tuner plan for memory."
+_RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
+_ELSEWHERE = ("NPROC_PER_NODE", "NNODES", "NODE_RANK", "ADDR", "PORT", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that are meant for the run that will follow."""
+_ON_A_CPU = {None, "sdpa", "eager"}
+_ON_GPUS_ALONE = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit", "Lamb", "Lion")
+_TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for."""
+
+    recipe: str
+    overrides: Overrides
+    deepspeed: str | None
+    allow_code: bool
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage that has ended: what to tell of it, and 0 or the exit code that it means."""
+
+    name: str
+    seconds: float
+    told: str
+    exit_code: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All stages, the last of which is the one that failed; `kept` is the folder that is left then."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    kept: Path | None
+
+    @property
+    def exit_code(self) -> int:
+        return self.stages[-1].exit_code
+
+
+class _Failed(TunerError):
+    """A run of ranks ended with this code; what it was is told already."""
+
+    def __init__(self, what: str, exit_code: int) -> None:
+        super().__init__(what)
+        self.exit_code = exit_code
+
+
+def smoke(asked: Asked, environ: Mapping[str, str], tell: Callable[[Stage], None]) -> Verdict:
+    """Try a recipe in a scratch folder, which is removed when every stage went well.
+
+    Args:
+        asked: The recipe.
+        environ: For the ranks; GPUs must be hidden in it and the hub switched off, here and in this process.
+        tell: Told of each stage as it ends.
+
+    Raises:
+        TunerError: the recipe itself is wrong, or comes with code that it does not trust.
+    """
+    loaded = recipe.load(asked.recipe, asked.overrides, allow_code=asked.allow_code)
+    paths.check_model(loaded.config)
+    paths.check_data(loaded.config)
+    if loaded.config.model.remote_code or loaded.config.architecture is None:
+        what = f"a small model of {loaded.config.model.path!r} cannot be made: its architecture is not known"
+        raise ModelError(what, where="model.path", fix="Write its facts into the recipe: architecture = dict(...).")
+    scratch = Path(tempfile.mkdtemp(prefix="tuner-smoke-"))
+    try:
+        with disk_errors(scratch, "Free space, or set TMPDIR to a folder that has some."):
+            stages = _stages(_Smoke(asked, loaded, scratch, environ), tell)
+    except BaseException as error:
+        error.add_note(f"Everything is kept in {scratch}")
+        raise
+    if stages[-1].exit_code:
+        return Verdict(loaded.name, stages, scratch)
+    shutil.rmtree(scratch)
+    return Verdict(loaded.name, stages, None)
+
+
+def _stages(bench: _Smoke, tell: Callable[[Stage], None]) -> tuple[Stage, ...]:
+    done: list[Stage] = []
+    for name in ("model", "data", "train", "resume", "export"):
+        started, code = time.monotonic(), 0
+        try:
+            told = getattr(bench, name)()
+        except TunerError as error:
+            told, code = error.what if isinstance(error, _Failed) else str(error), error.exit_code
+        done.append(Stage(name, round(time.monotonic() - started, 1), told, code))
+        tell(done[-1])
+        if code:
+            break
+    return tuple(done)
+
+
+class _Smoke:
+    """The stages of one smoke test; each returns what to tell of it, and the next builds on what it left."""
+
+    def __init__(self, asked: Asked, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
+        self.asked, self.loaded, self.scratch = asked, loaded, scratch
+        self.environ = {name: value for name, value in environ.items() if name not in _ELSEWHERE}
+        self.values, self.notes = smaller(loaded.config)
+        self.tokenizer: Any = None
+        self.first: LaunchPlan | None = None
+
+    def model(self) -> str:
+        """Make the model."""
+        facts, seed = self.loaded.config.architecture, self.loaded.config.randomness.seed
+        assert facts is not None, "refused before"
+        self.tokenizer, is_own = worker.tokenizer_of(self.loaded.config.model)
+        folder = self.scratch / "model"
+        small, num_parameters = worker.make_model(facts, self.tokenizer, folder, seed)
+        self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False}
+        self.values["architecture"] = small.model_dump()
+        if count := self.values["train_cfg"]["trainable_layers"]:
+            self.values["train_cfg"]["trainable_layers"] = min(count, small.num_hidden_layers)
+        whose = "its own tokenizer" if is_own else "a stand-in for its tokenizer, which is not in the cache"
+        told = (
+            f"{small.model_type} of {small.num_hidden_layers} layers, {num_parameters / 1e6:.1f}M parameters; {whose}"
+        )
+        return "; ".join((told, *self.notes))
+
+    def data(self) -> str:
+        """Prepare the first rows, as the ranks will."""
+        objective, told = self.loaded.config.objective.type, []
+        for key in LOADERS:
+            if self.values[key]:
+                block = self.values[key]["dataset"]
+                absent = [name for rows in (block["mixture"] or [block]) for name in _stood_in(rows, objective)]
+                dataset, summary = worker.prepared(Dataset.model_validate(block), self.tokenizer, objective)
+                self.values[key]["dataset"] = dataset.model_dump()
+                told += [f"{summary} (stand-ins for {', '.join(absent)}, not in the cache)" if absent else summary]
+        return told[0]
+
+    def train(self) -> str:
+        """Train two steps, a checkpoint after each."""
+        written = self.scratch / f"{self.loaded.name}.py"
+        config = RecipeConfig.model_validate(self.values)
+        write_text(written, Recipe(self.loaded.name, config, {}).standalone(" Made small by tuner smoke."))
+        self.first = self._plan("run")
+        preflight.check(self.first, self.environ)
+        losses = self._run(self.first)
+        ranks = f"{_RANKS} ranks, {self.first.level}, {self.first.precision.dtype}"
+        return f"{ranks}: losses {', '.join(f'{losses[step]:.4f}' for step in sorted(losses))}"
+
+    def resume(self) -> str:
+        """Go on from the first checkpoint, and meet the second step's loss again."""
+        assert self.first is not None
+        again = self._run(self._plan("resumed", self.first.run_path / "checkpoints" / "checkpoint-1"))
+        before = _losses(RunDirectory(self.first.run_path))[_STEPS]
+        apart = abs(again[_STEPS] - before) / max(abs(before), 1e-30)
+        self._same(apart, f"after checkpoint-1 the loss of step {_STEPS} is {again[_STEPS]}, not {before}")
+        return f"from checkpoint-1: step {_STEPS} has {_alike(apart)} loss"
+
+    def export(self) -> str:
+        """Reload the result, and set it against the last checkpoint and against the resumed run's result."""
+        assert self.first is not None
+        run, scores = RunDirectory(self.first.run_path), self.loaded.config.objective.type == "reward"
+        others = {
+            "checkpoint-2": run.checkpoints / f"checkpoint-{_STEPS}",
+            "the resumed run's result": self.scratch / "resumed" / "final",
+        }
+        worst = 0.0
+        for name, folder in others.items():
+            apart = worker.difference(run.final, folder, scores=scores)
+            self._same(apart, f"the reloaded result differs from {name} by {apart:.1%}")
+            worst = max(worst, apart)
+        readers = "transformers and peft" if self.values["adapter"] else "transformers"
+        return f"the result reloads in {readers} with {_alike(worst)} outputs"
+
+    def _same(self, apart: float, what: str) -> None:
+        assert self.first is not None
+        if not apart <= _TOLERANCE[self.first.precision.dtype]:  # NaN is not
+            raise TunerError(what)
+
+    def _plan(self, name: str, resume: Path | None = None) -> LaunchPlan:
+        request = Request(
+            str(self.scratch / f"{self.loaded.name}.py"),
+            deepspeed=self.asked.deepspeed,
+            flags=LaunchFlags(nproc_per_node=_RANKS),
+            work_dir=self.scratch / name,
+            resume=str(resume) if resume else None,
+            ignore_fit=True,
+            command=self.asked.command,
+        )
+        return plan.make(request, self.environ, hardware.detect(self.environ), datetime.now().astimezone())
+
+    def _run(self, made: LaunchPlan) -> dict[int, float]:
+        """Run a plan to its end and return the loss of each step."""
+        run = directory.create(made.run_path, made.files, resume=False)
+        code = supervise.run(made.argv, {**self.environ, **made.env}, run, out=None)
+        if code:
+            raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)
+        return _losses(run)
+
+
+def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return the recipe's values for two steps on a CPU, and what had to be another there."""
+    values, notes = config.model_dump(), []
+    optim = values["optim_wrapper"]
+    if optim["dtype"] != "fp32":
+        notes += ["bf16 for fp16"] if optim["dtype"] == "fp16" else []
+        optim["dtype"] = "bf16"
+    if (kind := optim["optimizer"]["type"]) in _ON_GPUS_ALONE:
+        notes.append(f"AdamW for {kind}")
+        optim["optimizer"]["type"] = "AdamW"
+    if (attention := values["model"]["attn_implementation"]) not in _ON_A_CPU:
+        notes.append(f"sdpa for {attention}")
+        values["model"]["attn_implementation"] = None
+    optim["accumulative_counts"] = min(optim["accumulative_counts"], _MAX_BATCH)
+    # A first step without a learning rate would leave nothing to resume.
+    values["param_scheduler"]["warmup_ratio"] = 0.0
+    values["train_cfg"]["max_steps"] = _STEPS
+    values["checkpoint"] = {"interval": 1, "max_keep_ckpts": _STEPS}
+    values["log"] = {"interval": 1, "trackers": (), "num_samples": 0}
+    for key in LOADERS:
+        if loader := values[key]:
+            loader["batch_size"] = min(loader["batch_size"], _MAX_BATCH)
+            loader["dataset"]["max_rows"] = min(loader["dataset"]["max_rows"] or _MAX_ROWS[key], _MAX_ROWS[key])
+    return values, notes
+
+
+def _stood_in(rows: dict[str, Any], objective: str) -> list[str]:
+    """Put a stand-in in the place of rows that are not here, and return their name."""
+    known = {key: value for key, value in rows.items() if key in Rows.model_fields}
+    other = worker.stand_in(Rows.model_validate(known), objective)
+    if other is None:
+        return []
+    name = str(rows["path"])
+    rows |= other
+    return [name]
+
+
+def _losses(run: RunDirectory) -> dict[int, float]:
+    lines = map(json.loads, run.metrics.read_text(encoding="utf-8").splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def _alike(apart: float) -> str:
+    return "the same" if apart == 0 else f"within {apart:.1e} the same"

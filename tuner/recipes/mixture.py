@@ -1,0 +1,116 @@
+"""What a recipe's `mixture` means: names of parts become their rows, and of a path and a mixture the later one counts.
+
+It changes merged values only; it opens no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tuner.errors import RecipeError, did_you_mean
+from tuner.recipes import catalog
+from tuner.recipes.explain import key_hint, short
+from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.schema import Rows, Share
+from tuner.recipes.source import read_file
+
+LOADERS = ("train_dataloader", "val_dataloader")
+OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))
+"""Keys that say nothing of another data set. `split` is not among them: nearly all have 'train'."""
+
+
+def settle(merged: Merged) -> None:
+    """Leave each loader either a path or a mixture, and in the mixture no name of a part.
+
+    Raises:
+        RecipeError: a path and a mixture in one layer, an unknown part, or one that says nothing of where its rows are.
+    """
+    for loader in LOADERS:
+        block = merged.values.get(loader)
+        dataset = block.get("dataset") if isinstance(block, dict) else None
+        # Whatever is no list of dicts is left for the schema to refuse.
+        if isinstance(dataset, dict) and isinstance(dataset.get("mixture"), list | tuple):
+            _keep_later(merged, loader, dataset)
+            if shares := dataset["mixture"]:
+                where = str(merged.source_of((loader, "dataset", "mixture")))
+                dataset["mixture"] = [share for entry in shares for share in _shares(entry, where, ())]
+
+
+def _keep_later(merged: Merged, loader: str, dataset: dict[str, Any]) -> None:
+    mixture, source = _order(merged, f"{loader}.dataset.mixture"), merged.source_of((loader, "dataset", "mixture"))
+    given = {key: _order(merged, f"{loader}.dataset.{key}") for key in ("path", *OF_ONE_DATA_SET) if dataset.get(key)}
+    if given.get("path", 0) > mixture:
+        path_source = str(merged.source_of((loader, "dataset", "path")))
+        merged.lay(Layer({loader: {"dataset": {"mixture": None}}}, lambda _: path_source))
+        return
+    for key, order in given.items():
+        if order >= mixture:
+            what = f"{loader}.dataset has both a mixture and {key} = {short(dataset[key])}"
+            fix = "Take one." if key == "path" else f"Write {key} into the mixture's entries, each its own."
+            raise RecipeError(what, where=merged.source_of((loader, "dataset", key)), fix=fix)
+    beaten: dict[str, Any] = {key: None for key in given}
+    if beaten:
+        merged.lay(Layer({loader: {"dataset": beaten}}, lambda _: str(source)))
+
+
+def _order(merged: Merged, key: str) -> int:
+    return max((order for name, order in merged.order.items() if name == key or name.startswith(f"{key}.")), default=0)
+
+
+def _shares(entry: Any, where: str, inside: tuple[str, ...]) -> Iterator[Any]:
+    """Yield an entry as it is, or what the part that it names stands for; `inside` are the parts that led here."""
+    if not isinstance(entry, dict):
+        yield entry
+        return
+    _check_keys(entry, where)
+    if "part" not in entry:
+        yield entry
+        return
+    given = {key: value for key, value in entry.items() if key != "part"}
+    rows = _rows_of(entry["part"], where, inside)
+    if "mixture" not in rows:
+        yield _named({**rows, **given}, entry["part"], where)
+        return
+    if other := given.keys() - {"weight"}:
+        what = f"part {entry['part']!r} is a mixture itself, so {min(other)!r} cannot be said of it"
+        raise RecipeError(what, where=where, fix="Write only weight beside it, or its data sets instead of it.")
+    for part in rows["mixture"]:
+        yield from (_weighted(share, given) for share in _shares(part, where, (*inside, entry["part"])))
+
+
+def _check_keys(entry: dict[str, Any], where: str) -> None:
+    known = ("part", *Share.model_fields)
+    if unknown := entry.keys() - set(known):
+        key = min(map(str, unknown))
+        raise RecipeError(f"no key {key!r} in a mixture's entry", where=where, fix=key_hint(key, known))
+    if not entry.get("part") and not entry.get("path"):
+        what = f"an entry of the mixture names no data set: {short(entry)}"
+        raise RecipeError(what, where=where, fix="Write dict(part='alpaca') or dict(path='my.jsonl').")
+
+
+def _rows_of(name: Any, where: str, inside: tuple[str, ...]) -> dict[str, Any]:
+    known = catalog.names("datasets")
+    if name not in known:
+        fix = did_you_mean(str(name), known, see="tuner list --datasets")
+        raise RecipeError(f"no data set {name!r} for a mixture", where=where, fix=fix)
+    if name in inside:
+        circle = " -> ".join((*inside, name))
+        raise RecipeError(f"mixtures stand in a circle: {circle}", where=where, fix="Take one of them out.")
+    path = catalog.part_path("datasets", name)
+    loader = read_file(path, str(path.relative_to(catalog.PACKAGE))).values.get("train_dataloader", {})
+    return {key: value for key, value in loader.get("dataset", {}).items() if key in (*Rows.model_fields, "mixture")}
+
+
+def _named(share: dict[str, Any], part: str, where: str) -> dict[str, Any]:
+    if not share.get("path"):
+        fix = f"Write dict(part={part!r}, path='my.jsonl')."
+        raise RecipeError(f"part {part!r} has no data of its own", where=where, fix=fix)
+    return share
+
+
+def _weighted(share: Any, given: dict[str, Any]) -> Any:
+    try:
+        return {**share, "weight": share.get("weight", 1.0) * given.get("weight", 1.0)}
+    except TypeError:
+        return {**share, **given}  # for the schema to refuse

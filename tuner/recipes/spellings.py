@@ -1,0 +1,192 @@
+"""XTuner's spellings: what its recipe names say beyond the grammar of `catalog`, in one table.
+
+It rewrites text; whether the result is a recipe, `catalog` decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """One of XTuner's words: `pattern` is found once in a name, `ours` takes its place."""
+
+    written: str
+    """As documents show it."""
+    says: str
+    """One line: what the word means, or what the recipe with it does."""
+    pattern: str
+    ours: str = ""
+    values: Callable[[re.Match[str]], Values] | Values | None = None
+    """What the word sets; laid over the recipe, under the command line's overrides."""
+    loses: str | None = None
+    """What XTuner does at this word and tuner does not: told before training."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """One spelling as it stands in a name."""
+
+    spelling: Spelling
+    found: re.Match[str]
+
+    @property
+    def text(self) -> str:
+        return self.found[0]
+
+    @property
+    def values(self) -> Values:
+        values = self.spelling.values
+        return (values(self.found) if callable(values) else values) or {}
+
+    @property
+    def loses(self) -> str | None:
+        return self.spelling.loses and self.found.expand(self.spelling.loses)
+
+
+def _train(*, batch: int | None = None, accumulate: int | None = None, max_length: int | None = None) -> Values:
+    loader = {"batch_size": batch, "dataset": {"max_length": max_length} if max_length else None}
+    return {
+        "train_dataloader": {key: value for key, value in loader.items() if value},
+        "optim_wrapper": {"accumulative_counts": accumulate} if accumulate else {},
+    }
+
+
+def _tokens(found: re.Match[str]) -> int:
+    return int(found["number"]) * {"k": 1024, "M": 1024**2}[found["unit"]]
+
+
+_LENGTH = r"_(?P<number>[1-9]\d{0,3})(?P<unit>[kM])"
+_SPLITS = "XTuner splits each sample of this recipe over several GPUs (sequence parallelism); tuner keeps it whole."
+
+SPELLINGS = (
+    # The end of a name, outermost first.
+    Spelling("_copy", "`xtuner copy-cfg` names its copies so: the same recipe.", r"_copy$"),
+    Spelling(
+        "_hf",
+        "The same recipe, which XTuner runs on transformers' Trainer.",
+        r"_hf$",
+        loses="XTuner's `_hf` recipes warm up over 100 steps; tuner as without `_hf`, over a part of all steps.",
+    ),
+    Spelling(
+        "_openmind",
+        "The same on Ascend NPUs, with LoRA for the QLoRA in the name: bitsandbytes has no 4 bits there.",
+        r"_qlora_(?P<rest>.+)_openmind$",
+        r"_lora_\g<rest>",
+    ),
+    Spelling("_gpu8", "8 samples a GPU, an optimizer step each.", r"_gpu8$", values=_train(batch=8, accumulate=1)),
+    Spelling("_varlen", "Packed samples do not see each other: always so in tuner.", r"_varlen$"),
+    Spelling(
+        "_8k_sp1",
+        "A speed benchmark of 3 epochs: max_length in units of 1024 (k) or 1024^2 (M), accumulating 1.",
+        rf"{_LENGTH}_sp1$",
+        "_e3",
+        lambda found: _train(accumulate=1, max_length=_tokens(found)),
+    ),
+    Spelling(
+        "_128k_sp8, _1M_sp16",
+        "The same with sequence parallelism in XTuner: accumulating 8, 16.",
+        rf"{_LENGTH}_sp(?P<gpus>\d+)$",
+        "_e3",
+        lambda found: _train(accumulate=int(found["gpus"]), max_length=_tokens(found)),
+        rf"{_SPLITS} On as many GPUs, a step takes \g<gpus> times as many samples as XTuner's.",
+    ),
+    Spelling("_sp1", "Sequence parallelism over one GPU: none.", r"_sp1$"),
+    Spelling(
+        "_sp4, _sequence_parallel_4, _2gpus",
+        "Sequence parallelism, which tuner has not: whole samples stay on each GPU.",
+        r"_(?:sp|sequence_parallel_)\d+$|_\d+gpus$",
+        loses=_SPLITS,
+    ),
+    Spelling(
+        "_16k after _e3",
+        "max_length in units of 1024 tokens.",
+        rf"(?<=_e\d){_LENGTH}$",
+        values=lambda found: _train(max_length=_tokens(found)),
+    ),
+    # The middle of a name.
+    Spelling(
+        "internlm2_chat_1_8b_dpo, internlm2_chat_7b_orpo",
+        "XTuner's preference recipes start from the SFT weights of these models: internlm2_chat_1_8b_sft.",
+        r"^(?P<model>internlm2_chat_(?:1_8b|7b))(?=_(?:dpo|orpo|reward)_)",
+        r"\g<model>_sft",
+    ),
+    Spelling(
+        "minicpm3_4b_chat",
+        "`minicpm3_4b`, which is a chat model.",
+        r"^minicpm3_4b_chat(?=_)",
+        "minicpm3_4b",
+    ),
+    Spelling(
+        "_varlenattn",
+        "Packed pairs that do not see each other, one packed row a GPU; tuner pads pairs, one a GPU.",
+        r"_varlenattn(?=_|$)",
+        values=_train(batch=1),
+    ),
+    Spelling(
+        "_dpo_full, _orpo_qlora",
+        "Without a data set: orpo_dpo_mix_40k.",
+        r"(?P<training>_(?:dpo|orpo)_(?:full|lora|qlora))$",
+        r"\g<training>_orpo_dpo_mix_40k",
+    ),
+    Spelling(
+        "_dpo_..., _orpo_... without _eN",
+        "3 epochs.",
+        r"(?P<all>_(?:dpo|orpo)_(?:full|lora|qlora)_.+)(?<!_e\d)$",
+        r"\g<all>_e3",
+    ),
+    Spelling(
+        "_reward_... without _eN",
+        "1 epoch: more overfit a reward model.",
+        r"(?P<all>_reward_(?:full|lora|qlora)_.+)(?<!_e\d)$",
+        r"\g<all>_e1",
+    ),
+    Spelling(
+        "_w_untokenized_dataset",
+        "1 epoch of InternEvo's settings on a user's own file.",
+        r"_w_untokenized_dataset$",
+        "_full_finetune_custom_dataset_e1",
+    ),
+    Spelling(
+        "_w_tokenized_dataset, _w_internevo_dataset",
+        "The same on tokens, which tuner does not read: on text.",
+        r"_w_(?:tokenized|internevo)_dataset$",
+        "_full_finetune_custom_dataset_e1",
+        loses="XTuner reads tokens written by InternEvo here; tuner reads rows of text.",
+    ),
+    Spelling(
+        "_full_intern_repo_dataset_template",
+        "The same at 8k tokens, accumulating 4.",
+        r"_full_intern_repo_dataset_template$",
+        "_full_finetune_custom_dataset_e1",
+        _train(accumulate=4, max_length=8192),
+    ),
+)  # fmt: skip
+
+REFUSED = (
+    (r"llava_|internvl_", "is a vision recipe of XTuner; tuner trains text models"),
+    (r"POLAR_", "is XTuner's reward model against reference answers; tuner's reward models learn from pairs"),
+)
+"""Beginnings of XTuner's names that stay unknown, each with why."""
+
+
+def translations(name: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
+    """Yield a name as it is written, then after each of XTuner's words in it, with the words taken so far."""
+    words: tuple[Word, ...] = ()
+    yield name, words
+    for spelling in SPELLINGS:
+        if found := re.search(spelling.pattern, name, re.ASCII):
+            words = (*words, Word(spelling, found))
+            name = name[: found.start()] + found.expand(spelling.ours) + name[found.end() :]
+            yield name, words
+
+
+def refusal(name: str) -> str | None:
+    """Return why one of XTuner's names is no recipe here, or None."""
+    return next((reason for pattern, reason in REFUSED if re.match(pattern, name)), None)

@@ -1,0 +1,274 @@
+"""Why a run ended badly: the first cause among what all ranks reported, logged and were ended by.
+
+It is pure: what the ranks left comes in as `Evidence`, and nothing is read, written or printed here.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import Stopped, TunerError
+from tuner.runs import causes
+from tuner.runs.causes import Cause, Role, classify
+
+_SUMMARY = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
+_EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
+_ROOT = "Root Cause (first observed failure):"
+_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
+_FAILED_BARRIER = re.compile(r"Ranks? ([\d, ]+) failed to pass")
+_IN_COLLECTIVE = "torch/distributed/distributed_c10d.py"
+_NEVER = float("inf")
+_FULL_BYTES = 1 << 20
+_TAIL_LINES = 30
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known once the ranks are gone.
+
+    Args:
+        folder: The run directory.
+        reports: What ranks reported of their own end, the earliest first.
+        logs: The end of each rank's log.
+        launcher: The end of torchrun's logs.
+        agent_code: How torchrun itself ended; below 0: by a signal.
+        num_oom_kills: Processes that the kernel killed for lack of memory while the run was on.
+        last_step: The last optimizer step in the metrics.
+        free_bytes: Space left on the disk of the run directory.
+        facts: run.json.
+    """
+
+    folder: Path
+    reports: Sequence[Mapping[str, Any]] = ()
+    logs: Mapping[int, str] = field(default_factory=dict)
+    launcher: str = ""
+    agent_code: int = 1
+    num_oom_kills: int = 0
+    last_step: int | None = None
+    free_bytes: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What to tell the user.
+
+    Args:
+        message: The original error, whole.
+        detail: What to show of it (or of a log) above the three lines, where they do not say enough.
+    """
+
+    cause: str
+    what: str
+    rank: int | None
+    step: int | None
+    next_command: str
+    exit_code: int
+    message: str
+    detail: str
+    folder: Path
+
+    @property
+    def lines(self) -> list[str]:
+        """What happened; on which rank and step, and where the logs are; what to type next."""
+        rank = "On a rank" if self.rank is None else f"On rank {self.rank}"
+        step = f"in step {self.step}" if self.step else "before the first step"
+        return [
+            f"{self.cause}: {self.what}",
+            f"{rank}, {step}. Logs: {self.folder / 'ranks'}",
+            f"Next: {self.next_command}",
+        ]
+
+    @property
+    def text(self) -> str:
+        return "\n".join([self.detail, *self.lines] if self.detail else self.lines)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cause": self.cause,
+            "what": self.what,
+            "rank": self.rank,
+            "step": self.step,
+            "next_command": self.next_command,
+        }
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """One rank's failure; `order` is its place among those of the same role."""
+
+    rank: int | None
+    cause: Cause
+    what: str
+    exit_code: int
+    order: float
+    step: int | None = None
+    message: str = ""
+    detail: str = ""
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Return the first cause: an error of a rank's own before a wait in vain, and that before a lost peer."""
+    suspects = [*_reported(evidence), *_silent(evidence)] or [_launcher(evidence)]
+    first = min(suspects, key=lambda suspect: (suspect.cause.role, suspect.order))
+    if first.cause.role == Role.WAITED:
+        first = _lagging(evidence, first)
+    return Diagnosis(
+        first.cause.name,
+        first.what,
+        first.rank,
+        first.step,
+        _next_command(evidence, first),
+        first.exit_code,
+        first.message or first.what,
+        first.detail,
+        evidence.folder,
+    )
+
+
+def _reported(evidence: Evidence) -> Iterator[_Suspect]:
+    for order, report in enumerate(evidence.reports):
+        rank, code, message = int(report["rank"]), int(report["exit_code"]), str(report["message"])
+        known, name = classify(message), report.get("cause")
+        if name and not (name == TunerError.code and known):
+            what = message.removeprefix(f"{name}: ")
+            suspect = _Suspect(rank, causes.named(name), what, code, order)
+        else:
+            cause, line = known or classify(evidence.logs.get(rank, "")) or (causes.BUG, "")
+            line = line or message.strip().splitlines()[-1]
+            code = cause.exit_code if code == 1 else code
+            suspect = _Suspect(rank, cause, f"{cause.says}: {line}", code, order)
+            suspect = suspect if known else replace(suspect, detail=message.strip())
+        yield replace(suspect, step=report.get("step"), message=message)
+
+
+def _silent(evidence: Evidence) -> Iterator[_Suspect]:
+    """Yield the ranks that ended without a report; torchrun's log names the one that it saw end first."""
+    told = {int(report["rank"]) for report in evidence.reports}
+    for place, (rank, code) in enumerate(_exits(evidence.launcher)):
+        if rank in told or code == Stopped.exit_code:
+            continue
+        first = place == 0
+        cause, what = _ended(evidence, rank, code, first)
+        yield _Suspect(
+            rank,
+            cause,
+            what,
+            128 - code if code < 0 else cause.exit_code if cause.exit_code != 1 else code or 1,
+            -1 if first else _NEVER,
+            _known_step(evidence),
+            detail=_tail(evidence, rank) if cause is causes.SILENT else "",
+        )
+
+
+def _exits(launcher: str) -> list[tuple[int | None, int]]:
+    """Return rank and exit code of the ranks that failed, the one that torchrun saw first at the head."""
+    before, _, after = launcher.partition(_ROOT)
+    found = [pair for text in (after, before) for pair in _SUMMARY.findall(text)]
+    found = found or [("", code) for code in _EXIT_CODE.findall(launcher)]
+    return [(int(rank) if rank else None, int(code)) for rank, code in found]
+
+
+def _ended(evidence: Evidence, rank: int | None, code: int, first: bool) -> tuple[Cause, str]:
+    who = "a rank" if rank is None else f"rank {rank}"
+    log = "" if rank is None else evidence.logs.get(rank, "")
+    known = classify(log)
+    if abs(code) % 128 == signal.SIGTERM or (code == -signal.SIGKILL and not first):
+        return causes.TOLD_TO_END, f"{who} was told to end"
+    if code == -signal.SIGKILL:
+        return _killed(who, evidence.num_oom_kills, known)
+    if code == -signal.SIGBUS:
+        known = known or (causes.named(causes.SHARED_MEMORY), "Bus error")
+    if known:
+        return known[0], f"{known[0].says}: {known[1]}"
+    if code < 0:
+        return causes.CRASHED, f"{who} was killed by {signal.Signals(-code).name}"
+    return causes.SILENT, f"{who} ended with code {code} and without a report"
+
+
+def _killed(who: str, num_oom_kills: int, known: tuple[Cause, str] | None) -> tuple[Cause, str]:
+    memory = causes.named(causes.HOST_MEMORY)
+    if known and known[0] is memory:
+        return memory, f"{memory.says}: {known[1]}"
+    if num_oom_kills:
+        return memory, f"{memory.says}: the kernel killed {who} (SIGKILL)"
+    return causes.KILLED, f"{who} was killed by SIGKILL (out of memory?)"
+
+
+def _launcher(evidence: Evidence) -> _Suspect:
+    """Return what torchrun itself ended with: no rank left a trace."""
+    code, known = evidence.agent_code, classify(evidence.launcher)
+    if code < 0:
+        text = f"torchrun was killed by {signal.Signals(-code).name}"
+        text += " (out of memory?)" if -code == signal.SIGKILL else ""
+        return _Suspect(None, causes.KILLED if -code == signal.SIGKILL else causes.CRASHED, text, 128 - code, 0)
+    if not known and evidence.free_bytes is not None and evidence.free_bytes < _FULL_BYTES:
+        known = causes.named("disk"), f"{evidence.free_bytes} bytes are left at {evidence.folder}"
+    if known:
+        cause, line = known
+        return _Suspect(None, cause, f"{cause.says}: {line}", cause.exit_code if cause.exit_code != 1 else code or 1, 0)
+    text = f"a rank ended with code {code} and without a report"
+    return _Suspect(None, causes.SILENT, text, code or 1, 0, detail=_tail(evidence, None))
+
+
+def _tail(evidence: Evidence, rank: int | None) -> str:
+    text = evidence.logs.get(rank, "") if rank is not None else ""
+    return "\n".join((text.strip() or evidence.launcher.strip()).splitlines()[-_TAIL_LINES:])
+
+
+def _lagging(evidence: Evidence, waited: _Suspect) -> _Suspect:
+    """Return the same failure on the rank that the others waited for, where that can be told."""
+    late = _late_ranks(evidence)
+    if not late:
+        return replace(waited, what=f"{waited.what} (which rank lagged is not known)")
+    ranks = ", ".join(map(str, late))
+    what = f"{waited.what} (rank{'s' * (len(late) > 1)} {ranks} lagged)"
+    return replace(waited, rank=late[0], what=what)
+
+
+def _late_ranks(evidence: Evidence) -> list[int]:
+    texts = {rank: evidence.logs.get(rank, "") for rank in range(int(evidence.facts.get("world_size") or 0))}
+    for report in evidence.reports:
+        texts[report["rank"]] = f"{texts.get(report['rank'], '')}\n{report['message']}"
+    named = {int(rank) for text in texts.values() for found in _FAILED_BARRIER.findall(text) for rank in _ints(found)}
+    if named:
+        return sorted(named)
+    waiting = {rank for rank, text in texts.items() if _waits(text)}
+    late = sorted(texts.keys() - waiting)
+    if late and waiting:
+        return late
+    queued = {rank: max(map(int, found)) for rank, text in texts.items() if (found := _ENQUEUED.findall(text))}
+    behind = [rank for rank, number in queued.items() if number < max(queued.values())]
+    return sorted(behind)
+
+
+def _waits(text: str) -> bool:
+    """Say whether a rank stood in a collective when it ended: it gave up waiting, or its last stack shows it."""
+    found = classify(text)
+    return bool(found and found[0].role == Role.WAITED) or _IN_COLLECTIVE in text
+
+
+def _ints(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _known_step(evidence: Evidence) -> int | None:
+    """Return the step of a rank that could not say it: all ranks are in the same one."""
+    steps = [int(report.get("step") or 0) for report in evidence.reports]
+    return max(steps, default=evidence.last_step)
+
+
+def _next_command(evidence: Evidence, suspect: _Suspect) -> str:
+    commands = evidence.facts.get("next") or {}
+    recipe = shlex.quote(str(evidence.folder / "recipe.py"))
+    log = evidence.folder / "ranks" / (f"{suspect.rank}.log" if suspect.rank is not None else "torchrun-0.log")
+    again = commands.get("again") or f"tuner train {recipe}"
+    command = commands.get(suspect.cause.name) or suspect.cause.command
+    places = {"again": again, "log": shlex.quote(str(log)), "run": shlex.quote(str(evidence.folder)), "recipe": recipe}
+    return str(command).format(**places) if command == suspect.cause.command else str(command)

@@ -1,0 +1,64 @@
+"""What a run that ended badly left behind, read once for its diagnosis.
+
+It reads the run directory and judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tuner.errors import RunDirectoryError
+from tuner.runs.diagnose import Evidence
+from tuner.runs.directory import RunDirectory
+
+_TAIL_BYTES = 1 << 16
+
+
+def gather(run: RunDirectory, *, agent_code: int = 1, num_oom_kills: int = 0) -> Evidence:
+    """Read the reports and the ends of all logs of a run; whatever cannot be read is left out."""
+    logs = {int(file.stem): _tail(file) for file in run.ranks.glob("*.log") if file.stem.isdigit()}
+    try:
+        facts = run.read_json(run.run)
+    except RunDirectoryError:  # a full disk, or somebody removed it: the logs still tell
+        facts = {}
+    return Evidence(
+        folder=run.path,
+        reports=run.failures(),
+        logs=logs,
+        launcher="\n".join(map(_tail, sorted(run.ranks.glob("torchrun-*.log")))),
+        agent_code=agent_code,
+        num_oom_kills=num_oom_kills,
+        last_step=_last_step(run),
+        free_bytes=shutil.disk_usage(run.path).free if run.path.is_dir() else None,
+        facts=facts,
+    )
+
+
+def _tail(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _last_step(run: RunDirectory) -> int | None:
+    """Return the last step that this attempt logged: an earlier one's lines stand in the same file."""
+    try:
+        if run.metrics.stat().st_mtime_ns < run.run.stat().st_mtime_ns:
+            return None
+    except OSError:
+        return None
+    return next(_steps(reversed(_tail(run.metrics).splitlines())), None)
+
+
+def _steps(lines: Iterable[str]) -> Iterator[int]:
+    for line in lines:
+        try:
+            yield int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):  # the last line may be torn
+            continue

@@ -1,0 +1,106 @@
+"""From a recipe's `dataset` block to the rows of its data sets in one order: weights, `max_rows`, one fingerprint.
+
+It does not know what a row means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from tuner.errors import DataError
+from tuner.recipes.schema import Dataset, Rows, Share
+from tuner.worker.data import rows
+
+
+@dataclass(frozen=True)
+class Set:
+    """One data set of a mixture; `number` is its place in it, from 0. `format` None: to be detected from `head`."""
+
+    number: int
+    source: rows.Source
+    format: str | None
+    columns: dict[str, str] | None
+    system: str | None
+    weight: float
+
+    @property
+    def place(self) -> str:
+        """The path or hub id, as messages name it."""
+        return self.source.place
+
+    def head(self, count: int) -> list[rows.Row]:
+        """Return the first `count` rows, or all where there are fewer; at least one."""
+        found: list[rows.Row] = []
+        with suppress(DataError):  # rows that cannot be read tell nothing of the others; who reads on meets them
+            for _, row in itertools.islice(self.source.read(lambda _: None), count):
+                found.append(row)
+        return found or [row for _, row in itertools.islice(self.source.read(), 1)]
+
+    def read(self, broken: rows.Broken | None = None) -> Iterator[rows.PlacedRow]:
+        """Yield every row as often as the whole part of `weight`, then its fraction of the rows, spread evenly."""
+        # The decimal that was written: in floats 100 x 0.07 is more than 7.
+        weight = Fraction(str(self.weight))
+        for _ in range(int(weight)):
+            yield from self.source.read(broken)
+        if rest := weight % 1:
+            for number, placed in enumerate(self.source.read(broken)):
+                # True for ceil(count x rest) of the first `count` rows, whatever the count.
+                if -number * rest.numerator % rest.denominator < rest.numerator:
+                    yield placed
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The data sets of a `dataset` block. `fingerprint` changes when rows, their order or how they are read does."""
+
+    place: str
+    fingerprint: str
+    sets: tuple[Set, ...]
+    max_rows: int | None
+
+    def read(self, broken: rows.Broken | None = None) -> Iterator[tuple[Set, rows.PlacedRow]]:
+        """Yield all rows, each set's evenly among the others' in proportion to the weights, at most `max_rows`.
+
+        Args:
+            broken: Told of each row that cannot be read, which is then left out; None: the first is raised.
+        """
+        merged = heapq.merge(*(_timed(one, broken) for one in self.sets), key=lambda timed: timed[0])
+        return itertools.islice(((of, placed) for _, of, placed in merged), self.max_rows)
+
+
+def open(dataset: Dataset, base: Path | None = None) -> Opened:
+    """Find the data set of a block, or those of its mixture.
+
+    Args:
+        base: The folder that relative paths start from.
+
+    Raises:
+        DataError: nothing is there, or what is there is no data set, or it lacks the split.
+        MachineError: the hub cannot be reached.
+    """
+    shares: tuple[Rows, ...] = dataset.mixture or (dataset,)
+    sets = tuple(_set(number, share, base) for number, share in enumerate(shares))
+    facts = [[one.source.fingerprint, one.format, one.columns, one.system, one.weight] for one in sets]
+    fingerprint = hashlib.sha256(json.dumps([facts, dataset.max_rows]).encode()).hexdigest()
+    return Opened(", ".join(one.place for one in sets), fingerprint, sets, dataset.max_rows)
+
+
+def _set(number: int, share: Rows, base: Path | None) -> Set:
+    assert share.path is not None, "checked before a run starts"
+    source = rows.find(share.path, share.name, share.split, base)
+    weight = share.weight if isinstance(share, Share) else 1.0
+    return Set(number, source, share.format, share.columns, share.system, weight)
+
+
+def _timed(one: Set, broken: rows.Broken | None) -> Iterator[tuple[tuple[float, int], Set, rows.PlacedRow]]:
+    """Yield a set's rows with the moment at which each is due: a set of weight 2 has two where others have one."""
+    for count, placed in enumerate(one.read(broken)):
+        yield (count / one.weight, one.number), one, placed

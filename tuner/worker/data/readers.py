@@ -1,0 +1,295 @@
+"""Reads one file, of any known kind, as rows that know their line; never more of it in memory than a row and a chunk.
+
+It does not know where files are found or what a row means.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tuner.errors import DataError
+
+Row = dict[str, Any]
+PlacedRow = tuple[str, Row]
+"""`file:line` (or `file, row N` where a file has no lines) and the row; both counts start at 1."""
+Broken = Callable[[DataError], None]
+"""Told of each row that cannot be read, which is then left out. Without one, the first of them is raised."""
+
+_PACKED = (".gz", ".zst", ".bz2")
+_SPACE = re.compile(r"[ \t\r\n]*")
+_ROWS_AT_ONCE = 1_000
+_BYTES_AT_ONCE = 1 << 20
+# No token of JSON but a string is longer: an error so near the end of what was read may be for want of the rest.
+_LONGEST_TOKEN = 32
+
+
+def kind(path: Path) -> str | None:
+    """Return the kind of a file, such as '.jsonl' (for x.jsonl.gz too), or None where no reader knows it."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packed = suffixes[-1:] and suffixes[-1] in _PACKED
+    last = suffixes[-2:-1] if packed else suffixes[-1:]
+    return last[0] if last and last[0] in (_OF_TEXT if packed else READERS) else None
+
+
+def known_kinds() -> str:
+    """Return the kinds of files that can be read, for messages."""
+    return f"{', '.join(READERS)}, and text packed as {', '.join(_PACKED)}"
+
+
+def read(path: Path, broken: Broken | None = None) -> Iterator[PlacedRow]:
+    """Yield the rows of a file of a known kind.
+
+    Raises:
+        DataError: the file cannot be read from some point on, or a row of it is broken; with the line.
+    """
+    reader = READERS[kind(path) or ""]
+    return reader(path, broken)
+
+
+def _tell(error: DataError, broken: Broken | None) -> None:
+    if broken is None:
+        raise error
+    broken(error)
+
+
+@contextmanager
+def _bytes(path: Path) -> Iterator[BinaryIO]:
+    try:
+        # Arrow unpacks four times as fast as Python's gzip does, and it has zstd.
+        with io.BufferedReader(pa.input_stream(str(path))) as stream:
+            yield cast(BinaryIO, stream)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, path.suffix.lstrip("."), error) from error
+
+
+def _unreadable(path: Path, name: str, error: Exception) -> DataError:
+    reason = str(error).strip().splitlines()[0].rstrip(".")
+    return DataError(f"no readable {name} file: {reason}", where=path, fix="Correct the path, or write the file again.")
+
+
+def _lines(path: Path, broken: Broken | None) -> Iterator[tuple[int, str]]:
+    """Yield each line with its number, decoded alone so that a bad byte is reported with its line."""
+    with _bytes(path) as stream:
+        for number, raw in enumerate(stream, 1):
+            try:
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                what = f"byte {error.start + 1} of the line (0x{raw[error.start]:02x}) is not UTF-8"
+                _tell(DataError(what, where=f"{path}:{number}", fix="Save the file as UTF-8."), broken)
+
+
+def _read_txt(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
+    for number, line in _lines(path, broken):
+        if text := line.rstrip():
+            yield f"{path}:{number}", {"text": text}
+
+
+def _read_jsonl(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
+    decoder = json.JSONDecoder(object_pairs_hook=_unique)
+    for number, line in _lines(path, broken):
+        if text := line.rstrip():
+            try:
+                row = _checked(path, number, _decode(partial(decoder.decode, text), path, number, number - 1))
+            except DataError as error:
+                _tell(error, broken)
+            else:
+                yield row
+
+
+def _read_json(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
+    """Read an array of rows; a file that starts otherwise is taken for JSON Lines, as `datasets` does."""
+    with _bytes(path) as stream:
+        window = _Window(path, stream)
+        if window.next() == "[":
+            yield from _read_array(window, broken)
+            return
+    yield from _read_jsonl(path, broken)
+
+
+class _Window:
+    """The part of a JSON text that is in memory; `at` is where reading has come to in it."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self.path, self._stream = path, stream
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self.text, self.at = "", 0
+        self._first_line, self._counted = 1, 0
+
+    def line(self) -> int:
+        """Return the line of the file that `at` is on."""
+        self._first_line += self.text.count("\n", self._counted, self.at)
+        self._counted = self.at
+        return self._first_line
+
+    def more(self) -> bool:
+        """Read on, and forget what lies before `at`; False, and nothing changes, at the end of the file."""
+        line, rest = self.line(), self.text[self.at :]
+        # At least as much again as there is, so that a long row is not decoded over and over.
+        raw = self._stream.read(max(_BYTES_AT_ONCE, len(rest)))
+        try:
+            read = self._decoder.decode(raw, final=not raw)
+        except UnicodeDecodeError as error:
+            line += rest.count("\n") + error.object.count(b"\n", 0, error.start)
+            what = f"a byte of the line (0x{error.object[error.start]:02x}) is not UTF-8"
+            raise DataError(what, where=f"{self.path}:{line}", fix="Save the file as UTF-8.") from error
+        if raw:
+            self.text, self.at, self._counted = rest + read, 0, 0
+        return bool(raw)
+
+    def next(self) -> str:
+        """Go to the next character that is no space and return it; '' at the end of the file."""
+        while True:
+            self.at = cast(re.Match[str], _SPACE.match(self.text, self.at)).end()
+            if self.at < len(self.text) or not self.more():
+                return self.text[self.at : self.at + 1]
+
+    def value(self, decoder: json.JSONDecoder) -> Any:
+        """Return the JSON value that starts at `at`, and go to its end; errors count lines from the value's first."""
+        while True:
+            try:
+                value, self.at = decoder.raw_decode(self.text, self.at)
+            except json.JSONDecodeError as error:
+                cut = error.msg.startswith("Unterminated") or error.pos > len(self.text) - _LONGEST_TOKEN
+                if not (cut and self.more()):
+                    start = self.text.rfind("\n", 0, self.at) + 1
+                    raise json.JSONDecodeError(error.msg, self.text[start:], error.pos - start) from None
+            else:
+                return value
+
+
+def _read_array(window: _Window, broken: Broken | None) -> Iterator[PlacedRow]:
+    # One element at a time: only so does each row know its line, and a file larger than memory can be read.
+    decoder = json.JSONDecoder(object_pairs_hook=_unique)
+    window.at += 1
+    following = ","
+    while following == "," and window.next() not in ("]", ""):
+        line = window.line()
+        value = _decode(partial(window.value, decoder), window.path, line, line - 1)
+        try:
+            yield _checked(window.path, line, value)
+        except DataError as error:
+            _tell(error, broken)
+        following = window.next()
+        window.at += following == ","
+    end, line = window.next(), window.line()
+    window.at += 1
+    if end != "]" or window.next():
+        what = "',' or ']' is missing after a row" if end else "the array ends in the middle"
+        raise DataError(what, where=f"{window.path}:{line}", fix="Write the file again, or correct it.")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Row:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in one object")
+    return found
+
+
+def _decode(decode: Callable[[], Any], path: Path, line: int, lines_before: int) -> Any:
+    """Decode the row that starts at `line` of `path`; `lines_before` lines of the file stand before its text."""
+    fix = "Correct or remove the row."
+    try:
+        return decode()
+    except json.JSONDecodeError as error:
+        torn = error.pos >= len(error.doc) or error.msg.startswith("Unterminated")
+        what = "the row ends in the middle" if torn else f"no valid JSON at column {error.colno}: {error.msg}"
+        raise DataError(what, where=f"{path}:{line if torn else lines_before + error.lineno}", fix=fix) from error
+    except RecursionError as error:
+        raise DataError("the row is nested too deeply", where=f"{path}:{line}", fix=fix) from error
+    except ValueError as error:
+        raise DataError(str(error), where=f"{path}:{line}", fix=fix) from error
+
+
+def _checked(path: Path, line: int, value: Any) -> PlacedRow:
+    if not isinstance(value, dict):
+        of = "null" if value is None else f"of type {type(value).__name__}"
+        fix = 'Write each row as an object such as {"text": "..."}.'
+        raise DataError(f"the row is {of}, not an object", where=f"{path}:{line}", fix=fix)
+    return f"{path}:{line}", value
+
+
+def _read_csv(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
+    csv.field_size_limit(2**31 - 1)
+    # A line that is left out would shift the numbers of those after it, and may be half of a row.
+    reader = csv.reader((line for _, line in _lines(path, None)), strict=True)
+    header: list[str] | None = None
+    start = 1
+    try:
+        for record in reader:
+            if record and header is None:
+                header = record
+            elif record and header:
+                try:
+                    yield _csv_row(f"{path}:{start}", header, record)
+                except DataError as error:
+                    _tell(error, broken)
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"no valid CSV: {error}", where=f"{path}:{start}", fix="Correct the row's quotes.") from error
+
+
+def _csv_row(where: str, header: list[str], record: list[str]) -> PlacedRow:
+    if len(record) != len(header):
+        what = f"the row has {len(record)} fields where the header names {len(header)}: {', '.join(header)}"
+        raise DataError(what, where=where, fix="Put quotes around fields that hold commas or line breaks.")
+    return where, dict(zip(header, record, strict=True))
+
+
+def numbered(place: object, rows: Iterable[Any]) -> Iterator[PlacedRow]:
+    """Yield rows that have no lines with their numbers."""
+    for number, row in enumerate(rows, 1):
+        yield f"{place}, row {number}", row
+
+
+def _read_parquet(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
+    return numbered(path, _arrow_rows(path, "Parquet", lambda: _parquet_batches(path)))
+
+
+def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    # Mapped: read otherwise, a whole row group is held in memory, and some writers make one of the whole file.
+    yield from pq.ParquetFile(path, memory_map=True).iter_batches(_ROWS_AT_ONCE)
+
+
+def _read_arrow(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
+    return numbered(path, _arrow_rows(path, "Arrow", lambda: _arrow_batches(path)))
+
+
+def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    mapped = pa.memory_map(str(path))
+    try:
+        yield from pa.ipc.open_stream(mapped)
+    except pa.ArrowInvalid:
+        mapped.seek(0)
+        reader = pa.ipc.open_file(mapped)
+        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+
+
+def _arrow_rows(path: Path, name: str, batches: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[Row]:
+    try:
+        for batch in batches():
+            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                yield from batch.slice(start, _ROWS_AT_ONCE).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, name, error) from error
+
+
+_OF_TEXT: dict[str, Callable[[Path, Broken | None], Iterator[PlacedRow]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".txt": _read_txt,
+}
+READERS = {**_OF_TEXT, ".parquet": _read_parquet, ".arrow": _read_arrow}

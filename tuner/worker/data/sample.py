@@ -1,0 +1,114 @@
+"""What one row becomes, and which objectives learn from it.
+
+It reads no rows: `formats` makes samples, `masks` turns them into tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.errors import DataError
+
+Message = dict[str, Any]
+"""A turn in the words of chat templates: role, content, perhaps tool_calls, reasoning_content ...
+
+`weight` 0 on an assistant's turn means that it carries no loss.
+"""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation that ends with the assistant's turn. `tools` are JSON schemas for the chat template."""
+
+    messages: list[Message]
+    tools: list[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt and two ways to go on from it. A plain text is one message: the user's prompt, the assistant's answer.
+
+    `prompt` ends before the assistant's turn; `chosen` and `rejected` are the turns after it.
+    """
+
+    prompt: list[Message]
+    chosen: list[Message]
+    rejected: list[Message]
+    tools: list[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """A prompt, the turns after it, and whether they are good (`label`). A plain text is one message, as in `Pair`."""
+
+    prompt: list[Message]
+    completion: list[Message]
+    label: bool
+    tools: list[Any] | None = None
+
+
+Sample = Chat | str | Pair | Feedback
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "sft": (Chat,),
+    "pretrain": (str, Chat),
+    "dpo": (Pair,),
+    "orpo": (Pair,),
+    "reward": (Pair,),
+    "kto": (Feedback, Pair),
+}
+"""What each objective learns from. To kto a pair is one good answer and one bad one."""
+
+_WHAT = {
+    Chat: "conversations",
+    str: "plain text",
+    Pair: "preference data (pairs of answers)",
+    Feedback: "feedback (answers marked good or bad)",
+}
+
+
+def for_objective(sample: Sample, objective: str, name: str, place: str) -> tuple[Sample, ...]:
+    """Return what the objective learns from a sample of format `name`: itself, or for kto the two halves of a pair.
+
+    A pair of equal answers stays one to kto too, so that `teaches` is False of it.
+
+    Raises:
+        DataError: the objective does not learn from this kind of data.
+    """
+    if not isinstance(sample, KINDS[objective]):
+        what = (
+            f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} learns from {_wanted(objective)}"
+        )
+        raise DataError(what, where=place, fix=_way_out(sample, objective))
+    if objective == "kto" and isinstance(sample, Pair) and teaches(sample):
+        return (
+            Feedback(sample.prompt, sample.chosen, True, sample.tools),
+            Feedback(sample.prompt, sample.rejected, False, sample.tools),
+        )
+    return (sample,)
+
+
+def teaches(sample: Sample) -> bool:
+    """Return False for a sample that holds nothing to learn; callers count its row as dropped.
+
+    That is a conversation without an answer, a text or answers of nothing, or a pair of equal answers.
+    """
+    if isinstance(sample, str):
+        return bool(sample.strip())
+    if isinstance(sample, Pair):
+        return sample.chosen != sample.rejected
+    turns = sample.messages if isinstance(sample, Chat) else sample.completion
+    says = ("content", "tool_calls", "reasoning_content")
+    return any(turn["role"] == "assistant" and any(map(turn.get, says)) for turn in turns)
+
+
+def _wanted(objective: str) -> str:
+    return " or ".join(_WHAT[kind] for kind in KINDS[objective])
+
+
+def _way_out(sample: Sample, objective: str) -> str:
+    others = "/".join(other for other, kinds in KINDS.items() if isinstance(sample, kinds))
+    if isinstance(sample, Pair) and objective in ("sft", "pretrain"):
+        return f"Train it with objective {others}, or set format='chosen' to learn from the chosen answers alone."
+    return f"Train it with objective {others}, or choose other data."

@@ -1,0 +1,123 @@
+"""`python -m tuner.worker.probe NAME`: one heavy library tried for real, its answer one line of JSON.
+
+It runs as a child of `tuner doctor`, which a crash or a hang in here must not take along; it judges no machine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import version
+
+from tuner.worker.quiet import hush
+
+Answer = tuple[str, str]
+"""'ok', 'warning' or 'failed', and what was found."""
+
+_NF4_ERROR = 0.15
+"""Relative error of a 4-bit round trip of normal numbers: 0.09 for nf4, measured on bitsandbytes 0.50.2."""
+_OPS = ("cpu_adam", "fused_adam", "async_io")
+
+
+def torch_computes() -> Answer:
+    """Multiply two matrices on every visible GPU, or on the CPU."""
+    import torch
+
+    count = torch.cuda.device_count()
+    wrong = []
+    for device in [f"cuda:{index}" for index in range(count)] or ["cpu"]:
+        ones = torch.ones(256, 256, device=device)
+        if (ones @ ones).sum().item() != 256**3:
+            wrong.append(device)
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+    where = f"on {count} GPU{'s' * (count > 1)}" if count else "on the CPU"
+    if wrong:
+        return "failed", f"torch {torch.__version__} computes wrong numbers on {', '.join(wrong)}"
+    return "ok", f"torch {torch.__version__}, {built}, computes {where}"
+
+
+def trainers_import() -> Answer:
+    """Import all that a rank imports."""
+    import_module("tuner.worker.train")
+    names = ("transformers", "trl", "peft", "accelerate", "datasets")
+    return "ok", f"{', '.join(f'{name} {version(name)}' for name in names)} import together"
+
+
+def deepspeed_ops() -> Answer:
+    """Import DeepSpeed and say which of its compiled parts are there or can be built."""
+    import deepspeed
+    from deepspeed.git_version_info import installed_ops
+    from deepspeed.ops import __compatible_ops__ as compatible_ops
+
+    there = [name for name in _OPS if installed_ops.get(name)]
+    possible = [name for name in _OPS if compatible_ops.get(name) and name not in there]
+    neither = [name for name in _OPS if name not in (*there, *possible)]
+    groups = (("compiled", there), ("compiled at first use", possible), ("not possible here", neither))
+    told = "; ".join(f"{title}: {', '.join(names)}" for title, names in groups if names)
+    return "ok", f"deepspeed {deepspeed.__version__}; {told}"
+
+
+def four_bits() -> Answer:
+    """Store numbers in 4 bits and read them again, on the first GPU or the CPU."""
+    import torch
+    from bitsandbytes import functional
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    numbers = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)).to(device)
+    stored, state = functional.quantize_4bit(numbers, quant_type="nf4")
+    error = float((functional.dequantize_4bit(stored, state) - numbers).norm() / numbers.norm())
+    status = "ok" if error < _NF4_ERROR else "failed"
+    return status, f"bitsandbytes {version('bitsandbytes')}: 4 bits and back on {device}, relative error {error:.3f}"
+
+
+def flash_attention() -> Answer:
+    """Compare flash attention with torch's own on the first GPU."""
+    import torch
+    from flash_attn import flash_attn_func  # type: ignore[import-not-found]
+
+    query, key, value = torch.randn(3, 1, 64, 2, 64, device="cuda", dtype=torch.float16).unbind(0)
+    swapped = [one.transpose(1, 2) for one in (query, key, value)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*swapped, is_causal=True).transpose(1, 2)
+    apart = float((flash_attn_func(query, key, value, causal=True) - expected).abs().max())
+    return "ok" if apart < 0.01 else "failed", f"flash_attn {version('flash_attn')}, {apart:.4f} from torch's attention"
+
+
+def all_reduce(rank: str, ranks: str, meeting: str) -> Answer:
+    """Add a number over all ranks, which meet in the file `meeting`: NCCL between GPUs, gloo on a CPU."""
+    import torch
+    import torch.distributed as dist
+
+    backend, device = ("nccl", f"cuda:{rank}") if torch.cuda.is_available() else ("gloo", "cpu")
+    if backend == "nccl":
+        torch.cuda.set_device(int(rank))
+    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=int(rank), world_size=int(ranks))
+    number = torch.full((1024,), float(rank) + 1, device=device)
+    dist.all_reduce(number)
+    total, expected = float(number[0]), int(ranks) * (int(ranks) + 1) / 2
+    dist.destroy_process_group()
+    return (
+        "ok" if total == expected else "failed",
+        f"{backend} adds {total:g} over {ranks} ranks, expected {expected:g}",
+    )
+
+
+PROBES: dict[str, Callable[..., Answer]] = {
+    "torch": torch_computes,
+    "trainers": trainers_import,
+    "deepspeed": deepspeed_ops,
+    "bitsandbytes": four_bits,
+    "flash-attention": flash_attention,
+    "all-reduce": all_reduce,
+}
+
+
+def main() -> None:
+    hush()
+    status, text = PROBES[sys.argv[1]](*sys.argv[2:])
+    print("\n" + json.dumps({"status": status, "text": text}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""TRL's trainer for each objective: its arguments, its batches, its rows as they are, its reference model.
+
+It decides no value: recipe.py and deepspeed.json hold them all.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import PrinterCallback, TrainingArguments
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    KTOConfig,
+    KTOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+from tuner.recipes.objective import Kto
+from tuner.recipes.schema import RecipeConfig
+from tuner.runs.directory import RunDirectory
+from tuner.worker.data import batches
+from tuner.worker.data.prepare import Prepared
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class _AsPrepared:
+    """Takes rows that `prepare` has made; these trainers have no switch for it, as SFTTrainer has."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset
+
+
+class _Dpo(_AsPrepared, DPOTrainer):  # type: ignore[misc]
+    """DPO on prepared rows."""
+
+
+class _Kto(_AsPrepared, KTOTrainer):  # type: ignore[misc]
+    """KTO on prepared rows."""
+
+
+class _Orpo(ORPOTrainer):  # type: ignore[misc]
+    """ORPO on prepared rows."""
+
+    def __init__(self, *, train_dataset: Any, eval_dataset: Any, **others: Any) -> None:
+        # It tokenizes what its constructor is given, and nothing later.
+        nothing = train_dataset.select(())
+        super().__init__(train_dataset=nothing, eval_dataset=nothing if eval_dataset else None, **others)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What an objective takes of TRL. `settings`: arguments that are not the recipe's to choose."""
+
+    trainer: type[Any]
+    arguments: type[TrainingArguments]
+    settings: dict[str, Any]
+    collate: Callable[..., Any] | None = None
+
+
+# The rows come tokenized and packed; the collator separates the samples of a row by their position_ids.
+_SFT = _Kind(
+    SFTTrainer,
+    SFTConfig,
+    {
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "padding_free": True,
+        "packing": False,
+        "shuffle_dataset": False,
+    },
+)
+_KINDS = {
+    "sft": _SFT,
+    "pretrain": _SFT,
+    "dpo": _Kind(_Dpo, DPOConfig, {}, batches.pairs),
+    # The only one without a count of tokens.
+    "orpo": _Kind(_Orpo, ORPOConfig, {"include_num_input_tokens_seen": "non_padding"}, batches.odds),
+    "kto": _Kind(_Kto, KTOConfig, {}, batches.feedback),
+    "reward": _Kind(RewardTrainer, RewardConfig, {}),
+}
+
+
+def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
+    """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
+    kind = _KINDS[config.objective.type]
+    objective = config.objective.model_dump(mode="json", exclude={"type"})
+    return kind.arguments(**_common(config, zero, run, device), **objective, **kind.settings)
+
+
+def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> dict[str, Any]:
+    optim, schedule = config.optim_wrapper.optimizer, config.param_scheduler
+    constant = schedule.type == "constant" and schedule.warmup_ratio > 0
+    return dict(
+        output_dir=str(run.checkpoints),
+        deepspeed=zero,
+        per_device_train_batch_size=config.train_dataloader.batch_size,
+        per_device_eval_batch_size=config.val_dataloader.batch_size if config.val_dataloader else 1,
+        gradient_accumulation_steps=config.optim_wrapper.accumulative_counts,
+        learning_rate=optim.lr,
+        adam_beta1=optim.betas[0],
+        adam_beta2=optim.betas[1],
+        adam_epsilon=optim.eps,
+        weight_decay=optim.weight_decay,
+        max_grad_norm=zero["gradient_clipping"],
+        num_train_epochs=config.train_cfg.max_epochs,
+        max_steps=config.train_cfg.max_steps or -1,
+        lr_scheduler_type="constant_with_warmup" if constant else schedule.type,
+        warmup_steps=schedule.warmup_ratio,
+        bf16=zero["bf16"]["enabled"],
+        fp16=zero["fp16"]["enabled"],
+        use_cpu=device.type == "cpu",
+        gradient_checkpointing=config.train_cfg.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if config.train_cfg.gradient_checkpointing else None,
+        dataloader_num_workers=config.train_dataloader.num_workers,
+        dataloader_pin_memory=device.type == "cuda",
+        # The rows hold what the collators take and nothing else.
+        remove_unused_columns=False,
+        max_length=None,
+        eval_strategy="epoch" if config.val_dataloader else "no",
+        prediction_loss_only=True,
+        save_strategy="steps",
+        save_steps=config.checkpoint.interval,
+        save_total_limit=None,  # Seal prunes, after the newer checkpoint is known to be whole
+        logging_strategy="steps",
+        logging_steps=config.log.interval,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        report_to=list(config.log.trackers) or "none",
+        seed=config.randomness.seed,
+        data_seed=config.randomness.seed,
+        disable_tqdm=True,
+        log_level="error",
+    )
+
+
+def trainer(
+    config: RecipeConfig,
+    settings: TrainingArguments,
+    models: tuple[Any, Any | None],
+    tokenizer: Any,
+    data: tuple[Prepared, Prepared | None],
+    run: RunDirectory,
+) -> Any:
+    """Return the objective's trainer, ready to train.
+
+    Args:
+        config: The recipe.
+        settings: What `arguments` returned.
+        models: The model to train, and the frozen copy that it is compared with where the objective needs one.
+        tokenizer: Saved with checkpoints.
+        data: Training rows, and those of the validation.
+        run: For deepspeed.json and run.json.
+    """
+    kind, zero = _KINDS[config.objective.type], run.read_json(run.deepspeed)
+    more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
+    if kind.collate:
+        more["data_collator"] = _collator(config, kind.collate, tokenizer)
+    launch = run.read_json(run.run)["launch_id"]
+    made = kind.trainer(
+        model=models[0],
+        args=settings,
+        train_dataset=_of_launch(config, _ordered(config, data[0].dataset), launch),
+        eval_dataset=_of_launch(config, data[1].dataset, launch) if data[1] else None,
+        processing_class=tokenizer,
+        **more,
+    )
+    if "optimizer" not in zero:
+        made.optimizer_cls_and_kwargs = _optimizer(config)
+    made.remove_callback(PrinterCallback)
+    _keep_as_written(made, zero)
+    _tidy(models[0], dtype(zero))
+    return made
+
+
+def _collator(config: RecipeConfig, collate: Callable[..., Any], tokenizer: Any) -> Callable[..., Any]:
+    objective, more = config.objective, {}
+    if isinstance(objective, Kto):
+        more["max_length"] = config.train_dataloader.dataset.max_length if objective.loss_type == "kto" else None
+    return partial(collate, pad_id=tokenizer.pad_token_id, **more)
+
+
+def _ordered(config: RecipeConfig, rows: Any) -> Any:
+    """Return the training rows in the order that the trainer needs."""
+    if not isinstance(config.objective, Kto):
+        return rows
+    # It goes through the rows as they stand, so that the answers of a batch stay together for all epochs.
+    return rows.shuffle(seed=config.randomness.seed, keep_in_memory=True)
+
+
+def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:
+    """Return the rows under a name that another launch does not use, where TRL keeps log-probabilities by that name.
+
+    It adds a hash of the reference's weights to it, which at ZeRO-3 is the same for every model of an architecture:
+    another model's log-probabilities would be taken for this one's.
+    """
+    if not getattr(config.objective, "precompute_ref_log_probs", False):
+        return rows
+    return rows.select(range(len(rows)), new_fingerprint=f"{rows._fingerprint}-{launch}")
+
+
+def _keep_as_written(made: Any, zero: dict[str, Any]) -> None:
+    # accelerate silences DeepSpeed's printing whatever the config says, with a value that JSON cannot hold.
+    used = made.accelerator.state.deepspeed_plugin.deepspeed_config
+    used.pop("steps_per_print", None)
+    used |= {key: zero[key] for key in ("steps_per_print",) if key in zero}
+
+
+def _tidy(model: Any, wanted: torch.dtype) -> None:
+    if isinstance(model, PeftModel) and "ref" in model.peft_config:
+        # TRL's copy of the new adapter, which does nothing yet: the base model alone is the same reference. It would
+        # take memory, and be saved with the result.
+        model.delete_adapter("ref")
+    for parameter in model.parameters():
+        # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16 != wanted:
+            parameter.data = parameter.data.to(wanted)
+
+
+def _optimizer(config: RecipeConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Return the class that `optimizer.type` names and those of its settings that the class takes."""
+    block = config.optim_wrapper.optimizer
+    cls = getattr(torch.optim, block.type, None) or _bitsandbytes_optimizer(block.type)
+    known = inspect.signature(cls).parameters
+    settings = {"lr": block.lr, "betas": block.betas, "eps": block.eps}
+    return cls, {key: value for key, value in settings.items() if key in known}
+
+
+def _bitsandbytes_optimizer(name: str) -> type[torch.optim.Optimizer]:
+    import bitsandbytes.optim  # it prints about missing kernels when imported, so only who asks for it loads it
+
+    found: type[torch.optim.Optimizer] = getattr(bitsandbytes.optim, name)
+    return found
+
+
+def dtype(zero: dict[str, Any]) -> torch.dtype:
+    """Return the compute type that deepspeed.json states."""
+    return next((one for key, one in _DTYPES.items() if zero[key]["enabled"]), torch.float32)
