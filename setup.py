@@ -25,6 +25,7 @@ setup(
         "mmengine>=0.10.7",
         "ninja",
         "nvidia-ml-py>=12",
+        "packaging",
         "peft>=0.18",
         "protobuf",
         "psutil>=5.9",

@@ -2,10 +2,10 @@
 
     python bench/memory.py [--all] [--size NAME] [--method NAME] [--preset NAME] [--dtype bf16]
 
-It makes models of random weights and trains them through tuner's own worker, on every visible GPU, else on two CPU ranks.
-Reach on a CPU: weights, gradients and optimizer states of every rank to the byte, at the end of backward (the larger of
-two micro-batches), but for what the column `off by` says. Reach on GPUs: the allocator's peak over a step within 10 %,
-5 % in the median, where the predicted peak is without CUDA's context and fragmentation.
+It makes models of random weights and trains them through tuner's own worker, on every visible GPU, else on two CPU
+ranks. Reach on a CPU: weights, gradients and optimizer states of every rank exact at the end of backward (the larger of
+two micro-batches); docs/plan.md says what the last bytes are. Reach on GPUs: the allocator's peak over a step within
+10 %, 5 % in the median, where the predicted peak is without CUDA's context and fragmentation.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ COLUMNS = (
 CPU_RANKS = 2
 # hidden, intermediate, layers, heads, key-value heads, vocabulary, tied
 SIZES = {
-    "6M": (256, 704, 4, 4, 2, 4096, False),
-    "24M": (384, 1024, 8, 6, 2, 8192, False),
+    "5M": (256, 704, 4, 4, 2, 4096, False),
+    "19M": (384, 1280, 7, 6, 2, 8192, False),
     "88M": (768, 2048, 10, 12, 4, 16384, False),
     "1B": (2048, 8192, 16, 32, 8, 128256, True),
     "3B": (3072, 8192, 28, 24, 8, 128256, True),
     "8B": (4096, 14336, 32, 32, 8, 128256, False),
 }
-ON_CPU, ON_GPU = ("24M", "6M", "88M"), ("1B", "3B", "8B")
+ON_CPU, ON_GPU = ("5M", "19M", "88M"), ("1B", "3B", "8B")
 TOKENS = {False: 64, True: 2048}
 """Length of a row on a CPU, on a GPU."""
 
@@ -107,7 +107,10 @@ def make_model(folder: Path, size: str, device: str) -> Path:
         bos_token_id=0, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
     with torch.device(device):
-        LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(folder / size)
+        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder / size)
+    del model
+    torch.cuda.empty_cache()  # the ranks need that memory
     AutoTokenizer.from_pretrained(catalog.asset("package:tiny")).save_pretrained(folder / size)
     return folder / size
 
@@ -207,11 +210,11 @@ def processor() -> str:
 
 
 def cases(given: argparse.Namespace, here: Hardware) -> Iterator[Case]:
-    """Yield what was asked for: one size and both dtypes for full training by default, all of them with --all."""
-    sizes = ON_GPU if here.gpus else ON_CPU
-    sizes = [given.size] if given.size else list(sizes if given.all else sizes[:1])
-    methods = [given.method] if given.method else METHODS
-    presets = [given.preset] if given.preset else catalog.presets()
+    """Yield what was asked for: by default the smallest size, with --all every one, and that in fp32 too."""
+    known = ON_GPU if here.gpus else ON_CPU
+    sizes = (given.size,) if given.size else known if given.all else known[:1]
+    methods = (given.method,) if given.method else METHODS
+    presets = (given.preset,) if given.preset else tuple(catalog.presets())
     for size, method, preset in product(sizes, methods, presets):
         yield Case(size, method, preset, given.dtype)
     if given.all:
@@ -229,19 +232,23 @@ def main() -> None:
     hush()
     os.environ["DS_ACCELERATOR"] = "cuda" if here.gpus else "cpu"
     print(header(here))
-    errors = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        models, data = {}, make_data(folder)
-        for number, case in enumerate(cases(given, here)):
-            if case.size not in models:
-                models[case.size] = make_model(folder, case.size, "cuda" if here.gpus else "cpu")
-            found = measure(case, models[case.size], data, folder / f"run-{number}", here)
-            print(row(case, found), flush=True)
-            if found and found.measured_peak:
-                errors.append(abs(found.peak_off))
+        found = list(table(cases(given, here), Path(scratch), here))
+    errors = [abs(one.peak_off) for one in found if one and one.measured_peak]
     if errors:
         print(f"\nlargest error {max(errors):.1%}, median {statistics.median(errors):.1%}")
+
+
+def table(wanted: Iterator[Case], folder: Path, here: Hardware) -> Iterator[Found | None]:
+    """Measure each case and print its row; a model is made when its first case comes."""
+    models: dict[str, Path] = {}
+    data = make_data(folder)
+    for number, case in enumerate(wanted):
+        if case.size not in models:
+            models[case.size] = make_model(folder, case.size, "cuda" if here.gpus else "cpu")
+        found = measure(case, models[case.size], data, folder / f"run-{number}", here)
+        print(row(case, found), flush=True)
+        yield found
 
 
 if __name__ == "__main__":

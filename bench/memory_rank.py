@@ -22,7 +22,7 @@ from tuner.worker.guard import Guard
 from tuner.worker.quiet import hush
 
 STEP = 2
-"""Optimizers make their states in the first step."""
+"""The step to look at. Optimizers make their states in the first step."""
 
 
 def storages(tensors: Iterable[Any]) -> dict[int, int]:
@@ -57,7 +57,7 @@ def states(wrapper: Any, optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def gradients(module: torch.nn.Module, wrapper: Any, optimizer: Any) -> Iterator[Any]:
-    """Yield gradients wherever DeepSpeed 0.19 keeps them until its step: whole, a share of them, in fp32 on the host."""
+    """Yield gradients wherever DeepSpeed 0.19 keeps them until its step: whole, in shares, in fp32 on the host."""
     for parameter in (*module.parameters(), *masters(optimizer)):
         yield from (parameter.grad, getattr(parameter, "grad_accum", None))
     for partition in getattr(wrapper, "averaged_gradients", {}).values():

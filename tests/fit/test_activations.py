@@ -87,7 +87,7 @@ def test_full_training_saves_exactly_the_planned_bytes(model_type: str) -> None:
         ("qwen3_moe", EXPERTS),
     ],
 )
-def test_other_families_save_the_planned_bytes_within_a_tenth(model_type: str, extra: dict[str, Any]) -> None:
+def test_other_families_save_the_planned_bytes_within_an_eighth(model_type: str, extra: dict[str, Any]) -> None:
     assert on_paper(full(), model_type, extra) == pytest.approx(per_token_and_layer(model_type, extra), rel=0.12)
 
 

@@ -81,6 +81,15 @@ def test_offloading_moves_sixteen_to_twenty_bytes_a_trained_parameter_to_the_hos
     assert found.host["gradients"] == pytest.approx(gradients * num_parameters(facts()))
 
 
+def test_of_an_offloaded_4_bit_base_the_scales_stay_on_the_gpu() -> None:
+    here, offloaded = (
+        peak(QLORA, facts(), preset(name), 8, 8) for name in ("deepspeed_zero3", "deepspeed_zero3_offload")
+    )
+
+    assert offloaded.gpu["weights"] == pytest.approx(count(QLORA, facts()).quantized * (1 / 64 + 1 / 4096))
+    assert offloaded.gpu["weights"] + offloaded.host["weights"] / 8 == pytest.approx(here.gpu["weights"])
+
+
 def test_offloaded_gradients_pass_through_a_buffer_of_the_largest_tensor() -> None:
     here, offloaded = (
         peak(FULL, facts(), preset(name), 8, 8) for name in ("deepspeed_zero2", "deepspeed_zero2_offload")

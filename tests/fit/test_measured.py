@@ -13,13 +13,13 @@ from bench.memory import KINDS, Case, compare, make_data, make_model, measure, p
 from bench.memory_rank import held, storages
 from tests.machine.gpus import A100, CPU, machine
 
-QLORA = Case("6M", "qlora", "deepspeed_zero3", "bf16")
+QLORA = Case("5M", "qlora", "deepspeed_zero3", "bf16")
 GPU_KINDS = ("weights", "gradients", "optimizer_states", "activations", "logits", "buckets", "gathered_weights")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("models"), "6M", "cpu")
+    return make_model(tmp_path_factory.mktemp("models"), "5M", "cpu")
 
 
 @pytest.mark.e2e

@@ -13,7 +13,7 @@ from tests.launch.plans import checkpoint, made
 from tests.launch.rank import process
 from tests.machine.gpus import H200, machine
 from tuner.errors import MachineError
-from tuner.launch import local, preflight, start
+from tuner.launch import fitting, local, preflight, start
 from tuner.machine.hardware import Hardware
 
 FITS = """
@@ -140,12 +140,16 @@ def test_checkpoints_that_the_next_attempt_cannot_read_are_kept_aside(
     assert not (run / "checkpoints").exists()
 
 
-def test_auto_is_pinned_to_the_level_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_decided_once_for_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decided: list[str] = []
+    real = fitting.choose
+    monkeypatch.setattr(fitting, "choose", lambda *given, **more: decided.append("") or real(*given, **more))
     run = tmp_path / "run"
 
     _run(monkeypatch, run, "facts['batch']['micro_batch'] < 2", deepspeed=None)
 
-    assert _json(run / "run.json")["deepspeed"] == _json(run / "attempts" / "1" / "run.json")["deepspeed"]
+    assert len(_tried(run)) == 2
+    assert len(decided) == 1
 
 
 def test_a_users_json_is_kept_and_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.launch.plans import PATH
+from tests.launch.plans import PATH, checkpoint
 from tuner.errors import ModelError
 from tuner.launch.smoke import Asked, Stage, Verdict, smaller, smoke
 from tuner.recipes import catalog, recipe
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Rows
+from tuner.runs.directory import RunDirectory
 from tuner.worker import smoke as worker
 from tuner.worker.data.sample import KINDS
 from tuner.worker.data.templates import answers_end
@@ -105,7 +108,8 @@ def test_a_tokenizer_that_is_not_here_leaves_the_recipes_template() -> None:
 
     assert not is_own
     assert tokenizer.chat_template == catalog.chat_template("gemma").read_text(encoding="utf-8")
-    assert answers_end(tokenizer) == tokenizer.convert_tokens_to_ids("<end_of_turn>"), "one token, as in Gemma's own"
+    (end,) = tokenizer("<end_of_turn>", add_special_tokens=False)["input_ids"]
+    assert answers_end(tokenizer) == end, "one token, as in Gemma's own"
 
 
 def test_a_local_model_without_a_tokenizer_is_not_passed_over(tmp_path: Path) -> None:
@@ -150,6 +154,26 @@ def test_a_bad_row_ends_it_at_the_data_with_everything_kept(scratch: Path) -> No
     assert verdict.exit_code == 2
     assert verdict.kept is not None
     assert (verdict.kept / "model" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("second_loss", [1.25, float("nan")])
+def test_a_resumed_run_that_meets_another_loss_fails(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, second_loss: float
+) -> None:
+    def ranks(argv: Any, env: Any, run: RunDirectory, out: int | None) -> int:
+        """Leave what two steps leave; no fault of the libraries makes a real run resume wrongly."""
+        loss = second_loss if run.path.name == "resumed" else 1.0
+        run.metrics.write_text(json.dumps({"step": 1, "loss": 2.0}) + "\n" + json.dumps({"step": 2, "loss": loss}))
+        checkpoint(run.path, 1, world_size=2)
+        return 0
+
+    monkeypatch.setattr("tuner.launch.supervise.run", ranks)
+
+    verdict, told = tried(TINY)
+
+    assert [stage.name for stage in told] == ["model", "data", "train", "resume"]
+    assert f"the loss of step 2 is {second_loss}, not 1.0" in told[-1].told
+    assert verdict.exit_code == 1
 
 
 def test_code_of_a_model_is_not_run_unasked(scratch: Path) -> None:

@@ -127,6 +127,13 @@ def test_only_the_first_node_shows_what_rank_0_prints(run: RunDirectory, capfd: 
     assert capfd.readouterr().out == ""
 
 
+def test_a_run_that_is_not_shown_has_no_output(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "print('agent'); open(sys.argv[1] + '/ranks/0.log', 'w').write('step 1\\n')"
+
+    assert supervise.run(process(run.path, code), os.environ, run, out=None) == 0
+    assert capfd.readouterr().out == ""
+
+
 def test_a_closed_standard_output_ends_no_run(run: RunDirectory) -> None:
     log = "log = open(sys.argv[1] + '/ranks/0.log', 'a', buffering=1)\n"
     code = f"{log}for _ in range(10): log.write('step\\n'), time.sleep(0.05)"

@@ -495,7 +495,7 @@ def test_with_a_compiler_the_offloaded_optimizer_is_deepspeeds(preset: str) -> N
     final = _merge(open_config(preset, "--deepspeed"), hardware=machine(A100))
 
     assert final.config[FORCE] is True
-    assert final.origins[FORCE].source == "detected: g++ and ninja"
+    assert final.origins[FORCE].source == "detected: g++ and ninja, and nvcc beside GPUs"
     assert final.warnings == ()
 
 

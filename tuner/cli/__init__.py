@@ -23,7 +23,7 @@ COMMANDS = {
     "copy": "Write a recipe as one standalone, commented file.",
     "data": "Show what a recipe's data becomes, and its bad rows.",
     "doctor": "Try what training needs on this machine.",
-    "smoke": "Try a recipe in a minute: a small random model of its kind on two CPU ranks.",
+    "smoke": "Try a recipe on a small random model of its kind, in a minute.",
 }
 """Name -> one line, so that --help needs no command's imports."""
 

@@ -9,6 +9,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.options import override_options, overrides
+from tuner.cli.targets import machine_options
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,10 +31,8 @@ _COLUMNS = {
 
 @click.command()
 @click.argument("recipe", shell_complete=complete.recipes)
-@click.option("--gpus", type=int, help="GPUs of each node. Default: those of this machine.")
-@click.option("--gpu", metavar="NAME", help="Their product, such as a100-80g or h100.")
+@machine_options
 @click.option("--gpu-memory", metavar="SIZE", help="Their memory, such as 80GB.")
-@click.option("--nodes", type=int, default=1, show_default=True, help="Nodes of that kind.")
 @click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB.")
 @click.option("--interconnect", metavar="RATE", help="Network of each node, such as 8x400Gb/s: adds seconds a step.")
 @click.option("--utilisation", type=float, default=0.4, show_default=True, help="Part of the GPU's peak reached.")
@@ -76,9 +75,6 @@ def _machines(
     from tuner.fit import sizes
     from tuner.fit.advice import Machines
 
-    for flag, count in (("--gpus", gpus), ("--nodes", nodes)):
-        if count is not None and count < 1:
-            raise UsageError(f"{count} is no number of machines", where=flag, fix="Write 1 or more.")
     if gpu and gpu_memory:
         raise UsageError("both name the GPU's memory", where="--gpu and --gpu-memory", fix="Give one of them.")
     product = known.find(gpu) if gpu else None
@@ -150,7 +146,9 @@ def _print(made: Report, said: str) -> None:
         if not made.machines.host_bytes:
             console.print(f"Each host then needs {gib(best.peak.host_bytes)}; --host-memory lets that be judged too.")
     else:
-        console.print("Nothing fits. " + ("Each of these does:" if made.changes else "No change tried here makes it fit."))
+        console.print(
+            "Nothing fits. " + ("Each of these does:" if made.changes else "No change tried here makes it fit.")
+        )
         for number, change in enumerate(made.changes, 1):
             flags = f"{change.flags} --deepspeed {change.level}".strip()
             console.print(f"  {number}. {change.what}: {flags}", soft_wrap=True)
@@ -187,7 +185,7 @@ def _verdict(found: Fit) -> str:
 def _traffic_table(made: Report) -> Any:
     from rich.table import Table
 
-    table = Table(title="What each rank sends in one optimizer step", title_justify="left")
+    table = Table(title="Sent by each rank in one step", title_justify="left")
     timed = made.network is not None
     for title in (
         "level",

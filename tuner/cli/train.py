@@ -37,7 +37,12 @@ LAUNCHERS = ("torchrun", "slurm", "none")
 @click.option("--master-addr", help="Address of node 0. [ADDR, MASTER_ADDR]")
 @click.option("--master-port", type=int, help="Its port. [PORT, MASTER_PORT]")
 @click.option("--ignore-fit", is_flag=True, help="Start although the memory here does not seem to be enough.")
-@click.option("--on-oom", type=click.Choice(("stop", "retry")), default="stop", help="When memory runs out.")
+@click.option(
+    "--on-oom",
+    type=click.Choice(("stop", "retry")),
+    default="stop",
+    help="Out of memory: stop, or go on from the last checkpoint with a smaller micro-batch, then at a higher level.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would run, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")
 @override_options

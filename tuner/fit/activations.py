@@ -3,7 +3,7 @@
 It takes a recipe and facts; it knows no ZeRO level, which does not change activations.
 
 Counted on the tensors that autograd saves in transformers 5.23 (bf16, SDPA): exact for Llama, Qwen 2 and 3, Mistral and
-Gemma, within a tenth for the others (tests/fit/test_activations.py holds the measurement). Korthikanti et al., 2022
+Gemma, within an eighth for the others (tests/fit/test_activations.py holds the measurement). Korthikanti et al., 2022
 (arXiv:2205.05198), section 4, counts the same way for another layer.
 """
 

@@ -223,7 +223,8 @@ def _host(
         # In fp32 for the step, and in 16 bits as they arrive, where stage 2 needs that to add them up.
         lines["gradients"] = trained * (4 + (weight_bytes if sharded or accumulates else 0))
     if level.offload_param:
-        lines["weights"] = trained * weight_bytes + ranks_here * _frozen(recipe, parameters, 3, ranks, weight_bytes)
+        share = _frozen(recipe, parameters, 3, ranks, weight_bytes) - _scales(recipe, parameters)
+        lines["weights"] = trained * weight_bytes + ranks_here * share
     whole = weight_bytes * (parameters.trainable + parameters.frozen) + parameters.quantized * weight_bytes
     if level.stage < 3 and not recipe.quantization:
         lines["loading"] = max(0.0, whole * ranks_here - sum(lines.values()) + lines["processes"])

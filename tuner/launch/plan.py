@@ -14,7 +14,8 @@ from tuner import __version__
 from tuner.errors import RunDirectoryError
 from tuner.files import dump_json, sha256
 from tuner.fit.advice import Fit
-from tuner.launch import fitting, local, remedies, slurm
+from tuner.launch import local, remedies, slurm
+from tuner.launch.settled import settle
 from tuner.machine.hardware import Hardware, tool_path
 from tuner.machine.libraries import versions
 from tuner.machine.topology import Batch, LaunchFlags, Topology, resolve
@@ -82,53 +83,33 @@ def make(request: Request, environ: Mapping[str, str], hardware: Hardware, now: 
     paths.check_data(loaded.config)
     topology = resolve(request.flags, environ, len(hardware.gpus))
     remedies.check_on_oom(request.on_oom, topology)
-    batch = Batch(
-        loaded.config.train_dataloader.batch_size, loaded.config.optim_wrapper.accumulative_counts, topology.world_size
-    )
-    decided = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
-    document, level_reason = _open_deepspeed(request, loaded, topology, hardware, decided)
-    final = merge.merge(loaded, document, batch, decided, hardware)
+    settled = settle(loaded, request.deepspeed, topology, hardware, ignore_fit=request.ignore_fit)
     run_path, resume, notes = _run_directory(request, loaded.name, topology, now)
     argv, env = _command(topology, run_path)
     env |= _environment(environ, topology, hardware)
-    level = document.name.removeprefix("preset ")
-    fit = fitting.judge(loaded.config, final.config, topology, hardware, decided.dtype, level)
     plan = LaunchPlan(
         request=request,
         recipe=loaded,
-        final=final,
+        final=settled.final,
         topology=topology,
         hardware=hardware,
-        batch=batch,
-        precision=decided,
-        level=level,
-        level_reason=level_reason,
+        batch=settled.batch,
+        precision=settled.precision,
+        level=settled.level,
+        level_reason=settled.level_reason,
         run_path=run_path,
         resume=resume,
-        launch_id=_launch_id(topology, environ, now, [loaded.values, final.config, str(resume)]),
+        launch_id=_launch_id(topology, environ, now, [loaded.values, settled.final.config, str(resume)]),
         argv=argv,
         env=env,
         files={},
         resumes=request.resume is not None and directory.is_run(run_path),
         notes=tuple(notes),
-        warnings=(*loaded.warnings, *final.warnings, *filter(None, [fitting.warning(fit)])),
-        fit=fit,
+        warnings=settled.warnings,
+        fit=settled.fit,
     )
-    plan.files.update(_files(plan, document, now))
+    plan.files.update(_files(plan, settled.document, now))
     return plan
-
-
-def _open_deepspeed(
-    request: Request, loaded: Recipe, topology: Topology, hardware: Hardware, decided: precision.Precision
-) -> tuple[Document, str | None]:
-    flag = request.deepspeed
-    choice: str | dict[str, Any] = loaded.config.deepspeed if flag is None else flag
-    sources = (origin.source for key, origin in loaded.origins.items() if key.partition(".")[0] == "deepspeed")
-    where = "--deepspeed" if flag is not None else f"deepspeed ({next(sources)})"
-    if choice != merge.AUTO:
-        return merge.open_config(choice, where), None
-    chosen = fitting.choose(loaded.config, topology, hardware, decided.dtype, ignore=request.ignore_fit)
-    return merge.open_config(chosen.level, where), chosen.reason
 
 
 def _command(topology: Topology, run_path: Path) -> tuple[list[str], dict[str, str]]:

@@ -49,7 +49,12 @@ def run(
         directory.ranks.mkdir(exist_ok=True)
         with (directory.ranks / f"torchrun-{node_rank}.log").open("wb") as log:
             agent = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
-                list(argv), env=dict(env), stderr=log, start_new_session=True, preexec_fn=die_with_parent
+                list(argv),
+                env=dict(env),
+                stdout=subprocess.DEVNULL if out is None else out,  # a terminal is where rank 0 draws its bar
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         watch.agent = psutil.Process(agent.pid)
         if shows:

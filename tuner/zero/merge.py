@@ -26,6 +26,7 @@ from tuner.zero.fields import schema
 from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
 
+_TOOLS = "g++ and ninja, and nvcc beside GPUs"
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 _DEEPSPEED_OPTIMIZERS = ("Lamb", "Lion")
 _UNKNOWN_HIDDEN_SIZE = {
@@ -186,17 +187,17 @@ class _Merger:
             self.own(
                 (key,),
                 hardware.has_compiler,
-                "detected: " + ("g++ and ninja" if hardware.has_compiler else "no compiler"),
+                f"detected: {_TOOLS if hardware.has_compiler else 'no compiler'}",
             )
             if not hardware.has_compiler:
                 self.warnings.append(
                     "the offloaded optimizer runs as torch's Adam, several times slower than DeepSpeedCPUAdam: "
-                    "no C++ compiler and ninja on PATH."
+                    f"building that needs {_TOOLS}."
                 )
         elif self.config[key] and not hardware.has_compiler:
-            fix = "Install g++ and ninja, or set it to false."
+            fix = f"Install {_TOOLS}, or set it to false."
             where = self.document.where((key,))
-            raise MachineError(f"{key} is true, but there is no C++ compiler and ninja", where=where, fix=fix)
+            raise MachineError(f"{key} is true, but there is no compiler for it", where=where, fix=fix)
 
     def rest(self) -> None:
         zero = self.config["zero_optimization"]

@@ -169,7 +169,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("checkpoint", "load_universal"),
         lambda config: _true(config, "checkpoint", "load_universal"),
-        "checkpoint.load_universal reads universal checkpoints alone, and a run saves ordinary ones: no run could resume",
+        "checkpoint.load_universal reads universal checkpoints alone, a run saves ordinary ones: no run could resume",
         "Remove it.",
     ),
 )

@@ -62,7 +62,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 class Settings:
     """A recipe's dataset block."""
 
-    path: str
+    path: str | None
     name: str | None = None
     split: str = "train"
     format: str | None = None
@@ -70,7 +70,7 @@ class Settings:
     packing: bool = True
     columns: dict[str, str] | None = None
     system: str | None = None
-    mixture: None = None
+    mixture: Any = None
     max_rows: int | None = None
 
 

@@ -120,6 +120,14 @@ def test_a_pair_that_teaches_nothing_is_dropped_and_counted(
     assert len(made.dataset) == 1
 
 
+def test_an_answer_that_the_prompt_leaves_no_room_for_is_dropped(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    rows = [{"prompt": prompt, "completion": "two", "label": True} for prompt in (LONG, "one?")]
+
+    made = prepared(jsonl(rows), tokenizer, "kto", max_length=64)
+
+    assert (made.counts.kept, made.counts.dropped) == (1, 1)
+
+
 def test_conversations_are_refused_with_what_the_objective_learns_from(
     jsonl: Callable[..., Path], tokenizer: Any
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.worker.data.conftest import Settings, conversation, make_tokenizer
 from tuner.errors import DataError, DiskError
+from tuner.recipes.schema import Share
 from tuner.worker.data import masks, packing
 from tuner.worker.data.prepare import describe, prepare
 
@@ -128,6 +129,12 @@ def test_a_sample_with_nothing_left_to_train_on_is_dropped_and_counted(
     assert len(prepared.dataset) == 1
 
 
+def test_an_answer_of_nothing_is_dropped_and_counted(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    prepared = prepare(Settings(str(jsonl([conversation("one", ""), conversation("one", "two")]))), tokenizer)
+
+    assert (prepared.counts.read, prepared.counts.kept, prepared.counts.dropped) == (2, 1, 1)
+
+
 def test_a_data_set_with_nothing_to_train_on_is_refused(jsonl: Callable[..., Path], tokenizer: Any) -> None:
     path = jsonl([conversation(" ".join(WORDS * 4), "never seen")])
 
@@ -216,6 +223,33 @@ def test_describe_says_everything_in_one_line(jsonl: Callable[..., Path], tokeni
     assert describe(cut, "validation") == (
         f"validation: 3 rows of format 'messages' -> 3 samples of at most 64 tokens, {end}"
     )
+
+
+def test_a_mixture_is_one_data_set_told_part_by_part(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    chats, alpaca = jsonl([conversation("one", "two")] * 3), [{"instruction": "five", "output": "six"}] * 4
+    shares = (Share(path=str(chats)), Share(path=str(jsonl(alpaca, "alpaca.jsonl")), weight=0.5))
+    settings = Settings(path=None, mixture=shares, max_length=64)
+
+    prepared = prepare(settings, tokenizer)
+
+    assert [(one.format, one.detected, one.read) for one in prepared.sets] == [
+        ("messages", True, 3),
+        ("alpaca", True, 2),
+    ]
+    assert (prepared.counts.read, prepared.counts.kept) == (5, 5)
+    head, *lines = describe(prepared).splitlines()
+    assert head.startswith("train: 5 rows of 2 data sets -> ")
+    assert lines[1] == f"  {shares[1].path}: 2 rows of format 'alpaca' (detected)"
+
+
+def test_texts_and_conversations_may_be_mixed_for_pretraining(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    shares = (Share(path=str(jsonl([conversation("one", "two")]))), Share(path=str(jsonl(texts(2), "texts.jsonl"))))
+    settings = Settings(path=None, mixture=shares, packing=False)
+
+    prepared = prepare(settings, tokenizer, objective="pretrain")
+
+    assert len(prepared.dataset) == 3
+    assert prepared.counts.trained_tokens == prepared.counts.tokens - 3
 
 
 def test_changed_code_of_a_users_function_makes_other_rows(

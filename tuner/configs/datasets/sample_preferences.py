@@ -1,4 +1,4 @@
-"""Short questions written for tuner, each with a right answer and a wrong or rude one: for dpo, orpo, kto and reward."""
+"""Short questions written for tuner, each with a right answer and a wrong or rude one; for preference objectives."""
 
 train_dataloader = dict(
     dataset=dict(path="package:sample_preferences/train.jsonl", format="preference", max_length=256)

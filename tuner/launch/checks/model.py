@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import ModelError, RecipeError, did_you_mean
+from tuner.errors import ModelError, did_you_mean
 from tuner.fit.families import FAMILIES
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
@@ -80,30 +80,24 @@ def missing_weights(place: Path) -> Iterator[ModelError]:
 
 
 def context(plan: LaunchPlan) -> Iterator[Finding]:
-    """Find samples longer than the model's context: refused where positions are learned, else only told."""
-    facts, loaders = plan.recipe.config.architecture, ("train_dataloader", "val_dataloader")
-    longest, where = max(
-        (loader.dataset.max_length, f"{key}.dataset.max_length")
-        for key in loaders
-        if (loader := getattr(plan.recipe.config, key))
-    )
-    place = folder(plan)
+    """Find a max_length beyond the model's context; no sample need be as long, so it is told and not refused."""
+    facts, place = plan.recipe.config.architecture, folder(plan)
     if facts is None:
         return
+    longest, where = max(
+        (loader.dataset.max_length, f"{key}.dataset.max_length")
+        for key in ("train_dataloader", "val_dataloader")
+        if (loader := getattr(plan.recipe.config, key))
+    )
     limit = int(facts.max_position_embeddings * _rope_factor(_config(place) if place else None))
     if longest <= limit:
         return
     family = FAMILIES.get(facts.model_type)
     if family and family.positions is not None:
-        fix = f"Set it to {limit} or less."
-        yield RecipeError(
-            f"max_length = {longest}, and the model has positions for {limit} tokens", where=where, fix=fix
-        )
+        then = f"a longer sample ends the run, for it has learned no more positions: --set {where}={limit}."
     else:
-        yield (
-            f"{where} = {longest} is more than the model's context of {limit} tokens: unless its RoPE is scaled, "
-            "it has never seen such positions."
-        )
+        then = "unless its RoPE is scaled, it has never seen such positions."
+    yield f"{where} = {longest} is more than the model's context of {limit} tokens: {then}"
 
 
 def known_types(*, scores: bool) -> frozenset[str]:
