@@ -194,12 +194,12 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
 def test_a_bad_row_ends_the_run_with_code_2_and_its_file_and_line(tmp_path: Path, row: str, told: str) -> None:
     data = tmp_path / "my data.jsonl"
     good = json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})
-    data.write_text(f"{good}\n{row}\n")
+    data.write_text(f"{good}\n" * 20 + f"{row}\n")  # the first rows are looked at before any rank starts
 
     run = train(quick(tmp_path, "full"), tmp_path / "run", "--data", data)
 
     assert run.code == 2, run.text
-    assert f"{data}:2" in run.text and told in run.text, run.text
+    assert f"{data}:21" in run.text and told in run.text, run.text
     assert "Traceback" not in run.text
     status = run.json("status.json")
     assert (status["state"], status["exit_code"], status["diagnosis"]["cause"]) == ("failed", 2, "bad-data")

@@ -34,7 +34,7 @@ def changed(name: str, *pairs: str) -> Recipe:
             "loss_type=ipo",
             ("objective.loss_type belongs to dpo, kto", "Take loss_type out"),
         ),
-        ("tiny_kto_full_sample_e1", "train_dataloader.batch_size=1", ("batch_size must be 2 or more for kto",)),
+        (DPO.replace("dpo", "kto"), "train_dataloader.batch_size=1", ("batch_size must be 2 or more for kto",)),
         ("tiny_full_sample_e1", "dtype=bfloat16", ("optim_wrapper.dtype = 'bfloat16'", "Did you mean 'bf16'?")),
     ],
 )

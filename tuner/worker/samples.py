@@ -38,6 +38,8 @@ def show_samples(config: RecipeConfig, run: RunDirectory) -> None:
         print("log.num_samples is not used: a model that scores gives no answers.", flush=True)
         return
     prompts = _prompts(config.val_dataloader.dataset, config.log.num_samples, config.objective.type)
+    if not prompts:  # plain text asks nothing
+        return
     answers = _answers(run.final, [messages[:-1] for messages in prompts])
     table = Table("prompt", "right answer", "the model's answer", "", title="Validation prompts", title_justify="left")
     lines, num_right = [], 0

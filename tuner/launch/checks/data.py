@@ -20,7 +20,7 @@ _NUM_ROWS = 8
 def first_rows(plan: LaunchPlan) -> Iterator[Finding]:
     """Find data whose first rows cannot be read or do not fit; raises the error of the first such row."""
     config = plan.recipe.config
-    for loader in (config.train_dataloader, config.val_dataloader) if plan.topology.leads else ():
+    for loader in (config.train_dataloader, config.val_dataloader):
         shares: tuple[Rows, ...] = (loader.dataset.mixture or (loader.dataset,)) if loader else ()
         for rows in shares:
             _read(rows, config.objective.type)
