@@ -64,3 +64,10 @@ def test_every_data_set_of_a_mixture_is_read(tmp_path: Path) -> None:
                 made(f"train_dataloader.dataset.mixture=[dict(path={str(good)!r}), dict(path={str(bad)!r})]")
             )
         )
+
+
+def test_a_misspelt_format_of_data_on_the_hub_is_refused_with_the_nearest() -> None:
+    plan = made("train_dataloader.dataset.format=alpca", recipe="tiny_full_alpaca_e1")
+
+    with pytest.raises(DataError, match="Did you mean 'alpaca'"):
+        list(data.first_rows(plan))

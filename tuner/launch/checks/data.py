@@ -31,14 +31,20 @@ def _read(rows: Rows, objective: str) -> None:
     """Read the first rows as training will.
 
     Raises:
-        DataError: one cannot be read, is of no known format, or is not what the objective learns from.
+        DataError: there is no such format, or a row cannot be read or is not what the objective learns from.
     """
-    file = _first_file(rows)
     # A row function of the user's is run in the ranks alone: it may do anything, and import torch.
-    if file is None or ":" in (rows.format or ""):
+    if ":" in (rows.format or ""):
         return
-    from tuner.worker.data import formats, readers  # pyarrow: 0.3 s, which a plan does not need
+    from tuner.worker.data import formats  # a plan does not need it
     from tuner.worker.data.sample import for_objective
+
+    if rows.format:
+        formats.known(rows.format)
+    file = _first_file(rows)
+    if file is None:
+        return
+    from tuner.worker.data import readers  # pyarrow: 0.3 s
 
     if readers.kind(file) is None:
         return

@@ -74,6 +74,18 @@ def _fitting(rows: Sequence[Row], objective: str | None) -> list[str]:
     return [name for name in fit if name not in beaten]
 
 
+def known(name: str) -> Format:
+    """Return the format of that name.
+
+    Raises:
+        DataError: there is none.
+    """
+    if name not in FORMATS:
+        hint = did_you_mean(name, FORMATS, see=", ".join(FORMATS))
+        raise DataError(f"there is no row format {name!r}", where="dataset.format", fix=hint)
+    return FORMATS[name]
+
+
 def read(name: str, row: Row, place: str, *, columns: Columns | None = None, system: str | None = None) -> Sample:
     """Return the sample that a row of format `name` is.
 
@@ -90,10 +102,7 @@ def read(name: str, row: Row, place: str, *, columns: Columns | None = None, sys
     """
     if ":" in name:
         return _with_system(sample_of(name, renamed(row, columns, place), place), system, place)
-    if name not in FORMATS:
-        hint = did_you_mean(name, FORMATS, see=", ".join(FORMATS))
-        raise DataError(f"there is no row format {name!r}", where="dataset.format", fix=hint)
-    check_names(columns, FORMATS[name].columns, f"format {name!r}")
+    check_names(columns, known(name).columns, f"format {name!r}")
     mapped = renamed(row, columns, place)
     try:
         return _with_system(FORMATS[name].read(mapped), system, place)
