@@ -100,13 +100,23 @@ def test_the_real_torchruns_victim_is_no_cause() -> None:
     assert (found.cause, found.rank) == ("bug", 1)
 
 
-@pytest.mark.parametrize("code", [-9, -15, 143])
-def test_who_torchrun_ended_after_the_failure_is_no_cause(code: int) -> None:
+@pytest.mark.parametrize(
+    ("code", "message", "cause"), [(-15, LOST, "lost-peer"), (143, LOST, "lost-peer"), (-9, UNKNOWN, "bug")]
+)
+def test_who_torchrun_ended_after_the_failure_is_no_cause(code: int, message: str, cause: str) -> None:
     ended_later = _torchrun(1, 1).replace("exitcode  : -15", f"exitcode  : {code}")
 
-    found = _found(_report(1, LOST), launcher=ended_later)
+    found = _found(_report(1, message), launcher=ended_later)
 
-    assert (found.cause, found.rank) == ("lost-peer", 1)
+    assert (found.cause, found.rank) == (cause, 1)
+
+
+def test_a_killed_rank_is_the_peer_that_another_lost_though_torchrun_saw_that_one_first() -> None:
+    killed = _torchrun(1, 1).replace("exitcode  : -15", "exitcode  : -9")
+
+    found = _found(_report(1, LOST, step=3), launcher=killed)
+
+    assert (found.cause, found.rank, found.exit_code) == ("killed", 0, 137)
 
 
 # Ranks that say nothing

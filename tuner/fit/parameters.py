@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tuner.errors import ModelError, did_you_mean
 from tuner.fit.families import FAMILIES, Family
@@ -76,6 +77,7 @@ def linear_shapes(facts: Architecture, index: int = -1) -> list[tuple[int, int]]
     return [(linear.inputs, linear.outputs) for linear in built(facts).layers[index].linears]
 
 
+@lru_cache(maxsize=64)
 def built(facts: Architecture) -> Built:
     """Return the model's parts.
 

@@ -115,7 +115,9 @@ class _Suspect:
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Return the first cause: an error of a rank's own before a wait in vain, and that before a lost peer."""
-    suspects = [*_reported(evidence), *_silent(evidence)] or [_launcher(evidence)]
+    reported = list(_reported(evidence))
+    suspects = [*reported, *_silent(evidence, all(one.cause.role == Role.LOST for one in reported))]
+    suspects = suspects or [_launcher(evidence)]
     first = min(suspects, key=lambda suspect: (suspect.cause.role, suspect.order))
     if first.cause.role == Role.WAITED:
         first = _lagging(evidence, first)
@@ -148,13 +150,17 @@ def _reported(evidence: Evidence) -> Iterator[_Suspect]:
         yield replace(suspect, step=report.get("step"), message=message)
 
 
-def _silent(evidence: Evidence) -> Iterator[_Suspect]:
-    """Yield the ranks that ended without a report; torchrun's log names the one that it saw end first."""
+def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
+    """Yield the ranks that ended without a report; torchrun's log names the one that it saw end first.
+
+    Where the others only report a lost peer, a killed rank is that peer, whatever torchrun saw first: it looks every
+    tenth of a second, and in that time they can end too.
+    """
     told = {int(report["rank"]) for report in evidence.reports}
     for place, (rank, code) in enumerate(_exits(evidence.launcher)):
         if rank in told or code == Stopped.exit_code:
             continue
-        first = place == 0
+        first = place == 0 or (others_lost_it and code == -signal.SIGKILL)
         cause, what = _ended(evidence, rank, code, first)
         yield _Suspect(
             rank,
