@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli import complete
+from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
 
 if TYPE_CHECKING:
@@ -22,12 +22,7 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
 
 @click.command()
 @click.argument("recipe", shell_complete=complete.recipes)
-@click.option(
-    "--deepspeed",
-    metavar="PRESET|JSON",
-    shell_complete=complete.deepspeed,
-    help="A preset, a path to a DeepSpeed JSON, auto, or none.",
-)
+@targets.deepspeed_option
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options
 def command(recipe: str, deepspeed: str | None, as_json: bool, allow_code: bool, debug: bool, **changes: Any) -> None:

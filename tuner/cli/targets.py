@@ -35,9 +35,9 @@ def deepspeed_option(command: Command) -> Command:
     """Add --deepspeed."""
     return click.option(
         "--deepspeed",
-        metavar="NAME|FILE|auto|none",
+        metavar="PRESET|JSON",
         shell_complete=complete.deepspeed,
-        help="A preset, a JSON, the lowest level that fits, or stage 0.",
+        help="A preset, a path to a DeepSpeed JSON, auto, or none.",
     )(command)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli import complete
+from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
 from tuner.errors import UsageError
 
@@ -22,12 +22,7 @@ LAUNCHERS = ("torchrun", "slurm", "none")
 
 @click.command()
 @click.argument("recipe", shell_complete=complete.recipes)
-@click.option(
-    "--deepspeed",
-    metavar="PRESET|JSON",
-    shell_complete=complete.deepspeed,
-    help="A preset, a path to a DeepSpeed JSON, auto, or none.",
-)
+@targets.deepspeed_option
 @click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
 @click.option("--resume", metavar="PATH|auto", help="A checkpoint or run directory to go on from; auto: the newest.")
 @click.option("--launcher", type=click.Choice(LAUNCHERS), default="torchrun", help="Who starts the ranks.")
