@@ -12,7 +12,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["tuner", "tuner.*"]),
     package_data={
-        "tuner": ["configs/**/*", "deepspeed_presets/*.json", "zero/*.json"],
+        "tuner": ["configs/**/*", "deepspeed_presets/*.json", "zero/*.json", "report/*.html"],
     },
     entry_points={"console_scripts": ["tuner = tuner.cli:main"]},
     # Ranges that a CPU and a GPU user can satisfy; requirements.txt pins the set that is tested.
@@ -22,11 +22,13 @@ setup(
         "datasets>=4.0",
         "deepspeed>=0.18.5",
         "hjson",
+        "jinja2>=3.1",
         "mmengine>=0.10.7",
         "ninja",
         "nvidia-ml-py>=12",
         "packaging",
         "peft>=0.18",
+        "plotly>=6",
         "protobuf",
         "psutil>=5.9",
         "pydantic>=2.7",
@@ -38,4 +40,6 @@ setup(
         "trl>=1.12,<2",
         "bitsandbytes>=0.48",
     ],
+    # lm-eval brings scikit-learn, sacrebleu and others that training does not need.
+    extras_require={"eval": ["lm-eval>=0.4.13"]},
 )

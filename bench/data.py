@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 TOPICS = ("why", "how", "what", "when", "where", "which", "who", "explain", "describe", "list", "compare", "write")
@@ -73,12 +72,10 @@ def write_tokenizer(folder: Path, chats: Path) -> None:
 
 
 def ours(tokenizer: Any, chats: Path, max_length: int) -> dict[str, float]:
+    from tuner.recipes.schema import Dataset
     from tuner.worker.data.prepare import prepare
 
-    settings = SimpleNamespace(
-        path=str(chats), name=None, split="train", format="messages", columns=None, system=None, mixture=None,
-        max_rows=None, max_length=max_length, packing=True,
-    )  # fmt: skip
+    settings = Dataset(path=str(chats), format="messages", max_length=max_length, packing=True)
     start = time.perf_counter()
     counts = prepare(settings, tokenizer, objective="sft").counts
     seconds = time.perf_counter() - start

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast inputs are made says how busy the machine is.
+settings.register_profile("any-machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("any-machine")
 _CACHE = Path(tempfile.gettempdir()) / f"tuner-tests-{os.getuid()}"
 # Before any library reads them; prepared data is keyed by content, so one cache serves every run of the suite.
 os.environ |= {"HF_HOME": str(_CACHE / "hf"), "TUNER_CACHE": str(_CACHE / "tuner"), "HF_HUB_OFFLINE": "1"}
@@ -24,3 +32,12 @@ for _name in (
     "MASTER_PORT",
 ):
     os.environ.pop(_name, None)
+
+
+@pytest.fixture(autouse=True)
+def signals_of_a_fresh_process() -> Iterator[None]:
+    """Under Slurm `tuner train` blocks a signal until its process becomes a rank; here it becomes none."""
+    mask, handler = signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGTERM)
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.signal(signal.SIGTERM, handler)

@@ -17,7 +17,7 @@ import pytest
 
 import tuner
 from tuner.recipes import catalog
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.layers import Layer, Merged, leaves
 from tuner.recipes.overrides import schema_keys
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.source import read_file
@@ -28,11 +28,12 @@ FLOORS = {
     "__main__": 6,
     "cli": 5,
     "launch": 4,
+    "results": 4,
     "zero": 3,
     "fit": 3,
     "worker": 3,
     "importers": 3,
-    "results": 3,
+    "report": 2.5,  # on recipes and runs; the rank that nobody supervises writes it too
     "recipes": 2,
     "machine": 2,
     "runs": 2,
@@ -46,6 +47,7 @@ HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "de
 SPAWNS = {
     "launch/supervise.py": "starts torchrun and watches it",
     "machine/hardware.py": "asks nvidia-smi where NVML is missing",
+    "machine/slurm.py": "sbatch and scontrol",
     "launch/probes.py": "a library that crashes or hangs must not end the doctor",
 }
 BECOMES = {"launch/start.py": "the only rank of --launcher none and slurm replaces the launcher; there is no child"}
@@ -53,14 +55,18 @@ READS_ENVIRONMENT = {
     "cli/__init__.py": "under srun one rank alone tells of a mistake that all of them made",
     "cli/plan.py": "which GPUs of this machine are visible",
     "cli/doctor.py": "copies it once; everything below gets the copy",
+    "cli/submit.py": "which GPUs are visible, and what a job inherits",
+    "cli/subjects.py": "the GPUs of this machine, for the model that is asked or judged here",
     "cli/smoke.py": "hides GPUs and the hub from this process, which makes the model, and from the ranks",
     "cli/targets.py": "the GPUs and the launch variables of this machine, for what is shown or checked here",
     "cli/train.py": "copies it once; everything below gets the copy",
     "worker/__main__.py": "torchrun tells a rank its number there",
     "worker/quiet.py": "libraries are hushed by variables alone",
+    "worker/trackers.py": "libraries read from there where their files go",
     "worker/models/load.py": "TUNER_CACHE says where a model that the package makes is kept",
 }
 TAKES_SIGNALS = {
+    "machine/slurm.py": "a task that srun ends has a code that hides no other's",
     "launch/supervise.py": "forwards Ctrl-C, SIGTERM and USR signals to the ranks",
     "worker/guard.py": "a rank saves and stops when it is told to",
 }
@@ -69,26 +75,36 @@ EXITS = {
     "cli/doctor.py": "3 where something failed",
     "cli/smoke.py": "the exit code of the stage that failed",
     "cli/train.py": "the exit code of the run",
+    "machine/slurm.py": "the code of a task that srun ends before it is a rank",
     "worker/guard.py": "gloo aborts after success when Python tears it down",
+    "worker/trackers.py": "leaves nothing: it catches a tracker that would",
 }
 PRINTS = {
-    "launch/retry.py": "what the next attempt changes",
+    "launch/retry.py": "that there is a next attempt, or why not",
     "launch/supervise.py": "what a dead rank can no longer say",
-    "worker/callbacks.py": "progress, on rank 0",
+    "report/end.py": "why a run has no report",
+    "worker/progress.py": "progress, on rank 0",
     "worker/guard.py": "why a rank ends, into its log",
     "worker/probe.py": "its answer, to the doctor",
+    "worker/resume.py": "that a checkpoint is converted, on rank 0",
     "worker/samples.py": "answers, on rank 0",
+    "worker/trackers.py": "that a tracker is off, on rank 0",
     "worker/train.py": "what was trained, on rank 0",
 }
 WRITES = {
+    "cli/submit.py": "makes the folder of a job's script and log, which Slurm does not make",
     "files.py": "the one writer of files",
     "launch/smoke.py": "removes its scratch folder",
     "launch/supervise.py": "torchrun writes its own log, into a file opened for it",
-    "runs/checkpoints.py": "removes checkpoints",
+    "results/export.py": "makes what it exports beside its destination",
+    "results/tensors.py": "writes files of weights a tensor at a time, which no library does",
+    "runs/checkpoints.py": "moves checkpoints into their place, and removes them",
     "runs/directory.py": "makes the run's folders and copies the tokenizer's files",
+    "runs/lock.py": "writes and removes the lock of a run directory",
     "worker/data/prepare.py": "makes the folder of prepared data, which `datasets` writes",
     "worker/models/tiny.py": "makes the package's own model, which transformers writes",
     "worker/output.py": "the folder of the logs that ranks print into",
+    "worker/resume.py": "makes and removes the checkpoint that it converts, which DeepSpeed writes",
 }
 
 
@@ -195,9 +211,15 @@ finally:
         ("list", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("list tiny_*lora_alpaca*", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("train --help", {"pydantic", "rich", "mmengine", "subprocess"}),
+        ("chat --help", {"pydantic", "rich", "mmengine", "subprocess"}),
+        ("eval --help", {"pydantic", "rich", "mmengine", "subprocess"}),
+        ("export --help", {"pydantic", "rich", "mmengine", "subprocess"}),
+        ("convert merge --help", {"pydantic", "rich", "mmengine", "subprocess"}),
+        ("runs", {"pydantic", "rich", "mmengine", "plotly", "jinja2"}),
         ("show tiny_full_sample_e1", {"rich", "mmengine", "subprocess"}),
         ("copy tiny_full_sample_e1", {"rich", "mmengine", "subprocess"}),
         ("train tiny_qlora_sample_e1 --dry-run --deepspeed zero2", {"rich", "mmengine"}),
+        ("submit tiny_qlora_sample_e1 --gpus-per-node 0 --dry-run", {"rich", "mmengine"}),
     ],
 )
 def test_a_command_that_trains_nothing_loads_nothing_heavy(command: str, kept_out: set[str], tmp_path: Path) -> None:
@@ -271,14 +293,6 @@ def test_the_disk_is_changed_in_known_places() -> None:
 def test_a_module_says_what_it_owns_and_is_no_longer_than_a_sitting(path: Path) -> None:
     assert ast.get_docstring(tree_of(path))
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 350
-
-
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def repeated(values: Mapping[str, Any], below: Mapping[str, Any]) -> list[str]:

@@ -64,3 +64,11 @@ def test_a_suggestion_is_followed_by_where_the_names_are_listed() -> None:
 @given(st.text(st.characters(exclude_categories=())), st.lists(st.text()))
 def test_the_nearest_name_is_one_of_the_candidates(name: str, candidates: list[str]) -> None:
     assert nearest(name, candidates) in {None, *candidates}
+
+
+def test_a_message_is_short_and_moves_no_cursor_whatever_it_quotes() -> None:
+    text = str(RecipeError("x" * 9_000 + "\x1b[2J", where="a\rb", fix="\u202eWrite \udcff\nit"))
+
+    assert text.startswith("bad-recipe: xxx") and " ... 5,004 characters ... " in text
+    assert text.endswith(r"x\x1b[2J. In a\rb. \u202eWrite \udcff" + "\nit.")
+    assert len(text) < 5_000

@@ -13,13 +13,24 @@ An exception outside this tree is a bug of ours and keeps its traceback.
     ├── MachineError              3   hardware, drivers, missing or too old libraries
     ├── DiskError                74   no space, no permission, input/output errors
     ├── Stopped                  75   stopped on request with a checkpoint to resume from
-    └── Hang                    124   no progress within the limit
+    ├── Hang                    124   no progress within the limit
+    └── NotANumber                1   a loss, a gradient or a weight that is NaN or infinite
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_MAX_PART, _END_OF_PART = 4_000, 500
+"""Characters of one part of a message, and how many of them are its last: a name or a value can be a megabyte."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Return text that a terminal only shows: control characters, and those that turn its direction, as their codes."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class TunerError(Exception):
@@ -39,12 +50,20 @@ class TunerError(Exception):
         super().__init__(what, self.where, fix)
 
     def __str__(self) -> str:
-        text = f"{self.code}: {self.what}."
-        if self.where:
-            text += f" In {self.where}."
-        if self.fix:
-            text += f" {self.fix}" if self.fix.endswith((".", "?")) else f" {self.fix}."
-        return text
+        what, where, fix = (_shortened(part or "") for part in (self.what, self.where, self.fix))
+        text = f"{self.code}: {what}."
+        if where:
+            text += f" In {where}."
+        if fix:
+            text += f" {fix}" if fix.endswith((".", "?")) else f" {fix}."
+        return visible(text)
+
+
+def _shortened(part: str) -> str:
+    left_out = len(part) - _MAX_PART
+    if left_out <= 0:
+        return part
+    return f"{part[: _MAX_PART - _END_OF_PART]} ... {left_out:,} characters ... {part[-_END_OF_PART:]}"
 
 
 class UsageError(TunerError):
@@ -115,6 +134,20 @@ class Hang(TunerError):
 
     code = "hang"
     exit_code = 124
+
+
+class NotANumber(TunerError):
+    """A loss, a gradient or a weight is NaN or infinite.
+
+    Args:
+        rank: Where it began.
+    """
+
+    code = "not-a-number"
+
+    def __init__(self, what: str, *, rank: int, where: object = None, fix: str | None = None) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.rank = rank
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:

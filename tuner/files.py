@@ -21,6 +21,13 @@ _DISK_ERRORS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG),
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ESTALE),
 }
+_NOTHING_TO_FLUSH = {errno.EINVAL, errno.ENOTSUP}
+"""What network file systems answer that have nothing to flush for a folder."""
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Return whether the operating system refused a write: no space, quota, permission, an input/output error."""
+    return isinstance(error, OSError) and error.errno in _DISK_ERRORS
 
 
 @contextmanager
@@ -34,9 +41,9 @@ def disk_errors(path: Path, fix: str = "Free space or choose another --work-dir.
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_ERRORS:
+        if not is_disk_error(error):
             raise
-        reason = os.strerror(error.errno)
+        reason = os.strerror(error.errno or 0)
         raise DiskError(f"cannot write {path}: {reason}", fix=fix) from error
 
 
@@ -55,9 +62,22 @@ def write_text(path: Path, text: str) -> None:
                 os.fsync(stream.fileno())
             Path(temporary).chmod(0o644)
             Path(temporary).replace(path)
+            flush(path.parent)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+
+
+def flush(path: Path) -> None:
+    """Bring a file's content, or a folder's list of names, onto the disk, so that it outlives a power failure."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NOTHING_TO_FLUSH:
+            raise
+    finally:
+        os.close(handle)
 
 
 def write_new_text(path: Path, text: str) -> None:

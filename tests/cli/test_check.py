@@ -207,3 +207,13 @@ def test_neither_check_nor_show_loads_a_heavy_library(tmp_path: Path, command: s
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "LOADED"
+
+
+def test_a_run_that_resumed_on_other_ranks_has_nothing_wrong(tuner: Tuner, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", TINY, "zero2")
+    used = json.loads((run / "deepspeed.json").read_text())
+    (run / "deepspeed.json").write_text(json.dumps({**used, "checkpoint": {"load_universal": True}}))
+
+    done = tuner("check", run)
+
+    assert (done.code, done.out) == (0, f"{run}: nothing wrong\n")

@@ -16,6 +16,8 @@ from tests.cli.command import Result, Tuner
 from tuner.cli import data as command
 from tuner.cli.rows import print_samples
 from tuner.worker.data.view import Shown
+from tuner.worker.models import load
+from tuner.worker.models.load import load_tokenizer
 
 SFT, DPO, KTO = "tiny_lora_custom_e1", "tiny_dpo_lora_custom_e1", "tiny_kto_lora_custom_e1"
 GOOD = {"instruction": "Why?", "output": "Because."}
@@ -50,6 +52,14 @@ def text(pieces: list[dict[str, Any]], *, trained: bool) -> str:
 
 
 # What is read
+
+
+def test_the_tokenizer_is_loaded_once_for_both_splits(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(load, "load_tokenizer", lambda model, path: loaded.append(path) or load_tokenizer(model, path))
+
+    assert set(json.loads(tuner("data", "tiny_full_sample_e1", "--json").out)["data"]) == {"train", "validation"}
+    assert len(loaded) == 1
 
 
 def test_the_output_tells_counts_lengths_and_samples(tuner: Tuner, rows: Rows, tmp_path: Path) -> None:

@@ -46,6 +46,10 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "ambiguous key": ([TINY, "--set", "path=x"], ("'path'", "model.path", "dataset.path", "more of the key")),
     "no equals sign": ([TINY, "--set", "lr"], ("'lr'", "--set", "KEY=VALUE")),
     "wrong type": ([TINY, "--set", "max_epochs=many"], ("max_epochs", "'many'", "--set max_epochs=many", "integer")),
+    "unknown tracker": (
+        [TINY, "--set", "trackers=wanbd"],
+        ("'wanbd'", "--set trackers=wanbd", "Did you mean 'wandb'?"),
+    ),
     "not a number": ([TINY, "--set", "lr=nan"], ("nan", "--set lr=nan", "such as")),
     "infinite": ([TINY, "--set", "lr=1e999"], ("--set lr=1e999",)),
     "negative": ([TINY, "--set", "lr=-1"], ("lr = -1", "--set lr=-1", "greater than 0")),

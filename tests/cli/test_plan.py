@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.cli.command import Tuner
+from tests.machine.gpus import A100, V100, machine
+from tuner.machine import hardware
 
 FULL = "llama2_7b_full_alpaca_e3"
 
@@ -61,11 +63,27 @@ def test_an_interconnect_adds_seconds_and_hierarchical_partitioning_across_nodes
     assert "step_s" not in plan(tuner, FULL, "--gpus", "8", "--gpu", "h100")["communication"]["deepspeed_zero3"]
 
 
+def test_zero3_gathers_of_a_4_bit_base_what_it_shards_and_no_scales(tuner: Tuner) -> None:
+    arguments = ("--gpus", "8", "--gpu", "h100", "--set", "accumulative_counts=1")
+    value = plan(tuner, "llama2_7b_qlora_alpaca_e3", *arguments)
+    counts = value["parameters"]
+    held = 2 * (counts["trainable"] + counts["frozen"]) + counts["quantized"] / 2
+
+    assert value["communication"]["deepspeed_zero3"]["gather_bytes"] == pytest.approx(2 * 7 / 8 * held)
+
+
 def test_a_laptop_assumes_a_machine_aloud(tuner: Tuner) -> None:
     done = tuner("plan", FULL)
 
     assert done.code == 0
     assert "assumed" in done.out
+
+
+def test_fewer_gpus_than_are_here_are_the_smallest_of_them(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "detect", lambda _: machine(A100, V100))
+
+    assert f" on 1 x 1 x {V100.name} " in tuner("plan", FULL, "--gpus", "1").out
+    assert plan(tuner, FULL, "--gpus", "1")["machines"]["gpu_bytes"] == V100.memory_bytes
 
 
 @pytest.mark.parametrize(

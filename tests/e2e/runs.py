@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from tuner.machine.topology import without_variables
 
 COMMAND = [sys.executable, "-m", "tuner"]
 # A learning rate above 0 from the first step on, and every loss in metrics.jsonl.
@@ -53,8 +55,7 @@ class Finished:
 
 def environment(**more: str) -> dict[str, str]:
     """Return this process's environment without what a launcher or a test runner put there."""
-    ours = ("NPROC_PER_NODE", "NNODES", "NODE_RANK", "ADDR", "PORT", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
-    return {key: value for key, value in os.environ.items() if key not in ours} | {"OMP_NUM_THREADS": "1"} | more
+    return without_variables(os.environ) | {"OMP_NUM_THREADS": "1"} | more
 
 
 def quick(folder: Path, method: str) -> Path:
@@ -64,12 +65,11 @@ def quick(folder: Path, method: str) -> Path:
     return path
 
 
-def start(*arguments: object, ranks: int = 2, **env: str) -> subprocess.Popen[str]:
+def start(*arguments: object, ranks: int = 2, command: Sequence[str] = COMMAND, **env: str) -> subprocess.Popen[str]:
     """Start `tuner train` in a new session, in a folder that nobody minds (a JSON may name relative ones)."""
-    command = [*COMMAND, "train", *map(str, arguments)]
     variables = environment(NPROC_PER_NODE=str(ranks), **env) if ranks else environment(**env)
     return subprocess.Popen(
-        command,
+        [*command, "train", *map(str, arguments)],
         env=variables,
         cwd=tempfile.gettempdir(),
         stdout=subprocess.PIPE,
@@ -92,9 +92,12 @@ def finish(process: subprocess.Popen[str], work_dir: Path, timeout_s: float = 40
             process.wait()
 
 
-def train(recipe: object, work_dir: Path, *arguments: object, ranks: int = 2, **env: str) -> Finished:
+def train(
+    recipe: object, work_dir: Path, *arguments: object, ranks: int = 2, command: Sequence[str] = COMMAND, **env: str
+) -> Finished:
     """Run `tuner train` to its end."""
-    return finish(start(recipe, "--work-dir", work_dir, *arguments, ranks=ranks, **env), work_dir)
+    given = (recipe, "--work-dir", work_dir, *arguments)
+    return finish(start(*given, ranks=ranks, command=command, **env), work_dir)
 
 
 def processes_of(work_dir: Path) -> list[psutil.Process]:

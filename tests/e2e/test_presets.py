@@ -15,6 +15,8 @@ from tests.e2e.runs import Finished, distance, ok, quick, train
 pytestmark = pytest.mark.e2e
 
 PRESETS = ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
+LEVELS = ("none", "zero2", "zero3", "zero3_offload")
+"""One of each way to hold adapters; all presets are compared in fp32."""
 
 
 def losses_of(recipe: Path, folder: Path, preset: str, *more: str) -> Finished:
@@ -34,12 +36,12 @@ def test_all_presets_give_the_same_loss_and_weights_in_fp32(tmp_path: Path) -> N
         assert distance(load_file(run.path / "final/model.safetensors"), weights) < 1e-5, preset
 
 
-def test_all_presets_give_the_same_loss_with_lora_within_bf16_noise(tmp_path: Path) -> None:
+def test_every_kind_of_level_gives_the_same_loss_with_lora_within_bf16_noise(tmp_path: Path) -> None:
     recipe = quick(tmp_path, "lora")
 
     reference = losses_of(recipe, tmp_path, "none")
     bf16 = ("--set", "dtype=bf16")
-    runs = {preset: losses_of(recipe, tmp_path / "bf16", preset, *bf16) for preset in ("none", *PRESETS)}
+    runs = {preset: losses_of(recipe, tmp_path / "bf16", preset, *bf16) for preset in LEVELS}
 
     assert reference.losses[-1] < reference.losses[0] - 0.2, "it learns"
     for preset, run in runs.items():
@@ -57,10 +59,10 @@ def test_qlora_learns_the_same_under_zero3_and_survives_an_evaluation(tmp_path: 
         recipe.read_text().replace("val_dataloader = None", "").replace("max_steps=4", "max_epochs=1, max_steps=3")
     )
 
-    runs = [losses_of(recipe, tmp_path, preset, "--set", f"dtype={dtype}") for preset in ("none", "zero2", "zero3")]
+    runs = [losses_of(recipe, tmp_path, preset, "--set", f"dtype={dtype}") for preset in ("none", "zero3")]
 
     evaluated = [run.metrics[-1]["eval_loss"] for run in runs]
-    assert evaluated == pytest.approx([evaluated[0]] * 3, abs=5e-3 if dtype == "bf16" else 1e-4)
+    assert evaluated == pytest.approx([evaluated[0]] * 2, abs=5e-3 if dtype == "bf16" else 1e-4)
     assert evaluated[0] < runs[0].losses[0] - 0.2, "the evaluated model is the trained one"
 
 

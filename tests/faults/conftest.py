@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import Finished, environment, finish
+from tests.e2e.runs import Finished, finish, start
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,19 +18,14 @@ class Faulty:
     """`tuner train` on two CPU ranks with a fault in one of them."""
 
     def __call__(self, fault: str, recipe: Path, work_dir: Path, *arguments: object) -> Finished:
+        return finish(self.start(fault, recipe, work_dir, *arguments), work_dir)
+
+    def start(self, fault: str, recipe: Path, work_dir: Path, *arguments: object) -> subprocess.Popen[str]:
+        """Start it in a session of its own, and leave it to the test."""
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        env = environment(NPROC_PER_NODE="2", TUNER_FAULT=fault, PYTHONPATH=path)
-        command = [sys.executable, "-m", "tests.faults.tuner", "train", recipe, "--work-dir", work_dir, *arguments]
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            env=env,
-            cwd=tempfile.gettempdir(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        return finish(process, work_dir)
+        command = [sys.executable, "-m", "tests.faults.tuner"]
+        at = ("--work-dir", work_dir)
+        return start(recipe, *at, *arguments, command=command, TUNER_FAULT=fault, PYTHONPATH=path)
 
 
 @pytest.fixture

@@ -1,15 +1,28 @@
 """One rank of a run that goes wrong on purpose: `tuner.worker` with a fault from TUNER_FAULT=kind@rank:step.
 
-Kinds: `oom`, `host-oom`, `kill`, `bus`, `bug`; `KIND>N` strikes only while the micro-batch is above N.
+Several, with commas between, strike in one attempt each: the first in the first. It strikes after the first
+micro-batch of the step.
+
+Kinds: `oom`, `host-oom`, `kill`, `bus`, `bug`, `fill` (the run's disk, but for 1 MiB); `save-fill` fills it in the
+middle of the step's save, `save-hold` stops there until RUN/held is removed; `usr2` (a signal to this rank alone);
+`freeze` (SIGSTOP), `ignore-term` (sleeps, deaf to SIGTERM), `block` (C code that never gives up the interpreter, and
+deaf too); `nan-loss`, `nan-grad`, `inf-grad` in the micro-batch that follows. `KIND>N` strikes only while the
+micro-batch is above N.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
@@ -22,15 +35,18 @@ class Fault:
     step: int
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Fault:
-        kind, _, place = environ["TUNER_FAULT"].partition("@")
+    def of(cls, environ: Mapping[str, str], attempt: int = 0) -> Fault | None:
+        faults = environ["TUNER_FAULT"].split(",")
+        if attempt >= len(faults) > 1:
+            return None
+        kind, _, place = faults[attempt if len(faults) > 1 else 0].partition("@")
         rank, step = place.split(":")
         return cls(kind, int(rank), int(step))
 
-    def strike(self, micro_batch: int) -> None:
+    def strike(self, micro_batch: int, model: Any) -> None:
         name, _, most = self.kind.partition(">")
         if micro_batch > int(most or 0):
-            _KINDS[name]()
+            _SPOILS[name](model) if name in _SPOILS else _KINDS[name]()
 
 
 def _out_of_gpu_memory() -> None:
@@ -50,16 +66,87 @@ def _bug() -> None:
     raise KeyError("labels")
 
 
-def _die_by(number: int) -> Callable[[], None]:
+def _signal(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
 
+def _fill_the_disk() -> None:
+    run = Path(sys.argv[1])
+    free = os.statvfs(run).f_bavail * os.statvfs(run).f_frsize
+    with (run / "filler").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free - 2**20)
+
+
+def _hold() -> None:
+    held = Path(sys.argv[1]) / "held"
+    held.touch()
+    while held.exists():
+        time.sleep(0.05)
+
+
+def _while_saving(strike: Callable[[], None]) -> Callable[[], None]:
+    """Return what makes `strike` happen in the middle of the next save, once for all micro-batches."""
+
+    @cache
+    def prepare() -> None:
+        import torch
+
+        real = torch.save
+
+        def save(*given: Any, **options: Any) -> None:
+            torch.save = real
+            strike()
+            real(*given, **options)
+
+        torch.save = save
+
+    return prepare
+
+
+def _ignore_term() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("deaf", flush=True)
+    time.sleep(600)
+
+
+def _block() -> None:
+    library, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(lock)
+    library.pthread_mutex_lock(lock)  # for ever; no signal interrupts it
+
+
+def _nan_loss(model: Any) -> None:
+    def spoil(_: Any, __: Any, given: Any, output: Any) -> None:
+        output.log_probs *= float("nan")
+        print("spoilt:", given["input_ids"].flatten().tolist(), flush=True)
+
+    model.register_forward_hook(spoil, with_kwargs=True)
+
+
+def _spoil_gradients(number: float) -> Callable[[Any], None]:
+    return lambda model: model.register_forward_hook(
+        lambda *called: called[-1].log_probs.register_hook(lambda gradient: gradient * number) and None
+    )
+
+
+_SPOILS: dict[str, Callable[[Any], Any]] = {
+    "nan-loss": _nan_loss,
+    "nan-grad": _spoil_gradients(float("nan")),
+    "inf-grad": _spoil_gradients(1e38),
+}
 _KINDS: dict[str, Callable[[], Any]] = {
     "oom": _out_of_gpu_memory,
     "host-oom": _out_of_host_memory,
-    "kill": _die_by(signal.SIGKILL),
-    "bus": _die_by(signal.SIGBUS),
+    "kill": _signal(signal.SIGKILL),
+    "bus": _signal(signal.SIGBUS),
     "bug": _bug,
+    "fill": cache(_fill_the_disk),
+    "save-fill": _while_saving(_fill_the_disk),
+    "save-hold": _while_saving(_hold),
+    "usr2": _signal(signal.SIGUSR2),
+    "freeze": _signal(signal.SIGSTOP),
+    "ignore-term": _ignore_term,
+    "block": _block,
 }
 
 
@@ -70,9 +157,9 @@ def inject(fault: Fault) -> None:
     from tuner.worker import train
 
     class Strike(TrainerCallback):  # type: ignore[misc]
-        def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_substep_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
             if state.global_step + 1 == fault.step:
-                fault.strike(args.per_device_train_batch_size)
+                fault.strike(args.per_device_train_batch_size, model)
 
     original = train._callbacks
     train._callbacks = lambda *given: (*original(*given), Strike())  # type: ignore
@@ -81,9 +168,10 @@ def inject(fault: Fault) -> None:
 def main() -> None:
     from tuner.worker.guard import Guard
 
-    fault = Fault.of(os.environ)
+    attempts = json.loads((Path(sys.argv[1]) / "run.json").read_text())["attempts"]
+    fault = Fault.of(os.environ, len(attempts))
     finish = Guard.finish
-    if fault.rank == int(os.environ["RANK"]):
+    if fault and fault.rank == int(os.environ["RANK"]):
         # Only once the rank's signals and output are taken: a rank imports nothing heavy before that.
         Guard.finish = lambda guard, work: finish(guard, lambda: (inject(fault), work())[1])  # type: ignore
     import_module("tuner.worker.__main__")  # it is the program

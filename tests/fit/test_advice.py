@@ -80,3 +80,14 @@ def test_a_change_that_costs_nothing_comes_first_and_alone() -> None:
     (only,) = changes(big, big.architecture, machines)
     assert "accumulation" in only.what
     assert re.search(r"batch_size=1\b.*accumulative_counts=1024", only.flags)
+
+
+def test_a_micro_batch_of_kto_is_made_no_smaller_than_its_loss_takes() -> None:
+    sets = ("train_dataloader.batch_size=64", "gradient_checkpointing=False")
+    name, machines = "qwen2_5_1_5b_instruct_kto_lora_custom_e1", Machines(1, 24 * GIB, host_bytes=64 * GIB)
+    big = load(name, Overrides(pairs=[("--set", text) for text in sets])).config
+    assert big.architecture is not None
+
+    (only,) = changes(big, big.architecture, machines)
+    assert re.search(r"batch_size=2\b.*accumulative_counts=256", only.flags)
+    assert any(found(name, machines, *shlex.split(only.flags)[1::2]))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.fit.estimate import Level, peak
-from tuner.fit.memory import LEVELS, count, model_state_bytes
+from tests.fit.published import model_state_bytes
+from tuner.fit.estimate import Level, frozen_bytes, model_states, peak
+from tuner.fit.memory import LEVELS, Parameters, count
 from tuner.fit.parameters import num_parameters
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import load
 from tuner.recipes.schema import RecipeConfig
 
+GB = 10**9
 FULL, QLORA = (load(f"internlm2_chat_7b_{method}_oasst1_e3").config for method in ("full", "qlora"))
 
 
@@ -23,12 +25,43 @@ def preset(name: str) -> Level:
     return Level.of_preset(name, facts().hidden_size)
 
 
+def states(level: str, parameters: Parameters, ranks: int) -> float:
+    return sum(model_states(FULL, parameters, preset(level), ranks, 2).values())
+
+
+@pytest.mark.parametrize(("level", "gigabytes"), [("zero1", 38.5), ("zero2", 26.25), ("zero3", 14.0)])
+def test_7b_on_8_gpus_needs_what_the_paper_says(level: str, gigabytes: float) -> None:
+    assert states(f"deepspeed_{level}", Parameters(trainable=7 * GB), 8) == gigabytes * GB
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 64, 1024])
+@pytest.mark.parametrize("trainable", [1, 10**6, 7 * GB])
+def test_model_states_follow_the_published_formulas(level: str, trainable: int, ranks: int) -> None:
+    expected = model_state_bytes(level, trainable, 0, ranks)
+
+    assert states(level, Parameters(trainable), ranks) == pytest.approx(expected)
+
+
+def test_frozen_weights_are_whole_on_every_gpu_below_stage_3_and_shared_at_it() -> None:
+    parameters = Parameters(trainable=0, frozen=8 * GB)
+
+    assert states("deepspeed_zero2", parameters, 8) == 16 * GB
+    assert states("deepspeed_zero3", parameters, 8) == 2 * GB
+
+
+def test_frozen_weights_take_the_bits_that_they_are_stored_in() -> None:
+    assert frozen_bytes(Parameters(0, quantized=1000), 2) == 500
+    assert frozen_bytes(Parameters(0, quantized=1000, quantized_bits=8), 2) == 1000
+    assert [frozen_bytes(Parameters(0, frozen=1000), size) for size in (2, 4)] == [2000, 4000]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("ranks", [1, 8, 64])
 def test_the_states_of_full_training_are_the_published_formulas(level: str, ranks: int) -> None:
     found = peak(FULL, facts(), preset(level), ranks, min(ranks, 8))
 
-    assert found.model_states == pytest.approx(model_state_bytes(level, count(FULL, facts()), ranks))
+    assert found.model_states == pytest.approx(model_state_bytes(level, num_parameters(facts()), 0, ranks))
 
 
 @pytest.mark.parametrize("level", LEVELS)

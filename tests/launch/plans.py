@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,12 +60,13 @@ def written_run(path: Path, *, resume: bool = False, **request: Any) -> RunDirec
     return directory.create(path, made(work_dir=path, **request).files if not resume else {}, resume=resume)
 
 
-def checkpoint(run: Path, step: int, *, world_size: int = 1, valid: bool = True) -> Path:
-    """Save a small checkpoint in a run; an invalid one has lost a file since."""
+def checkpoint(run: Path, step: int, *, valid: bool = True, **facts: Any) -> Path:
+    """Save a small checkpoint in a run, with other facts than its own; an invalid one has lost a file since."""
     folder = run / "checkpoints" / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"weights")
-    checkpoints.seal(folder, {"step": step, "world_size": world_size})
+    state = json.loads((run / "run.json").read_text(encoding="utf-8"))["state"]
+    checkpoints.seal(folder, {**state, **facts, "step": step})
     if not valid:
         (folder / "model.safetensors").unlink()
     return folder

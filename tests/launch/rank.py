@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["os", "report", "said", "signal", "spawn", "sys", "time", "until"]
+from tuner.runs.beats import Beat
+
+__all__ = ["beat", "os", "report", "said", "signal", "spawn", "sys", "time", "until"]
 
 _ROOT = str(Path(__file__).parents[2])
 _PRELUDE = f"import sys\nsys.path.insert(0, {_ROOT!r})\nfrom tests.launch.rank import *\n"
@@ -30,6 +33,13 @@ def report(rank: int, code: int, message: str, **facts: object) -> None:
     """Leave word of how a rank ended, as a worker does."""
     text = json.dumps({"rank": rank, "exit_code": code, "message": message, **facts})
     (_folder() / "ranks" / f"{rank}.json").write_text(text)
+
+
+def beat(rank: int, **facts: Any) -> None:
+    """Leave this process's sign of life, as a worker does."""
+    made = {"count": 0, "doing": "starting", "at_s": time.monotonic(), "save_s": 0.0, **facts}
+    sign = Beat(rank=rank, pid=os.getpid(), host=socket.gethostname(), **made)
+    (_folder() / "ranks" / f"{rank}.beat").write_bytes(sign.to_bytes())
 
 
 def said(name: str) -> None:

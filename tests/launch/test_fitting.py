@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.launch.plans import TINY, made
-from tests.machine.gpus import A100, CPU, machine
+from tests.machine.gpus import A100, CPU, H200, machine
+from tuner.machine.hardware import Gpu
 
 
 @pytest.mark.parametrize(("ranks", "level"), [(1, "none"), (2, "deepspeed_zero2"), (8, "deepspeed_zero2")])
@@ -29,3 +32,31 @@ def test_a_model_without_a_formula_takes_zero_3_and_says_so() -> None:
 
     assert found.level == "deepspeed_zero3"
     assert found.level_reason and "no formula" in found.level_reason and "'mamba'" in found.level_reason
+
+
+# What a GPU's use is worked out with
+
+
+def arithmetic(*sets: str, recipe: str = "llama2_7b_full_alpaca_e3", hardware: object = None) -> object:
+    found = made(*sets, recipe=recipe, hardware=hardware or machine(A100, H200), deepspeed="zero3", ignore_fit=True)
+    return json.loads(found.files["run.json"])["arithmetic"]
+
+
+def test_full_training_takes_6_flops_a_parameter_and_an_adapter_little_more_than_4() -> None:
+    whole, adapted = arithmetic(), arithmetic(recipe="llama2_7b_lora_alpaca_e3")
+
+    assert whole == {"flops_per_token": 6 * 6_738_415_616, "peak_flops_per_gpu": 312e12}, "the slower GPU's"
+    assert 4 < adapted["flops_per_token"] / 6_738_415_616 < 4.1  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("sets", "hardware"),
+    [
+        ((), CPU),
+        ((), machine(A100, Gpu("NVIDIA Q9000", 80 << 30, (9, 9)))),
+        (("optim_wrapper.dtype=fp32",), machine(A100)),
+        (("architecture.model_type=mamba",), machine(A100)),
+    ],
+)
+def test_where_a_part_is_not_known_nothing_is_claimed(sets: tuple[str, ...], hardware: object) -> None:
+    assert arithmetic(*sets, hardware=hardware) is None

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.launch.plans import NOW, PATH, TINY, checkpoint, made, task, written_run
+from tests.launch.plans import NOW, PATH, TINY, made, task, written_run
 from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
 from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError, UsageError
 from tuner.launch import fitting, local
-from tuner.launch.plan import LaunchPlan, batch_json
+from tuner.launch.plan import batch_json
 from tuner.machine.topology import Topology
 from tuner.recipes import recipe
 
@@ -379,151 +379,6 @@ def test_a_task_of_slurm_takes_the_directory_that_rank_0_is_writing(
     if resume is None:
         with pytest.raises(RunDirectoryError):
             made(environ=task(0), flags={"launcher": "slurm"}, work_dir=path)
-
-
-# Resuming
-
-
-def _resumed(found: LaunchPlan, run: Path, checkpoint_path: Path) -> None:
-    assert (found.run_path, found.resume, found.resumes) == (run, checkpoint_path, True)
-    assert json.loads(found.files["run.json"])["resume"] == str(checkpoint_path)
-    assert any(f"Resuming from {checkpoint_path}" in note for note in found.notes)
-
-
-def test_a_run_directory_resumes_from_its_newest_valid_checkpoint(tmp_path: Path) -> None:
-    run = written_run(tmp_path / "my run").path
-    checkpoint(run, 2)
-    newest = checkpoint(run, 10)
-    checkpoint(run, 12, valid=False)
-
-    found = made(resume=str(run))
-
-    _resumed(found, run, newest)
-    assert any("checkpoint-12 is passed over: model.safetensors is missing" in note for note in found.notes)
-
-
-def test_a_checkpoint_resumes_in_its_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = written_run(tmp_path / "run").path
-    older = checkpoint(run, 2)
-    checkpoint(run, 10)
-
-    _resumed(made(resume=str(older)), run, older)
-    monkeypatch.chdir(older)
-    _resumed(made(resume="."), run, older)
-
-
-@pytest.mark.parametrize("what", ["run", "checkpoint"])
-def test_resuming_into_another_directory_leaves_the_old_one_alone(tmp_path: Path, what: str) -> None:
-    run = written_run(tmp_path / "run").path
-    saved = checkpoint(run, 2)
-
-    found = made(resume=str(run if what == "run" else saved), work_dir=tmp_path / "other")
-
-    assert (found.run_path, found.resume, found.resumes) == (tmp_path / "other", saved, False)
-
-
-def test_resuming_into_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
-    saved = checkpoint(written_run(tmp_path / "run").path, 2)
-    written_run(tmp_path / "other")
-
-    with pytest.raises(RunDirectoryError, match="not empty"):
-        made(resume=str(saved), work_dir=tmp_path / "other")
-
-
-def test_a_checkpoint_that_was_moved_away_resumes_in_a_new_run(tmp_path: Path) -> None:
-    saved = checkpoint(written_run(tmp_path / "run").path, 2).rename(tmp_path / "checkpoint-2")
-
-    found = made(resume=str(saved))
-
-    assert (found.run_path.parent, found.resume) == (tmp_path / "work_dirs" / TINY, saved)
-
-
-def test_auto_without_any_run_starts_new_and_says_so(tmp_path: Path) -> None:
-    found = made(resume="auto")
-
-    assert (found.resume, found.resumes) == (None, False)
-    assert found.run_path == tmp_path / "work_dirs" / TINY / "20260102_030405"
-    assert any("no earlier run" in note for note in found.notes)
-
-
-def test_auto_takes_the_newest_run_of_this_recipe(tmp_path: Path) -> None:
-    home = tmp_path / "work_dirs" / TINY
-    for at, name in enumerate(("older", "newest")):
-        run = written_run(home / name).path
-        os.utime(run / "run.json", (at, at))
-        checkpoint(run, 3)
-    checkpoint(written_run(tmp_path / "work_dirs" / "other recipe" / "x").path, 9)
-
-    _resumed(made(resume="auto"), home / "newest", home / "newest" / "checkpoints" / "checkpoint-3")
-
-
-def test_auto_starts_a_run_again_that_never_saved(tmp_path: Path) -> None:
-    run = written_run(tmp_path / "run").path
-
-    found = made(resume="auto", work_dir=run)
-
-    assert (found.run_path, found.resume, found.resumes) == (run, None, True)
-    assert any("never saved a checkpoint" in note for note in found.notes)
-
-
-def test_auto_passes_over_invalid_checkpoints_and_says_so(tmp_path: Path) -> None:
-    run = written_run(tmp_path / "run").path
-    good = checkpoint(run, 1)
-    checkpoint(run, 2, valid=False)
-
-    found = made(resume="auto", work_dir=run)
-
-    _resumed(found, run, good)
-    assert any("checkpoint-2 is passed over" in note for note in found.notes)
-
-
-@pytest.mark.parametrize("resume", ["auto", "path"])
-def test_where_every_checkpoint_is_invalid_nothing_starts_from_zero_in_silence(tmp_path: Path, resume: str) -> None:
-    run = written_run(tmp_path / "run").path
-    checkpoint(run, 2, valid=False)
-
-    with pytest.raises(RunDirectoryError) as caught:
-        made(resume=resume if resume == "auto" else str(run), work_dir=run)
-
-    assert "no valid checkpoint" in str(caught.value)
-    assert "model.safetensors is missing" in str(caught.value)
-    assert "Start new" in str(caught.value)
-
-
-@pytest.mark.parametrize("resume", ["auto", "run", "checkpoint"])
-def test_another_number_of_ranks_is_refused_with_the_one_to_start(tmp_path: Path, resume: str) -> None:
-    run = written_run(tmp_path / "run").path
-    saved = checkpoint(run, 2, world_size=4)
-    asked = {"auto": "auto", "run": str(run), "checkpoint": str(saved)}[resume]
-
-    with pytest.raises(RunDirectoryError) as caught:
-        made(resume=asked, work_dir=run)
-
-    assert "saved by 4 ranks, this run has 1" in str(caught.value)
-    assert "Start 4 ranks" in str(caught.value)
-    made(resume=asked, work_dir=run, flags={"nproc_per_node": 4})
-
-
-@pytest.mark.parametrize("name", ["missing", "checkpoint-5", "a file", "empty", ""])
-def test_what_is_neither_a_run_nor_a_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "a file").touch()
-    (tmp_path / "empty").mkdir()
-
-    with pytest.raises(RunDirectoryError) as caught:
-        made(resume=str(tmp_path / name) if name else "")
-
-    assert "--resume" in str(caught.value)
-
-
-def test_a_requeued_job_goes_on_in_its_own_directory(tmp_path: Path) -> None:
-    environ = task(0, tasks=1)
-    first = made(environ=environ, flags={"launcher": "slurm"}, resume="auto")
-    run = written_run(first.run_path, environ=environ, flags={"launcher": "slurm"}).path
-    saved = checkpoint(run, 3)
-
-    again = made(environ=environ | {"SLURM_RESTART_COUNT": "1"}, flags={"launcher": "slurm"}, resume="auto")
-
-    _resumed(again, first.run_path, saved)
 
 
 def test_geometry_is_refused_before_directories_are_looked_at(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.plans import made
+from tests.launch.plans import made, task
 from tests.machine.gpus import A100, CPU, GIB, T4, V100, machine
 from tuner.errors import DiskError, MachineError, RecipeError
 from tuner.launch.checks import Finding, gpus, storage, system
 from tuner.launch.plan import LaunchPlan
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import GpuUse
+from tuner.runs.checkpoints import unfinished
 
 Disk = namedtuple("Disk", "total used free")
 FLASH = "model.attn_implementation=flash_attention_2"
@@ -89,6 +90,25 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_refused(monkeypatch: pytest.Monk
     assert isinstance(error, MachineError)
     assert "no kernels for Tesla V100" in str(error)
     assert list(gpus.precision(made(hardware=machine(A100)))) == []
+
+
+def _of_slurm(tasks: str, num_gpus: int) -> LaunchPlan:
+    nodes = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_STEP_NODELIST": "n[1-2]"}
+    return made(environ=task(0, tasks=4, **nodes), hardware=machine(*[A100] * num_gpus), flags={"launcher": "slurm"})
+
+
+def test_gpus_that_no_task_uses_are_told() -> None:
+    assert texts(list(gpus.spread(_of_slurm("2(x2)", 4)))) == (
+        "2 of 4 GPUs of a node stay idle: srun --ntasks-per-node=4 uses all."
+    )
+    assert not list(gpus.spread(_of_slurm("2(x2)", 2)))
+    assert not list(gpus.spread(made(hardware=machine(A100, A100), flags={"nproc_per_node": 1}))), "asked for"
+
+
+def test_tasks_that_srun_spread_unevenly_are_told() -> None:
+    told = texts(list(gpus.spread(_of_slurm("3,1", 0))))
+
+    assert told == "the nodes run 3, 1 tasks: srun --ntasks-per-node=2 spreads them evenly."
 
 
 @pytest.mark.parametrize(
@@ -170,9 +190,11 @@ def test_checkpoint_sizes_are_those_measured() -> None:
         needed(made(bf16, recipe=f"tiny_{method}_sample_e1", deepspeed="none")) for method in ("full", "lora")
     )
     sharded = needed(made(bf16, deepspeed="zero3"))
+    frozen = needed(made(bf16, recipe="tiny_freeze_sample_e1", deepspeed="zero2"))
 
     assert full == (pytest.approx(13_465_975, rel=0.05), pytest.approx(1_710_763, rel=0.1))
     assert sharded[0] == pytest.approx(11_485_740, rel=0.05)
+    assert frozen == (pytest.approx(5_616_501, rel=0.05), pytest.approx(1_710_764, rel=0.1))
     assert lora == (pytest.approx(8_125_079, rel=0.1), pytest.approx(1_045_285, rel=0.12))
 
 
@@ -190,6 +212,20 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(disk: Callable[[floa
     assert "3 checkpoints" in str(error)
     assert str(tmp_path) in str(error)
     assert list(storage.checkpoints(plan)) == []
+
+
+def test_room_that_a_killed_save_takes_is_counted_as_free(disk: Callable[[float], None], tmp_path: Path) -> None:
+    plan = made("train_cfg.max_steps=10", "checkpoint.interval=10", work_dir=tmp_path / "run")
+    one, final = needed(plan)
+    left = unfinished(plan.run_path / "checkpoints") / "checkpoint-10"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(bytes(1000))
+
+    disk(2 * one + final - 1000)
+    assert list(storage.checkpoints(plan)) == []
+
+    disk(2 * one + final - 1001)
+    assert len(list(storage.checkpoints(plan))) == 1
 
 
 def test_a_run_too_short_for_many_checkpoints_needs_no_room_for_them(disk: Callable[[float], None]) -> None:

@@ -168,3 +168,13 @@ def test_learned_positions_end_the_run_at_a_longer_sample(tmp_path: Path) -> Non
     assert "a longer sample ends the run" in str(warning)
     assert "--set train_dataloader.dataset.max_length=128" in str(warning)
     assert list(model.context(plan(place, *short))) == []
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_weights_that_are_pickles_are_refused(tmp_path: Path, index: bool) -> None:
+    place = folder(tmp_path / "old", weights=False)
+    (place / "pytorch_model.bin").write_bytes(b"pickle")
+    if index:
+        (place / "pytorch_model.bin.index.json").write_text('{"weight_map": {"weight": "pytorch_model.bin"}}')
+
+    assert "safetensors only" in refusals(place)

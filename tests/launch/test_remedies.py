@@ -10,7 +10,7 @@ from tests.launch.plans import made
 from tests.machine.gpus import H200, machine
 from tuner.errors import UsageError
 from tuner.fit.memory import LEVELS
-from tuner.launch.remedies import Lighter, commands, lighter, shares_checkpoints
+from tuner.launch.remedies import Lighter, commands, lighter, share_states
 from tuner.machine.topology import Topology
 from tuner.recipes.overrides import parse_override
 from tuner.recipes.recipe import Overrides, load
@@ -113,19 +113,10 @@ def test_a_run_is_made_lighter_a_finite_number_of_times() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "other", "does"),
-    [
-        ("deepspeed_zero1", "deepspeed_zero2", True),
-        ("deepspeed_zero2", "deepspeed_zero2_offload", True),
-        ("deepspeed_zero3", "deepspeed_zero3_offload", True),
-        ("deepspeed_zero2_offload", "deepspeed_zero3", False),
-        ("none", "deepspeed_zero1", False),
-        ("/my/ds.json", "/my/ds.json", True),
-        ("/my/ds.json", "deepspeed_zero1", False),
-    ],
+    ("stage", "other", "do"), [(1, 2, True), (2, 1, True), (3, 3, True), (2, 3, False), (0, 1, False), (0, 0, True)]
 )
-def test_checkpoints_are_shared_by_zero_1_and_2_alone(level: str, other: str, does: bool) -> None:
-    assert shares_checkpoints(level, other) is does
+def test_states_are_shared_by_zero_1_and_2_alone(stage: int, other: int, do: bool) -> None:
+    assert share_states(stage, other) is do
 
 
 # What to type
@@ -150,10 +141,11 @@ def test_another_level_that_reads_the_checkpoints_goes_on() -> None:
     assert found[3:] == ["--work-dir", str(RUN), "--resume", "auto", "--deepspeed", "deepspeed_zero2_offload"]
 
 
-def test_another_level_that_cannot_read_the_checkpoints_starts_new() -> None:
+def test_to_another_level_that_cannot_take_its_states_a_run_moves_its_weights() -> None:
     found = _commands(_batches(1, 4))[HOST]
 
-    assert found[3:] == ["--work-dir", f"{RUN}-deepspeed_zero3", "--deepspeed", "deepspeed_zero3"]
+    goes_on = ["--work-dir", str(RUN), "--resume", "auto", "--resume-weights"]
+    assert found[3:] == [*goes_on, "--deepspeed", "deepspeed_zero3"]
 
 
 def test_where_nothing_is_lighter_no_command_is_planned() -> None:

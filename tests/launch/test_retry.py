@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.launch.plans import checkpoint, made
+from tests.launch.plans import checkpoint, made, task
 from tests.launch.rank import process
 from tests.machine.gpus import H200, machine
-from tuner.errors import MachineError
+from tuner.errors import MachineError, UsageError
 from tuner.launch import fitting, local, preflight, start
 from tuner.machine.hardware import Hardware
 
@@ -104,8 +104,8 @@ def test_it_goes_on_from_the_last_valid_checkpoint(tmp_path: Path, monkeypatch: 
     run = tmp_path / "run"
     real = start.supervise.run
 
-    def saved(*arguments: Any) -> int:
-        code = real(*arguments)
+    def saved(*arguments: Any, **options: Any) -> int:
+        code = real(*arguments, **options)
         if not (run / "checkpoints").exists():
             checkpoint(run, 2, world_size=2)
             checkpoint(run, 4, world_size=2, valid=False)
@@ -124,8 +124,8 @@ def test_checkpoints_that_the_next_attempt_cannot_read_are_kept_aside(
     run = tmp_path / "run"
     real = start.supervise.run
 
-    def saved(*arguments: Any) -> int:
-        code = real(*arguments)
+    def saved(*arguments: Any, **options: Any) -> int:
+        code = real(*arguments, **options)
         if not list(run.glob("checkpoints*")):
             checkpoint(run, 2, world_size=2, valid=valid)
         return code
@@ -175,6 +175,95 @@ def test_nobody_retries_unasked_or_after_another_failure(
     assert not (run / "attempts").exists()
 
 
+# --max-restarts
+
+DIES = "report(1, {code}, {message!r}) or sys.exit(1)"
+KILLED = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+def _dies(monkeypatch: pytest.MonkeyPatch, path: Path, saves: list[int], message: str = KILLED, **request: Any) -> int:
+    """Start a run whose every attempt saves the next of some steps, if there is one, and dies; the last one lives."""
+    steps, code = iter(saves), request.pop("code", 1)
+    real = start.supervise.run
+
+    def attempt(*arguments: Any, **options: Any) -> int:
+        step = next(steps, None)
+        if step is not None and not (path / "checkpoints" / f"checkpoint-{step}").exists():
+            checkpoint(path, step, world_size=2)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(start.supervise, "run", attempt)
+    last = f"len(facts['attempts']) == {len(saves)} or {DIES.format(code=code, message=message)}"
+    return _run(monkeypatch, path, last, **{"on_oom": "stop", **request})
+
+
+def test_a_run_that_gets_further_each_time_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+
+    assert _dies(monkeypatch, run, [2, 4, 6], max_restarts=3) == 0
+
+    facts = _json(run / "run.json")
+    assert [attempt["cause"] for attempt in facts["attempts"]] == ["cuda-error"] * 3
+    assert facts["resume"] == str(run / "checkpoints" / "checkpoint-6")
+    assert facts["batch"]["micro_batch"] == 2, "the same recipe"
+    assert "--max-restarts after cuda-error: attempt 2, from checkpoint-2.\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("saves", "most", "attempts", "told"),
+    [
+        ([2, 4, 6], 2, 2, "it was started again 2 times, and 2 is the limit"),
+        ([2, 2, 2], 9, 1, "no checkpoint is newer than step 2, where its last attempt began"),
+    ],
+)
+def test_restarts_end_at_the_limit_or_without_progress(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    saves: list[int],
+    most: int,
+    attempts: int,
+    told: str,
+) -> None:
+    run = tmp_path / "run"
+
+    assert _dies(monkeypatch, run, saves, max_restarts=most) == 1
+
+    assert len(_json(run / "run.json")["attempts"]) == attempts
+    assert capfd.readouterr().err.endswith(f"--max-restarts: not possible: {told}\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "most"),
+    [
+        (1, KILLED, 0),
+        (2, "bad-data: torn.", 5),
+        (3, "bad-environment: no GPU.", 5),
+        (74, "disk: full.", 5),
+        (1, "FloatingPointError: loss is nan", 5),
+        (1, "torch.OutOfMemoryError: CUDA out of memory.", 5),
+    ],
+)
+def test_what_would_come_again_or_nobody_asked_for_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, message: str, most: int
+) -> None:
+    run = tmp_path / "run"
+
+    assert _dies(monkeypatch, run, [2, 4], message, code=code, max_restarts=most) == code
+    assert not (run / "attempts").exists()
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "none"])
+def test_ranks_that_nobody_watches_are_not_started_again(launcher: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        made(environ=task(0), flags={"launcher": launcher}, max_restarts=1) if launcher == "slurm" else made(
+            flags={"launcher": launcher}, max_restarts=1
+        )
+    assert caught.value.where == "--max-restarts"
+
+
 def test_a_run_that_was_asked_to_stop_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     asks = f"os.kill({os.getpid()}, signal.SIGTERM) or time.sleep(1) or report(1, 1, OOM) or sys.exit(1)"
@@ -199,5 +288,5 @@ def test_a_next_attempt_that_cannot_start_keeps_the_failure(
     plan = made("train_dataloader.batch_size=2", work_dir=run, hardware=TWO_GPUS, on_oom="retry", deepspeed="zero2")
 
     assert start.start(plan, os.environ) == 1
-    assert "--on-oom retry: not possible. bad-environment: no compiler." in capfd.readouterr().err
+    assert "--on-oom retry: not possible: bad-environment: no compiler." in capfd.readouterr().err
     assert _json(run / "status.json")["diagnosis"]["cause"] == "gpu-out-of-memory"

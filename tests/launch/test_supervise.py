@@ -28,7 +28,8 @@ import json, os, sys
 from pathlib import Path
 from tuner.launch import supervise
 from tuner.runs.directory import RunDirectory
-sys.exit(supervise.run(json.loads(sys.argv[1]), os.environ, RunDirectory(Path(sys.argv[2]))))
+run, grace_s = RunDirectory(Path(sys.argv[2])), float(sys.argv[3])
+sys.exit(supervise.run(json.loads(sys.argv[1]), os.environ, run, grace_s=grace_s))
 """
 TERM_SAVES = "signal.signal(signal.SIGTERM, lambda *_: (report(0, 75, 'saved'), sys.exit(1)))\n"
 IGNORES_TERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -53,13 +54,16 @@ def _status(run: RunDirectory) -> dict[str, Any]:
     return found
 
 
+def _driver(run: RunDirectory, code: str, grace_s: float = 300) -> list[str]:
+    return [sys.executable, "-c", DRIVER, json.dumps(process(run.path, code)), str(run.path), str(grace_s)]
+
+
 class _Driven:
     """A supervisor in a process of its own, to send signals to."""
 
-    def __init__(self, run: RunDirectory, code: str) -> None:
+    def __init__(self, run: RunDirectory, code: str, grace_s: float = 300, stderr: Any = subprocess.PIPE) -> None:
         self.run = run
-        command = [sys.executable, "-c", DRIVER, json.dumps(process(run.path, code)), str(run.path)]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.process = subprocess.Popen(_driver(run, code, grace_s), stderr=stderr, text=True, start_new_session=True)
         wait_until((run.path / "ready").exists)
 
     def send(self, number: int) -> None:
@@ -137,9 +141,10 @@ def test_a_run_that_is_not_shown_has_no_output(run: RunDirectory, capfd: pytest.
 def test_a_closed_standard_output_ends_no_run(run: RunDirectory) -> None:
     log = "log = open(sys.argv[1] + '/ranks/0.log', 'a', buffering=1)\n"
     code = f"{log}for _ in range(10): log.write('step\\n'), time.sleep(0.05)"
-    command = [sys.executable, "-c", DRIVER, json.dumps(process(run.path, code)), str(run.path)]
 
-    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    driver = subprocess.Popen(
+        _driver(run, code), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
     assert driver.stdout
     driver.stdout.readline()
     driver.stdout.close()
@@ -345,6 +350,64 @@ def test_the_second_signal_kills_ranks_that_ignore_sigterm(run: RunDirectory, fi
     assert code == 128 + signal.Signals[second]
     assert text == "killed at the second signal\n"
     assert _status(run)["state"] == "failed"
+
+
+DEAF_RANK = f"{IGNORES_TERM}beat(1)\n{STAYS}"
+WAITS_FOR_IT = "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run: RunDirectory) -> None:
+    driven = _Driven(run, f"{WAITS_FOR_IT}spawn({DEAF_RANK!r}).wait()", grace_s=0.5)
+
+    driven.send(signal.SIGTERM)
+
+    code, text = driven.end()
+    assert code == 128 + signal.SIGKILL
+    assert text.startswith("did-not-stop: a rank did not stop within ")
+    assert _status(run)["diagnosis"]["cause"] == "did-not-stop"
+
+
+def test_the_grace_is_longer_than_saves_took(run: RunDirectory) -> None:
+    saves = "lambda *_: (time.sleep(3), report(0, 75, 'saved'), os._exit(1))"
+    rank = f"signal.signal(signal.SIGTERM, {saves})\nbeat(0, save_s=2.5)\n{STAYS}"
+    agent = "rank = None\nsignal.signal(signal.SIGTERM, lambda *_: rank.terminate())\n"
+    driven = _Driven(run, f"{agent}rank = spawn({rank!r})\nrank.wait()", grace_s=0.5)
+
+    driven.send(signal.SIGTERM)
+
+    assert driven.end() == (75, "saved\n")
+
+
+def test_once_a_rank_has_failed_the_others_do_not_get_the_whole_grace(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "_AFTER_FAILURE_S", 0.5)
+    fails = "report(0, 124, 'hang: no progress', cause='hang')"
+
+    assert _supervised(run, f"rank = spawn({DEAF_RANK!r}); until('ready'); {fails}; rank.wait()") == 124
+    assert alive(run.path) == []
+
+
+def test_a_stopped_rank_is_named_and_goes_on_to_its_end(run: RunDirectory) -> None:
+    (run.path / "run.json").write_text('{"world_size": 2}')
+    rank = "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\nbeat(1); said('here'); time.sleep(60)"
+    agent = f"""
+rank = spawn({rank!r}); until('here'); rank.send_signal(signal.SIGSTOP); time.sleep(0.5)
+report(0, 124, 'hang: no progress', cause='hang', step=2); rank.terminate(); rank.wait(); sys.exit(1)
+"""
+
+    assert _supervised(run, agent) == 124
+    assert _status(run)["diagnosis"]["rank"] == 1
+    assert "rank 1 had been stopped" in _status(run)["diagnosis"]["what"]
+
+
+def test_a_terminal_that_is_gone_changes_neither_exit_code_nor_status(run: RunDirectory) -> None:
+    with Path("/dev/full").open("w") as full:
+        driven = _Driven(run, TERM_SAVES + STAYS, stderr=full)
+        driven.send(signal.SIGHUP)
+
+        assert driven.end()[0] == 75
+    assert _status(run)["state"] == "stopped"
 
 
 def test_a_run_that_stops_without_a_word_has_the_signals_code(run: RunDirectory) -> None:

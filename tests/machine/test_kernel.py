@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.launch.processes import wait_until
-from tuner.machine.kernel import num_oom_kills
+from tuner.machine.kernel import num_oom_kills, stopped
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
@@ -65,3 +65,20 @@ def test_the_nearest_count_of_kills_is_taken(tmp_path: Path, files: dict[str, st
         (tmp_path / name).write_text(text)
 
     assert num_oom_kills(tmp_path) == count
+
+
+def test_a_stopped_process_is_known_by_its_state() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        gone = 2**22 + 1
+        assert stopped({0: process.pid, 1: gone}) == []
+
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: stopped({0: process.pid, 1: gone}) == [0])
+        process.kill()
+
+
+def test_a_name_with_brackets_and_spaces_hides_no_state(tmp_path: Path) -> None:
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/stat").write_text("7 (a) S (b) T 1 7 7 0\n")
+
+    assert stopped({3: 7}, tmp_path) == [3]

@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import MachineError, TunerError, UsageError
+from tuner.machine import slurm
 from tuner.machine.topology import (
     DEFAULT_PORT,
     Batch,
     LaunchFlags,
     Rank,
     Topology,
-    expand_tasks,
-    first_host,
-    job_port,
     resolve,
+    without_variables,
 )
 
 
@@ -88,6 +87,12 @@ TWO_NODES = Topology("torchrun", 2, 1, 8, 16, master_addr="10.0.0.1", master_por
 )
 def test_several_machines_by_flags_variables_or_both(flags: dict[str, Any], environ: dict[str, str]) -> None:
     assert _resolved(8, environ, **flags) == TWO_NODES
+
+
+def test_an_environment_without_launch_variables_launches_as_none_does() -> None:
+    environ = VARIABLES | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234", "HOME": "/home"}
+
+    assert without_variables(environ) == {"HOME": "/home"}
 
 
 def test_several_machines_without_a_port_meet_at_torchs() -> None:
@@ -223,7 +228,7 @@ def test_launcher_none_refuses_to_be_several(flags: dict[str, Any], environ: dic
 
 def _task(rank: int, *, nodes: str = "3,1", job: str = "7", **more: str) -> dict[str, str]:
     """Return the variables of one task of `srun -N2 -n4`: 3 tasks on n1, 1 on n2."""
-    places = [(node, local) for node, tasks in enumerate(expand_tasks(nodes)) for local in range(tasks)]
+    places = [(node, local) for node, tasks in enumerate(slurm.expand_tasks(nodes)) for local in range(tasks)]
     node, local = places[rank]
     return {
         "SLURM_JOB_ID": job,
@@ -303,8 +308,22 @@ def test_the_local_rank_is_the_device_that_the_task_sees(num_gpus: int, local_ra
 
 
 def test_more_tasks_than_gpus_on_a_node_are_refused() -> None:
-    with pytest.raises(MachineError, match="3 processes on a node with 2 visible GPUs"):
+    with pytest.raises(
+        MachineError, match=r"3 processes on a node with 2 visible GPUs. In srun. Write srun --ntasks-per-node=2"
+    ):
         _slurm(_task(0), 2)
+
+
+def test_tasks_that_share_the_one_gpu_of_a_node_are_refused() -> None:
+    with pytest.raises(MachineError, match=r"3 processes on a node with 1 visible GPU\..*--ntasks-per-node=1"):
+        _slurm(_task(0, SLURM_GPUS_ON_NODE="1"), 1)
+    assert _slurm(_task(0, SLURM_GPUS_ON_NODE="3"), 1).nproc_per_node == 3, "each sees its own"
+
+
+def test_a_requeued_job_meets_no_socket_of_its_last_attempt() -> None:
+    ports = {_slurm(_task(0, SLURM_RESTART_COUNT=str(count))).master_port for count in range(4)}
+
+    assert len(ports) == 4
 
 
 @pytest.mark.parametrize(
@@ -372,13 +391,13 @@ def test_a_broken_list_of_tasks_is_named() -> None:
     ],
 )
 def test_the_first_host_of_a_compressed_list(nodelist: str, host: str) -> None:
-    assert first_host(nodelist) == host
+    assert slurm.first_host(nodelist) == host
 
 
 @pytest.mark.parametrize("nodelist", ["", ",n1"])
 def test_a_list_without_a_host_is_refused(nodelist: str) -> None:
     with pytest.raises(UsageError, match="no host"):
-        first_host(nodelist)
+        slurm.first_host(nodelist)
 
 
 _PREFIX = st.from_regex(r"[a-z][a-z0-9-]{0,5}[a-z-]", fullmatch=True)
@@ -390,16 +409,16 @@ _PREFIX = st.from_regex(r"[a-z][a-z0-9-]{0,5}[a-z-]", fullmatch=True)
 def test_the_first_of_any_numbered_list(prefix: str, numbers: list[int], width: int) -> None:
     names = [f"{number:0{width}d}" for number in numbers]
 
-    assert first_host(f"{prefix}[{','.join(names)}]") == f"{prefix}{names[0]}"
-    assert first_host(f"{prefix}[{names[0]}-9999],other[1-2]") == f"{prefix}{names[0]}"
-    assert first_host(",".join(f"{prefix}{name}" for name in names)) == f"{prefix}{names[0]}"
+    assert slurm.first_host(f"{prefix}[{','.join(names)}]") == f"{prefix}{names[0]}"
+    assert slurm.first_host(f"{prefix}[{names[0]}-9999],other[1-2]") == f"{prefix}{names[0]}"
+    assert slurm.first_host(",".join(f"{prefix}{name}" for name in names)) == f"{prefix}{names[0]}"
 
 
 @given(st.lists(st.tuples(st.integers(1, 99), st.integers(1, 5)), min_size=1, max_size=8))
 def test_tasks_a_node_are_what_slurm_compressed(groups: list[tuple[int, int]]) -> None:
     text = ",".join(f"{tasks}(x{nodes})" if nodes > 1 else str(tasks) for tasks, nodes in groups)
 
-    assert expand_tasks(text) == [tasks for tasks, nodes in groups for _ in range(nodes)]
+    assert slurm.expand_tasks(text) == [tasks for tasks, nodes in groups for _ in range(nodes)]
 
 
 # The port of a job
@@ -407,14 +426,14 @@ def test_tasks_a_node_are_what_slurm_compressed(groups: list[tuple[int, int]]) -
 
 @given(st.integers(1, 2**31), st.integers(0, 1000))
 def test_a_jobs_port_is_free_for_anyone_and_not_one_the_system_hands_out(job: int, step: int) -> None:
-    port = job_port(str(job), str(step))
+    port = slurm.port(str(job), str(step))
 
     assert 1024 < port < 32768
-    assert port == job_port(str(job), str(step))
+    assert port == slurm.port(str(job), str(step))
 
 
 def test_jobs_that_follow_each_other_clash_no_more_than_chance() -> None:
-    ports = [job_port(str(job), "0") for job in range(100_000, 101_000)]
+    ports = [slurm.port(str(job), "0") for job in range(100_000, 101_000)]
 
     clashes = sum(left == right for left, right in combinations(ports, 2))
     expected = comb(1000, 2) / 20_000
@@ -423,13 +442,13 @@ def test_jobs_that_follow_each_other_clash_no_more_than_chance() -> None:
 
 
 def test_jobs_equal_modulo_a_round_number_do_not_clash() -> None:
-    ports = {job_port(str(1234 + 10_000 * times), "0") for times in range(50)}
+    ports = {slurm.port(str(1234 + 10_000 * times), "0") for times in range(50)}
 
     assert len(ports) > 45
 
 
 def test_two_steps_of_one_job_have_ports_of_their_own() -> None:
-    assert job_port("7", "0") != job_port("7", "1")
+    assert slurm.port("7", "0") != slurm.port("7", "1")
 
 
 # Ranks and batches

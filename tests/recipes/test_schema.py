@@ -48,7 +48,9 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("train_dataloader.dataset.max_length", "2048", "valid integer"),
     ("checkpoint.interval", -1, "greater than 0"),
     ("checkpoint.max_keep_ckpts", 0, "greater than 0"),
-    ("log.trackers", ("wandb", 3), "valid string"),
+    ("checkpoint.save_best", "eval_los", "'eval_loss'"),
+    ("train_cfg.val_interval", 0, "greater than 0"),
+    ("log.trackers", ("wandb", 3), "'tensorboard'"),
     ("randomness.seed", -1, "greater than or equal to 0"),
     ("randomness.seed", 2**32, "less than 4294967296"),
     ("quantization.bits", 3, "4 or 8"),
@@ -77,6 +79,13 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 def test_a_value_that_does_not_fit_is_refused(key: str, value: Any, reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         RecipeConfig.model_validate(changed(key, value))
+
+
+@pytest.mark.parametrize(("key", "value"), [("checkpoint.save_best", "auto"), ("train_cfg.early_stopping_patience", 3)])
+def test_what_a_validation_decides_needs_one(key: str, value: Any) -> None:
+    assert RecipeConfig.model_validate(changed(key, value)).val_dataloader
+    with pytest.raises(ValidationError, match=f"{key.split('.')[1]} needs a validation loss; set val_dataloader too"):
+        RecipeConfig.model_validate({**changed(key, value), "val_dataloader": None})
 
 
 @pytest.mark.parametrize(
@@ -157,6 +166,7 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
         ("Dataloader", "num_workers"),
         ("Dataset", "mixture"),
         ("Dataset", "max_rows"),
+        ("Dataset", "bad_rows"),
         ("Share", "weight"),
         *itertools.product(("Rows", "Dataset", "Share"), rows),
     }

@@ -10,13 +10,27 @@ import pytest
 from tuner.errors import RunDirectoryError
 from tuner.files import sha256
 from tuner.runs import checkpoints
-from tuner.runs.checkpoints import MANIFEST, facts, inspect, newest_valid, prune, require_valid, seal, survey
+from tuner.runs.checkpoints import (
+    LATEST,
+    MANIFEST,
+    clear_unfinished,
+    commit,
+    facts,
+    inspect,
+    newest_valid,
+    prune,
+    require_valid,
+    seal,
+    survey,
+    unfinished,
+)
 
 CONTENT = {
     "model.safetensors": bytes(range(256)) * 4,
     "trainer_state.json": b'{"step": 1}',
     "global_step1/rank_0.pt": b"optimizer of rank 0",
     "global_step1/manifest.json": b"not ours",
+    "latest": b"global_step1",
     "empty": b"",
     "größe mit leerzeichen": b"x",
 }
@@ -61,15 +75,17 @@ def test_the_manifest_holds_the_size_and_hash_of_every_file(tmp_path: Path) -> N
     assert files == {name: {"bytes": len(content), "sha256": sha256(content)} for name, content in CONTENT.items()}
 
 
-def test_every_file_is_on_the_disk_before_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_and_folder_is_on_the_disk_before_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = _save(tmp_path, 7, sealed=False)
     flushed: list[Path] = []
-    monkeypatch.setattr(checkpoints, "_flush", flushed.append)
+    monkeypatch.setattr(checkpoints, "flush", flushed.append)
     monkeypatch.setattr(checkpoints, "write_json", lambda manifest, value: flushed.append(manifest))
 
     seal(path, {})
 
-    assert set(flushed[:-1]) == {path / name for name in CONTENT}
+    assert set(flushed[:-1]) == {path, path / "global_step1", *(path / name for name in CONTENT)}
     assert flushed[-1] == path / MANIFEST
 
 
@@ -235,7 +251,7 @@ def test_other_folders_are_no_checkpoints(tmp_path: Path, name: str) -> None:
     shutil.move(_save(tmp_path, 5), tmp_path / name)
 
     assert survey(tmp_path) == []
-    prune(tmp_path, 1)
+    prune(tmp_path, 1, 10)
     assert (tmp_path / name).is_dir()
 
 
@@ -246,7 +262,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (2, 4, 8, 10):
         _save(tmp_path, step)
 
-    prune(tmp_path, 2)
+    prune(tmp_path, 2, 10)
 
     assert _left(tmp_path) == [8, 10]
     assert inspect(tmp_path / "checkpoint-8") is None
@@ -256,7 +272,7 @@ def test_fewer_than_to_keep_are_all_kept(tmp_path: Path) -> None:
     for step in (2, 4):
         _save(tmp_path, step)
 
-    prune(tmp_path, 3)
+    prune(tmp_path, 3, 10)
 
     assert _left(tmp_path) == [2, 4]
 
@@ -267,7 +283,7 @@ def test_a_save_that_never_finished_does_not_count_and_is_not_removed(tmp_path: 
     for step in (4, 5):
         _save(tmp_path, step, sealed=False)
 
-    prune(tmp_path, 2)
+    prune(tmp_path, 2, 10)
 
     assert _left(tmp_path) == [2, 3, 4, 5]
 
@@ -284,7 +300,7 @@ def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path, damage: str) -> No
     if damage == "garbled":
         (newest / MANIFEST).write_text('{"files": [')
 
-    prune(tmp_path, 2)
+    prune(tmp_path, 2, 10)
 
     assert _left(tmp_path) == [2, 3, 4]
     assert newest_valid(tmp_path)[0] == tmp_path / "checkpoint-3"
@@ -294,7 +310,7 @@ def test_where_all_are_damaged_nothing_is_removed(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         (_save(tmp_path, step) / "model.safetensors").unlink()
 
-    prune(tmp_path, 1)
+    prune(tmp_path, 1, 10)
 
     assert _left(tmp_path) == [1, 2, 3]
 
@@ -303,12 +319,112 @@ def test_a_kill_while_pruning_leaves_nothing_that_looks_whole(tmp_path: Path, mo
     for step in (1, 2):
         _save(tmp_path, step)
 
-    def killed(path: Path) -> None:
+    def killed(path: Path, **_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shutil, "rmtree", killed)
-    with pytest.raises(KeyboardInterrupt):
-        prune(tmp_path, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prune(tmp_path, 1, 10)
 
-    assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
-    assert inspect(tmp_path / "checkpoint-1") == "it has no manifest: the save never finished"
+    assert [verdict.step for verdict in survey(tmp_path)] == [2]
+    assert (unfinished(tmp_path) / "checkpoint-1" / "model.safetensors").exists()
+    clear_unfinished(tmp_path)
+    assert _left(tmp_path) == [2]
+
+
+def test_checkpoints_of_later_steps_are_another_attempts_and_neither_count_nor_go(tmp_path: Path) -> None:
+    for step in (2, 4, 98, 100):
+        _save(tmp_path, step)
+
+    prune(tmp_path, 1, 4)
+
+    assert _left(tmp_path) == [4, 98, 100]
+
+
+# From being written to being one
+
+
+def test_a_committed_checkpoint_is_in_its_place_and_named_as_the_latest(tmp_path: Path) -> None:
+    _save(unfinished(tmp_path), 7, sealed=False)
+
+    num_bytes = commit(tmp_path, 7, {"world_size": 2})
+
+    path = tmp_path / "checkpoint-7"
+    assert inspect(path) is None
+    assert facts(path) == {"step": 7, "world_size": 2}
+    assert num_bytes == sum(map(len, CONTENT.values()))
+    assert (tmp_path / LATEST).read_text() == "checkpoint-7\n"
+    assert {one.name for one in tmp_path.iterdir()} == {"checkpoint-7", LATEST}
+
+
+def test_a_save_of_the_same_step_replaces_the_older_one_and_mixes_nothing(tmp_path: Path) -> None:
+    (_save(tmp_path, 7) / "of the older one").touch()
+    _save(unfinished(tmp_path), 7, sealed=False)
+
+    commit(tmp_path, 7, {})
+
+    assert inspect(tmp_path / "checkpoint-7") is None
+    assert not (tmp_path / "checkpoint-7" / "of the older one").exists()
+
+
+@pytest.mark.parametrize("last", ["seal", "write_json", "flush", "write_text"])
+def test_a_kill_at_any_instant_of_a_commit_leaves_the_older_one_or_the_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    _save(tmp_path, 6)
+    _save(unfinished(tmp_path), 7, sealed=False)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, last, killed)
+    with pytest.raises(KeyboardInterrupt):
+        commit(tmp_path, 7, {})
+
+    assert newest_valid(tmp_path) == (tmp_path / f"checkpoint-{7 if last == 'write_text' else 6}", [])
+
+
+@pytest.mark.parametrize("text", [None, "", "checkpoint-1\n", "checkpoint-99\n", "\0\xff"])
+def test_the_newest_is_found_whatever_is_written_in_latest(tmp_path: Path, text: str | None) -> None:
+    for step in (1, 2):
+        _save(unfinished(tmp_path), step, sealed=False)
+        commit(tmp_path, step, {})
+    (tmp_path / LATEST).unlink()
+    if text is not None:
+        (tmp_path / LATEST).write_text(text)
+
+    assert newest_valid(tmp_path) == (tmp_path / "checkpoint-2", [])
+
+
+def test_a_checkpoint_that_goes_while_it_is_looked_at_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _save(tmp_path, 7)
+
+    def gone(file: Path) -> str:
+        shutil.rmtree(path, ignore_errors=True)
+        return sha256(file)
+
+    monkeypatch.setattr(checkpoints, "sha256", gone)
+
+    assert "cannot be read: No such file" in str(inspect(path))
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_link_that_leads_out_of_a_checkpoint_makes_it_invalid(tmp_path: Path, what: str) -> None:
+    """Sizes and hashes match, but what it leads to is another's, and may be another file when it is loaded."""
+    path, outside = _save(tmp_path, 1), tmp_path / "outside"
+    inner = path / "global_step1"
+    if what == "folder":
+        inner.rename(outside)
+        inner.symlink_to(outside)
+    else:
+        (inner / "rank_0.pt").rename(outside)
+        (inner / "rank_0.pt").symlink_to(outside)
+
+    assert "leads out of the checkpoint" in str(inspect(path))
+    inner_link = _save(tmp_path, 2)
+    (inner_link / "model.safetensors").rename(inner_link / "weights")
+    (inner_link / "model.safetensors").symlink_to("weights")
+    assert inspect(inner_link) is None

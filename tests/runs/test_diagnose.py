@@ -260,6 +260,45 @@ def test_a_command_that_nobody_planned_is_the_same_again() -> None:
     assert found.next_command == "tuner train '/runs/my run/recipe.py'"
 
 
+# Who held the others up
+
+
+HANG = "hang: no rank made progress for 5 s"
+WAITS = 'File "/x/torch/distributed/distributed_c10d.py", line 1 in barrier'
+
+
+@pytest.mark.parametrize(
+    ("evidence", "rank", "how"),
+    [
+        ({"counts": {0: 7, 1: 6, 2: 7}}, 1, "rank 1 lagged"),
+        ({"counts": {0: 7, 2: 7}}, 1, "rank 1 lagged"),
+        ({"counts": {0: 7, 1: 7, 2: 7}, "logs": {0: WAITS, 1: WAITS}}, 2, "rank 2 lagged"),
+        ({"counts": {0: 7, 1: 6, 2: 7}, "overdue": [2]}, 2, "rank 2 did not even end at SIGTERM"),
+        ({"counts": {0: 7, 1: 6, 2: 7}, "overdue": [0, 1, 2]}, 1, "rank 1 lagged"),
+        ({"counts": {0: 7, 1: 6, 2: 7}, "stopped": [2]}, 2, "rank 2 had been stopped: state T, as after SIGSTOP"),
+    ],
+)
+def test_a_hang_names_the_rank_that_the_others_waited_for(evidence: dict[str, Any], rank: int, how: str) -> None:
+    found = _found(_report(0, HANG, 124, cause="hang", step=3), world=3, **evidence)
+
+    assert (found.cause, found.rank, found.exit_code) == ("hang", rank, 124)
+    assert found.what.endswith(f"({how})")
+    assert found.next_command == f"tail -n 50 '/runs/my run/ranks/{rank}.log'"
+
+
+def test_an_error_of_a_rank_explains_that_the_others_stood_still() -> None:
+    found = _found(_report(0, HANG, 124, cause="hang"), _report(1, OOM), counts={0: 7, 1: 6})
+
+    assert (found.cause, found.rank) == ("gpu-out-of-memory", 1)
+
+
+def test_ranks_that_had_to_be_killed_are_a_cause_where_nobody_failed() -> None:
+    found = _found(overdue=[0, 1], overdue_s=300.4, logs={0: WAITS}, counts={0: 7, 1: 7}, last_step=6)
+
+    assert (found.cause, found.rank, found.exit_code) == ("did-not-stop", 1, 137)
+    assert found.what == "2 ranks did not stop within 300 s of SIGTERM: killed by SIGKILL (rank 1 lagged)"
+
+
 # What is gathered
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import tempfile
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tuner.errors import DiskError, RunDirectoryError
-from tuner.runs import directory
+from tuner.runs import checkpoints, directory
 from tuner.runs.directory import RunDirectory, check_free, create, is_run, newest_run, wait_for
 
 FILES = {"recipe.py": "a = 1\n", "deepspeed.json": "{}\n", "run.json": '{"launch_id": "first"}\n'}
@@ -100,6 +101,12 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path, below: str) -> None:
 
     assert str(tmp_path / "file") in str(caught.value)
     assert _tree(tmp_path) == {"file": "mine"}
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", "\x1b[31m", "\x7f"])
+def test_a_name_that_fits_on_no_line_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunDirectoryError, match="control character"):
+        check_free(tmp_path / name / "run", resume=False)
 
 
 def test_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
@@ -226,9 +233,37 @@ def test_resuming_touches_neither_checkpoints_nor_metrics_nor_the_users_files(tm
     (path / "notes.txt").write_text("mine")
     kept = {name: text for name, text in _tree(path).items() if name.startswith(("checkpoints", "metrics", "notes"))}
 
-    create(path, FILES, resume=True)
+    create(path, FILES | {"run.json": '{"resume_step": 1}'}, resume=True)
 
     assert kept.items() <= _tree(path).items()
+
+
+@pytest.mark.parametrize(
+    ("resume_step", "kept", "cut"), [(2, [1, 2], [3, 4]), (None, [], [1, 2, 3, 4]), (9, [1, 2, 3, 4], [])]
+)
+def test_the_metrics_of_steps_that_run_again_are_kept_with_the_attempt_that_wrote_them(
+    tmp_path: Path, resume_step: int | None, kept: list[int], cut: list[int]
+) -> None:
+    run = create(tmp_path / "run", FILES, resume=False)
+    for step in range(1, 5):
+        run.log_metrics({"step": step})
+
+    create(run.path, FILES | {"run.json": json.dumps({"resume_step": resume_step})}, resume=True)
+
+    aside = run.path / "attempts" / "1" / "metrics.jsonl"
+    assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == kept
+    assert [json.loads(line)["step"] for line in aside.read_text().splitlines()] == cut if cut else not aside.exists()
+
+
+def test_a_line_that_a_killed_rank_left_half_written_does_not_stay_in_the_metrics(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", FILES, resume=False)
+    run.log_metrics({"step": 1})
+    with run.metrics.open("a") as stream:
+        stream.write('{"step": 2, "lo')
+
+    create(run.path, FILES | {"run.json": '{"resume_step": 2}'}, resume=True)
+
+    assert run.metrics.read_text() == '{"step": 1}\n'
 
 
 def test_whoever_looks_while_a_run_is_resumed_sees_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,3 +376,41 @@ def test_half_a_run_is_none(tmp_path: Path) -> None:
     (tmp_path / "recipe.py").touch()
 
     assert not is_run(tmp_path)
+
+
+def test_a_start_that_was_killed_before_the_run_was_there_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    dead = {"pid": 2**22 + 1, "started_s": 1.0, "host": socket.gethostname(), "job": None, "restarts": 0}
+    (path / "lock").write_text(json.dumps(dead))
+    (path / "recipe.py").write_text("half of")
+    (path / ".deepspeed.json.x1.tmp").touch()
+
+    run = create(path, FILES, resume=False)
+
+    assert run.recipe.read_text() == FILES["recipe.py"]
+    assert not list(path.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("names", [["recipe.py"], ["lock", "recipe.py", "notes.txt"]])
+def test_what_a_killed_start_cannot_have_left_is_somebodys(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+
+    with pytest.raises(RunDirectoryError, match="is not empty"):
+        create(tmp_path, FILES, resume=False)
+
+    assert (tmp_path / "recipe.py").read_text() == ""
+
+
+def test_checkpoints_after_the_one_that_is_resumed_from_are_kept_with_their_attempt(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", FILES, resume=False)
+    for step in (2, 4, 6):
+        (run.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
+        checkpoints.seal(run.checkpoints / f"checkpoint-{step}", {"step": step})
+
+    create(run.path, {**FILES, "run.json": '{"resume_step": 2}'}, resume=True)
+
+    assert checkpoints.newest_valid(run.checkpoints)[0] == run.checkpoints / "checkpoint-2"
+    aside = run.path / "attempts" / "1" / "checkpoints"
+    assert sorted(one.name for one in aside.iterdir()) == ["checkpoint-4", "checkpoint-6"]

@@ -2,40 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.e2e.runs import environment, quick
-
-SCRIPTS = Path(os.environ.get("TUNER_SLURM_SCRIPTS", Path(__file__).parents[3] / "shared" / "slurm"))
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.skipif(not (SCRIPTS / "start-slurm.sh").is_file(), reason="no start-slurm.sh (TUNER_SLURM_SCRIPTS)"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="a Slurm of one's own needs root"),
-]
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[dict[str, str]]:
-    """Start the cluster and return the environment that reaches it."""
-    folder = tempfile.mkdtemp(prefix="slurm")  # short: it holds unix sockets
-    port = 21_000 + os.getpid() % 1_000 * 3
-    command = ["bash", SCRIPTS / "start-slurm.sh", folder]
-    started = subprocess.run(command, env={**os.environ, "PORT": str(port)}, capture_output=True, text=True)
-    if started.returncode:
-        pytest.skip(f"Slurm does not start: {started.stderr.strip().splitlines()[-1:]}")
-    try:
-        yield environment(SLURM_CONF=f"{folder}/etc/slurm.conf")
-    finally:
-        subprocess.run(["bash", SCRIPTS / "stop-slurm.sh", folder], check=True, capture_output=True)
-        shutil.rmtree(folder, ignore_errors=True)
+from tests.e2e.runs import quick
 
 
 def srun(env: dict[str, str], folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -44,6 +15,7 @@ def srun(env: dict[str, str], folder: Path, *arguments: object) -> subprocess.Co
         "-N2",
         "-n4",
         "--ntasks-per-node=2",
+        "--kill-on-bad-exit=1",
         sys.executable,
         "-m",
         "tuner",

@@ -1,13 +1,29 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import pty
+from collections.abc import Iterator
 
 import pytest
 
-from tuner.worker.callbacks import Bar
+from tuner.worker.progress import Bar
 
-LOGS = {"loss": 2.5, "tokens_per_second": 1200.0, "learning_rate": 1e-4}
+LOGS = {
+    "loss": 2.5,
+    "grad_norm": 0.123456,
+    "tokens_per_second": 1200.0,
+    "learning_rate": 1e-4,
+    "memory_bytes": 3 * 1024**3,
+}
+
+
+def drawn(terminal: int) -> Iterator[str]:
+    """Yield what was drawn on a terminal whose other end is closed; it arrives in pieces."""
+    with contextlib.suppress(OSError):
+        while data := os.read(terminal, 4096):
+            yield data.decode(errors="replace")
 
 
 def test_without_a_terminal_every_logged_step_is_a_line(capfd: pytest.CaptureFixture[str]) -> None:
@@ -17,7 +33,34 @@ def test_without_a_terminal_every_logged_step_is_a_line(capfd: pytest.CaptureFix
     bar.log(1, 4, dict(LOGS))
     bar.stop()
 
-    assert capfd.readouterr().out.startswith("step 1/4  loss 2.5000  lr 1.00e-04  1,200 tokens/s")
+    said = "step 1/4  loss 2.5000  grad 0.123  lr 1.00e-04  1,200 tokens/s  3.0 GiB  0:00:"
+    assert capfd.readouterr().out.startswith(said)
+
+
+def test_speed_is_that_of_one_rank_and_what_is_unknown_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    bar = Bar(None)
+    bar.start(4, 0)
+    bar.log(1, 4, {**LOGS, "mfu": 0.412, "grad_norm": None}, num_ranks=8)
+
+    assert "loss 2.5000  lr 1.00e-04  150 tokens/s a rank  MFU 41%  3.0 GiB" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("columns", "there", "not_there"), [(80, "grad 0.123", "lr"), (200, "1,200 tokens/s  3.0 GiB", "…")]
+)
+def test_the_bar_and_its_values_stand_in_one_line(
+    columns: int, there: str, not_there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with io.StringIO() as terminal:
+        bar = Bar(terminal)
+        bar.start(10_000, 0)
+        bar.log(1, 10_000, {**LOGS, "rewards/margins": 0.25})
+        bar.stop()
+        last = terminal.getvalue().splitlines()[-1]
+
+    assert len(last) <= columns and last.startswith("step ") and last.endswith("left")
+    assert there in last and not_there not in last
 
 
 def test_on_a_terminal_the_bar_is_there_and_lines_of_others_are_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +73,7 @@ def test_on_a_terminal_the_bar_is_there_and_lines_of_others_are_in_the_log(capfd
         bar.log(1, 4, {"eval_loss": 2.25})
         print("a library's line")
         bar.stop()
-        shown = os.read(master, 100_000).decode()
+    shown = "".join(drawn(master))
 
     os.close(master)
     assert "1/4" in shown and "library" not in shown

@@ -6,24 +6,32 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.launch.processes import wait_until
+from tests.machine.fake_slurm import FakeSlurm
+from tuner.files import write_json
+from tuner.runs import beats
+from tuner.runs.causes import classify
+from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, create
+from tuner.runs.evidence import gather
 
 ROOT = Path(__file__).parents[2]
 RANK = """
 import os, sys, time
 from pathlib import Path
-from tuner.errors import DataError, Stopped
+from tuner.errors import DataError, NotANumber, Stopped
+from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
 from tuner.runs.directory import RunDirectory
 from tuner.worker.guard import Guard
 run = RunDirectory(Path(sys.argv[1]))
-guard = Guard(run, Rank.of(os.environ))
+guard = Guard(run, Rank.of(os.environ), Job.of(os.environ))
 guard.install()
 guard.take_output()
 def work():
@@ -150,6 +158,17 @@ def test_a_rank_that_is_ended_after_another_failed_leaves_its_stack(run: RunDire
     assert "in work" in _log(run, 0)
 
 
+def test_a_rank_that_srun_ends_after_another_failed_does_not_hide_the_others_code(run: RunDirectory) -> None:
+    process = _start(run, "guard.can_stop_at_a_step = True\nprint('ready')\ntime.sleep(60)", rank=1)
+    wait_until(lambda: (run.ranks / "1.log").exists() and "ready" in _log(run, 1))
+    run.report_failure(0, 74, "failed")
+
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+
+    assert process.returncode == 1, "srun returns the highest code of all"
+
+
 def test_a_stop_request_while_training_lets_the_step_end(run: RunDirectory) -> None:
     work = (
         "guard.can_stop_at_a_step = True\nprint('ready')\nwhile not guard.stop_requested: time.sleep(0.01)\nos._exit(7)"
@@ -161,3 +180,218 @@ def test_a_stop_request_while_training_lets_the_step_end(run: RunDirectory) -> N
     process.communicate(timeout=20)
 
     assert process.returncode == 7
+
+
+# A job of Slurm that may requeue itself
+
+STOPS = "guard._teardown = lambda: None\nguard.step = {step}\nraise Stopped('at step {step}')"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    return FakeSlurm(tmp_path / "slurm")
+
+
+def _task(slurm: FakeSlurm, restarts: int = 0) -> dict[str, str]:
+    job = {"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0", "TUNER_MAX_REQUEUES": "3"}
+    return {**job, "SLURM_RESTART_COUNT": str(restarts), "PATH": slurm.path}
+
+
+def _requeues(slurm: FakeSlurm) -> list[list[str]]:
+    return [call for call in slurm.calls() if call[1] == "requeue"]
+
+
+def test_a_stopped_run_requeues_its_job_once_and_from_rank_0_alone(run: RunDirectory, slurm: FakeSlurm) -> None:
+    _ended(run, STOPS.format(step=3), rank=1, **_task(slurm))
+    assert slurm.calls() == []
+
+    code, _, err = _ended(run, STOPS.format(step=3), **_task(slurm))
+
+    assert code == 75
+    assert "Job 8 goes back into the queue: restart 1 of at most 3.\n" in err
+    assert _requeues(slurm) == [["scontrol", "requeue", "8"]]
+
+
+def test_the_others_leave_after_rank_0_has_requeued(run: RunDirectory, slurm: FakeSlurm) -> None:
+    work = "guard._teardown = lambda: print(open(os.environ['CALLS']).read())\nraise Stopped('')"
+
+    _ended(run, work, **_task(slurm), CALLS=str(slurm.folder / "calls"))
+
+    assert '["scontrol", "requeue", "8"]' in _log(run, 0)
+
+
+def test_five_stops_at_the_same_step_requeue_once(run: RunDirectory, slurm: FakeSlurm) -> None:
+    for restarts in range(5):
+        write_json(run.run, {"resume_step": 3 if restarts else None})
+        _, _, err = _ended(run, STOPS.format(step=3), **_task(slurm, restarts))
+
+    assert len(_requeues(slurm)) == 1
+    assert "Job 8 is not requeued: it was started again 4 times, and 3 is the limit.\n" in err
+
+
+def test_a_run_that_gets_further_is_requeued_up_to_the_limit(run: RunDirectory, slurm: FakeSlurm) -> None:
+    for restarts in range(5):
+        write_json(run.run, {"resume_step": restarts * 3})
+        _ended(run, STOPS.format(step=restarts * 3 + 3), **_task(slurm, restarts))
+
+    assert len(_requeues(slurm)) == 3
+
+
+def test_a_job_that_is_being_cancelled_is_not_started_again(run: RunDirectory, slurm: FakeSlurm) -> None:
+    slurm.says("JobId=8 JobState=CANCELLED")
+
+    code, _, err = _ended(run, STOPS.format(step=3), **_task(slurm))
+
+    assert code == 75
+    assert "not requeued: Slurm says that it is CANCELLED.\n" in err
+    assert _requeues(slurm) == []
+
+
+def test_a_slurm_that_refuses_does_not_change_how_a_run_ends(run: RunDirectory, slurm: FakeSlurm) -> None:
+    slurm.fails("scontrol: error: Requeue disabled")
+
+    code, _, err = _ended(run, STOPS.format(step=3), **_task(slurm))
+
+    assert code == 75
+    assert "Job 8 is not requeued: scontrol refuses: Requeue disabled.\n" in err
+    assert _status(run)["state"] == "stopped"
+
+
+def test_a_signal_before_training_requeues_too(run: RunDirectory, slurm: FakeSlurm) -> None:
+    process = _start(run, "print('ready')\ntime.sleep(60)", **_task(slurm))
+    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+
+    process.send_signal(signal.SIGUSR2)
+    process.communicate(timeout=20)
+
+    assert process.returncode == 128 + signal.SIGUSR2
+    assert _requeues(slurm) == [["scontrol", "requeue", "8"]]
+
+
+def test_a_signal_that_came_before_the_rank_listened_is_not_lost(run: RunDirectory, slurm: FakeSlurm) -> None:
+    held = "slurm.prepare_for_signals(); os.kill(os.getpid(), signal.SIGUSR2)"
+    becomes = "os.execv(sys.executable, [sys.executable, '-c', *sys.argv[1:]])"
+    code = f"import os, signal, sys; from tuner.machine import slurm; {held}; {becomes}"
+    rank = RANK.replace("{work}", "time.sleep(60)")
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, rank, run.path],
+        cwd=ROOT, env={**os.environ, **_task(slurm)}, timeout=60,
+    )  # fmt: skip
+
+    assert done.returncode == 128 + signal.SIGUSR2
+    assert len(_requeues(slurm)) == 1
+
+
+def test_a_failure_requeues_nothing(run: RunDirectory, slurm: FakeSlurm) -> None:
+    _ended(run, "{}['labels']", **_task(slurm))
+
+    assert slurm.calls() == []
+
+
+# A rank that stands still
+
+
+GOES_ON = "os._exit(7)"
+"""Python's own end would not prove that the watchdog let it live."""
+
+
+def test_a_rank_without_progress_ends_with_code_124_and_its_stack(run: RunDirectory) -> None:
+    code, _, err = _ended(run, "guard.heart.beat('loading the model')\nguard.watch(1)\ntime.sleep(60)")
+
+    assert code == _status(run)["exit_code"] == 124
+    assert err.startswith("hang: no rank made progress for 1 s; this one was loading the model.")
+    assert "in work" in _log(run, 0)
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        "guard.heart.beat('training')",
+        "(run.ranks / '1.beat').write_text(str(number))",
+        "Path('/dev/zero').open('rb').read(1 << 21)",
+    ],
+    ids=["its own", "another rank's", "bytes that it reads"],
+)
+def test_a_rank_with_progress_goes_on(run: RunDirectory, progress: str) -> None:
+    work = f"guard.watch(1)\nfor number in range(20):\n    time.sleep(0.1)\n    {progress}\n{GOES_ON}"
+
+    assert _ended(run, work, **SUPERVISED)[0] == 7
+
+
+def test_a_rank_that_was_suspended_has_not_hung_in_between(run: RunDirectory) -> None:
+    work = f"guard.watch(3)\nprint('ready')\nfor _ in range(15): time.sleep(0.1)\n{GOES_ON}"
+    process = _start(run, work)
+    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(4)
+    process.send_signal(signal.SIGCONT)
+    process.communicate(timeout=20)
+
+    assert process.returncode == 7
+
+
+def test_the_only_rank_ends_though_c_code_never_gives_up_the_interpreter(run: RunDirectory) -> None:
+    hold = "import ctypes\nlock = ctypes.create_string_buffer(64)\nlock_it = ctypes.PyDLL(None).pthread_mutex_lock"
+    work = f"guard.watch(1)\ntime.sleep(0.3)\n{hold}\nlock_it(lock)\nlock_it(lock)"
+
+    code, _, _ = _ended(run, work, WORLD_SIZE="1", **SUPERVISED)
+
+    assert code == 1
+    found = classify(_log(run, 0))
+    assert found and found[0].name == "hang"
+    assert "in work" in _log(run, 0)
+
+
+def test_sigquit_shows_a_running_ranks_stacks(run: RunDirectory) -> None:
+    process = _start(
+        run,
+        f"print('ready')\nwhile 'in work' not in _seen(): time.sleep(0.05)\n{GOES_ON}".replace(
+            "_seen()", "(run.ranks / '0.log').read_text()"
+        ),
+    )
+    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+
+    process.send_signal(signal.SIGQUIT)
+    process.communicate(timeout=20)
+
+    assert process.returncode == 7
+
+
+def test_a_rank_leaves_its_sign_of_life(run: RunDirectory) -> None:
+    process = _start(
+        run, "guard.heart.beat('loading the model')\nguard.heart.saved(2.5)\nprint('ready')\ntime.sleep(60)", 1
+    )
+    wait_until(lambda: (run.ranks / "1.log").exists() and "ready" in _log(run, 1))
+
+    found = beats.here(run)
+    process.kill()
+    process.communicate(timeout=20)
+
+    assert (found[1].pid, found[1].doing, found[1].count, found[1].save_s) == (process.pid, "loading the model", 1, 2.5)
+
+
+def test_a_torn_sign_of_life_is_none(run: RunDirectory) -> None:
+    run.ranks.mkdir()
+    (run.ranks / "0.beat").write_bytes(b'{"rank": 0, "pi')
+
+    assert beats.read(run) == {}
+
+
+# A number that is none
+
+
+def test_all_ranks_report_the_rank_that_it_began_on(run: RunDirectory) -> None:
+    _ended(run, "raise NotANumber('loss is nan', rank=1)", rank=0, **SUPERVISED)
+
+    assert diagnose(gather(run)).rank == 1
+
+
+def test_without_a_supervisor_only_that_rank_tells(run: RunDirectory) -> None:
+    _, _, quiet = _ended(run, "raise NotANumber('loss is nan', rank=1)", rank=0)
+    (run.ranks / "0.json").unlink()
+    _, _, told = _ended(run, "raise NotANumber('loss is nan', rank=1)", rank=1)
+
+    assert quiet == ""
+    assert told.startswith("not-a-number: loss is nan.\nOn rank 1,")

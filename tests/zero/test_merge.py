@@ -4,7 +4,6 @@ import copy
 import json
 import logging
 import shlex
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tuner.errors import DeepSpeedConfigError, MachineError, RecipeError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog, recipe
+from tuner.recipes.layers import leaves
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.zero import merge
 from tuner.zero.jsonfile import Document, parse
@@ -48,14 +48,6 @@ def _merge(
     document = parse(json_text, "my.json") if isinstance(json_text, str) else json_text
     precision = decide(loaded.config.optim_wrapper.dtype, hardware)
     return merge.merge(loaded, document, _batch(loaded, ranks), precision, hardware)
-
-
-def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if isinstance(item, dict) and item:
-            yield from _leaves(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
 
 
 def _warning(final: FinalConfig, key: str) -> str:
@@ -390,12 +382,12 @@ def test_an_optimizer_that_deepspeed_never_tested_is_allowed_also_under_a_users_
 
 
 def _assert_final(final: FinalConfig) -> None:
-    leaves = dict(_leaves(final.config))
-    assert "auto" not in leaves.values()
-    assert leaves.keys() == final.origins.keys()
+    found = dict(leaves(final.config))
+    assert "auto" not in found.values()
+    assert found.keys() == final.origins.keys()
     assert all(origin.source for origin in final.origins.values())
     assert json.loads(json.dumps(final.config, allow_nan=False)) == final.config
-    assert "gradient_clipping" in leaves
+    assert "gradient_clipping" in found
     assert not (final.config["bf16"]["enabled"] and final.config["fp16"]["enabled"])
 
 

@@ -43,6 +43,10 @@ def test_emulated_bf16_is_called_that() -> None:
     assert "emulated" not in decide("bf16", CPU).reason
 
 
+def test_a_weight_has_four_bytes_in_fp32_alone() -> None:
+    assert [decide(dtype, machine(A100)).weight_bytes for dtype in ("bf16", "fp16", "fp32")] == [2, 2, 4]
+
+
 def test_fp16_on_a_cpu_is_refused_with_what_to_set() -> None:
     with pytest.raises(MachineError) as caught:
         decide("fp16", CPU)

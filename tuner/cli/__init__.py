@@ -16,6 +16,9 @@ from tuner.errors import TunerError, did_you_mean
 _LET_THE_FIRST_SPEAK_S = 5
 COMMANDS = {
     "train": "Train a recipe, by name or from a file.",
+    "submit": "Train a recipe as a job of Slurm, which requeues itself.",
+    "report": "Write what happened in runs as one HTML file.",
+    "runs": "List the runs of a work directory, and how each stands.",
     "plan": "Show what a recipe needs at every ZeRO level, and what fits.",
     "check": "Check a recipe, a DeepSpeed config or a run; start nothing.",
     "list": "List the parts that recipe names are composed of.",
@@ -24,6 +27,10 @@ COMMANDS = {
     "data": "Show what a recipe's data becomes, and its bad rows.",
     "doctor": "Try what training needs on this machine.",
     "smoke": "Try a recipe on a small random model of its kind, in a minute.",
+    "chat": "Ask a run's result or any model, in the terminal or a script.",
+    "eval": "Judge a run's result or any model: loss, answers, task scores.",
+    "export": "Write what a run trained as files to publish.",
+    "convert": "XTuner's words for export: pth_to_hf and merge.",
 }
 """Name -> one line, so that --help needs no command's imports."""
 
@@ -69,7 +76,7 @@ def main() -> None:
     except TunerError as error:
         if debug:
             raise
-        from tuner.machine.topology import speaks  # only on the way to an error
+        from tuner.machine.slurm import speaks  # only on the way to an error
 
         if speaks(os.environ) or error.exit_code != 2:
             click.echo(str(error), err=True)

@@ -11,7 +11,7 @@ import click
 
 from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
-from tuner.errors import TunerError
+from tuner.errors import TunerError, visible
 
 if TYPE_CHECKING:
     from tuner.recipes.recipe import Recipe
@@ -36,7 +36,7 @@ class Finding:
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        return f"{place}{self.severity}: {self.what}{'. ' + self.fix if self.fix else ''}"
+        return visible(f"{place}{self.severity}: {self.what}{'. ' + self.fix if self.fix else ''}")
 
 
 @click.command()
@@ -90,6 +90,7 @@ def _recipe(
         named = deepspeed is not None and deepspeed != "auto"
         return found + (_config(lambda: _open(str(deepspeed), "--deepspeed")) if named else [])
     config = loaded[0].config
+    found += _errors(lambda: recipe.refuse_functions(loaded[0], allow_code=allow_code))
     found += _errors(lambda: paths.check_model(config))
     found += _errors(lambda: paths.check_data(config))
     template = config.model.chat_template
@@ -124,8 +125,14 @@ def _run(path: Path) -> list[Finding]:
     from tuner.runs.directory import RunDirectory
     from tuner.zero import jsonfile
 
-    run = RunDirectory(path)
-    return _config(lambda: jsonfile.read(run.deepspeed)) + _errors(lambda: targets.run_section(path))
+    def used() -> Document:
+        document = jsonfile.read(RunDirectory(path).deepspeed)
+        block = document.value.get("checkpoint")
+        if isinstance(block, dict):
+            block.pop("load_universal", None)  # the attempt's own: it resumed on another number of ranks
+        return document
+
+    return _config(used) + _errors(lambda: targets.run_section(path))
 
 
 def _open(chosen: Any, where: str) -> Document:
@@ -170,7 +177,7 @@ def _print(name: str, found: list[Finding], *, as_json: bool) -> None:
     else:
         for one in found:
             click.echo(str(one))
-        click.echo(f"{name}: {_counted(counts)}")
+        click.echo(visible(f"{name}: {_counted(counts)}"))
     if counts["error"]:
         click.get_current_context().exit(_WRONG)
 

@@ -36,11 +36,16 @@ def command(name: str, every: bool, samples: int, as_json: bool, allow_code: boo
     from tuner.worker.quiet import hush
 
     found = recipe.load(name, overrides(**changes), allow_code=allow_code)
+    recipe.refuse_functions(found, allow_code=allow_code)
     paths.check_model(found.config)
     paths.check_data(found.config)
     hush()
+    from tuner.worker.models.load import load_tokenizer, source
+
+    tokenizer = load_tokenizer(found.config.model, source(found.config.model))
+    objective = found.config.objective.type
     views = {
-        split: _view(found.config, dataset, samples if split == "train" else 0, as_json=as_json)
+        split: _view(dataset, tokenizer, objective, samples if split == "train" else 0, as_json=as_json)
         for split, dataset in _splits(found.config, every)
     }
     if as_json:
@@ -57,15 +62,13 @@ def _splits(config: RecipeConfig, every: bool) -> Iterable[tuple[str, Dataset]]:
             yield split, loader.dataset.model_copy(update={"max_rows": limit})
 
 
-def _view(config: RecipeConfig, dataset: Dataset, samples: int, *, as_json: bool) -> View:
+def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, as_json: bool) -> View:
     from tuner.worker.data.view import view
-    from tuner.worker.models.load import load_tokenizer, source
 
-    tokenizer = load_tokenizer(config.model, source(config.model))
     try:
-        return view(dataset, tokenizer, config.objective.type, samples)
+        return view(dataset, tokenizer, objective, samples)
     except DataError as first:
-        raise _told(first, dataset, tokenizer, config.objective.type, as_json=as_json) from first
+        raise _told(first, dataset, tokenizer, objective, as_json=as_json) from first
 
 
 def _told(first: DataError, dataset: Dataset, tokenizer: Any, objective: str, *, as_json: bool) -> TunerError:

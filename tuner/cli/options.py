@@ -42,7 +42,11 @@ _OVERRIDES = (
         help="As --set; XTuner's word.",
     ),
     click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="The one seed of weights, data order and dropout."),
-    click.option("--allow-code", is_flag=True, help="Run a recipe file that holds code instead of refusing it."),
+    click.option(
+        "--allow-code",
+        is_flag=True,
+        help="Run the code that a recipe file holds, or names of an installed package, instead of refusing it.",
+    ),
     click.option("--debug", is_flag=True, help="Show tracebacks of users' mistakes too."),
     click.argument("more", nargs=-1, metavar=""),
 )

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli import complete
+from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
-from tuner.cli.targets import machine_options
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ _COLUMNS = {
 
 @click.command()
 @click.argument("recipe", shell_complete=complete.recipes)
-@machine_options
+@targets.machine_options
 @click.option("--gpu-memory", metavar="SIZE", help="Their memory, such as 80GB.")
 @click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB.")
 @click.option("--interconnect", metavar="RATE", help="Network of each node, such as 8x400Gb/s: adds seconds a step.")
@@ -58,8 +57,8 @@ def command(
     from tuner.recipes import recipe as recipes
 
     loaded = recipes.load(recipe, overrides(**changes), allow_code=allow_code)
-    weight_bytes = 4 if loaded.config.optim_wrapper.dtype == "fp32" else 2
-    machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, weight_bytes)
+    dtype = loaded.config.optim_wrapper.dtype
+    machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, dtype)
     made = report.make(loaded, machines, _network(interconnect, product, utilisation))
     if as_json:
         click.echo(dump_json(report.to_json(made)), nl=False)
@@ -68,45 +67,33 @@ def command(
 
 
 def _machines(
-    gpus: int | None, gpu: str | None, gpu_memory: str | None, nodes: int, host_memory: str | None, weight_bytes: int
+    gpus: int | None, gpu: str | None, gpu_memory: str | None, nodes: int, host_memory: str | None, dtype: str
 ) -> tuple[Machines, KnownGpu | None, str]:
     """Return the machines that the flags mean, where they are silent those that are here, and what to call them."""
     from tuner.fit import gpus as known
     from tuner.fit import sizes
     from tuner.fit.advice import Machines
+    from tuner.machine.hardware import Gpu, Hardware, detect
+    from tuner.zero import precision
 
     if gpu and gpu_memory:
         raise UsageError("both name the GPU's memory", where="--gpu and --gpu-memory", fix="Give one of them.")
-    product = known.find(gpu) if gpu else None
     host_bytes = sizes.parse_bytes(host_memory, "--host-memory") if host_memory else 0
-    if product:
-        size, label = product.memory_bytes, known.spelled(gpu or "")
-    elif gpu_memory:
-        size, label = sizes.parse_bytes(gpu_memory, "--gpu-memory"), gpu_memory
+    here, assumed = Hardware() if gpu or gpu_memory else detect(os.environ), ""
+    if not (gpu or gpu_memory or here.gpus):
+        gpus, gpu = gpus or 8, _ASSUMED
+        assumed = " (assumed, since no GPU is here; say which with --gpus and --gpu)"
+    if gpu_memory:
+        # The capability tells bf16 from fp16, which take as much.
+        kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, "--gpu-memory"), (0, 0))
     else:
-        return _these_machines(gpus, nodes, host_bytes, weight_bytes)
-    machines = Machines(gpus or 1, size, nodes, host_bytes, weight_bytes)
-    return machines, product, f"{nodes} x {gpus or 1} x {label}"
-
-
-def _these_machines(
-    gpus: int | None, nodes: int, host_bytes: int, weight_bytes: int
-) -> tuple[Machines, KnownGpu | None, str]:
-    from tuner.fit import gpus as known
-    from tuner.fit.advice import Machines
-    from tuner.machine import hardware
-
-    here = hardware.detect(os.environ)
-    if here.gpus:
-        first = here.gpus[0]
-        machines = Machines(
-            gpus or len(here.gpus), here.smallest_gpu_bytes, nodes, host_bytes or here.host_memory_bytes, weight_bytes
-        )
-        return machines, known.like(first.name, first.memory_bytes), f"{nodes} x {here.describe()}"
-    product = known.GPUS[_ASSUMED]
-    machines = Machines(gpus or 8, product.memory_bytes, nodes, host_bytes, weight_bytes)
-    assumed = "(assumed, since no GPU is here; say which with --gpus and --gpu)"
-    return machines, product, f"{nodes} x {machines.gpus_per_node} x {_ASSUMED} {assumed}"
+        kind = targets.known_gpu(gpu) if gpu else None
+    node = targets.node(here, gpus, kind)
+    count, first = len(node.gpus), node.gpus[0]
+    weight_bytes = precision.decide(dtype, node).weight_bytes
+    machines = Machines(count, node.smallest_gpu_bytes, nodes, host_bytes or node.host_memory_bytes, weight_bytes)
+    product = known.find(gpu) if gpu else known.like(first.name, first.memory_bytes)
+    return machines, product, f"{nodes} x {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
 
 
 def _network(interconnect: str | None, product: KnownGpu | None, utilisation: float) -> Network | None:

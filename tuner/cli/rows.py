@@ -5,21 +5,22 @@ It reads no data, and no text of a row reaches the terminal as a control sequenc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
+from tuner.errors import visible
+
 if TYPE_CHECKING:
     from tuner.worker.data.view import Piece, Shown, View
 
 _BAR_WIDTH = 40
+_MAX_BAD = 20
 _MAX_PIECE, _END_OF_PIECE = 1_000, 200
 """Characters of a run of tokens that are shown, and how many of them are its last."""
 _TRAINED, _MARKS = "bold green", ("[[", "]]")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def print_split(console: Console, split: str, view: View) -> None:
@@ -28,6 +29,8 @@ def print_split(console: Console, split: str, view: View) -> None:
     from tuner.worker.data.view import histogram
 
     console.print(describe(view.prepared, split))
+    for bad in view.prepared.bad_rows[:_MAX_BAD]:
+        console.print(f"  {visible(bad['where'])}: {visible(bad['what'])}")
     for side, lengths in view.lengths.items():
         bars = histogram(lengths)
         least, most = lengths.min(), lengths.max()
@@ -49,7 +52,7 @@ def print_samples(console: Console, samples: Sequence[Shown]) -> None:
     for sample in samples:
         cut = f", {sample.num_cut:,} more are beyond max_length" if sample.num_cut else ""
         counts = f"{sample.num_tokens:,} tokens, {sample.num_trained:,} of them trained{cut}"
-        console.print(f"\n{_visible(sample.place)}: {counts}", style="bold")
+        console.print(f"\n{visible(sample.place)}: {counts}", style="bold")
         for name, pieces in sample.parts.items():
             if len(sample.parts) > 1:
                 console.print(f"{name}:", style="italic")
@@ -60,7 +63,7 @@ def _text(pieces: Sequence[Piece], *, colours: bool) -> Text:
     text = Text()
     for piece, trained in pieces:
         before, after = _MARKS if trained and not colours else ("", "")
-        text.append(f"{before}{_shortened(_visible(piece))}{after}", style=_TRAINED if trained and colours else "")
+        text.append(f"{before}{_shortened(visible(piece))}{after}", style=_TRAINED if trained and colours else "")
     text.rstrip()
     return text
 
@@ -70,8 +73,3 @@ def _shortened(text: str) -> str:
     if left_out <= 0:
         return text
     return f"{text[: _MAX_PIECE - _END_OF_PIECE]} ... {left_out:,} characters ... {text[-_END_OF_PIECE:]}"
-
-
-def _visible(text: str) -> str:
-    """Write control characters, and those that turn the direction of text, as their codes."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

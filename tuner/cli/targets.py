@@ -16,7 +16,7 @@ from tuner.cli import complete
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from tuner.machine.hardware import Hardware
+    from tuner.machine.hardware import Gpu, Hardware
     from tuner.machine.topology import Topology
     from tuner.recipes.diff import Section
     from tuner.zero.jsonfile import Document
@@ -93,8 +93,6 @@ def machines(gpus: int | None, gpu: str | None, nodes: int) -> tuple[Hardware, T
     Raises:
         UsageError: --gpus without a GPU here or a name, an unknown name, or launch variables that contradict.
     """
-    from dataclasses import replace
-
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags, Topology, resolve
 
@@ -103,14 +101,28 @@ def machines(gpus: int | None, gpu: str | None, nodes: int) -> tuple[Hardware, T
         return here, resolve(LaunchFlags(), os.environ, len(here.gpus))
     if gpu is None and not here.gpus:
         raise UsageError("no GPU is here, so its kind must be said", where="--gpus", fix="Add: --gpu a100-80g.")
-    kind = _known(gpu) if gpu else here.gpus[0]
-    count = gpus or (1 if gpu else len(here.gpus))
+    made = node(here, gpus, known_gpu(gpu) if gpu else None)
+    return made, Topology("torchrun", nodes, 0, len(made.gpus), nodes * len(made.gpus))
+
+
+def node(here: Hardware, gpus: int | None, kind: Gpu | None) -> Hardware:
+    """Return one node as the flags mean it: so many GPUs of a kind, where they are silent those that are here."""
+    from dataclasses import replace
+
+    if kind is None:
+        # Where those that are here differ, the smallest decides what fits.
+        smallest = min(here.gpus, key=lambda gpu: gpu.memory_bytes)
+        return here if gpus in (None, len(here.gpus)) else replace(here, gpus=(smallest,) * gpus)
     # Nobody knows the host's memory of a machine that is not here, so it is not judged.
-    made = replace(here, gpus=(kind,) * count, host_memory_bytes=0 if gpu else here.host_memory_bytes)
-    return made, Topology("torchrun", nodes, 0, count, nodes * count)
+    return replace(here, gpus=(kind,) * (gpus or 1), host_memory_bytes=0)
 
 
-def _known(name: str) -> Any:
+def known_gpu(name: str) -> Gpu:
+    """Return the GPU that a product's name means.
+
+    Raises:
+        UsageError: no such GPU is known.
+    """
     from tuner.fit import gpus
     from tuner.machine.hardware import Gpu
 

@@ -25,6 +25,11 @@ LAUNCHERS = ("torchrun", "slurm", "none")
 @targets.deepspeed_option
 @click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
 @click.option("--resume", metavar="PATH|auto", help="A checkpoint or run directory to go on from; auto: the newest.")
+@click.option(
+    "--resume-weights",
+    is_flag=True,
+    help="With --resume: where the optimizer's states cannot move, as to another ZeRO stage, the weights move alone.",
+)
 @click.option("--launcher", type=click.Choice(LAUNCHERS), default="torchrun", help="Who starts the ranks.")
 @click.option("--nproc-per-node", type=int, help="Processes on each node. Default: one a GPU. [NPROC_PER_NODE]")
 @click.option("--nnodes", type=int, help="Machines. [NNODES]")
@@ -38,6 +43,21 @@ LAUNCHERS = ("torchrun", "slurm", "none")
     default="stop",
     help="Out of memory: stop, or go on from the last checkpoint with a smaller micro-batch, then at a higher level.",
 )
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="A rank that was killed, crashed or hung: go on from the last checkpoint, at most so often.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300,
+    metavar="SECONDS",
+    show_default=True,
+    help="When told to stop, ranks have this long to finish the step and save; longer where their saves took long.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would run, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")
 @override_options
@@ -46,8 +66,11 @@ def command(
     deepspeed: str | None,
     work_dir: Path | None,
     resume: str | None,
+    resume_weights: bool,
     ignore_fit: bool,
     on_oom: str,
+    max_restarts: int,
+    grace: float,
     dry_run: bool,
     as_json: bool,
     allow_code: bool,
@@ -64,11 +87,15 @@ def command(
     from datetime import datetime
 
     from tuner.launch import plan, preflight
-    from tuner.machine import hardware
+    from tuner.machine import hardware, slurm
     from tuner.machine.topology import LaunchFlags
 
+    if launcher == "slurm":
+        slurm.prepare_for_signals()
     if as_json and not dry_run:
         raise UsageError("--json without --dry-run", where="--json", fix="Add --dry-run.")
+    if resume_weights and resume is None:
+        raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")
     flags = LaunchFlags(launcher, nproc_per_node, nnodes, node_rank, master_addr, master_port)  # type: ignore[arg-type]
     request = plan.Request(
         recipe,
@@ -77,10 +104,13 @@ def command(
         flags,
         work_dir,
         resume,
+        resume_weights,
         allow_code,
         ignore_fit,
         ("tuner", *sys.argv[1:]),
         on_oom,
+        max_restarts,
+        grace_s=grace,
     )
     environ = dict(os.environ)
     made = plan.make(request, environ, hardware.detect(environ), datetime.now().astimezone())

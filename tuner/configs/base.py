@@ -53,6 +53,8 @@ train_dataloader = dict(
         mixture=None,
         # Only the first rows, as many as this. None: all.
         max_rows=None,
+        # So many bad rows (torn, not UTF-8, of another shape) are left out and listed; one more is an error.
+        bad_rows=0,
         # Tokens. A longer sample is split when packing, else cut at the end (and counted).
         max_length=2048,
         # Fill rows of max_length with whole samples, best fit first; samples never attend to each other.
@@ -82,21 +84,29 @@ train_cfg = dict(
     max_epochs=3,
     # Optimizer steps. A number here wins over max_epochs. None: max_epochs decides.
     max_steps=None,
+    # Optimizer steps between validations. None: at the end of each epoch.
+    val_interval=None,
+    # Training ends after so many validations without a lower loss. None: never before its time.
+    early_stopping_patience=None,
     # Train the last so many decoder layers alone and freeze the rest. None: all.
     trainable_layers=None,
     # Recompute activations in the backward pass: less memory, about a third more time.
     gradient_checkpointing=True,
+    # Seconds without any progress (a micro-batch, a validation step, bytes loaded or saved) after which the ranks leave
+    # their stacks in their logs and the run ends with code 124. Longer than the longest single micro-batch takes.
+    hang_timeout=1800,
 )
 
 # interval: optimizer steps between checkpoints. max_keep_ckpts: older ones beyond this number are removed.
-checkpoint = dict(interval=500, max_keep_ckpts=2)
+# save_best: 'eval_loss' (or 'auto') saves at each lower validation loss, keeps the best, and ends with its weights.
+checkpoint = dict(interval=500, max_keep_ckpts=2, save_best=None)
 
 log = dict(
     # Optimizer steps between lines of metrics.jsonl.
     interval=10,
-    # Names of transformers' integrations: 'tensorboard', 'wandb', 'mlflow', 'trackio'.
+    # Of transformers' integrations: 'tensorboard', 'wandb', 'mlflow', 'trackio', 'comet_ml', 'swanlab', 'clearml'.
     trackers=(),
-    # Validation prompts answered by the trained model after training. Loads the result once more on rank 0.
+    # Validation prompts answered after training, by the result and by the model before it; rank 0 loads both anew.
     num_samples=0,
 )
 

@@ -12,6 +12,7 @@ from typing import Any
 from tuner.fit.estimate import Level, Peak, peak
 from tuner.fit.memory import LEVELS
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.objective import least_batch_size
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig
 
 _LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set optim_wrapper.optimizer.lr=2e-4'
@@ -127,6 +128,13 @@ def _costly(recipe: RecipeConfig, facts: Architecture, machines: Machines, flags
         yield replace(more, flags=flags)
 
 
+def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
+    """Return each (micro-batch, accumulation) below the recipe's with the same global batch, the smallest first."""
+    micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
+    sizes = range(least_batch_size(recipe.objective), micro)
+    return [(size, micro * accumulation // size) for size in sizes if micro * accumulation % size == 0]
+
+
 def _first(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> Fit | None:
     return recommended(levels(recipe, facts, machines))
 
@@ -141,13 +149,14 @@ def _checkpointing(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
     return recipe.model_copy(update={"train_cfg": block}), "--set gradient_checkpointing=True"
 
 
-def _micro_batch_one(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
-    micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
-    if micro == 1:
+def _smallest_batch(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
+    smaller = smaller_batches(recipe)
+    if not smaller:
         return None
-    loader = recipe.train_dataloader.model_copy(update={"batch_size": 1})
-    optim = recipe.optim_wrapper.model_copy(update={"accumulative_counts": micro * accumulation})
-    flags = f"--set train_dataloader.batch_size=1 --set accumulative_counts={micro * accumulation}"
+    micro, accumulation = smaller[0]
+    loader = recipe.train_dataloader.model_copy(update={"batch_size": micro})
+    optim = recipe.optim_wrapper.model_copy(update={"accumulative_counts": accumulation})
+    flags = f"--set train_dataloader.batch_size={micro} --set accumulative_counts={accumulation}"
     return recipe.model_copy(update={"train_dataloader": loader, "optim_wrapper": optim}), flags
 
 
@@ -168,7 +177,7 @@ def _qlora(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
 
 _FREE: tuple[tuple[str, Step], ...] = (
     ("recompute activations: about a third more time", _checkpointing),
-    ("a micro-batch of 1 and more accumulation: the same global batch", _micro_batch_one),
+    ("the smallest micro-batch and more accumulation: the same global batch", _smallest_batch),
 )
 _COSTLY: tuple[tuple[str, Step], ...] = (
     ("LoRA: adapters are trained instead of the weights", _lora),

@@ -73,7 +73,7 @@ def traffic(
     Args:
         level: A level of `fit.memory.LEVELS`, or `HIERARCHICAL`.
         trainable_bytes: 16-bit bytes of the trained weights (their gradients are as large).
-        frozen_bytes: Bytes of the frozen weights as they are stored.
+        frozen_bytes: Bytes of the frozen weights as they are stored, without what every rank keeps whole.
         world_size: Ranks.
         accumulation: Micro-batches a step.
         gpus_per_node: For `HIERARCHICAL`: the ranks that hold a whole copy together.

@@ -114,7 +114,7 @@ def peak(
         weight_bytes: 2 in bf16 and fp16, 4 in fp32.
     """
     parameters = count(recipe, facts)
-    states = _states(recipe, parameters, level, world_size, weight_bytes)
+    states = model_states(recipe, parameters, level, world_size, weight_bytes)
     work = activations.of_recipe(recipe, facts, weight_bytes)
     buffers = _buffers(recipe, parameters, level, activations.largest_layer(facts), weight_bytes)
     backward = {**states, "activations": work.activations, "logits": work.logits}
@@ -130,14 +130,15 @@ def peak(
     return Peak(gpu, host, sum(states.values()))
 
 
-def _states(
+def model_states(
     recipe: RecipeConfig, parameters: Parameters, level: Level, ranks: int, weight_bytes: int
 ) -> dict[str, float]:
-    """Return weights, gradients and optimizer states on one GPU at the end of backward."""
+    """Return the bytes of weights, gradients and optimizer states on one GPU at the end of backward."""
     trained, stage = parameters.trainable, level.stage
     shard = 1 if stage == 0 else 1 / ranks
     weights = gradients = float(trained * weight_bytes)
-    frozen = _frozen(recipe, parameters, stage, ranks, weight_bytes)
+    # ZeRO shards frozen weights at stage 3 alone, the scales of a 4-bit base never.
+    frozen = frozen_bytes(parameters, weight_bytes) / (ranks if stage == 3 else 1) + _scales(recipe, parameters)
     optimizer = (_master_bytes(weight_bytes, stage) + state_bytes(recipe)) * trained * shard
     if stage == 3:
         weights, gradients = weights / ranks, gradients / ranks
@@ -160,11 +161,9 @@ def state_bytes(recipe: RecipeConfig) -> int:
     return _STATE_BYTES.get(recipe.optim_wrapper.optimizer.type, 8)
 
 
-def _frozen(recipe: RecipeConfig, parameters: Parameters, stage: int, ranks: int, weight_bytes: int) -> float:
-    """Return the bytes of frozen weights on one rank: ZeRO shards them at stage 3 alone, the 4-bit scales never."""
-    share = 1 / ranks if stage == 3 else 1.0
-    stored = weight_bytes * parameters.frozen + parameters.quantized * parameters.quantized_bits / 8
-    return share * stored + _scales(recipe, parameters)
+def frozen_bytes(parameters: Parameters, weight_bytes: int) -> float:
+    """Return the bytes of all frozen weights without a 4-bit base's scales: what ZeRO-3 shards, and gathers again."""
+    return weight_bytes * parameters.frozen + parameters.quantized * parameters.quantized_bits / 8
 
 
 def _scales(recipe: RecipeConfig, parameters: Parameters) -> float:
@@ -223,8 +222,7 @@ def _host(
         # In fp32 for the step, and in 16 bits as they arrive, where stage 2 needs that to add them up.
         lines["gradients"] = trained * (4 + (weight_bytes if sharded or accumulates else 0))
     if level.offload_param:
-        share = _frozen(recipe, parameters, 3, ranks, weight_bytes) - _scales(recipe, parameters)
-        lines["weights"] = trained * weight_bytes + ranks_here * share
+        lines["weights"] = trained * weight_bytes + frozen_bytes(parameters, weight_bytes) / ranks * ranks_here
     whole = weight_bytes * (parameters.trainable + parameters.frozen) + parameters.quantized * weight_bytes
     if level.stage < 3 and not recipe.quantization:
         lines["loading"] = max(0.0, whole * ranks_here - sum(lines.values()) + lines["processes"])

@@ -1,6 +1,6 @@
-"""Bytes of model states per GPU, from a model's facts and a ZeRO level, by the published formulas.
+"""The levels, and how many parameters a recipe trains, freezes and quantizes.
 
-It takes plain numbers and the recipe's blocks; it looks at no machine and opens no file.
+It takes the recipe and the model's facts; it knows no bytes and looks at no machine.
 """
 
 from __future__ import annotations
@@ -33,12 +33,6 @@ class Parameters:
     quantized: int = 0
     quantized_bits: int = 4
 
-    @property
-    def frozen_bytes(self) -> float:
-        """Bytes of the frozen weights; 4-bit storage carries about 0.016 bytes of scales a weight (double quant)."""
-        per_weight = 0.516 if self.quantized_bits == 4 else 1.0
-        return 2 * self.frozen + per_weight * self.quantized
-
 
 def count(recipe: RecipeConfig, facts: Architecture) -> Parameters:
     """Return how many parameters a recipe trains, freezes and quantizes, a frozen reference model included.
@@ -64,23 +58,3 @@ def count(recipe: RecipeConfig, facts: Architecture) -> Parameters:
 def _has_reference(objective: Objective) -> bool:
     """Say whether TRL keeps a second, frozen model; with an adapter it takes the first one without the adapter."""
     return isinstance(objective, Dpo | Kto) and not objective.precompute_ref_log_probs
-
-
-def model_state_bytes(level: str, parameters: Parameters, world_size: int) -> float:
-    """Return the bytes of weights, gradients and Adam states that one GPU holds at the end of backward.
-
-    With T trainable parameters, N ranks and F bytes of frozen weights, mixed precision:
-    none 16T + F; ZeRO-1 4T + 12T/N + F; ZeRO-2 2T + 14T/N + F; ZeRO-3 (16T + F)/N; offloading the optimizer leaves
-    2T (ZeRO-2) or 2T/N (ZeRO-3); offloading the parameters too leaves 0.
-
-    Source: Rajbhandari et al., ZeRO, 2020 (arXiv:1910.02054), section 3 and figure 1, with K = 12.
-    """
-    trainable, frozen, ranks = parameters.trainable, parameters.frozen_bytes, world_size
-    return {
-        "none": 16 * trainable + frozen,
-        "deepspeed_zero1": 4 * trainable + 12 * trainable / ranks + frozen,
-        "deepspeed_zero2": 2 * trainable + 14 * trainable / ranks + frozen,
-        "deepspeed_zero2_offload": 2 * trainable + frozen,
-        "deepspeed_zero3": (16 * trainable + frozen) / ranks,
-        "deepspeed_zero3_offload": 0,
-    }[level]

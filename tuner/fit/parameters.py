@@ -68,15 +68,6 @@ def active_parameters(facts: Architecture) -> int:
     return model.parameters - sum(layer.experts.idle for layer in model.layers if layer.experts)
 
 
-def linear_shapes(facts: Architecture, index: int = -1) -> list[tuple[int, int]]:
-    """Return (inputs, outputs) of the linear layers of one decoder layer, the last by default; fused experts are none.
-
-    Raises:
-        ModelError: there is no formula for the model_type.
-    """
-    return [(linear.inputs, linear.outputs) for linear in built(facts).layers[index].linears]
-
-
 @lru_cache(maxsize=64)
 def built(facts: Architecture) -> Built:
     """Return the model's parts.

@@ -12,6 +12,7 @@ from tuner.errors import ModelError
 from tuner.fit import activations, communication
 from tuner.fit.advice import Change, Fit, Machines, changes, levels, recommended
 from tuner.fit.communication import HIERARCHICAL, Cluster, StepTime, Traffic
+from tuner.fit.estimate import frozen_bytes
 from tuner.fit.gpus import KnownGpu
 from tuner.fit.memory import Parameters, count
 from tuner.fit.parameters import active_parameters, num_parameters
@@ -112,7 +113,7 @@ def _step(level: str, config: RecipeConfig, facts: Architecture, machines: Machi
     volume = communication.traffic(
         level,
         machines.weight_bytes * parameters.trainable,
-        parameters.frozen_bytes,
+        frozen_bytes(parameters, machines.weight_bytes),
         machines.world_size,
         accumulation,
         machines.gpus_per_node,

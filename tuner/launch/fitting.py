@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import MachineError
-from tuner.fit import advice
+from tuner.fit import advice, gpus
 from tuner.fit.advice import Fit, Machines
+from tuner.fit.communication import step_flops
 from tuner.fit.estimate import Level, peak
-from tuner.fit.parameters import has_formula
+from tuner.fit.memory import count
+from tuner.fit.parameters import active_parameters, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
 from tuner.recipes.schema import RecipeConfig
+from tuner.zero.precision import Precision
 
 TOLERANCE = 0.1
 """An estimate this much above what is there may still be wrong: it is said, but not refused."""
@@ -31,7 +34,9 @@ class Choice:
     reason: str
 
 
-def choose(config: RecipeConfig, topology: Topology, hardware: Hardware, dtype: str, *, ignore: bool) -> Choice:
+def choose(
+    config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision, *, ignore: bool
+) -> Choice:
     """Return the level that `auto` means: the lowest that fits, or the nearest to it where that is to be ignored.
 
     Raises:
@@ -45,7 +50,7 @@ def choose(config: RecipeConfig, topology: Topology, hardware: Hardware, dtype: 
     if facts is None or not has_formula(facts):
         kind = f"no formula for the size of model_type {facts.model_type!r}" if facts else "the model's size is unknown"
         return Choice("deepspeed_zero3", kind)
-    fits = advice.levels(config, facts, _machines(topology, hardware, dtype))
+    fits = advice.levels(config, facts, _machines(topology, hardware, precision))
     found = advice.recommended(fits)
     if found:
         return Choice(found.level, f"the lowest level that fits: {describe(found)}")
@@ -56,16 +61,41 @@ def choose(config: RecipeConfig, topology: Topology, hardware: Hardware, dtype: 
 
 
 def judge(
-    config: RecipeConfig, deepspeed: Mapping[str, Any], topology: Topology, hardware: Hardware, dtype: str, name: str
+    config: RecipeConfig,
+    deepspeed: Mapping[str, Any],
+    topology: Topology,
+    hardware: Hardware,
+    precision: Precision,
+    name: str,
 ) -> Fit | None:
     """Return what a final DeepSpeed config needs on these machines; None without a GPU or without the model's facts."""
     facts = config.architecture
     if not hardware.gpus or facts is None or not has_formula(facts):
         return None
-    machines = _machines(topology, hardware, dtype)
+    machines = _machines(topology, hardware, precision)
     level = Level.of_config(deepspeed)
     needs = peak(config, facts, level, topology.world_size, topology.nproc_per_node, machines.weight_bytes)
     return Fit(name, needs, machines)
+
+
+def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str, float] | None:
+    """Return what a GPU's use is worked out with: FLOPs of training on one token, and the slowest GPU's peak a second.
+
+    The quotient of what is done and the peak is the model FLOPs utilisation of Chowdhery et al., PaLM, 2022
+    (arXiv:2204.02311), appendix B: 6 FLOPs a parameter and token, 4 where it is frozen; what is computed again counts
+    for nothing. Attention scores and a frozen reference model are left out, so the true use is somewhat higher.
+
+    Returns:
+        None without GPUs, in fp32, or where the GPU or the model is not known.
+    """
+    facts = config.architecture
+    products = [gpus.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
+    known = [product.peak_flops for product in products if product]
+    if not known or len(known) < len(products) or dtype == "fp32" or facts is None or not has_formula(facts):
+        return None
+    share = min(1.0, count(config, facts).trainable / num_parameters(facts))
+    flops = step_flops(active_parameters(facts), share, 1, recompute=False)
+    return {"flops_per_token": flops, "peak_flops_per_gpu": min(known)}
 
 
 def describe(found: Fit) -> str:
@@ -92,13 +122,13 @@ def refuse_hopeless(found: Fit | None, config: RecipeConfig) -> None:
         raise _hopeless(found, config)
 
 
-def _machines(topology: Topology, hardware: Hardware, dtype: str) -> Machines:
+def _machines(topology: Topology, hardware: Hardware, precision: Precision) -> Machines:
     return Machines(
         topology.nproc_per_node,
         hardware.smallest_gpu_bytes,
         topology.num_nodes,
         hardware.host_memory_bytes,
-        4 if dtype == "fp32" else 2,
+        precision.weight_bytes,
     )
 
 

@@ -8,11 +8,19 @@ from pathlib import Path
 from tuner.machine.topology import Topology
 
 WORKER = "tuner.worker"
-ENVIRONMENT = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "300"}
-"""Seconds from SIGTERM to SIGKILL: what finishing a step and saving may take. torchrun's own default is 30.
+GRACE_S = 300.0
+"""What ranks that are told to stop have by default, to finish the step and save."""
+_ORPHANED_S = 3600
 
-A variable, because torchrun before 2.12 has no such flag and would not start; it ignores the variable.
-"""
+
+def environment(grace_s: float) -> dict[str, str]:
+    """Return torchrun's seconds from SIGTERM to SIGKILL, where its own default is 30.
+
+    The supervisor ends ranks after `grace_s`, or later where a save takes longer, so torchrun must not do it before;
+    its own time is for a torchrun that has lost the supervisor. A variable, because torchrun before 2.12 has no such
+    flag and would not start; it ignores the variable.
+    """
+    return {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(round(grace_s) + _ORPHANED_S)}
 
 
 def torchrun(topology: Topology, run_path: Path) -> list[str]:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tuner import __version__
-from tuner.errors import RunDirectoryError
 from tuner.files import dump_json, sha256
 from tuner.fit.advice import Fit
-from tuner.launch import local, remedies, slurm
+from tuner.launch import changes, fitting, local, remedies, resuming, slurm
 from tuner.launch.settled import settle
 from tuner.machine.hardware import Hardware, tool_path
 from tuner.machine.libraries import versions
@@ -23,9 +22,9 @@ from tuner.recipes import paths, recipe
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.runs import checkpoints, directory
 from tuner.zero import merge, precision
-from tuner.zero.jsonfile import Document
 
 WORK_DIRS = Path("work_dirs")
+_UNSAFE_LOAD = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _MAX_COUNTED_BYTES = 64 * 1024**2
 
 
@@ -39,12 +38,16 @@ class Request:
     flags: LaunchFlags = field(default_factory=LaunchFlags)
     work_dir: Path | None = None
     resume: str | None = None
+    resume_weights: bool = False
     allow_code: bool = False
     ignore_fit: bool = False
     command: tuple[str, ...] = ()
     on_oom: str = "stop"
+    max_restarts: int = 0
     attempts: tuple[dict[str, Any], ...] = ()
-    """What ended the earlier attempts of this start, with --on-oom retry."""
+    """What ended the earlier attempts of this start, with --on-oom retry or --max-restarts."""
+    grace_s: float = local.GRACE_S
+    """What ranks that are told to stop have, to finish the step and save, before they are killed."""
 
 
 @dataclass(frozen=True)
@@ -67,30 +70,57 @@ class LaunchPlan:
     env: dict[str, str]
     files: dict[str, str]
     resumes: bool = False
+    resume_as: str | None = None
+    """How the checkpoint is loaded: see `resuming`."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What this run's checkpoints are made of."""
+    asked_batch: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     fit: Fit | None = None
 
 
-def make(request: Request, environ: Mapping[str, str], hardware: Hardware, now: datetime) -> LaunchPlan:
+def make(
+    request: Request,
+    environ: Mapping[str, str],
+    hardware: Hardware,
+    now: datetime,
+    topology: Topology | None = None,
+) -> LaunchPlan:
     """Decide everything about one run.
+
+    Args:
+        topology: Where a job that still has to start will run; None: what flags and environment say of this process.
 
     Raises:
         TunerError: whatever is wrong with the recipe, the DeepSpeed config, the geometry, the paths or the directory.
     """
-    loaded = recipe.load(request.recipe, request.overrides, allow_code=request.allow_code)
-    paths.check_model(loaded.config)
-    paths.check_data(loaded.config)
-    topology = resolve(request.flags, environ, len(hardware.gpus))
+    asked = recipe.load(request.recipe, request.overrides, allow_code=request.allow_code)
+    recipe.refuse_functions(asked, allow_code=request.allow_code)
+    paths.check_model(asked.config)
+    paths.check_data(asked.config)
+    topology = topology or resolve(request.flags, environ, len(hardware.gpus))
     remedies.check_on_oom(request.on_oom, topology)
-    settled = settle(loaded, request.deepspeed, topology, hardware, ignore_fit=request.ignore_fit)
-    run_path, resume, notes = _run_directory(request, loaded.name, topology, now)
+    remedies.check_max_restarts(request.max_restarts, topology)
+    found = resuming.find(
+        request.resume, request.work_dir, WORK_DIRS / asked.name, _default_name(topology, now), topology
+    )
+    loaded, batch_notes = resuming.keep_global_batch(asked, found, topology.world_size)
+    deepspeed = resuming.level(loaded, request.deepspeed, found)
+    settled = settle(loaded, deepspeed, topology, hardware, ignore_fit=request.ignore_fit)
+    state = resuming.state_of(settled)
+    resume_as, state_notes = resuming.how(found, state, weights=request.resume_weights)
+    final = resuming.marked(settled.final, resume_as)
+    whole = recipe.anchored(loaded, settled.level if final.from_catalog else settled.document.value)
+    changed = changes.compare(found.owner, whole)
+    run_path, resume = found.run_path, found.checkpoint
+    what = [loaded.values, final.config, str(resume), request.max_restarts, len(request.attempts)]
     argv, env = _command(topology, run_path)
-    env |= _environment(environ, topology, hardware)
+    env |= _environment(environ, topology, hardware, request.grace_s)
     plan = LaunchPlan(
         request=request,
         recipe=loaded,
-        final=settled.final,
+        final=final,
         topology=topology,
         hardware=hardware,
         batch=settled.batch,
@@ -99,16 +129,19 @@ def make(request: Request, environ: Mapping[str, str], hardware: Hardware, now: 
         level_reason=settled.level_reason,
         run_path=run_path,
         resume=resume,
-        launch_id=_launch_id(topology, environ, now, [loaded.values, settled.final.config, str(resume)]),
+        launch_id=_launch_id(topology, environ, now, what),
         argv=argv,
         env=env,
         files={},
         resumes=request.resume is not None and directory.is_run(run_path),
-        notes=tuple(notes),
+        resume_as=resume_as,
+        state=state,
+        asked_batch=resuming.asked_batch(asked),
+        notes=(*found.notes, *changed, *batch_notes, *state_notes),
         warnings=settled.warnings,
         fit=settled.fit,
     )
-    plan.files.update(_files(plan, settled.document, now))
+    plan.files.update(_files(plan, whole, now))
     return plan
 
 
@@ -118,16 +151,20 @@ def _command(topology: Topology, run_path: Path) -> tuple[list[str], dict[str, s
     return slurm.one_rank(topology, run_path)
 
 
-def _environment(environ: Mapping[str, str], topology: Topology, hardware: Hardware) -> dict[str, str]:
+def _environment(environ: Mapping[str, str], topology: Topology, hardware: Hardware, grace_s: float) -> dict[str, str]:
     env = {
         # A torch.py or datasets.py in the working directory must not be imported in place of the real one.
         "PYTHONSAFEPATH": "1",
         "DS_ACCELERATOR": "cuda" if hardware.gpus else "cpu",
         "TOKENIZERS_PARALLELISM": "false",
+        # Checkpoints are pickles: whatever asks torch.load for more, they hold no code that is run.
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
     }
+    if _UNSAFE_LOAD in environ:
+        env[_UNSAFE_LOAD] = "0"
     defaults = {"OMP_NUM_THREADS": str(max(1, hardware.num_cpus // topology.nproc_per_node))}
     if topology.launcher == "torchrun":
-        defaults |= local.ENVIRONMENT
+        defaults |= local.environment(grace_s)
     env |= {name: value for name, value in defaults.items() if name not in environ}
     path = tool_path(environ)
     return env if path == environ.get("PATH") else {**env, "PATH": path}
@@ -151,73 +188,7 @@ def _launch_id(topology: Topology, environ: Mapping[str, str], now: datetime, wh
     return f"{now:%Y%m%dT%H%M%S%f}"
 
 
-def _run_directory(
-    request: Request, name: str, topology: Topology, now: datetime
-) -> tuple[Path, Path | None, list[str]]:
-    """Return the run directory, the checkpoint to resume from, and what to tell the user about it."""
-    home = WORK_DIRS / name
-    fresh = (request.work_dir or home / _default_name(topology, now)).absolute()
-    if request.resume is None:
-        directory.check_free(fresh, resume=_already_started(fresh, topology))
-        return fresh, None, []
-    if request.resume == "auto":
-        return _resume_auto(request.work_dir, home, fresh, topology)
-    owner, checkpoint, passed = _resume_from(Path(request.resume).absolute())
-    target = fresh if request.work_dir or not directory.is_run(owner) else owner
-    directory.check_free(target, resume=target == owner or _already_started(target, topology))
-    return _resumed(target, checkpoint, passed, topology)
-
-
-def _resume_from(folder: Path) -> tuple[Path, Path, list[str]]:
-    """Return the run that a run directory or one of its checkpoints belongs to, and the checkpoint."""
-    if not directory.is_run(folder):
-        return folder.parent.parent, checkpoints.require_valid(folder), []
-    found, passed = checkpoints.newest_valid(folder / "checkpoints")
-    if found is None:
-        fix = " ".join((*passed, "Start new without --resume."))
-        raise RunDirectoryError(f"{folder} has no valid checkpoint", where="--resume", fix=fix)
-    return folder, found, passed
-
-
-def _resume_auto(
-    work_dir: Path | None, home: Path, fresh: Path, topology: Topology
-) -> tuple[Path, Path | None, list[str]]:
-    known = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
-    if known is None or not directory.is_run(known):
-        directory.check_free(fresh, resume=_already_started(fresh, topology))
-        return fresh, None, ["--resume auto: no earlier run here, so this one starts new."]
-    found, passed = checkpoints.newest_valid(known / "checkpoints")
-    if found is None and passed:
-        fix = f"{' '.join(passed)} Start new with another --work-dir."
-        raise RunDirectoryError(f"{known} has no valid checkpoint", where="--resume auto", fix=fix)
-    if found is None:
-        return known, None, [f"--resume auto: {known} never saved a checkpoint, so it starts again."]
-    return _resumed(known, found, passed, topology)
-
-
-def _resumed(
-    target: Path, checkpoint: Path, passed: list[str], topology: Topology
-) -> tuple[Path, Path | None, list[str]]:
-    saved = checkpoints.facts(checkpoint).get("world_size")
-    if saved not in (None, topology.world_size):
-        raise RunDirectoryError(
-            f"{checkpoint.name} was saved by {saved} ranks, this run has {topology.world_size}",
-            where="--resume",
-            fix=f"Start {saved} ranks.",
-        )
-    return target, checkpoint, [*passed, f"Resuming from {checkpoint}."]
-
-
-def _already_started(path: Path, topology: Topology) -> bool:
-    # The leader may have written the directory, or half of it, before another task or node looks.
-    return not topology.leads and path.is_dir()
-
-
-def _files(plan: LaunchPlan, document: Document, now: datetime) -> dict[str, str]:
-    pinned: str | dict[str, Any] = plan.level
-    if not plan.final.from_catalog:
-        pinned = document.value
-    whole = recipe.anchored(plan.recipe, pinned)
+def _files(plan: LaunchPlan, whole: Recipe, now: datetime) -> dict[str, str]:
     return {
         "recipe.py": whole.standalone(f" As run; the values of {plan.recipe.name} with what the command line changed."),
         "deepspeed.json": dump_json(plan.final.config),
@@ -240,9 +211,15 @@ def _run_facts(plan: LaunchPlan, now: datetime) -> dict[str, Any]:
         "deepspeed": plan.level,
         "precision": {"dtype": plan.precision.dtype, "reason": plan.precision.reason},
         "resume": str(plan.resume) if plan.resume else None,
+        "resume_as": plan.resume_as,
+        "resume_step": checkpoints.step_of(plan.resume) if plan.resume else None,
         "world_size": plan.topology.world_size,
         "num_nodes": plan.topology.num_nodes,
         "batch": batch_json(plan),
+        "asked_batch": dict(plan.asked_batch),
+        "state": dict(plan.state),
+        "arithmetic": fitting.arithmetic(config, plan.hardware, plan.precision.dtype),
+        "fit": plan.fit.to_json() if plan.fit else None,
         "warnings": list(plan.warnings),
         "hardware": plan.hardware.to_json(),
         "versions": {"tuner": __version__, "python": platform.python_version(), **versions()},

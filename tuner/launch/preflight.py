@@ -19,12 +19,15 @@ _QUICK = (
     model.context,
     gpus.attention,
     gpus.precision,
+    gpus.spread,
     storage.checkpoints,
     storage.shared_memory,
     storage.host_memory,
     system.open_files,
 )
 """Together some milliseconds, and no network: a dry run shows them too."""
+_ELSEWHERE = (model.architecture, model.weights, model.context)
+"""What this machine can tell of a run on others; _QUICK is about the machine that trains."""
 _SLOW = (data.first_rows, hub.reachable, storage.download, gpus.driver, gpus.busy, system.installed, system.port)
 
 
@@ -47,7 +50,25 @@ def check(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         TunerError: the one thing that stands in its way, or `Refused` with all of them.
     """
     checks = [partial(one, plan) for one in (*_QUICK, *_SLOW)]
-    found = list(_findings((*checks, partial(system.builds, plan, environ), partial(_fit, plan))))
+    around = (partial(system.builds, plan, environ), partial(system.shadows, environ))
+    return _judge((*checks, *around, partial(_fit, plan)))
+
+
+def check_elsewhere(plan: LaunchPlan, *, quick: bool) -> tuple[str, ...]:
+    """Refuse a run on other machines that cannot succeed, as far as this one knows; return what may go wrong with it.
+
+    Args:
+        quick: Leave out what reads data or asks the hub.
+
+    Raises:
+        TunerError: as `check`.
+    """
+    slow = () if quick else (data.first_rows, hub.reachable)
+    return _judge((*(partial(one, plan) for one in (*_ELSEWHERE, *slow)), partial(_fit, plan)))
+
+
+def _judge(checks: Iterable[Callable[[], Iterator[Finding]]]) -> tuple[str, ...]:
+    found = list(_findings(checks))
     errors = [finding for finding in found if isinstance(finding, TunerError)]
     if errors:
         raise errors[0] if len(errors) == 1 else Refused(errors)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import UsageError
+from tuner.fit.advice import smaller_batches
+from tuner.fit.estimate import Level
 from tuner.fit.memory import LEVELS
 from tuner.machine.topology import Topology
 from tuner.recipes.schema import RecipeConfig
@@ -46,6 +48,17 @@ def check_on_oom(choice: str, topology: Topology) -> None:
         raise UsageError(f"retry on {topology.describe()}", where="--on-oom", fix=fix)
 
 
+def check_max_restarts(number: int, topology: Topology) -> None:
+    """Refuse --max-restarts where no supervisor of ours could start the ranks again.
+
+    Raises:
+        UsageError: the ranks are started by something else.
+    """
+    if number and topology.launcher != "torchrun":
+        fix = "Leave it out: under Slurm, `tuner submit --max-requeues` and Slurm itself start a run again."
+        raise UsageError(f"restarts with {topology.describe()}", where="--max-restarts", fix=fix)
+
+
 def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Lighter | None:
     """Return the next lighter change after running out of memory, or None: there is none, or the cause is another.
 
@@ -62,13 +75,11 @@ def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Li
 
 
 def _smaller_batch(config: RecipeConfig) -> tuple[str, ...]:
-    micro, accumulation = config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts
+    micro = config.train_dataloader.batch_size
+    halves = [pair for pair in smaller_batches(config) if pair[0] <= micro // 2]
+    size, more = max(halves, default=(micro, 0))
     validation = config.val_dataloader.batch_size if config.val_dataloader else 1
-    least = 2 if config.objective.type == "kto" else 1  # TRL's KTO pairs the samples of a micro-batch
-    smaller = [size for size in range(least, micro // 2 + 1) if micro * accumulation % size == 0]
-    size = max(smaller, default=micro)
-    more = micro * accumulation // size
-    sets = (f"train_dataloader.batch_size={size}", f"optim_wrapper.accumulative_counts={more}") if size < micro else ()
+    sets = (f"train_dataloader.batch_size={size}", f"optim_wrapper.accumulative_counts={more}") if halves else ()
     return (*sets, f"val_dataloader.batch_size={size}") if validation > size else sets
 
 
@@ -80,17 +91,16 @@ def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:
     return next(iter(helps), None)
 
 
-def shares_checkpoints(level: str, other: str) -> bool:
-    """Return whether one level resumes from the other's checkpoints: ZeRO-1 and ZeRO-2 do, all else only from its own.
+def share_states(stage: int, other: int) -> bool:
+    """Return whether a run at one ZeRO stage loads the other's optimizer states: 1 and 2 do, all else only its own.
 
-    Measured on DeepSpeed 0.19.8; from ZeRO-2 to ZeRO-3 it ends in a bare AssertionError.
+    Measured on DeepSpeed 0.19.8; from stage 2 to 3 it ends in a bare AssertionError.
     """
-    return _stage_family(level) == _stage_family(other)
+    return stage == other or {stage, other} == {1, 2}
 
 
-def _stage_family(level: str) -> str:
-    stage = level.removeprefix("deepspeed_zero")[:1] if level in LEVELS[1:] else level
-    return "12" if stage in {"1", "2"} else stage
+def _need_weights_alone(level: str, other: str) -> bool:
+    return not share_states(Level.of_preset(level, 1).stage, Level.of_preset(other, 1).stage)
 
 
 def commands(
@@ -113,10 +123,10 @@ def commands(
     found = {"again": [*again, *goes_on]}
     for cause in _OFFLOADS:
         change = lighter(config, level, topology.world_size, cause)
-        if change and change.level and not shares_checkpoints(level, change.level):
-            found[cause] = [*_without(again, "--deepspeed"), "--work-dir", f"{run_path}-{change.level}", *change.flags]
-        elif change:
-            found[cause] = [*(_without(again, "--deepspeed") if change.level else again), *goes_on, *change.flags]
+        if change:
+            typed = _without(again, "--deepspeed") if change.level else again
+            alone = change.level and "--resume-weights" not in again and _need_weights_alone(level, change.level)
+            found[cause] = [*typed, *goes_on, *(["--resume-weights"] if alone else []), *change.flags]
     slower = f"optim_wrapper.optimizer.lr={config.optim_wrapper.optimizer.lr * _LESS_LR:g}"
     found[NOT_A_NUMBER] = [*again, *goes_on, "--set", slower]
     if config.train_dataloader.num_workers:

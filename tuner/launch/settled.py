@@ -55,10 +55,10 @@ def settle(
     decided = precision.decide(config.optim_wrapper.dtype, hardware)
     reason = None
     if choice.chosen(loaded, deepspeed)[0] == choice.AUTO:
-        found = fitting.choose(config, topology, hardware, decided.dtype, ignore=ignore_fit)
+        found = fitting.choose(config, topology, hardware, decided, ignore=ignore_fit)
         deepspeed, reason = found.level, found.reason
     document = choice.open_chosen(loaded, deepspeed)
     final = merge.merge(loaded, document, batch, decided, hardware)
     level = document.name.removeprefix("preset ")
-    fit = fitting.judge(config, final.config, topology, hardware, decided.dtype, level)
+    fit = fitting.judge(config, final.config, topology, hardware, decided, level)
     return Settled(loaded, topology, hardware, batch, decided, document, final, level, reason, fit)

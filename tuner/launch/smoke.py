@@ -20,7 +20,7 @@ from tuner.files import disk_errors, write_text
 from tuner.launch import plan, preflight, supervise
 from tuner.launch.plan import LaunchPlan, Request
 from tuner.machine import hardware
-from tuner.machine.topology import LaunchFlags
+from tuner.machine.topology import LaunchFlags, without_variables
 from tuner.recipes import paths, recipe
 from tuner.recipes.mixture import LOADERS
 from tuner.recipes.recipe import Overrides, Recipe
@@ -31,8 +31,6 @@ from tuner.worker import smoke as worker
 
 UNKNOWN = "Not tried: GPU kernels and their memory, NCCL, and the real weights; see tuner plan for memory."
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
-_ELSEWHERE = ("NPROC_PER_NODE", "NNODES", "NODE_RANK", "ADDR", "PORT", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that are meant for the run that will follow."""
 _ON_A_CPU = {None, "sdpa", "eager"}
 _ON_GPUS_ALONE = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit", "Lamb", "Lion")
 _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
@@ -92,6 +90,7 @@ def smoke(asked: Asked, environ: Mapping[str, str], tell: Callable[[Stage], None
         TunerError: the recipe itself is wrong, or comes with code that it does not trust.
     """
     loaded = recipe.load(asked.recipe, asked.overrides, allow_code=asked.allow_code)
+    recipe.refuse_functions(loaded, allow_code=asked.allow_code)
     paths.check_model(loaded.config)
     paths.check_data(loaded.config)
     if loaded.config.model.remote_code or loaded.config.architecture is None:
@@ -130,7 +129,7 @@ class _Smoke:
 
     def __init__(self, asked: Asked, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
         self.asked, self.loaded, self.scratch = asked, loaded, scratch
-        self.environ = {name: value for name, value in environ.items() if name not in _ELSEWHERE}
+        self.environ = without_variables(environ)  # they are meant for the run that will follow
         self.values, self.notes = smaller(loaded.config)
         self.tokenizer: Any = None
         self.first: LaunchPlan | None = None
@@ -185,13 +184,12 @@ class _Smoke:
         return f"from checkpoint-1: step {_STEPS} has {_alike(apart)} loss"
 
     def export(self) -> str:
-        """Reload the result, and set it against the last checkpoint and against the resumed run's result."""
+        """Reload the result, and set it against the resumed run's and, where it is a model, the last checkpoint."""
         assert self.first is not None
         run, scores = RunDirectory(self.first.run_path), self.loaded.config.objective.type == "reward"
-        others = {
-            "checkpoint-2": run.checkpoints / f"checkpoint-{_STEPS}",
-            "the resumed run's result": self.scratch / "resumed" / "final",
-        }
+        others = {"the resumed run's result": self.scratch / "resumed" / "final"}
+        if not self.values["train_cfg"]["trainable_layers"]:  # a checkpoint of those alone is no model by itself
+            others["checkpoint-2"] = run.checkpoints / f"checkpoint-{_STEPS}"
         worst = 0.0
         for name, folder in others.items():
             apart = worker.difference(run.final, folder, scores=scores)
@@ -212,6 +210,7 @@ class _Smoke:
             flags=LaunchFlags(nproc_per_node=_RANKS),
             work_dir=self.scratch / name,
             resume=str(resume) if resume else None,
+            allow_code=True,  # that file is data, and what it names was allowed at the start
             ignore_fit=True,
             command=self.asked.command,
         )
@@ -242,8 +241,8 @@ def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
     optim["accumulative_counts"] = min(optim["accumulative_counts"], _MAX_BATCH)
     # A first step without a learning rate would leave nothing to resume.
     values["param_scheduler"]["warmup_ratio"] = 0.0
-    values["train_cfg"]["max_steps"] = _STEPS
-    values["checkpoint"] = {"interval": 1, "max_keep_ckpts": _STEPS}
+    values["train_cfg"] |= {"max_steps": _STEPS, "val_interval": None, "early_stopping_patience": None}
+    values["checkpoint"] = {"interval": 1, "max_keep_ckpts": _STEPS, "save_best": None}
     values["log"] = {"interval": 1, "trackers": (), "num_samples": 0}
     for key in LOADERS:
         if loader := values[key]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from tuner.launch import retry, supervise
 from tuner.launch.plan import LaunchPlan
-from tuner.runs import directory
+from tuner.report import end
+from tuner.runs import directory, lock
 from tuner.runs.directory import RunDirectory
 
 
@@ -17,18 +18,23 @@ def start(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
     Raises:
         TunerError: the run directory cannot be written.
     """
-    while True:
-        run, env = _directory(plan), {**environ, **plan.env}
-        if plan.topology.launcher != "torchrun":
-            os.execve(plan.argv[0], plan.argv, env)  # noqa: S606 (a list built by us, no shell)
-        code = supervise.run(plan.argv, env, run, plan.topology.node_rank)
-        following = retry.next_plan(plan, run, environ) if code else None
-        if following is None:
-            return code
-        plan = following
+    try:
+        while True:
+            run, env = _directory(plan, environ), {**environ, **plan.env}
+            if plan.topology.launcher != "torchrun":
+                os.execve(plan.argv[0], plan.argv, env)  # noqa: S606 (a list built by us, no shell)
+            code = supervise.run(plan.argv, env, run, plan.topology.node_rank, grace_s=plan.request.grace_s)
+            following = retry.next_plan(plan, run, environ, code)
+            if following is None:
+                if plan.topology.leads:
+                    end.write(run)
+                return code
+            plan = following
+    finally:
+        lock.release(plan.run_path)
 
 
-def _directory(plan: LaunchPlan) -> RunDirectory:
+def _directory(plan: LaunchPlan, environ: Mapping[str, str]) -> RunDirectory:
     if plan.topology.leads:
-        return directory.create(plan.run_path, plan.files, resume=plan.resumes)
+        return directory.create(plan.run_path, plan.files, resume=plan.resumes, environ=environ)
     return directory.wait_for(plan.run_path, plan.launch_id)

@@ -10,14 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import psutil
 
 from tuner.errors import DiskError, Stopped
-from tuner.machine.kernel import die_with_parent, num_oom_kills
+from tuner.launch.local import GRACE_S
+from tuner.machine.kernel import die_with_parent, num_oom_kills, stopped
+from tuner.runs import beats
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
 from tuner.runs.evidence import gather
@@ -26,6 +28,12 @@ from tuner.runs.follow import Follower
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _POLL_S = 0.1
 _REAP_S = 10.0
+_LOOK_S = 1.0
+_AFTER_FAILURE_S = 10.0
+"""What the other ranks get once one has failed: they save nothing any more."""
+_STACKS_S = 1.0
+_SAVES = 3.0
+"""Who is told to stop gets at least so many times the longest save so far."""
 _STDOUT = 1
 
 
@@ -36,13 +44,14 @@ def run(
     node_rank: int = 0,
     *,
     out: int | None = _STDOUT,
+    grace_s: float = GRACE_S,
 ) -> int:
     """Run this node's torchrun to its end and return the exit code of the run; leave no process behind.
 
     What rank 0 prints is shown on the descriptor `out`, if any; a failure is told in three lines on standard error
-    and written into status.json.
+    and written into status.json. Ranks that are told to stop have `grace_s` seconds, or longer where saves take long.
     """
-    watch = _Watch(directory)
+    watch = _Watch(directory, grace_s)
     shows = node_rank == 0 and out is not None
     shown = Follower(directory.ranks / "0.log", out or _STDOUT, lambda: bool(directory.failures()))
     with watch.signals():
@@ -62,6 +71,7 @@ def run(
         while agent.poll() is None:
             watch.remember_ranks()
             watch.forward()
+            watch.end_late_ranks()
             time.sleep(_POLL_S)
         watch.kill_ranks()
     if shows:
@@ -70,12 +80,19 @@ def run(
 
 
 class _Watch:
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory, self.num_oom_kills = directory, num_oom_kills()
+    def __init__(self, directory: RunDirectory, grace_s: float) -> None:
+        self.directory, self.num_oom_kills, self.grace_s = directory, num_oom_kills(), grace_s
         self.agent: psutil.Process | None = None
         self.ranks: set[psutil.Process] = set()
         self.received: list[int] = []
         self.forwarded = 0
+        self.told_s: float | None = None
+        """When the ranks were told to stop, or the first of them failed."""
+        self.failed = False
+        self.looked_s = 0.0
+        self.stopped: list[int] = []
+        self.overdue: list[int] = []
+        self.overdue_s = 0.0
 
     @contextlib.contextmanager
     def signals(self):  # type: ignore[no-untyped-def]
@@ -104,10 +121,48 @@ class _Watch:
             if self.agent:
                 _kill(self.agent)
         elif self.received and not self.forwarded:
-            self.forwarded = self.received[0]
+            self.forwarded, self.told_s = self.received[0], time.monotonic()
             if self.agent:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    self.agent.terminate()
+                _send(self.agent, signal.SIGTERM)
+
+    def end_late_ranks(self) -> None:
+        """Kill the ranks that do not end when they have to: after a failure of another, or when told to stop."""
+        now_s = time.monotonic()
+        if now_s - self.looked_s < _LOOK_S:
+            return
+        self.looked_s = now_s
+        if not self.failed and any(report["exit_code"] != Stopped.exit_code for report in self.directory.failures()):
+            self.failed, self.told_s = True, now_s
+            self._wake()
+        if self.told_s is None or self.overdue_s:
+            return
+        self._kill_if_over(now_s - self.told_s)
+
+    def _wake(self) -> None:
+        """Let stopped ranks go on: they cannot take the SIGTERM that torchrun has sent them, nor leave their stacks."""
+        pids = {rank: beat.pid for rank, beat in beats.here(self.directory).items()}
+        self.stopped = stopped(pids)
+        for process in self._of(pids[rank] for rank in self.stopped):
+            _send(process, signal.SIGCONT)
+
+    def _kill_if_over(self, waited_s: float) -> None:
+        found = beats.here(self.directory)
+        longest_s = max((beat.save_s for beat in found.values()), default=0.0)
+        grace_s = _AFTER_FAILURE_S if self.failed else max(self.grace_s, _SAVES * longest_s)
+        if waited_s < grace_s:
+            return
+        alive = {process.pid for process in self.ranks if _runs(process)}
+        self.overdue, self.overdue_s = [rank for rank, beat in sorted(found.items()) if beat.pid in alive], waited_s
+        for process in self._of(found[rank].pid for rank in self.overdue):
+            _send(process, signal.SIGCONT)
+            _send(process, signal.SIGQUIT)  # its stacks, into its log
+        time.sleep(_STACKS_S)
+        for process in self.ranks:  # torchrun itself notices, and ends
+            _kill(process)
+
+    def _of(self, pids: Iterable[int]) -> list[psutil.Process]:
+        wanted = set(pids)
+        return [process for process in self.ranks if process.pid in wanted]
 
     def kill_ranks(self) -> None:
         """Kill what is left of the agent's descendants; a psutil.Process never means a reused pid."""
@@ -122,9 +177,9 @@ class _Watch:
         reports = self.directory.failures()
         if len(self.received) > 1:
             return self._end("failed", 128 + self.received[-1], "killed at the second signal")
-        if agent_code == 0 and not reports:
+        if agent_code == 0 and not reports and not self.overdue:
             return 0
-        if self.forwarded and not reports:
+        if self.forwarded and not reports and not self.overdue:
             return self._end("failed", 128 + self.forwarded, f"stopped by {signal.Signals(self.forwarded).name}")
         if reports and reports[0]["exit_code"] == Stopped.exit_code:
             return self._end("stopped", Stopped.exit_code, str(reports[0]["message"]))
@@ -133,17 +188,26 @@ class _Watch:
     def _diagnose(self, agent_code: int, reports: Sequence[Mapping[str, Any]]) -> int:
         kills = (num_oom_kills() or 0) - (self.num_oom_kills or 0)
         try:
-            found = diagnose(gather(self.directory, agent_code=agent_code, num_oom_kills=max(kills, 0)))
+            evidence = gather(
+                self.directory,
+                agent_code=agent_code,
+                num_oom_kills=max(kills, 0),
+                stopped=self.stopped,
+                overdue=self.overdue,
+                overdue_s=self.overdue_s,
+            )
+            found = diagnose(evidence)
         except BaseException:
             print(*(report["message"] for report in reports), sep="\n", file=sys.stderr)  # a bug of ours hides nothing
             raise
         return self._end("failed", found.exit_code, found.text, message=found.message, diagnosis=found.to_json())
 
     def _end(self, state: State, code: int, text: str, **facts: Any) -> int:
-        print(text, file=sys.stderr)
         signals = {"signal": self.received[0]} if self.received else {}
         with contextlib.suppress(DiskError):  # a full disk must not hide what went wrong before
             self.directory.write_status(state, **{"exit_code": code, "message": text, **signals, **facts})
+        with contextlib.suppress(OSError):  # the terminal may be gone: that was why the run was to stop
+            print(text, file=sys.stderr)
         return code
 
 
@@ -155,5 +219,9 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _kill(process: psutil.Process) -> None:
+    _send(process, signal.SIGKILL)
+
+
+def _send(process: psutil.Process, number: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
-        process.kill()
+        process.send_signal(number)

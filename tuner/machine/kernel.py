@@ -1,4 +1,4 @@
-"""What the kernel does to processes: it ends them with their parent, and counts those it kills for lack of memory.
+"""What the kernel does to processes: ends them with their parent, stops them, counts those killed for lack of memory.
 
 It asks and is asked; which process is meant, its callers know.
 """
@@ -9,6 +9,7 @@ import ctypes
 import re
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -19,6 +20,19 @@ def die_with_parent() -> None:
     """Ask for a SIGTERM to this process when its parent ends, however it ends."""
     if sys.platform == "linux":  # elsewhere nothing tells a child
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def stopped(pids: Mapping[int, int], root: Path = Path("/")) -> list[int]:
+    """Return which of some processes, by whatever they are called, a signal has stopped: SIGSTOP, a debugger."""
+    return [name for name, pid in pids.items() if _state(root / f"proc/{pid}/stat") in ("T", "t")]
+
+
+def _state(file: Path) -> str | None:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(") ")[2][:1]  # the name before it may hold anything
 
 
 def num_oom_kills(root: Path = Path("/")) -> int | None:

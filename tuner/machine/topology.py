@@ -1,21 +1,29 @@
-"""Nodes, processes and ranks of a run, and its batch arithmetic; the only reader of launch variables.
+"""Nodes, processes and ranks of a run, and its batch arithmetic; with `slurm` the only reader of launch variables.
 
 It decides from flags and an environment that it is given, and starts nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from tuner.errors import MachineError, UsageError
+from tuner.machine import slurm
 
 Launcher = Literal["torchrun", "slurm", "none"]
 LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "slurm", "none")
 DEFAULT_PORT = 29500
+_VARIABLES = {
+    "--nproc-per-node": ("NPROC_PER_NODE",),
+    "--nnodes": ("NNODES",),
+    "--node-rank": ("NODE_RANK",),
+    "--master-addr": ("ADDR", "MASTER_ADDR"),
+    "--master-port": ("PORT", "MASTER_PORT"),
+}
+"""The variables that say the same as a flag."""
+_MAX_COUNT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,8 @@ class Topology:
     master_port: int | None = None
     job: str | None = None
     """Slurm's job id, the same for every rank and every requeue."""
+    tasks: tuple[int, ...] = ()
+    """Slurm's tasks on each node."""
 
     @property
     def leads(self) -> bool:
@@ -91,9 +101,10 @@ class Batch:
         return -(-micro_batches // self.accumulation)
 
 
-def speaks(environ: Mapping[str, str]) -> bool:
-    """Return whether this process tells the user of a mistake: every task of srun makes the same, the first speaks."""
-    return "SLURM_STEP_ID" not in environ or environ.get("SLURM_PROCID", "0") == "0"
+def without_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables that say where a run is to be launched."""
+    names = {name for several in _VARIABLES.values() for name in several}
+    return {name: value for name, value in environ.items() if name not in names}
 
 
 def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
@@ -105,27 +116,31 @@ def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> To
         MachineError: more processes than GPUs.
     """
     topology = _RESOLVERS[flags.launcher](flags, environ, num_gpus)
-    if num_gpus and topology.nproc_per_node > num_gpus and not _one_gpu_a_task(topology, num_gpus):
+    if num_gpus and topology.nproc_per_node > num_gpus and not _one_gpu_a_task(topology, environ, num_gpus):
+        of_slurm = topology.launcher == "slurm"
         raise MachineError(
             f"{topology.nproc_per_node} processes on a node with {num_gpus} visible GPU{'s' * (num_gpus > 1)}",
-            where="--nproc-per-node / NPROC_PER_NODE",
-            fix=f"Start at most {num_gpus}, one a GPU.",
+            where="srun" if of_slurm else "--nproc-per-node / NPROC_PER_NODE",
+            fix=f"Write srun --ntasks-per-node={num_gpus}." if of_slurm else f"Start at most {num_gpus}, one a GPU.",
         )
     return topology
 
 
-def _one_gpu_a_task(topology: Topology, num_gpus: int) -> bool:
-    # --gpus-per-task=1 shows one GPU to every task, so fewer are visible than there are tasks.
-    return topology.launcher == "slurm" and num_gpus == 1
+def _one_gpu_a_task(topology: Topology, environ: Mapping[str, str], num_gpus: int) -> bool:
+    # --gpus-per-task=1 shows one GPU to every task, so fewer are visible than there are tasks. Slurm counts the
+    # node's GPUs: where they are too few, tasks share one, which NCCL refuses.
+    on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+    enough = not on_node.isdecimal() or int(on_node) >= topology.nproc_per_node
+    return topology.launcher == "slurm" and num_gpus == 1 and enough
 
 
 def _torchrun(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     _refuse_inside_a_launcher(environ)
-    nproc = _count(flags.nproc_per_node, "--nproc-per-node", environ, "NPROC_PER_NODE")
-    nodes = _count(flags.nnodes, "--nnodes", environ, "NNODES") or 1
-    rank = _count(flags.node_rank, "--node-rank", environ, "NODE_RANK", minimum=0)
-    address = _text(flags.master_addr, "--master-addr", environ, "ADDR", "MASTER_ADDR")
-    port = _count(flags.master_port, "--master-port", environ, "PORT", "MASTER_PORT", maximum=65535)
+    nproc = _count(flags.nproc_per_node, "--nproc-per-node", environ)
+    nodes = _count(flags.nnodes, "--nnodes", environ) or 1
+    rank = _count(flags.node_rank, "--node-rank", environ, minimum=0)
+    address = _text(flags.master_addr, "--master-addr", environ)
+    port = _count(flags.master_port, "--master-port", environ, maximum=65535)
     if nodes > 1 and address is None:
         raise UsageError(
             f"{nodes} nodes, but no address of the first one",
@@ -154,18 +169,18 @@ def _torchrun(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> 
 
 def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     _refuse_inside_a_launcher(environ)
-    nproc = _count(flags.nproc_per_node, "--nproc-per-node", environ, "NPROC_PER_NODE")
-    nodes = _count(flags.nnodes, "--nnodes", environ, "NNODES")
+    nproc = _count(flags.nproc_per_node, "--nproc-per-node", environ)
+    nodes = _count(flags.nnodes, "--nnodes", environ)
     for value, name in ((nproc, "--nproc-per-node / NPROC_PER_NODE"), (nodes, "--nnodes / NNODES")):
         if value not in (None, 1):
             fix = "Leave it out, or leave out --launcher none."
             raise UsageError(f"{value} with --launcher none, which is one process", where=name, fix=fix)
-    rank = _count(flags.node_rank, "--node-rank", environ, "NODE_RANK", minimum=0)
+    rank = _count(flags.node_rank, "--node-rank", environ, minimum=0)
     if rank:
         fix = "Leave it out, or leave out --launcher none."
         raise UsageError(f"node rank {rank} with --launcher none, which is one process", where="--node-rank", fix=fix)
-    address = _text(flags.master_addr, "--master-addr", environ, "ADDR", "MASTER_ADDR") or "127.0.0.1"
-    port = _count(flags.master_port, "--master-port", environ, "PORT", "MASTER_PORT", maximum=65535)
+    address = _text(flags.master_addr, "--master-addr", environ) or "127.0.0.1"
+    port = _count(flags.master_port, "--master-port", environ, maximum=65535)
     return Topology("none", 1, 0, 1, 1, rank=0, local_rank=0, master_addr=address, master_port=port or 0)
 
 
@@ -177,13 +192,16 @@ def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Top
             where="--launcher slurm",
             fix="Write: srun ... tuner train ... --launcher slurm.",
         )
-    world = _slurm_int(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    nodes = _slurm_int(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
-    node_rank, local_rank = _slurm_int(environ, "SLURM_NODEID"), _slurm_int(environ, "SLURM_LOCALID")
+    world = slurm.count(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    nodes = slurm.count(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+    node_rank, local_rank = slurm.count(environ, "SLURM_NODEID"), slurm.count(environ, "SLURM_LOCALID")
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
-    nproc = expand_tasks(tasks)[node_rank]
+    spread = slurm.expand_tasks(tasks)
+    if node_rank >= len(spread):
+        raise UsageError(f"node {node_rank} of {tasks!r}, which are {len(spread)} nodes", where="SLURM_NODEID")
+    nproc = spread[node_rank]
     _refuse_other_geometry(flags, environ, nproc, nodes)
-    job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
+    job, step = slurm.number(environ, "SLURM_JOB_ID"), slurm.number(environ, "SLURM_STEP_ID")
     port = _count(flags.master_port, "--master-port", {}, maximum=65535)
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
     return Topology(
@@ -192,60 +210,24 @@ def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Top
         node_rank,
         nproc,
         world,
-        rank=_slurm_int(environ, "SLURM_PROCID"),
+        rank=slurm.count(environ, "SLURM_PROCID"),
         local_rank=local_rank % num_gpus if num_gpus else local_rank,
-        master_addr=flags.master_addr or first_host(hosts),
-        master_port=port or job_port(job, step),
+        master_addr=flags.master_addr or slurm.first_host(hosts),
+        master_port=port or slurm.port(job, step, environ.get("SLURM_RESTART_COUNT", "0")),
         job=job,
+        tasks=tuple(spread),
     )
 
 
 _RESOLVERS = {"torchrun": _torchrun, "none": _none, "slurm": _slurm}
 
 
-def first_host(nodelist: str) -> str:
-    """Return the first host of Slurm's compressed list: 'n[01-03,7],m2' is n01 ...
-
-    Raises:
-        UsageError: no host in it.
-    """
-    first = re.split(r",(?![^\[]*\])", nodelist)[0]
-    host = re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", first)
-    if not host:
-        raise UsageError(f"no host in {nodelist!r}", where="SLURM_STEP_NODELIST")
-    return host
-
-
-def expand_tasks(tasks: str) -> list[int]:
-    """Return the tasks of each node from Slurm's form: '2(x3),1' is [2, 2, 2, 1]."""
-    counts: list[int] = []
-    for part in tasks.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if not match:
-            raise UsageError(f"{tasks!r} is not Slurm's form", where="SLURM_STEP_TASKS_PER_NODE")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
-
-
-def job_port(job: str, step: str) -> int:
-    """Return a port below the ephemeral range that job and step decide, so that every rank knows it unasked."""
-    digest = hashlib.sha256(f"{job}.{step}".encode()).digest()
-    return 12_000 + int.from_bytes(digest[:4], "big") % 20_000
-
-
-def _slurm_int(environ: Mapping[str, str], *names: str) -> int:
-    for name in names:
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    raise UsageError(f"{names[0]} is {environ.get(names[0])!r}, not a count", where="--launcher slurm")
-
-
 def _refuse_other_geometry(flags: LaunchFlags, environ: Mapping[str, str], nproc: int, nodes: int) -> None:
-    given = _count(flags.nproc_per_node, "--nproc-per-node", environ, "NPROC_PER_NODE")
+    given = _count(flags.nproc_per_node, "--nproc-per-node", environ)
     if given not in (None, nproc):
         fix = f"Leave it out, or write srun --ntasks-per-node={given}."
         raise UsageError(f"{given} processes a node, but srun started {nproc}", where="--nproc-per-node", fix=fix)
-    given = _count(flags.nnodes, "--nnodes", environ, "NNODES")
+    given = _count(flags.nnodes, "--nnodes", environ)
     if given not in (None, nodes):
         fix = f"Leave it out, or write srun --nodes={given}."
         raise UsageError(f"{given} nodes, but srun started {nodes}", where="--nnodes", fix=fix)
@@ -256,14 +238,14 @@ def _refuse_inside_a_launcher(environ: Mapping[str, str]) -> None:
         fix = "Run `tuner train` by itself: it starts the ranks. Or unset RANK, WORLD_SIZE and LOCAL_RANK."
         raise UsageError("already inside torchrun (RANK and WORLD_SIZE are set)", fix=fix)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if "SLURM_STEP_ID" in environ and tasks.isdigit() and int(tasks) > 1:
+    if "SLURM_STEP_ID" in environ and slurm.COUNT.fullmatch(tasks) and int(tasks) > 1:
         fix = "Add --launcher slurm; otherwise every task would start a whole run of its own."
         raise UsageError(f"inside srun with {tasks} tasks", where="--launcher", fix=fix)
 
 
-def _text(flag: str | None, name: str, environ: Mapping[str, str], *variables: str) -> str | None:
+def _text(flag: str | None, name: str, environ: Mapping[str, str]) -> str | None:
     given = {name: flag} if flag else {}
-    given |= {variable: environ[variable] for variable in variables if environ.get(variable)}
+    given |= {variable: environ[variable] for variable in _VARIABLES[name] if environ.get(variable)}
     if len(set(given.values())) > 1:
         shown = " and ".join(f"{key}={value}" for key, value in given.items())
         raise UsageError(f"{shown} contradict each other", where=name, fix="Keep one of them.")
@@ -274,15 +256,15 @@ def _count(
     flag: int | None,
     name: str,
     environ: Mapping[str, str],
-    *variables: str,
+    *,
     minimum: int = 1,
-    maximum: int = 1 << 20,
+    maximum: int = _MAX_COUNT,
 ) -> int | None:
-    text = _text(None if flag is None else str(flag), name, environ, *variables)
+    text = _text(None if flag is None else str(flag), name, environ)
     if text is None:
         return None
-    if not re.fullmatch(r"[0-9]{1,7}", text) or not minimum <= int(text) <= maximum:
-        where = " / ".join((name, *variables))
+    if not slurm.COUNT.fullmatch(text) or not minimum <= int(text) <= maximum:
+        where = " / ".join((name, *_VARIABLES[name]))
         fix = f"Write a whole number from {minimum} to {maximum}."
         raise UsageError(f"{text!r} is not a count that fits", where=where, fix=fix)
     return int(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def asset(path: str) -> str:
         return path
     inside = path.removeprefix(ASSET)
     found = CONFIGS / "assets" / inside
-    if ".." in found.parts or Path(inside).is_absolute() or not found.exists():
+    if ".." in found.parts or Path(inside).is_absolute() or not os.path.exists(found):  # noqa: PTH110 (no error for a long name)
         raise RecipeError(f"{path!r} is not shipped with the package", where=CONFIGS / "assets")
     return str(found)
 
@@ -114,7 +115,7 @@ def chat_template(name: str) -> Path:
     """
     folder = CONFIGS / "chat_templates"
     path = Path(name) if name.endswith(".jinja") else folder / f"{name}.jinja"
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 (no error for a long name)
         known = sorted(file.stem for file in folder.glob("*.jinja"))
         raise RecipeError(
             f"no chat template {name!r}",

@@ -18,6 +18,8 @@ from tuner.recipes.overrides import schema_keys
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.source import Keys
 
+_MAX_TOLD = 20
+
 
 def validate(merged: Merged) -> RecipeConfig:
     """Return the merged values as a checked recipe.
@@ -30,11 +32,14 @@ def validate(merged: Merged) -> RecipeConfig:
     except ValidationError as error:
         found: dict[Keys, RecipeError] = {}
         for detail in error.errors(include_url=False):
+            if len(found) == _MAX_TOLD:
+                break
             keys = _keys(dict(detail), merged)
             # A union says once for each of its branches that one value is wrong.
             found.setdefault(keys, _explain(dict(detail), keys, merged))
     first, *others = found.values()
-    fix = "\n".join([first.fix or "Also:", *map(str, others)]) if others else first.fix
+    more = [f"These are the first {_MAX_TOLD} mistakes."] if len(found) == _MAX_TOLD else []
+    fix = "\n".join([first.fix or "Also:", *map(str, others), *more]) if others else first.fix
     raise RecipeError(first.what, where=first.where, fix=fix)
 
 

@@ -83,7 +83,7 @@ class Merged:
 
     def _replace(self, below: dict[str, Any], keys: Keys, value: Any, layer: Layer) -> None:
         existed, old = keys[-1] in below, below.get(keys[-1])
-        before = self._forget(keys)
+        before = self._forget(keys) if existed else None
         self.order[".".join(keys)] = self.num_layers
         if isinstance(value, dict) and value:
             below[keys[-1]] = {}

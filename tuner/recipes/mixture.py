@@ -20,6 +20,11 @@ OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", 
 """Keys that say nothing of another data set. `split` is not among them: nearly all have 'train'."""
 
 
+def only(path: str) -> dict[str, Any]:
+    """Return what makes a `dataset` block mean the data set at `path` and nothing else that it meant before."""
+    return {**dict.fromkeys((*OF_ONE_DATA_SET, "mixture", "max_rows")), "path": path, "split": "train"}
+
+
 def settle(merged: Merged) -> None:
     """Leave each loader either a path or a mixture, and in the mixture no name of a part.
 

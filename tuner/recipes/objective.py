@@ -119,6 +119,11 @@ _Blocks = Sft | Pretrain | Dpo | Orpo | Kto | Reward
 Objective = Annotated[_Blocks, Field(discriminator="type")]
 
 
+def least_batch_size(objective: Objective) -> int:
+    """Return the fewest samples of a micro-batch: TRL's 'kto' loss sets an answer against the others of its batch."""
+    return 2 if isinstance(objective, Kto) and objective.loss_type == "kto" else 1
+
+
 def objectives_with(setting: str) -> tuple[str, ...]:
     """Return the types of the objectives that have a setting."""
     return tuple(block.__name__.lower() for block in get_args(_Blocks) if setting in block.model_fields)

@@ -14,7 +14,9 @@ from tuner.recipes.schema import RecipeConfig
 URL = "hf://"
 """What the path of a file on the hub begins with."""
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_MAX_HUB_ID = 96
+"""Characters; source: huggingface_hub, validate_repo_id."""
 _RELATIVES = {
     "Qwen/Qwen-": "qwen1_5_7b_chat",
     "THUDM/chatglm": "glm4_9b_chat_hf",
@@ -32,8 +34,12 @@ def local(path: str) -> Path | None:
     if path.startswith(catalog.ASSET):
         return Path(catalog.asset(path))
     found = expanded(path)
-    looks_local = path.startswith((".", "/", "~")) or path.endswith(_FILES) or not _HUB_ID.fullmatch(path)
+    looks_local = path.startswith((".", "/", "~")) or path.endswith(_FILES) or not _is_hub_id(path)
     return found if looks_local or exists(found) else None
+
+
+def _is_hub_id(path: str) -> bool:
+    return len(path) <= _MAX_HUB_ID and bool(_HUB_ID.fullmatch(path))
 
 
 def expanded(path: str) -> Path:
@@ -118,6 +124,9 @@ def _check_path(path: str | None, where: str) -> None:
         return
     if not matching(place):
         raise DataError(f"the data {path!r} does not exist", where=where, fix=_nearby(place))
+    if exists(place) and not (place.is_file() or place.is_dir()):
+        # A pipe would be waited for without end, a device read without end.
+        raise DataError(f"the data {path!r} is neither a file nor a folder", where=where, fix="Name a file or folder.")
     if place.is_file() and place.stat().st_size == 0:
         raise DataError(f"the data file {path!r} is empty", where=where, fix="Write at least one row into it.")
     if place.is_dir() and not any(place.iterdir()):

@@ -6,8 +6,12 @@ Order, later wins: base, model, method, objective, dataset, epochs, recipe files
 from __future__ import annotations
 
 import re
+import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,8 @@ from tuner.recipes.overrides import parse_override
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.source import Keys, Source, is_writable, read_file, read_text
 
-_MAX_BASES = 8
+_MAX_BASES, _MAX_FILES = 8, 64
+"""Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,45 @@ def load(name: str, overrides: Overrides | None = None, *, allow_code: bool = Fa
     mixture.settle(merged)
     suit.settle(merged)
     config = validate(merged)
+    if not is_writable(name):
+        raise RecipeError(f"the name {name!r} is not UTF-8", fix="Rename the file or folder.")
     merged.origins = {key: merged.origins.get(key, Origin("default")) for key, _ in leaves(config.model_dump())}
     name = Path(name).stem if _is_path(name) else name
     return Recipe(name, config, merged.origins, tuple(merged.warnings))
+
+
+def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
+    """Refuse row functions of Python and of installed packages that the recipe names: `subprocess:Popen` is one.
+
+    A module on PYTHONPATH is the user's own, and so is a name that is typed after --set.
+
+    Raises:
+        RecipeError: there is one, and code is not allowed.
+    """
+    for key in () if allow_code else mixture.LOADERS:
+        loader = getattr(recipe.config, key)
+        for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())) if loader else ():
+            source = recipe.origins[f"{key}.dataset.{name}"].source
+            for one in rows:
+                module = (one.format or "").partition(":")[0] if ":" in (one.format or "") else None
+                if module and _is_installed(module) and not source.startswith(("--set ", "--cfg-options ")):
+                    what = f"format = {one.format!r} names code of an installed package, which was not written for rows"
+                    fix = "Look at that code, then add --allow-code."
+                    raise RecipeError(what, where=source, fix=fix)
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether a module comes with Python or an installed package; nothing is imported to see it."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top == __package__.partition(".")[0]:
+        return True
+    try:
+        spec = PathFinder.find_spec(top)
+    except (ValueError, ImportError):
+        spec = None
+    places = [*(spec.submodule_search_locations or ()), spec.origin] if spec else []
+    homes = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if "lib" in name}
+    return any(home in Path(place).resolve().parents for place in places if place for home in homes)
 
 
 def anchored(recipe: Recipe, deepspeed: str | dict[str, Any]) -> Recipe:
@@ -115,7 +156,7 @@ def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
     base = _base()
     yield Layer(base.values, base.where)
     if _is_path(name):
-        yield from _file_layers(Path(name), name, allow_code)
+        yield from _file_layers(Path(name), name, allow_code, count())
     else:
         yield from _named_layers(name)
 
@@ -140,14 +181,16 @@ def _catalog_recipe(name: str) -> Iterator[Layer]:
     yield _layer(source)
 
 
-def _file_layers(path: Path, shown: str, allow_code: bool, depth: int = 0) -> Iterator[Layer]:
+def _file_layers(path: Path, shown: str, allow_code: bool, read: Iterator[int], depth: int = 0) -> Iterator[Layer]:
     if depth > _MAX_BASES:
         raise RecipeError(f"more than {_MAX_BASES} files build on each other", where=shown, fix="Is there a circle?")
     source = _read(path, shown, allow_code)
     for base in _bases(source):
+        if next(read) == _MAX_FILES:
+            raise RecipeError(f"more than {_MAX_FILES} bases in all", where=shown, fix="Build on fewer.")
         if _is_path(base):
             inner = path.parent / base
-            yield from _file_layers(inner, str(inner), allow_code, depth + 1)
+            yield from _file_layers(inner, str(inner), allow_code, read, depth + 1)
         else:
             yield from _named_layers(base)
     yield _layer(source)
@@ -204,9 +247,7 @@ def _override_layers(overrides: Overrides, merged: Merged) -> Iterator[Layer]:
         values: dict[str, Any] = {"model": {"path": overrides.model, "revision": None, "remote_code": False}}
         yield Layer(values, lambda _: f"--model {overrides.model}")
     if overrides.data is not None:
-        others = (*mixture.OF_ONE_DATA_SET, "mixture", "max_rows")
-        dataset = {**dict.fromkeys(others), "path": overrides.data, "split": "train"}
-        values = {"train_dataloader": {"dataset": dataset}, "val_dataloader": None}
+        values = {"train_dataloader": {"dataset": mixture.only(overrides.data)}, "val_dataloader": None}
         yield Layer(values, lambda _: f"--data {overrides.data}")
     if overrides.seed is not None:
         yield Layer({"randomness": {"seed": overrides.seed}}, lambda _: f"--seed {overrides.seed}")

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, Strict, ValidationInfo, field_validator, model_serializer
 
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.block import Block, Fraction, Names, PositiveFloat, PositiveInt
-from tuner.recipes.objective import Kto, Objective
+from tuner.recipes.block import Block, Fraction, PositiveFloat, PositiveInt
+from tuner.recipes.objective import Objective, least_batch_size
 
 
 class Model(Block):
@@ -79,6 +79,7 @@ class Dataset(Rows):
 
     mixture: Annotated[tuple[Share, ...], Strict(False), Field(min_length=1)] | None = None
     max_rows: PositiveInt | None = None
+    bad_rows: Annotated[int, Field(ge=0)] = 0
     max_length: PositiveInt
     packing: bool
 
@@ -131,12 +132,15 @@ class ParamScheduler(Block):
 
 
 class TrainCfg(Block):
-    """How long, and what is recomputed."""
+    """How long, how often it is validated, what is recomputed, and when a run that stands still is ended (seconds)."""
 
     max_epochs: PositiveInt
     max_steps: PositiveInt | None
+    val_interval: PositiveInt | None
+    early_stopping_patience: PositiveInt | None
     trainable_layers: PositiveInt | None
     gradient_checkpointing: bool
+    hang_timeout: PositiveFloat
 
 
 class Checkpoint(Block):
@@ -144,13 +148,17 @@ class Checkpoint(Block):
 
     interval: PositiveInt
     max_keep_ckpts: PositiveInt
+    save_best: Literal["auto", "eval_loss"] | None
+
+
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "swanlab", "clearml"]
 
 
 class Log(Block):
     """What is recorded; interval in optimizer steps."""
 
     interval: PositiveInt
-    trackers: Names
+    trackers: Annotated[tuple[Tracker, ...], Strict(False)]
     num_samples: Annotated[int, Field(ge=0)]
 
 
@@ -187,13 +195,21 @@ class RecipeConfig(Block):
 
     @field_validator("train_dataloader", "val_dataloader")
     @classmethod
-    def _kto_needs_other_answers_in_the_batch(
-        cls, loader: Dataloader | None, info: ValidationInfo
-    ) -> Dataloader | None:
+    def _an_answer_needs_others_in_its_batch(cls, loader: Dataloader | None, info: ValidationInfo) -> Dataloader | None:
         objective = info.data.get("objective")
-        if loader and isinstance(objective, Kto) and objective.loss_type == "kto" and loader.batch_size < 2:
-            raise ValueError("batch_size must be 2 or more for kto, which sets an answer against others of its batch")
+        if loader and objective and loader.batch_size < (least := least_batch_size(objective)):
+            what = f"batch_size must be {least} or more for {objective.type}"
+            raise ValueError(f"{what}, which sets an answer against others of its batch")
         return loader
+
+    @field_validator("train_cfg", "checkpoint")
+    @classmethod
+    def _what_is_best_is_known_by_validation(cls, block: TrainCfg | Checkpoint, info: ValidationInfo) -> Any:
+        asked = block.early_stopping_patience if isinstance(block, TrainCfg) else block.save_best
+        if asked and info.data.get("val_dataloader", asked) is None:
+            key = "early_stopping_patience" if isinstance(block, TrainCfg) else "save_best"
+            raise ValueError(f"{key} needs a validation loss; set val_dataloader too")
+        return block
 
     @field_validator("train_cfg")
     @classmethod

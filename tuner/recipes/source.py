@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import stat
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ def read_file(path: Path, name: str | None = None) -> Source:
     """
     shown = name or str(path)
     try:
+        if stat.S_ISFIFO(path.stat().st_mode):
+            raise RecipeError("the recipe is a pipe, which may never end", where=shown, fix="Name a .py file.")
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:

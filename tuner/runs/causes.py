@@ -61,6 +61,7 @@ HOST_MEMORY = "host-out-of-memory"
 SHARED_MEMORY = "shared-memory"
 NOT_A_NUMBER = "not-a-number"
 PORT = "port-in-use"
+HANG = "hang"
 
 TABLE: Sequence[Cause] = (
     Cause(
@@ -184,6 +185,14 @@ TABLE: Sequence[Cause] = (
         "CUDA_LAUNCH_BLOCKING=1 {again}",
     ),
     Cause(
+        HANG,
+        "no rank made progress",
+        (r"^Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$",),
+        "tail -n 50 {log}",
+        124,
+        Role.WAITED,
+    ),
+    Cause(
         "collective-timeout",
         "a collective timed out",
         (
@@ -263,6 +272,7 @@ _SELF_EXPLAINING = (
 )
 KILLED = Cause("killed", "killed by SIGKILL, mostly for lack of memory", (), "dmesg --ctime | tail -n 20")
 CRASHED = Cause("crashed", "crashed", (), "tail -n 50 {log}")
+OVERDUE = Cause("did-not-stop", "did not stop when told to", (), "tail -n 50 {log}", 137, Role.WAITED)
 TOLD_TO_END = Cause("told-to-end", "told to end", role=Role.LOST)
 BUG = Cause("bug", "an error that tuner does not know", (), "tail -n 50 {log}")
 SILENT = Cause("unknown", "ended without a word", (), "tail -n 50 {log}")

@@ -1,5 +1,10 @@
 """Checkpoints that can be trusted: a manifest of sizes and hashes, written last, is what makes one valid.
 
+checkpoints/
+    checkpoint-STEP   whole: it gets this name when its manifest is on the disk
+    unfinished/       what is being written or removed; after a kill nothing there is worth keeping
+    latest            the name of the newest one, a hint for people and scripts: nothing here reads it
+
 It knows folders and bytes; what is inside a checkpoint is the worker's business.
 """
 
@@ -9,14 +14,20 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import RunDirectoryError
-from tuner.files import disk_errors, sha256, write_json
+from tuner.files import disk_errors, flush, sha256, write_json, write_text
 
 MANIFEST = "manifest.json"
+LATEST = "latest"
+_UNFINISHED = "unfinished"
+_NUM_THREADS = 8
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -29,41 +40,105 @@ class Verdict:
     problem: str | None
 
 
-def seal(folder: Path, facts: dict[str, Any]) -> None:
-    """Write the manifest of everything in `folder`, and facts such as world_size, when all ranks have written."""
-    files = {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != folder / MANIFEST
-    }
-    for name in files:
-        _flush(folder / name)
-    write_json(folder / MANIFEST, {"facts": facts, "files": files})
+def unfinished(folder: Path) -> Path:
+    """Return where a run's checkpoints are written before they are whole."""
+    return folder / _UNFINISHED
 
 
-def _flush(path: Path) -> None:
-    # The manifest must not reach the disk before what it vouches for.
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
+def clear_unfinished(folder: Path) -> None:
+    """Remove what a save that was killed, or failed, has left."""
+    shutil.rmtree(unfinished(folder), ignore_errors=True)
+
+
+def commit(folder: Path, step: int, facts: dict[str, Any]) -> int:
+    """Make a checkpoint of what all ranks have written into `unfinished(folder)/checkpoint-STEP`.
+
+    A kill at any instant leaves the older ones as they are, and this one whole or not there.
+
+    Returns:
+        Its size in bytes.
+    """
+    name = f"checkpoint-{step}"
+    num_bytes = seal(unfinished(folder) / name, {**facts, "step": step})
+    put_in_place(folder, folder / name)
+    write_text(folder / LATEST, f"{name}\n")
+    return num_bytes
+
+
+def put_in_place(folder: Path, place: Path) -> None:
+    """Rename what was written under the same name in `unfinished(folder)` to `place`, and remove what stood there."""
+    written = unfinished(folder) / place.name
+    _flush_all(written)
+    if place.exists():
+        place.rename(unfinished(folder) / f"replaced {place.name}")
+    written.rename(place)
+    flush(place.parent)
+    clear_unfinished(folder)
+
+
+def seal(folder: Path, facts: dict[str, Any]) -> int:
+    """Write the manifest of everything in `folder`, and facts such as world_size, when all ranks have written.
+
+    Returns:
+        The size in bytes of what it vouches for.
+    """
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST]
+    with _hashes(files) as digests:
+        entries = {
+            str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(files, digests, strict=True)
+        }
+    _flush_all(folder)  # the manifest must not reach the disk before what it vouches for
+    write_json(folder / MANIFEST, {"facts": facts, "files": entries})
+    return sum(path.stat().st_size for path in files)
+
+
+def _flush_all(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        flush(path)
+
+
+@contextmanager
+def _hashes(paths: Sequence[Path]) -> Iterator[Iterator[str]]:
+    # One thread hashes about as fast as a good disk writes; a checkpoint is in the page cache when it is sealed.
+    pool = ThreadPoolExecutor(_NUM_THREADS)
+    try:
+        yield pool.map(sha256, paths)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def inspect(folder: Path, *, hashes: bool = True) -> str | None:
     """Return what is wrong with a checkpoint, naming the file, or None when every size (and hash) matches."""
     try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in files.items()}
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        int(manifest.get("facts", {}).get("step", 0))
     except OSError:
         return "it has no manifest: the save never finished"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return "its manifest is not readable"
-    for name, (size, digest) in expected.items():
+    try:
+        return _first_difference(folder, expected, hashes)
+    except OSError as error:  # a bad disk, or a run that removes this checkpoint while it is looked at
+        return f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
+
+
+def _first_difference(folder: Path, expected: dict[str, tuple[int, str]], hashes: bool) -> str | None:
+    root = folder.resolve()
+    for name, (size, _) in expected.items():
         path = folder / name
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 (a name too long is no file, and no error)
             return f"{name} is missing"
+        if not path.resolve().is_relative_to(root):
+            return f"{name} leads out of the checkpoint"
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes, not {size}"
-        if hashes and sha256(path) != digest:
-            return f"{name} has changed (its hash differs)"
+    if hashes:
+        with _hashes([folder / name for name in expected]) as found:
+            for (name, (_, digest)), hashed in zip(expected.items(), found, strict=True):
+                if hashed != digest:
+                    return f"{name} has changed (its hash differs)"
     return None
 
 
@@ -71,6 +146,11 @@ def facts(folder: Path) -> dict[str, Any]:
     """Return what was true of the run that saved a valid checkpoint: world_size, step, deepspeed."""
     found: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("facts", {})
     return found
+
+
+def step_of(folder: Path) -> int:
+    """Return the optimizer step at which a valid checkpoint was saved, whatever its folder is called by now."""
+    return int(facts(folder).get("step", 0))
 
 
 def survey(folder: Path) -> list[Verdict]:
@@ -83,6 +163,11 @@ def survey(folder: Path) -> list[Verdict]:
     return verdicts
 
 
+def listed(folder: Path) -> list[Verdict]:
+    """Return every checkpoint of a run, newest first, judged by the sizes of its files alone."""
+    return [Verdict(path, step, inspect(path, hashes=False)) for step, path in _newest_first(folder)]
+
+
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     """Return the newest valid checkpoint and one line for each newer one that was passed over."""
     verdicts = survey(folder)
@@ -91,26 +176,40 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     return (valid[0] if valid else None), passed
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove sealed checkpoints that are older than the `keep` newest whole ones; never one that may be needed.
+def prune(folder: Path, keep: int, step: int, protected: int | None = None) -> None:
+    """Remove checkpoints that are older than the `keep` newest whole ones up to `step`, the one just saved.
 
-    Whole means that every size matches: hashing all of them after each save would cost as much as the save.
+    Whole means that every size matches: hashing all of them after each save would cost as much as the save. Later
+    steps are those of another attempt, and neither count nor go; the one of step `protected` stays whatever its age.
     """
-    sealed = [path for _, path in _newest_first(folder) if (path / MANIFEST).is_file()]
     num_whole = 0
-    for path in sealed:
+    for at, path in _newest_first(folder):
+        if at > step or not (path / MANIFEST).is_file():
+            continue
         if num_whole < keep:
             num_whole += inspect(path, hashes=False) is None
             continue
-        # Without its manifest it is no checkpoint any more, so a kill in the middle leaves nothing that looks whole.
-        (path / MANIFEST).unlink()
-        shutil.rmtree(path)
+        if at == protected:
+            continue
+        # A kill in the middle leaves nothing that looks like a checkpoint.
+        unfinished(folder).mkdir(exist_ok=True)
+        path.rename(unfinished(folder) / path.name)
+    clear_unfinished(folder)
 
 
 def set_aside(folder: Path, name: str) -> None:
     """Rename a run's checkpoints to `checkpoints of NAME`, where they are kept and nothing resumes from them."""
+    clear_unfinished(folder)
     with disk_errors(folder):
         folder.rename(folder.with_name(f"{folder.name} of {name}"))
+
+
+def set_later_aside(folder: Path, step: int, place: Path) -> None:
+    """Move the checkpoints after `step` to the folder `place`, where nothing resumes from them."""
+    for at, path in _newest_first(folder):
+        if at > step:
+            place.mkdir(parents=True, exist_ok=True)
+            path.rename(place / path.name)
 
 
 def _newest_first(folder: Path) -> list[tuple[int, Path]]:

@@ -22,7 +22,8 @@ _EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
 _ROOT = "Root Cause (first observed failure):"
 _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
 _FAILED_BARRIER = re.compile(r"Ranks? ([\d, ]+) failed to pass")
-_IN_COLLECTIVE = "torch/distributed/distributed_c10d.py"
+_IN_COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py|worker/agree\.py.* in _vote")
+"""Where a rank waits for the others; on a GPU, where collectives are queued, it is where their result is read."""
 _NEVER = float("inf")
 _FULL_BYTES = 1 << 20
 _TAIL_LINES = 30
@@ -42,6 +43,9 @@ class Evidence:
         last_step: The last optimizer step in the metrics.
         free_bytes: Space left on the disk of the run directory.
         facts: run.json.
+        counts: How far each rank was, by its last sign of life.
+        stopped: Ranks that a signal had stopped when another failed.
+        overdue: Ranks that did not end when told to, and were killed `overdue_s` seconds later.
     """
 
     folder: Path
@@ -53,6 +57,14 @@ class Evidence:
     last_step: int | None = None
     free_bytes: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    counts: Mapping[int, int] = field(default_factory=dict)
+    stopped: Sequence[int] = ()
+    overdue: Sequence[int] = ()
+    overdue_s: float = 0.0
+
+    @property
+    def ranks(self) -> range:
+        return range(int(self.facts.get("world_size") or 0))
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """Return the first cause: an error of a rank's own before a wait in vain, and that before a lost peer."""
     reported = list(_reported(evidence))
     suspects = [*reported, *_silent(evidence, all(one.cause.role == Role.LOST for one in reported))]
+    if evidence.overdue and not suspects:
+        suspects = [_overdue(evidence)]
     suspects = suspects or [_launcher(evidence)]
     first = min(suspects, key=lambda suspect: (suspect.cause.role, suspect.order))
     if first.cause.role == Role.WAITED:
@@ -147,7 +161,7 @@ def _reported(evidence: Evidence) -> Iterator[_Suspect]:
             code = cause.exit_code if code == 1 else code
             suspect = _Suspect(rank, cause, f"{cause.says}: {line}", code, order)
             suspect = suspect if known else replace(suspect, detail=message.strip())
-        yield replace(suspect, step=report.get("step"), message=message)
+        yield replace(suspect, rank=report.get("origin", rank), step=report.get("step"), message=message)
 
 
 def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
@@ -207,6 +221,13 @@ def _killed(who: str, num_oom_kills: int, known: tuple[Cause, str] | None) -> tu
     return causes.KILLED, f"{who} was killed by SIGKILL (out of memory?)"
 
 
+def _overdue(evidence: Evidence) -> _Suspect:
+    """Return the ranks that were killed because they did not end when told to; nobody failed before."""
+    who = "a rank" if len(evidence.overdue) == 1 else f"{len(evidence.overdue)} ranks"
+    what = f"{who} did not stop within {evidence.overdue_s:.0f} s of SIGTERM: killed by SIGKILL"
+    return _Suspect(None, causes.OVERDUE, what, causes.OVERDUE.exit_code, 0, _known_step(evidence))
+
+
 def _launcher(evidence: Evidence) -> _Suspect:
     """Return what torchrun itself ended with: no rank left a trace."""
     code, known = evidence.agent_code, classify(evidence.launcher)
@@ -230,34 +251,43 @@ def _tail(evidence: Evidence, rank: int | None) -> str:
 
 def _lagging(evidence: Evidence, waited: _Suspect) -> _Suspect:
     """Return the same failure on the rank that the others waited for, where that can be told."""
-    late = _late_ranks(evidence)
+    late, how = _late_ranks(evidence)
     if not late:
         return replace(waited, what=f"{waited.what} (which rank lagged is not known)")
     ranks = ", ".join(map(str, late))
-    what = f"{waited.what} (rank{'s' * (len(late) > 1)} {ranks} lagged)"
+    what = f"{waited.what} (rank{'s' * (len(late) > 1)} {ranks} {how})"
     return replace(waited, rank=late[0], what=what)
 
 
-def _late_ranks(evidence: Evidence) -> list[int]:
-    texts = {rank: evidence.logs.get(rank, "") for rank in range(int(evidence.facts.get("world_size") or 0))}
+def _late_ranks(evidence: Evidence) -> tuple[list[int], str]:
+    """Return who held the others up, and how it is told; the surer sign comes first."""
+    if evidence.stopped:
+        return sorted(evidence.stopped), "had been stopped: state T, as after SIGSTOP"
+    texts = {rank: evidence.logs.get(rank, "") for rank in evidence.ranks}
     for report in evidence.reports:
         texts[report["rank"]] = f"{texts.get(report['rank'], '')}\n{report['message']}"
     named = {int(rank) for text in texts.values() for found in _FAILED_BARRIER.findall(text) for rank in _ints(found)}
     if named:
-        return sorted(named)
+        return sorted(named), "lagged"
+    if evidence.overdue and len(evidence.overdue) < len(texts):
+        return sorted(evidence.overdue), "did not even end at SIGTERM"
+    counts = {rank: evidence.counts.get(rank, -1) for rank in texts} if evidence.counts else {}
     waiting = {rank for rank, text in texts.items() if _waits(text)}
-    late = sorted(texts.keys() - waiting)
-    if late and waiting:
-        return late
     queued = {rank: max(map(int, found)) for rank, text in texts.items() if (found := _ENQUEUED.findall(text))}
-    behind = [rank for rank, number in queued.items() if number < max(queued.values())]
-    return sorted(behind)
+    for late in (_behind(counts), sorted(texts.keys() - waiting) if waiting else [], _behind(queued)):
+        if late:
+            return late, "lagged"
+    return [], ""
+
+
+def _behind(numbers: Mapping[int, int]) -> list[int]:
+    return sorted(rank for rank, number in numbers.items() if number < max(numbers.values()))
 
 
 def _waits(text: str) -> bool:
     """Say whether a rank stood in a collective when it ended: it gave up waiting, or its last stack shows it."""
     found = classify(text)
-    return bool(found and found[0].role == Role.WAITED) or _IN_COLLECTIVE in text
+    return bool(found and found[0].role == Role.WAITED) or _IN_COLLECTIVE.search(text) is not None
 
 
 def _ints(text: str) -> list[int]:

@@ -5,27 +5,41 @@ deepspeed.json  the DeepSpeed config that training used, to the byte
 run.json        versions, command, hardware, seeds, and what the worker has to know beside the recipe
 status.json     running, done, failed or stopped, with the exit code and the diagnosis of a failure
 metrics.jsonl   one line for each logged step
-ranks/          N.log for all that a rank prints, N.json for one that ended badly, torchrun-NODE.log for its launcher
+bad_rows.jsonl  one line for each row of the data that was left out, where any were
+ranks/          N.log for all that a rank prints, N.beat for its last sign of life, N.json for one that ended badly,
+                torchrun-NODE.log for its launcher
+attempts/       N/ for what an earlier attempt left, with checkpoints and metrics of steps that were taken again
+lock            while a run is at work: who it is
+submit.sh       the batch script of `tuner submit`, and beside it Slurm's slurm-JOB.out
 checkpoints/    checkpoint-STEP, to resume from
+universal/      the checkpoint that was resumed from, as another number of ranks loads it, until the next one is saved
 final/          the result, for transformers and peft
+report.html     all of it for a person to look at
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tuner.errors import DiskError, RunDirectoryError
 from tuner.files import append_line, disk_errors, write_json, write_new_text, write_text
+from tuner.runs import checkpoints, lock
 
 State = Literal["running", "done", "failed", "stopped"]
 _WAIT_S = 300.0
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_OF_A_JOB = re.compile(r"submit\.sh|slurm-\d+\.out")
+"""`tuner submit` and Slurm put them there before the run begins."""
+_OF_A_START = re.compile(r"lock|recipe\.py|deepspeed\.json|\.(recipe\.py|(deepspeed|run)\.json)\..*\.tmp")
+"""All that a start can leave that was killed before run.json was there."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +77,16 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def universal(self) -> Path:
+        return self.path / "universal"
+
+    @property
     def final(self) -> Path:
         return self.path / "final"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
 
     def read_json(self, file: Path) -> Any:
         """Read one of the run's JSON files.
@@ -74,7 +96,7 @@ class RunDirectory:
         """
         try:
             return json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunDirectoryError(f"{file.name} is missing or not JSON", where=self.path) from error
 
     def write_status(self, state: State, **facts: Any) -> None:
@@ -84,7 +106,8 @@ class RunDirectory:
     def report_failure(self, rank: int, exit_code: int, message: str, **facts: Any) -> None:
         """Leave word of how a rank ended, for the supervisor; torchrun turns every failure into 1.
 
-        Facts are `cause` (a TunerError's code) and `step` (the optimizer step at work, from 1), where there are any.
+        Facts are `cause` (a TunerError's code) and `step` (the optimizer step at work, from 1), where there are any,
+        and `origin` (the rank that it began on, where that is another).
         """
         self.ranks.mkdir(exist_ok=True)
         write_json(self.ranks / f"{rank}.json", {"rank": rank, "exit_code": exit_code, "message": message, **facts})
@@ -93,6 +116,10 @@ class RunDirectory:
         """Return what ranks reported, the earliest report first."""
         files = sorted(self.ranks.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
         return [self.read_json(file) for file in files]
+
+    def write_bad_rows(self, rows: Iterable[dict[str, str]]) -> None:
+        """Write split, place and reason of each row that was left out."""
+        write_text(self.path / "bad_rows.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
 
     def log_metrics(self, metrics: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
@@ -117,9 +144,13 @@ def check_free(path: Path, *, resume: bool) -> None:
 
 
 def _check_free(path: Path, resume: bool) -> None:
+    if _CONTROL.search(str(path)):
+        what = f"{str(path)!r} holds a control character"
+        raise RunDirectoryError(what, where="--work-dir", fix="Choose a name that fits on a line.")
     if os.path.lexists(path) and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file", where="--work-dir", fix="Choose a folder.")
-    if not resume and path.is_dir() and any(path.iterdir()):
+    if not resume and path.is_dir() and not _is_empty(path):
+        lock.check(path)
         hint = "Add --resume auto to go on with it, or choose another." if is_run(path) else "Choose another."
         raise RunDirectoryError(f"{path} is not empty", where="--work-dir", fix=hint)
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
@@ -129,24 +160,41 @@ def _check_free(path: Path, resume: bool) -> None:
         raise DiskError(f"cannot write to {parent}", where="--work-dir", fix="Choose a folder you may write to.")
 
 
-def create(path: Path, files: dict[str, str], *, resume: bool) -> RunDirectory:
-    """Make the directory and write `files` into it, run.json last: who sees run.json sees all.
+def _is_empty(path: Path) -> bool:
+    """Return whether a folder holds nothing but what came before a run, or what is left of a start that was killed."""
+    names = [file.name for file in path.iterdir() if not _OF_A_JOB.fullmatch(file.name)]
+    return not names or (lock.NAME in names and all(map(_OF_A_START.fullmatch, names)))
+
+
+def create(
+    path: Path, files: dict[str, str], *, resume: bool, environ: Mapping[str, str] | None = None
+) -> RunDirectory:
+    """Make the directory, take it for this process, and write `files` into it, run.json last: who sees it sees all.
 
     Raises:
-        RunDirectoryError, DiskError: as `check_free`.
+        RunDirectoryError, DiskError: as `check_free`, and where another run has it.
     """
     check_free(path, resume=resume)
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
+        lock.take(path, environ or {})
         if resume:
-            _keep_earlier_attempt(path)
+            _keep_earlier_attempt(path, int(json.loads(files.get("run.json", "{}")).get("resume_step") or 0))
         else:
+            if not is_run(path):
+                _clear_start(path)
             _claim(path, files["recipe.py"])
     for name in sorted(files, key=lambda name: name == "run.json"):
         write_text(path / name, files[name])
     run = RunDirectory(path)
     run.write_status("running")
     return run
+
+
+def _clear_start(path: Path) -> None:
+    for file in path.iterdir():
+        if _OF_A_START.fullmatch(file.name) and file.name != lock.NAME:
+            file.unlink()
 
 
 def _claim(path: Path, recipe: str) -> None:
@@ -158,8 +206,12 @@ def _claim(path: Path, recipe: str) -> None:
         raise RunDirectoryError(f"{path} was just taken by another run", where="--work-dir", fix=fix) from None
 
 
-def _keep_earlier_attempt(path: Path) -> None:
-    """Keep what an earlier attempt wrote, in attempts/N; its files stay too until each is replaced, for who looks."""
+def _keep_earlier_attempt(path: Path, step: int) -> None:
+    """Keep what an earlier attempt wrote, in attempts/N; its files stay too until each is replaced, for who looks.
+
+    What lies after `step`, from where this attempt goes on, is moved: metrics.jsonl reads as one run, and nothing
+    resumes from checkpoints of steps that are taken again.
+    """
     earlier = [path / name for name in ("recipe.py", "deepspeed.json", "run.json", "status.json", "ranks")]
     if not any(file.exists() for file in earlier):
         return
@@ -171,6 +223,25 @@ def _keep_earlier_attempt(path: Path) -> None:
             file.rename(folder / file.name)
         elif file.exists():
             shutil.copy2(file, folder / file.name)
+    _cut(path / "metrics.jsonl", folder / "metrics.jsonl", step)
+    checkpoints.set_later_aside(path / "checkpoints", step, folder / "checkpoints")
+
+
+def _cut(metrics: Path, kept: Path, step: int) -> None:
+    if not metrics.is_file():
+        return
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    repeated = [line for line in lines if not _is_before(line, step)]
+    if repeated:
+        write_text(kept, "".join(repeated))
+        write_text(metrics, "".join(line for line in lines if _is_before(line, step)))
+
+
+def _is_before(line: str, step: int) -> bool:
+    try:
+        return int(json.loads(line)["step"]) <= step
+    except (ValueError, KeyError, TypeError):  # a rank was killed while it wrote this line
+        return False
 
 
 def wait_for(path: Path, launch_id: str) -> RunDirectory:

@@ -7,19 +7,28 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tuner.errors import RunDirectoryError
+from tuner.runs import beats
 from tuner.runs.diagnose import Evidence
 from tuner.runs.directory import RunDirectory
 
 _TAIL_BYTES = 1 << 16
 
 
-def gather(run: RunDirectory, *, agent_code: int = 1, num_oom_kills: int = 0) -> Evidence:
+def gather(
+    run: RunDirectory,
+    *,
+    agent_code: int = 1,
+    num_oom_kills: int = 0,
+    stopped: Sequence[int] = (),
+    overdue: Sequence[int] = (),
+    overdue_s: float = 0.0,
+) -> Evidence:
     """Read the reports and the ends of all logs of a run; whatever cannot be read is left out."""
-    logs = {int(file.stem): _tail(file) for file in run.ranks.glob("*.log") if file.stem.isdigit()}
+    logs = {int(file.stem): tail(file) for file in run.ranks.glob("*.log") if file.stem.isdigit()}
     try:
         facts = run.read_json(run.run)
     except RunDirectoryError:  # a full disk, or somebody removed it: the logs still tell
@@ -28,16 +37,21 @@ def gather(run: RunDirectory, *, agent_code: int = 1, num_oom_kills: int = 0) ->
         folder=run.path,
         reports=run.failures(),
         logs=logs,
-        launcher="\n".join(map(_tail, sorted(run.ranks.glob("torchrun-*.log")))),
+        launcher="\n".join(map(tail, sorted(run.ranks.glob("torchrun-*.log")))),
         agent_code=agent_code,
         num_oom_kills=num_oom_kills,
         last_step=_last_step(run),
         free_bytes=shutil.disk_usage(run.path).free if run.path.is_dir() else None,
         facts=facts,
+        counts={rank: beat.count for rank, beat in beats.read(run).items()},
+        stopped=stopped,
+        overdue=overdue,
+        overdue_s=overdue_s,
     )
 
 
-def _tail(file: Path) -> str:
+def tail(file: Path) -> str:
+    """Return the last 64 KiB of a file, nothing of one that cannot be read."""
     try:
         with file.open("rb") as stream:
             stream.seek(max(0, file.stat().st_size - _TAIL_BYTES))
@@ -53,7 +67,7 @@ def _last_step(run: RunDirectory) -> int | None:
             return None
     except OSError:
         return None
-    return next(_steps(reversed(_tail(run.metrics).splitlines())), None)
+    return next(_steps(reversed(tail(run.metrics).splitlines())), None)
 
 
 def _steps(lines: Iterable[str]) -> Iterator[int]:

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
 from tuner.runs.directory import RunDirectory
 from tuner.worker.guard import Guard
@@ -14,7 +15,7 @@ from tuner.worker.quiet import hush
 
 def main() -> None:
     run, rank = RunDirectory(Path(sys.argv[1])), Rank.of(os.environ)
-    guard = Guard(run, rank)
+    guard = Guard(run, rank, Job.of(os.environ))
     guard.install()
     guard.take_output()
     hush()

@@ -12,28 +12,37 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn, TextIO
 
-from tuner.errors import DiskError, Stopped, TunerError
-from tuner.machine.kernel import die_with_parent
+from tuner.errors import DiskError, Hang, NotANumber, Stopped, TunerError
+from tuner.machine.kernel import die_with_parent, stopped
+from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
+from tuner.report import end
+from tuner.runs import beats, lock
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
 from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
+from tuner.worker.heartbeat import Heartbeat
 from tuner.worker.output import send_to
+from tuner.worker.requeue import requeue
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+_LET_RANK_0_REQUEUE_S = 3
+_STACKS_S = 2.0
+"""All ranks that wait in vain notice it within this time, and leave their stacks."""
 
 
 class Guard:
     """Watches one rank's signals and decides its exit code."""
 
-    def __init__(self, run: RunDirectory, rank: Rank) -> None:
-        self.run, self.rank = run, rank
+    def __init__(self, run: RunDirectory, rank: Rank, job: Job | None = None) -> None:
+        self.run, self.rank, self.job = run, rank, job
         self.stop_requested = False
         self.can_stop_at_a_step = False
         """True while training: before it there is no step to finish, and a signal ends the rank at once."""
@@ -41,6 +50,7 @@ class Guard:
         """The optimizer step at work, from 1; None before the first."""
         self.terminal: TextIO | None = None
         """Rank 0's terminal, where it has one: a progress bar goes there and not into the log."""
+        self.heart = Heartbeat(run, rank)
         self._shown, self._told = os.dup(1), os.dup(2)
         self._follower: Follower | None = None
 
@@ -53,6 +63,7 @@ class Guard:
         for number in _STOPS:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)  # `start` has held back what came before this
         self._sockets = (reader, writer)
         threading.Thread(target=self._listen, args=(reader,), daemon=True, name="stop-signals").start()
 
@@ -60,11 +71,22 @@ class Guard:
         """Send all that this rank prints into its log; what rank 0 prints is shown too, here or by its supervisor."""
         log = self.run.ranks / f"{self.rank.rank}.log"
         terminal = send_to(log)
+        self.heart.open()
         if self.rank.rank == 0:
             self.terminal = terminal
             if not self.rank.supervised:
                 self._follower = Follower(log, self._shown, self._has_failed)
                 self._follower.start()
+
+    def watch(self, limit_s: float) -> None:
+        """From now on, end this rank with its stacks in its log once no rank makes progress for so long."""
+        self.heart.watch(limit_s, self._hang)
+
+    def _hang(self, error: Hang) -> NoReturn:
+        faulthandler.dump_traceback()
+        if not self.rank.supervised:  # this rank may be the one that tells, and the others' stacks say who lagged
+            time.sleep(_STACKS_S)
+        self._fail(error)
 
     def _has_failed(self) -> bool:
         return bool(self.run.failures())
@@ -80,9 +102,27 @@ class Guard:
         peer_failed = self._has_failed()
         if peer_failed:
             faulthandler.dump_traceback()  # into the log: of ranks that waited in vain it tells who lagged
+        if not (self.stop_requested or peer_failed or self.can_stop_at_a_step):
+            self._requeue(None)
         if self.stop_requested or peer_failed or not self.can_stop_at_a_step:
-            self._leave(128 + number)
+            # srun returns the highest code of all: 128 + 15 would hide that of the rank that failed.
+            self._leave(TunerError.exit_code if peer_failed and not self.rank.supervised else 128 + number)
         self.stop_requested = True
+
+    def _requeue(self, saved: int | None) -> None:
+        """On rank 0 put the job back into the queue, where that was asked for; the others give it the time."""
+        if self.job is None:
+            return
+        if self.rank.rank != 0:
+            # Before training no barrier holds them, and srun kills the whole step when the first of them is gone.
+            time.sleep(_LET_RANK_0_REQUEUE_S if saved is None else 0)
+            return
+        requeue(self.run, self.job, saved, self._say)
+
+    def _say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            os.write(self._told, f"{line}\n".encode())
 
     def finish(self, work: Callable[[], None]) -> NoReturn:
         """Do the work and end this process with the right exit code, reporting what went wrong."""
@@ -100,14 +140,17 @@ class Guard:
             self.run.report_failure(**report)
         print(report["message"], file=sys.stderr, flush=True)
         exit_code = int(report["exit_code"])
-        if not self.rank.supervised and is_first:
+        if not self.rank.supervised and is_first and report.get("origin", self.rank.rank) == self.rank.rank:
             exit_code = self._tell(report)
         if exit_code == Stopped.exit_code:  # every rank stops at the same step, so all can leave together
+            self._requeue(self.step)
             self._teardown()
         self._leave(exit_code)
 
     def _report(self, error: BaseException) -> dict[str, Any]:
         report: dict[str, Any] = {"rank": self.rank.rank, "step": self.step}
+        if isinstance(error, NotANumber):  # all ranks say the same of the one that it began on
+            report["origin"] = error.rank
         if isinstance(error, TunerError):
             return {**report, "exit_code": error.exit_code, "cause": error.code, "message": str(error)}
         text = "".join(traceback.format_exception(error))
@@ -119,13 +162,15 @@ class Guard:
         text, facts = f"rank {self.rank.rank}: {message}", {}
         state: State = "stopped"
         if exit_code != Stopped.exit_code:
-            evidence = gather(self.run)
+            frozen = stopped({rank: beat.pid for rank, beat in beats.here(self.run).items()})
+            evidence = gather(self.run, stopped=frozen)
             found = diagnose(evidence if evidence.reports else replace(evidence, reports=[report]))
             text, state, exit_code, message = found.text, "failed", found.exit_code, found.message
             facts = {"diagnosis": found.to_json()}
         with contextlib.suppress(OSError, DiskError):
             os.write(self._told, f"{text}\n".encode())
             self.run.write_status(state, exit_code=exit_code, message=message, **facts)
+        end.write(self.run)
         return exit_code
 
     @staticmethod
@@ -143,4 +188,6 @@ class Guard:
                     stream.flush()
         if self._follower:
             self._follower.stop()
+        if self.rank.rank == 0 and not self.rank.supervised:
+            lock.release(self.run.path)  # taken by this process before it became a rank
         os._exit(exit_code)

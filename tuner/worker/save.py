@@ -25,12 +25,13 @@ def save_result(trainer: Any, tokenizer: Any, folder: Path) -> None:
             tokenizer.chat_template = plain(tokenizer.chat_template)
         tokenizer.save_pretrained(folder)
         if generation := getattr(model, "generation_config", None):  # a model that scores has none
-            _stop_where_answers_end(generation, tokenizer)
+            stop_where_answers_end(generation, tokenizer)
             generation.save_pretrained(folder)
     dist.barrier()
 
 
-def _stop_where_answers_end(generation: Any, tokenizer: Any) -> None:
+def stop_where_answers_end(generation: Any, tokenizer: Any) -> None:
+    """Add the token that closes an answer in the tokenizer's chat template to those that end generation."""
     # A base model's own end is that of a document: it would go on after the <|im_end|> that it has learned to write.
     known, end = generation.eos_token_id, answers_end(tokenizer)
     ends = list(known) if isinstance(known, list) else [known] if known is not None else []

@@ -17,7 +17,7 @@ from tuner.errors import DataError, MachineError, ModelError, TunerError
 from tuner.recipes import catalog, paths
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import Dataset, Model, Rows
-from tuner.worker.data.prepare import describe, located, prepare
+from tuner.worker.data.prepare import describe, prepare
 from tuner.worker.data.rows import find
 from tuner.worker.models.config_of import config_of
 from tuner.worker.models.load import load_tokenizer, source
@@ -101,10 +101,10 @@ def prepared(dataset: Dataset, tokenizer: Any, objective: str) -> tuple[Dataset,
     """
     short = dataset.model_copy(update={"max_length": min(dataset.max_length, _SHORT)})
     try:
-        found = prepare(located(short), tokenizer, objective=objective)
+        found = prepare(short, tokenizer, objective=objective)
     except DataError:
         # Prompts may be longer than that; whatever else is wrong, is so at the recipe's own length too.
-        short, found = dataset, prepare(located(dataset), tokenizer, objective=objective)
+        short, found = dataset, prepare(dataset, tokenizer, objective=objective)
     return short, describe(found)
 
 

@@ -5,7 +5,10 @@ It decides nothing about the run: every value comes from recipe.py, deepspeed.js
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import time
+from datetime import timedelta
 from typing import Any
 
 import deepspeed
@@ -13,73 +16,111 @@ import deepspeed.ops
 import torch
 import torch.distributed as dist
 import transformers
+from torch.distributed import distributed_c10d
+from transformers import TrainerCallback
 
 from tuner.errors import Stopped
 from tuner.machine.topology import Rank
 from tuner.recipes.recipe import load
 from tuner.recipes.schema import RecipeConfig
+from tuner.report import end
+from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
-from tuner.worker import trainers
-from tuner.worker.callbacks import AsWritten, Bar, FreshAdam, Metrics, Seal, Stop
-from tuner.worker.data.prepare import Prepared, describe, located, prepare
+from tuner.worker import resume, trainers
+from tuner.worker.agree import Agree
+from tuner.worker.callbacks import Alive, AsWritten, FreshAdam, KeptNorm
+from tuner.worker.data.prepare import Prepared, describe, prepare
 from tuner.worker.guard import Guard
 from tuner.worker.models.load import load_model, load_reference, load_tokenizer, source
+from tuner.worker.progress import Bar, Metrics
 from tuner.worker.samples import show_samples
 from tuner.worker.save import save_result
+from tuner.worker.saving import Saver, disk_errors
+from tuner.worker.trackers import trackers
+from tuner.worker.validation import Validation, load_best
+
+_FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
 
 
 def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     """Train, save the result to `run.final`, and show what it learned.
 
     Raises:
-        TunerError: data, model or machine are not what the recipe needs, or the loss is no number.
+        TunerError: data, model or machine are not what the recipe needs.
+        NotANumber: a loss, a gradient or a weight is none.
         Stopped: a signal asked for it; a checkpoint of this very step was written.
     """
     started = time.monotonic()
     config = load(str(run.recipe)).config
+    guard.watch(config.train_cfg.hang_timeout)
     facts, zero = run.read_json(run.run), run.read_json(run.deepspeed)
+    checkpoint = resume.folder_of(run, facts, rank)
     device = _join(rank, config)
+    path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainers.arguments(config, zero, run, device)
-    path = source(config.model)
     tokenizer = load_tokenizer(config.model, path)
-    data = _data(config, tokenizer, rank)
+    data = _data(config, tokenizer, rank, run, guard)
+    guard.heart.beat("loading the model")
     how = (config, path, trainers.dtype(zero), str(device))
     models = load_model(*how, shards=_stage(zero) == 3), load_reference(*how, shards=_stage(zero) == 3)
+    for model in filter(None, models):  # what trainers compute before the first step has no callback
+        model.register_forward_pre_hook(lambda *_: guard.heart.tick())
+    guard.heart.beat("setting up the training")
     trainer = trainers.trainer(config, arguments, models, tokenizer, data, run)
-    callbacks = _callbacks(run, guard, device, config, facts, rank)
-    for callback in (*callbacks, AsWritten(trainer, zero), FreshAdam(trainer)):
+    keeps_best = bool(config.checkpoint.save_best)
+    Saver(trainer, run.checkpoints, facts["state"], config.checkpoint.max_keep_ckpts, keeps_best=keeps_best)
+    agree = Agree(trainer, guard, tokenizer)
+    for callback in (agree, *_callbacks(config, run, facts, guard, rank), *_mended(trainer, zero)):
         trainer.add_callback(callback)
-    trainer.train(resume_from_checkpoint=facts["resume"])
-    stop = callbacks[0]
-    if stop.step:
-        again = f"Go on: tuner train {run.recipe} --resume {run.path}"
-        raise Stopped(f"at step {stop.step} on request; its checkpoint is saved", fix=again)
-    save_result(trainer, tokenizer, run.final)
+    if checkpoint:
+        trainer.add_callback(resume.Continued(trainer, run, facts, config.randomness.seed))
+    with resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if agree.stopped_at:
+        again = f"Go on: {shlex.join(('tuner', 'train', str(run.recipe), '--resume', str(run.path)))}"
+        raise Stopped(f"at step {agree.stopped_at} on request; its checkpoint is saved", fix=again)
+    guard.heart.beat("saving the result")
+    best = load_best(trainer, run, is_adapter=config.adapter is not None) if keeps_best else None
+    with disk_errors(run.checkpoints, "the result"):
+        save_result(trainer, tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
+        if rank.rank == 0:
+            checkpoints.put_in_place(run.checkpoints, run.final)
+    guard.heart.beat("at the end")
     if rank.rank == 0:
-        _finish(run, config, trainer, time.monotonic() - started)
+        _finish(run, config, trainer, time.monotonic() - started, best)
+        if not rank.supervised:
+            end.write(run)
 
 
 def _join(rank: Rank, config: RecipeConfig) -> torch.device:
     """Join the process group and return this rank's device."""
+    # How long a rank may wait for another is the watchdog's to say: its limit knows of progress, and torch's does not.
+    # DeepSpeed's own groups take torch's default of 10 minutes (NCCL) or 30, whatever the first group was given.
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = _FOREVER
     transformers.set_seed(config.randomness.seed)
     if torch.cuda.is_available():
         torch.cuda.set_device(rank.local_rank)
-        deepspeed.init_distributed(dist_backend="nccl")
+        deepspeed.init_distributed(dist_backend="nccl", timeout=_FOREVER)
         return torch.device("cuda", rank.local_rank)
     # DeepSpeed would build a shared-memory collective with a C++ compiler (37 s) that a first run need not have.
     # accelerate opens no group before ZeRO-3's zero.Init on a CPU, which then counts one rank: so it is opened here.
     deepspeed.ops.__compatible_ops__ = {}
-    deepspeed.init_distributed(dist_backend="gloo")
+    deepspeed.init_distributed(dist_backend="gloo", timeout=_FOREVER)
     return torch.device("cpu")
 
 
-def _data(config: RecipeConfig, tokenizer: Any, rank: Rank) -> tuple[Prepared, Prepared | None]:
+def _data(
+    config: RecipeConfig, tokenizer: Any, rank: Rank, run: RunDirectory, guard: Guard
+) -> tuple[Prepared, Prepared | None]:
     """Prepare the data once a node: local rank 0 first, the others from its cache."""
+    guard.heart.beat("preparing the data")
     loaders = {"train": config.train_dataloader, "validation": config.val_dataloader}
     if rank.local_rank != 0:
         dist.barrier()
     prepared = {
-        name: prepare(located(loader.dataset), tokenizer, objective=config.objective.type) if loader else None
+        name: prepare(loader.dataset, tokenizer, objective=config.objective.type, tick=guard.heart.tick)
+        if loader
+        else None
         for name, loader in loaders.items()
     }
     if rank.local_rank == 0:
@@ -87,30 +128,38 @@ def _data(config: RecipeConfig, tokenizer: Any, rank: Rank) -> tuple[Prepared, P
     for name, result in prepared.items():
         if result and rank.rank == 0:
             print(describe(result, name), flush=True)
+    bad = [{"split": name, **row} for name, result in prepared.items() if result for row in result.bad_rows]
+    if bad and rank.rank == 0:
+        run.write_bad_rows(bad)
     train_data = prepared["train"]
     assert train_data is not None
     return train_data, prepared["validation"]
 
 
 def _callbacks(
-    run: RunDirectory, guard: Guard, device: torch.device, config: RecipeConfig, facts: dict[str, Any], rank: Rank
-) -> tuple[Stop, Seal, Metrics]:
-    saved = {"world_size": facts["world_size"], "deepspeed": facts["deepspeed"]}
-    return (
-        Stop(guard, device),
-        Seal(run, saved, config.checkpoint.max_keep_ckpts),
-        Metrics(run, Bar(guard.terminal) if rank.rank == 0 else None),
-    )
+    config: RecipeConfig, run: RunDirectory, facts: dict[str, Any], guard: Guard, rank: Rank
+) -> tuple[TrainerCallback, ...]:
+    metrics = Metrics(run, facts, Bar(guard.terminal) if rank.rank == 0 else None)
+    followers = trackers(config.log.trackers, run) if rank.rank == 0 else []
+    return Validation(config), metrics, Alive(guard), *followers
 
 
-def _finish(run: RunDirectory, config: RecipeConfig, trainer: Any, seconds: float) -> None:
+def _mended(trainer: Any, zero: dict[str, Any]) -> tuple[TrainerCallback, ...]:
+    """Return what undoes mistakes of DeepSpeed, and shows those of others."""
+    return AsWritten(trainer, zero), FreshAdam(trainer), KeptNorm(trainer)
+
+
+def _finish(run: RunDirectory, config: RecipeConfig, trainer: Any, seconds: float, best: int | None) -> None:
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     step = trainer.state.global_step
-    run.write_status("done", exit_code=0, step=step, loss=losses[-1] if losses else None, seconds=round(seconds, 1))
+    facts = {"step": step, "loss": losses[-1] if losses else None, "result_step": best or step}
+    run.write_status("done", exit_code=0, seconds=round(seconds, 1), **facts)
     print(f"Trained {step} steps in {seconds:.0f} s.", flush=True)
+    if best:
+        print(f"The result has the weights of step {best}, whose validation loss is the lowest.", flush=True)
     if config.log.num_samples and config.val_dataloader:
         show_samples(config, run)
-    print(f"\nResult:  {run.final}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
+    print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
     print(f"Next: change a copy of the recipe and train it: tuner train {run.recipe} --set lr=...", flush=True)
 
 

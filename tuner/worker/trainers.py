@@ -28,11 +28,11 @@ from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from tuner.recipes.objective import Kto
 from tuner.recipes.schema import RecipeConfig
+from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
 from tuner.worker.data import batches
 from tuner.worker.data.prepare import Prepared
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from tuner.worker.models.load import DTYPES
 
 
 class _AsPrepared:
@@ -103,7 +103,7 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
     optim, schedule = config.optim_wrapper.optimizer, config.param_scheduler
     constant = schedule.type == "constant" and schedule.warmup_ratio > 0
     return dict(
-        output_dir=str(run.checkpoints),
+        output_dir=str(unfinished(run.checkpoints)),
         deepspeed=zero,
         per_device_train_batch_size=config.train_dataloader.batch_size,
         per_device_eval_batch_size=config.val_dataloader.batch_size if config.val_dataloader else 1,
@@ -128,21 +128,30 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
         # The rows hold what the collators take and nothing else.
         remove_unused_columns=False,
         max_length=None,
-        eval_strategy="epoch" if config.val_dataloader else "no",
+        eval_strategy=_validates(config),
+        eval_steps=config.train_cfg.val_interval,
         prediction_loss_only=True,
         save_strategy="steps",
         save_steps=config.checkpoint.interval,
-        save_total_limit=None,  # Seal prunes, after the newer checkpoint is known to be whole
+        save_total_limit=None,  # Saver prunes, after the newer checkpoint is known to be whole
         logging_strategy="steps",
         logging_steps=config.log.interval,
         logging_first_step=True,
         logging_nan_inf_filter=False,
-        report_to=list(config.log.trackers) or "none",
+        report_to="none",  # `trackers` holds them off the run
+        run_name=f"{run.path.parent.name}/{run.path.name}",
+        project="tuner",
         seed=config.randomness.seed,
         data_seed=config.randomness.seed,
         disable_tqdm=True,
         log_level="error",
     )
+
+
+def _validates(config: RecipeConfig) -> str:
+    if config.val_dataloader is None:
+        return "no"
+    return "steps" if config.train_cfg.val_interval else "epoch"
 
 
 def trainer(
@@ -181,6 +190,58 @@ def trainer(
     made.remove_callback(PrinterCallback)
     _keep_as_written(made, zero)
     _tidy(models[0], dtype(zero))
+    return made
+
+
+def evaluator(
+    config: RecipeConfig,
+    models: tuple[Any, Any | None],
+    tokenizer: Any,
+    rows: Any,
+    batch_size: int,
+    folder: str,
+) -> Any:
+    """Return the objective's trainer on one process and without DeepSpeed, for its `evaluate` alone.
+
+    Args:
+        config: The recipe that the model was trained with.
+        models: As for `trainer`.
+        tokenizer: For its padding token.
+        rows: As `prepare` made them; some, since trainers look at the first of them.
+        batch_size: Rows of a batch.
+        folder: For what a trainer leaves on the disk.
+    """
+    kind = _KINDS[config.objective.type]
+    # The reference model judges what it is asked for, when it is asked.
+    beforehand = {"type", "precompute_ref_log_probs", "precompute_ref_batch_size"}
+    settings = kind.arguments(
+        output_dir=folder,
+        per_device_eval_batch_size=batch_size,
+        use_cpu=models[0].device.type == "cpu",
+        bf16=False,  # the weights are in the compute type, as under DeepSpeed: nothing casts them
+        gradient_checkpointing=False,
+        remove_unused_columns=False,
+        max_length=None,
+        prediction_loss_only=True,
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+        seed=config.randomness.seed,
+        **config.objective.model_dump(mode="json", exclude=beforehand),
+        **kind.settings,
+    )
+    if (
+        settings.n_gpu > 1
+    ):  # else it would be copied to every GPU; Trainer does the same to a model that is over several
+        settings._n_gpu = 1
+    more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
+    if kind.collate:
+        more["data_collator"] = _collator(config, kind.collate, tokenizer)
+    made = kind.trainer(
+        model=models[0], args=settings, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **more
+    )
+    made.remove_callback(PrinterCallback)
+    _tidy(models[0], models[0].dtype)
     return made
 
 
@@ -246,4 +307,4 @@ def _bitsandbytes_optimizer(name: str) -> type[torch.optim.Optimizer]:
 
 def dtype(zero: dict[str, Any]) -> torch.dtype:
     """Return the compute type that deepspeed.json states."""
-    return next((one for key, one in _DTYPES.items() if zero[key]["enabled"]), torch.float32)
+    return next((DTYPES[key] for key in ("bf16", "fp16") if zero[key]["enabled"]), torch.float32)

@@ -109,8 +109,8 @@ def _read_bytes(path: Path) -> bytes:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise DeepSpeedConfigError(f"there is no file {str(path)!r}", fix=_NAME_A_FILE) from None
-    except OSError as error:
-        what = f"{str(path)!r} cannot be read: {error.strerror or error}"
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        what = f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
         raise DeepSpeedConfigError(what, fix=_NAME_A_FILE) from error
     if len(data) > MAX_BYTES:
         raise DeepSpeedConfigError(

@@ -18,6 +18,11 @@ class Precision:
     dtype: Dtype
     reason: str
 
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of one weight."""
+        return 4 if self.dtype == "fp32" else 2
+
 
 def decide(wanted: str, hardware: Hardware) -> Precision:
     """Return the compute type for `optim_wrapper.dtype` on this hardware.

@@ -72,6 +72,7 @@ class Settings:
     system: str | None = None
     mixture: Any = None
     max_rows: int | None = None
+    bad_rows: int = 0
 
 
 @pytest.fixture(autouse=True)

@@ -124,7 +124,7 @@ def test_the_fingerprint_follows_all_that_decides_the_rows(tmp_path: Path) -> No
     same = {"path": path, "format": "text"}
 
     found = [
-        mixture.open(dataset).fingerprint
+        mixture.open(dataset).fingerprint()
         for dataset in (
             block(same),
             block({**same, "weight": 2.0}),
@@ -139,9 +139,9 @@ def test_the_fingerprint_follows_all_that_decides_the_rows(tmp_path: Path) -> No
     ]
 
     assert len(set(found)) == len(found)
-    assert mixture.open(block(path=path, format="text")).fingerprint == found[0]
+    assert mixture.open(block(path=path, format="text")).fingerprint() == found[0]
     write(tmp_path, "a", 4)
-    assert mixture.open(block(same)).fingerprint != found[0]
+    assert mixture.open(block(same)).fingerprint() != found[0]
 
 
 def test_a_set_that_is_not_there_is_told_before_anything_is_read(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tuner.errors import DataError, MachineError
+from tuner.recipes import catalog
 from tuner.worker.data import readers, rows
 
 
@@ -340,6 +341,15 @@ def test_the_hub_without_a_network_is_the_machines_fault(monkeypatch: pytest.Mon
             read(path)
 
 
+def test_a_path_may_start_in_the_package_or_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}', encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert read("~/a.jsonl") == read("~/*.jsonl") == [(f"{tmp_path}/a.jsonl:1", {"text": "a"})]
+    (shipped, _), *_ = read("package:sample/train.jsonl")
+    assert shipped == f"{catalog.asset('package:sample/train.jsonl')}:1"
+
+
 def test_files_of_a_url_are_read_through_datasets(tmp_path: Path) -> None:
     for name in ("a1.jsonl", "a2.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": name}), encoding="utf-8")
@@ -361,7 +371,7 @@ def test_a_data_set_that_is_a_script_is_refused_with_the_way_round_it() -> None:
 def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}', encoding="utf-8")
-    before = rows.find(str(path), None, "train", None).fingerprint
+    before = rows.find(str(path), None, "train", None).fingerprint()
     path.write_text('{"text": "b"}', encoding="utf-8")
 
-    assert rows.find(str(path), None, "train", None).fingerprint != before
+    assert rows.find(str(path), None, "train", None).fingerprint() != before

@@ -11,7 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.worker.data.conftest import make_tokenizer
 from tuner.errors import DataError
+from tuner.files import sha256
 from tuner.recipes.schema import Dataset, Share
+from tuner.worker.data import rows
 from tuner.worker.data.view import bad_rows, histogram, view
 
 GOOD = {"instruction": "Why is it so?", "output": "It is so because it is so."}
@@ -48,6 +50,15 @@ def test_the_pieces_of_a_sample_are_its_whole_text_with_every_space(jsonl: Write
     before, answer = sample.parts["text"]
     assert before == ("user Why is it so? assistant", False)
     assert answer == (" It is so because it is so.</s>", True)
+
+
+def test_a_file_is_hashed_once_for_its_rows_and_its_samples(jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[bytes | Path] = []
+    monkeypatch.setattr(rows, "sha256", lambda data: hashed.append(data) or sha256(data))
+    path = jsonl([GOOD])
+
+    assert view(dataset(path), make_tokenizer(), "sft", 1).samples
+    assert [data for data in hashed if isinstance(data, Path)] == [path]
 
 
 def test_no_sample_is_shown_where_none_is_asked_for(jsonl: Write) -> None:

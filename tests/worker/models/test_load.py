@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tuner.errors import ModelError
 from tuner.recipes import catalog
 from tuner.recipes.recipe import Overrides, load
 from tuner.recipes.schema import RecipeConfig
-from tuner.worker.models.load import CACHE, decoder_layers, load_model, load_reference
+from tuner.worker.models.load import CACHE, commit, decoder_layers, load_model, load_reference
 from tuner.worker.models.tiny import materialize
 
 ARCHITECTURES = {
@@ -149,3 +152,27 @@ def test_weights_in_fewer_bits_are_not_quantized_again_nor_trained(tmp_path: Pat
         load_model(recipe(name), stored(tmp_path, method), torch.float32, "cpu", shards=False)
 
     assert "Take the method lora" in str(caught.value)
+
+
+def test_a_folder_with_pickles_alone_is_no_model(tmp_path: Path) -> None:
+    """`tuner train` refuses it earlier; a rank may see another folder."""
+    folder = shutil.copytree(tiny(), tmp_path / "old")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+    with pytest.raises(ModelError, match="safetensors"):
+        load_model(recipe("dpo_full"), str(folder), torch.float32, "cpu", shards=False)
+
+
+def test_an_adapter_records_the_commit_of_a_base_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stands for a download: the hub is not here.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    cached, sha = tmp_path / "models--org--model", "0123456789abcdef0123456789abcdef01234567"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(sha)
+    (cached / "snapshots" / sha).mkdir(parents=True)
+    (cached / "snapshots" / sha / "config.json").write_text("{}")
+    model = load("tiny_lora_sample_e1").config.model
+
+    assert commit(model, "org/model") == sha
+    assert commit(model, str(tmp_path)) is None

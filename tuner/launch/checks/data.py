@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+from tuner.errors import DataError
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
 from tuner.recipes import paths
@@ -21,14 +22,16 @@ def first_rows(plan: LaunchPlan) -> Iterator[Finding]:
     """Find data whose first rows cannot be read or do not fit; raises the error of the first such row."""
     config = plan.recipe.config
     for loader in (config.train_dataloader, config.val_dataloader):
-        shares: tuple[Rows, ...] = (loader.dataset.mixture or (loader.dataset,)) if loader else ()
+        if not loader:
+            continue
+        shares: tuple[Rows, ...] = loader.dataset.mixture or (loader.dataset,)
         for rows in shares:
-            _read(rows, config.objective.type)
+            _read(rows, config.objective.type, tolerant=loader.dataset.bad_rows > 0)
     yield from ()
 
 
-def _read(rows: Rows, objective: str) -> None:
-    """Read the first rows as training will.
+def _read(rows: Rows, objective: str, *, tolerant: bool) -> None:
+    """Read the first rows as training will; `tolerant`: bad ones may be left out, and are counted there.
 
     Raises:
         DataError: there is no such format, or a row cannot be read or is not what the objective learns from.
@@ -48,14 +51,18 @@ def _read(rows: Rows, objective: str) -> None:
 
     if readers.kind(file) is None:
         return
-    placed = list(itertools.islice(readers.read(file), _NUM_ROWS))
+    placed = list(itertools.islice(readers.read(file, (lambda _: None) if tolerant else None), _NUM_ROWS))
     if not placed:
         return
     told = [row for _, row in placed]
     name = rows.format or formats.detect(told, str(file), columns=rows.columns, objective=objective)
     for place, row in placed:
-        sample = formats.read(name, row, place, columns=rows.columns, system=rows.system)
-        for_objective(sample, objective, name, place)
+        try:
+            sample = formats.read(name, row, place, columns=rows.columns, system=rows.system)
+            for_objective(sample, objective, name, place)
+        except DataError as error:
+            if not tolerant or error.where != place:
+                raise
 
 
 def _first_file(rows: Rows) -> Path | None:

@@ -58,6 +58,18 @@ def precision(plan: LaunchPlan) -> Iterator[Finding]:
             yield MachineError(f"torch has no kernels for {gpu.name}: {problem}", where="torch", fix=fix)
 
 
+def spread(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find tasks of Slurm that are spread unevenly over the nodes, and GPUs that no task uses."""
+    topology, num_gpus = plan.topology, len(plan.hardware.gpus)
+    if len(set(topology.tasks)) > 1:
+        each = topology.world_size // topology.num_nodes
+        counts = ", ".join(map(str, topology.tasks))
+        yield f"the nodes run {counts} tasks: srun --ntasks-per-node={max(each, 1)} spreads them evenly."
+    if topology.tasks and topology.nproc_per_node < num_gpus:
+        idle = num_gpus - topology.nproc_per_node
+        yield f"{idle} of {num_gpus} GPUs of a node stay idle: srun --ntasks-per-node={num_gpus} uses all."
+
+
 def driver(plan: LaunchPlan) -> Iterator[Finding]:
     """Find a driver that is too old for the CUDA that torch was built for."""
     if plan.hardware.gpus:

@@ -73,6 +73,11 @@ def missing_weights(place: Path) -> Iterator[ModelError]:
         yield ModelError(
             what, where=_WHERE, fix="Name a folder with model.safetensors, or with an index and its shards."
         )
+    pickled = next((file for file in files if file.name.endswith((".bin", ".bin.index.json"))), None)
+    if pickled:
+        what = f"{str(place)!r} holds its weights as pickles ({pickled.name}), which can hold code: safetensors only"
+        fix = "Take the model's repository with safetensors, or load and save it once with transformers."
+        yield ModelError(what, where=_WHERE, fix=fix)
     for file in files:
         problem = _cut_off(file)
         if problem:
@@ -149,7 +154,7 @@ def _weight_files(place: Path) -> list[Path]:
             return [place / file for file in sorted(set(index["weight_map"].values()))]
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return [place / name]
     return [place / name for name in _WHOLE if paths.exists(place / name)][:1]
 
@@ -167,8 +172,8 @@ def _cut_off(file: Path) -> str | None:
             return None if file.suffix != ".safetensors" else _cut_off_safetensors(start[:8], size, file)
     except FileNotFoundError:
         return "is missing"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
 def _cut_off_safetensors(start: bytes, size: int, file: Path) -> str | None:
@@ -180,6 +185,6 @@ def _cut_off_safetensors(start: bytes, size: int, file: Path) -> str | None:
         try:
             header = json.loads(stream.read(length))
             whole = 8 + length + max((one["data_offsets"][1] for one in header.values() if "dtype" in one), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             return "has no header of safetensors"
     return f"is cut off: it has {size} of {whole} bytes" if size < whole else None

@@ -19,6 +19,7 @@ from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan, batch_json
 from tuner.machine import hardware
 from tuner.recipes import paths
+from tuner.runs import checkpoints as runs
 
 SHM = Path("/dev/shm")  # noqa: S108 (asked for its size)
 _NCCL_SHM_BYTES = 1024**3
@@ -36,28 +37,34 @@ def checkpoints(plan: LaunchPlan) -> Iterator[Finding]:
     one, final = sizes
     number = _num_checkpoints(plan)
     needed, place = one * number + final, existing(plan.run_path)
-    free = shutil.disk_usage(place).free
+    # What a killed save has left is removed before the next one.
+    free = shutil.disk_usage(place).free + _bytes_below(runs.unfinished(plan.run_path / "checkpoints"))
     if free < needed:
         what = f"{gib(free)} are free, and {number} checkpoints of {gib(one)} and the result need {gib(needed)}"
         fix = "Free space, choose another --work-dir, or keep fewer: --set checkpoint.max_keep_ckpts=1."
         yield DiskError(what, where=place, fix=fix)
 
 
+def _bytes_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def checkpoint_bytes(plan: LaunchPlan) -> tuple[float, float] | None:
     """Return the bytes of one checkpoint and of the result, without tokenizer; None where the model's size is unknown.
 
     A checkpoint holds what is saved as the model, once more in DeepSpeed's own file below stage 3, and fp32 weights and
-    optimizer states of what is trained; with an adapter, nothing of the base. Measured on DeepSpeed 0.19.8 and
-    transformers 5.23, stages 0, 2 and 3, full and LoRA.
+    optimizer states of what is trained; nothing that is frozen, and with frozen layers no model of its own. Measured on
+    DeepSpeed 0.19.8 and transformers 5.23, stages 0 to 3, full, LoRA and freeze.
     """
     config, facts = plan.recipe.config, plan.recipe.config.architecture
     if facts is None or not has_formula(facts):
         return None
     trained = count(config, facts).trainable
-    width = 4 if plan.precision.dtype == "fp32" else 2
-    saved = width * (trained if config.adapter else num_parameters(facts))
-    stage = Level.of_config(plan.final.config).stage
-    return saved * (1 if stage == 3 else 2) + (4 + state_bytes(config)) * trained, saved
+    width = plan.precision.weight_bytes
+    result = width * (trained if config.adapter else num_parameters(facts))
+    as_model = 0 if config.train_cfg.trainable_layers else result
+    in_states = 0 if Level.of_config(plan.final.config).stage == 3 else width * trained
+    return as_model + in_states + (4 + state_bytes(config)) * trained, result
 
 
 def _num_checkpoints(plan: LaunchPlan) -> int:
@@ -138,8 +145,8 @@ def _host_bytes(plan: LaunchPlan) -> float | None:
     config, facts, here = plan.recipe.config, plan.recipe.config.architecture, plan.topology
     if plan.hardware.gpus or facts is None or not has_formula(facts):
         return None
-    width = 4 if plan.precision.dtype == "fp32" else 2
-    found = peak(config, facts, Level.of_config(plan.final.config), here.world_size, here.nproc_per_node, width)
+    level, width = Level.of_config(plan.final.config), plan.precision.weight_bytes
+    found = peak(config, facts, level, here.world_size, here.nproc_per_node, width)
     offloaded = found.host.get("optimizer_states", 0.0) + found.host.get("weights", 0.0)
     # Without a GPU the interpreter is all that a rank takes beside its states: a fourth of what it takes with CUDA.
     return here.nproc_per_node * (found.model_states + PROCESS_BYTES / 4) + offloaded

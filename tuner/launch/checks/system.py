@@ -21,8 +21,10 @@ from tuner.launch.plan import LaunchPlan
 from tuner.machine import libraries
 
 _MONITORS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
-"""Blocks of a DeepSpeed config that need a package, and transformers' trackers of the same names."""
-_TRACKERS = {**_MONITORS, "mlflow": "mlflow", "trackio": "trackio", "swanlab": "swanlab", "clearml": "clearml"}
+"""Blocks of a DeepSpeed config that need a package."""
+_LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")
+_DEEPSPEED_ENV = ".deepspeed_env"
+"""Variables that DeepSpeed's own launcher hands to its ranks, from the working directory or the home folder."""
 _STALE_LOCK_S = 600
 _FILES_OF_A_RANK = 256
 _FILES_OF_A_WORKER = 32
@@ -34,7 +36,7 @@ def installed(plan: LaunchPlan) -> Iterator[Finding]:
     config = plan.recipe.config
     yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=bool(plan.hardware.gpus))
     for tracker in config.log.trackers:
-        yield from _missing(_TRACKERS.get(tracker), f"log.trackers = {tracker!r}")
+        yield from _missing(tracker, f"log.trackers = {tracker!r}")
     for block, package in _MONITORS.items():
         if _is_on(plan.final.config.get(block)):
             yield from _missing(package, f"{block}.enabled in the DeepSpeed config")
@@ -61,6 +63,21 @@ def builds(plan: LaunchPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
         if age_s > _STALE_LOCK_S:
             what = f"a build of DeepSpeed's CPU Adam was interrupted {age_s / 60:.0f} minutes ago"
             yield MachineError(what, where=lock, fix=f"If no other run builds it now: rm {lock}")
+
+
+def shadows(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Find what can put other modules or variables into a run than those that are installed and set."""
+    if folders := [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]:
+        hidden = [name for name in _LIBRARIES for folder in folders if _is_module(Path(folder) / name)]
+        what = f", and finds {', '.join(hidden)} there" if hidden else ""
+        yield f"PYTHONPATH is set: Python looks for modules in {', '.join(folders)} first{what}."
+    for folder in dict.fromkeys((Path.cwd(), Path(environ.get("HOME") or Path.cwd()))):
+        if (folder / _DEEPSPEED_ENV).is_file():
+            yield f"{folder / _DEEPSPEED_ENV} is not read: tuner does not start ranks through DeepSpeed's launcher."
+
+
+def _is_module(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or path.is_dir()
 
 
 def port(plan: LaunchPlan) -> Iterator[Finding]:

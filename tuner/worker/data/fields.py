@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from tuner.errors import nearest
 from tuner.worker.data.sample import Message
 
 Row = Mapping[str, Any]
+SURROGATE = re.compile("[\ud800-\udfff]")
+_MAX_LITERAL = 1_000_000
+"""Characters of a list as Python writes it: its syntax tree takes a hundred times as much memory."""
 
 
 class Misfit(ValueError):
@@ -56,7 +60,7 @@ def text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise Misfit(f"{what} is {kind(value)}, not text")
     # json reads "\ud83d" alone without complaint; the tokenizer would fail on it, far from the row.
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+    if SURROGATE.search(value):
         raise Misfit(f"{what} holds half of a surrogate pair")
     return value
 
@@ -81,7 +85,11 @@ def listed(value: Any) -> Any:
         return value
     try:
         found = json.loads(value)
+    except RecursionError:
+        return value
     except ValueError:
+        if len(value) > _MAX_LITERAL:
+            return value
         try:
             found = ast.literal_eval(value.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -155,7 +163,7 @@ def tools(row: Row) -> list[Any] | None:
     if isinstance(found, str):
         try:
             found = json.loads(found) or None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Misfit("its tools are text that is not JSON") from error
     if found is None:
         return None

@@ -59,12 +59,24 @@ class Set:
 
 @dataclass(frozen=True)
 class Opened:
-    """The data sets of a `dataset` block. `fingerprint` changes when rows, their order or how they are read does."""
+    """The data sets of a `dataset` block, at most `max_rows` rows of them."""
 
-    place: str
-    fingerprint: str
     sets: tuple[Set, ...]
     max_rows: int | None
+
+    @property
+    def place(self) -> str:
+        """The paths or hub ids, as messages name them."""
+        return ", ".join(one.place for one in self.sets)
+
+    def fingerprint(self) -> str:
+        """Return a hash that changes when rows, their order or how they are read does; it reads every local file.
+
+        Raises:
+            DataError: one of them cannot be read.
+        """
+        facts = [[one.source.fingerprint(), one.format, one.columns, one.system, one.weight] for one in self.sets]
+        return hashlib.sha256(json.dumps([facts, self.max_rows]).encode()).hexdigest()
 
     def read(self, broken: rows.Broken | None = None) -> Iterator[tuple[Set, rows.PlacedRow]]:
         """Yield all rows, each set's evenly among the others' in proportion to the weights, at most `max_rows`.
@@ -88,9 +100,7 @@ def open(dataset: Dataset, base: Path | None = None) -> Opened:
     """
     shares: tuple[Rows, ...] = dataset.mixture or (dataset,)
     sets = tuple(_set(number, share, base) for number, share in enumerate(shares))
-    facts = [[one.source.fingerprint, one.format, one.columns, one.system, one.weight] for one in sets]
-    fingerprint = hashlib.sha256(json.dumps([facts, dataset.max_rows]).encode()).hexdigest()
-    return Opened(", ".join(one.place for one in sets), fingerprint, sets, dataset.max_rows)
+    return Opened(sets, dataset.max_rows)
 
 
 def _set(number: int, share: Rows, base: Path | None) -> Set:

@@ -62,10 +62,10 @@ def encoded(
 ) -> Iterator[list[Row]]:
     """Yield the rows of each batch of places and samples."""
     for batch in batches:
-        sides = encoder.encode([(place, chat) for place, sample in batch for chat in conversations(sample)])
+        good, sides = encoder.encode_good(batch, conversations, tally)
         width = len(layout.sides)
         grouped = (sides[at : at + width] for at in range(0, len(sides), width))
-        rows = (fit(layout, one, both, max_length, tally) for (_, one), both in zip(batch, grouped, strict=True))
+        rows = (fit(layout, one, both, max_length, tally) for (_, one), both in zip(good, grouped, strict=True))
         yield [row for row in rows if row]
 
 

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,6 @@ import datasets
 
 from tuner.errors import DataError
 from tuner.files import disk_errors, sha256, write_json
-from tuner.recipes import paths
 from tuner.recipes.schema import Dataset
 from tuner.worker.data import formats, masks, mixture, packing, preferences
 from tuner.worker.data.reading import Encoder, Labelled, Tally, formats_of, samples
@@ -44,7 +43,7 @@ class Counts:
     """What became of the rows. `tokens` are those that are left; `trained_tokens` those of them that carry loss.
 
     `read` counts rows; `kept`, `dropped` and `truncated` count samples: to kto a row with two answers is two.
-    `packed_rows` are the rows of the result: as many as samples when not packing.
+    `packed_rows` are the rows of the result: as many as samples when not packing. `bad` rows were left out.
     """
 
     read: int
@@ -57,6 +56,7 @@ class Counts:
     packed_rows: int
     max_length: int
     packing: bool
+    bad: int = 0
 
     @property
     def efficiency(self) -> float:
@@ -75,19 +75,18 @@ class Prepared:
     counts: Counts
     sets: tuple[SetCounts, ...]
     objective: str
+    bad_rows: tuple[dict[str, str], ...] = ()
+    """Place (`where`) and reason (`what`) of each row that was left out."""
 
 
-def located(dataset: Dataset) -> Dataset:
-    """Return the block with its paths resolved: files of the package or of this machine, or ids on the hub."""
-
-    def here(path: str | None) -> str | None:
-        return path and str(paths.local(path) or path)
-
-    shares = dataset.mixture and tuple(share.model_copy(update={"path": here(share.path)}) for share in dataset.mixture)
-    return dataset.model_copy(update={"path": here(dataset.path), "mixture": shares})
-
-
-def prepare(dataset: Dataset, tokenizer: Any, *, objective: str = "sft", base: Path | None = None) -> Prepared:
+def prepare(
+    dataset: Dataset,
+    tokenizer: Any,
+    *,
+    objective: str = "sft",
+    base: Path | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Prepared:
     """Read, tokenize, mask, and pack or cut a data set; the same input gives the same rows everywhere.
 
     Args:
@@ -95,6 +94,7 @@ def prepare(dataset: Dataset, tokenizer: Any, *, objective: str = "sft", base: P
         tokenizer: With the chat template that the run uses.
         objective: Decides what kind of rows there may be, and which tokens carry loss.
         base: The folder that a relative path starts from.
+        tick: Called now and then while rows are made.
 
     Raises:
         DataError: the data set, a row, or the chat template is wrong, or no row is left to train on.
@@ -108,7 +108,7 @@ def prepare(dataset: Dataset, tokenizer: Any, *, objective: str = "sft", base: P
         with disk_errors(cache, "Free space, or set HF_HOME to a folder that has some."):
             cache.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                _build(Path(scratch), opened, dataset, tokenizer, objective)
+                _build(Path(scratch), opened, dataset, tokenizer, objective, tick)
                 _move(Path(scratch) / "done", folder)
     return _load(folder, objective)
 
@@ -121,6 +121,7 @@ def describe(prepared: Prepared, name: str = "train") -> str:
         f"{name}: {told} -> {_shape(prepared)}, "
         f"{counts.trained_tokens:,} of {counts.tokens:,} tokens trained, "
         f"{counts.truncated:,} truncated, {counts.dropped:,} dropped"
+        f"{f', {counts.bad:,} bad rows left out' if counts.bad else ''}"
     )
     return "\n".join([head, *(f"  {one.place}: {_told(one)}" for one in sets if len(sets) > 1)])
 
@@ -142,8 +143,8 @@ def _shape(prepared: Prepared) -> str:
 def _key(opened: mixture.Opened, dataset: Dataset, tokenizer: Any, objective: str) -> str:
     """Return what the result depends on, hashed: content, settings, tokenizer, code."""
     parts = [
-        opened.fingerprint,
-        [dataset.max_length, dataset.packing, objective],
+        opened.fingerprint(),
+        [dataset.max_length, dataset.packing, dataset.bad_rows, objective],
         [_code_of_user(one.format) for one in opened.sets],
         tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer),
         [tokenizer.chat_template, tokenizer.special_tokens_map],
@@ -174,16 +175,23 @@ def _load(folder: Path, objective: str) -> Prepared:
     facts = json.loads((folder / _COUNTS_FILE).read_text(encoding="utf-8"))
     sets = tuple(SetCounts(**one) for one in facts["sets"])
     rows = datasets.Dataset.from_file(str(folder / _ROWS_FILE))
-    return Prepared(rows, Counts(**facts["counts"]), sets, objective)
+    return Prepared(rows, Counts(**facts["counts"]), sets, objective, tuple(facts["bad_rows"]))
 
 
-def _build(scratch: Path, opened: mixture.Opened, dataset: Dataset, tokenizer: Any, objective: str) -> None:
+def _build(
+    scratch: Path,
+    opened: mixture.Opened,
+    dataset: Dataset,
+    tokenizer: Any,
+    objective: str,
+    tick: Callable[[], None],
+) -> None:
     done = scratch / "done"
     done.mkdir()
     names = formats_of(opened, objective)
-    tally = Tally([0] * len(opened.sets))
+    tally = Tally.of(opened, dataset.bad_rows)
     stream = samples(opened, names, objective, tally)
-    batches = iter(lambda: list(itertools.islice(stream, _BATCH_ROWS)), [])
+    batches = _batches(stream, tick)
     encoder = Encoder(tokenizer, train_all=objective == "pretrain")
     if layout := preferences.LAYOUTS.get(objective):
         judged = preferences.encoded(layout, batches, encoder, dataset.max_length, tally)
@@ -197,8 +205,18 @@ def _build(scratch: Path, opened: mixture.Opened, dataset: Dataset, tokenizer: A
         SetCounts(one.place, name, one.format is None, read)
         for one, name, read in zip(opened.sets, names, tally.read, strict=True)
     ]
-    facts = {"sets": [asdict(one) for one in told], "counts": asdict(_counts(tally, len(rows), dataset, objective))}
+    facts = {
+        "sets": [asdict(one) for one in told],
+        "counts": asdict(_counts(tally, len(rows), dataset, objective)),
+        "bad_rows": [{"where": place, "what": error.what} for place, error in tally.bad.items()],
+    }
     write_json(done / _COUNTS_FILE, facts)
+
+
+def _batches(stream: Iterator[Any], tick: Callable[[], None]) -> Iterator[list[Any]]:
+    while batch := list(itertools.islice(stream, _BATCH_ROWS)):
+        tick()
+        yield batch
 
 
 def _counts(tally: Tally, num_rows: int, dataset: Dataset, objective: str) -> Counts:
@@ -213,6 +231,7 @@ def _counts(tally: Tally, num_rows: int, dataset: Dataset, objective: str) -> Co
         packed_rows=num_rows,
         max_length=dataset.max_length,
         packing=dataset.packing and objective not in preferences.LAYOUTS,
+        bad=len(tally.bad),
     )
 
 
@@ -220,7 +239,8 @@ def _write_packed(
     scratch: Path, batches: Iterable[Any], encoder: Encoder, dataset: Dataset, tally: Tally
 ) -> datasets.Dataset:
     folder = scratch if dataset.packing else scratch / "done"
-    fitting = (_fitting(encoder.encode(batch), dataset, tally) for batch in batches)
+    good = (encoder.encode_good(batch, lambda sample: [sample], tally) for batch in batches)
+    fitting = (_fitting(encoded, dataset, tally) for _, encoded in good)
     rows = packing.write_rows(folder / _ROWS_FILE, fitting)
     if not (dataset.packing and tally.kept):
         return rows

@@ -31,6 +31,8 @@ _PACKED = (".gz", ".zst", ".bz2")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ROWS_AT_ONCE = 1_000
 _BYTES_AT_ONCE = 1 << 20
+MAX_ROW_BYTES = 32 * 1024**2
+"""Of one row of text: far above any sample, and what keeps a packed file of a few kilobytes from filling the memory."""
 # No token of JSON but a string is longer: an error so near the end of what was read may be for want of the rest.
 _LONGEST_TOKEN = 32
 
@@ -82,12 +84,22 @@ def _unreadable(path: Path, name: str, error: Exception) -> DataError:
 def _lines(path: Path, broken: Broken | None) -> Iterator[tuple[int, str]]:
     """Yield each line with its number, decoded alone so that a bad byte is reported with its line."""
     with _bytes(path) as stream:
-        for number, raw in enumerate(stream, 1):
+        for number, raw in enumerate(iter(partial(stream.readline, MAX_ROW_BYTES + 1), b""), 1):
+            if len(raw) > MAX_ROW_BYTES:
+                _tell(_too_long(path, number), broken)
+                while raw and not raw.endswith(b"\n"):
+                    raw = stream.readline(_BYTES_AT_ONCE)
+                continue
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 what = f"byte {error.start + 1} of the line (0x{raw[error.start]:02x}) is not UTF-8"
                 _tell(DataError(what, where=f"{path}:{number}", fix="Save the file as UTF-8."), broken)
+
+
+def _too_long(path: Path, line: int) -> DataError:
+    what = f"the row is longer than {MAX_ROW_BYTES // 1024**2} MiB"
+    return DataError(what, where=f"{path}:{line}", fix="Split it into several rows.")
 
 
 def _read_txt(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
@@ -136,6 +148,8 @@ class _Window:
     def more(self) -> bool:
         """Read on, and forget what lies before `at`; False, and nothing changes, at the end of the file."""
         line, rest = self.line(), self.text[self.at :]
+        if len(rest) > MAX_ROW_BYTES:
+            raise _too_long(self.path, line)
         # At least as much again as there is, so that a long row is not decoded over and over.
         raw = self._stream.read(max(_BYTES_AT_ONCE, len(rest)))
         try:
@@ -222,7 +236,7 @@ def _checked(path: Path, line: int, value: Any) -> PlacedRow:
 
 
 def _read_csv(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
-    csv.field_size_limit(2**31 - 1)
+    csv.field_size_limit(MAX_ROW_BYTES)
     # A line that is left out would shift the numbers of those after it, and may be half of a row.
     reader = csv.reader((line for _, line in _lines(path, None)), strict=True)
     header: list[str] | None = None
@@ -280,9 +294,10 @@ def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
 def _arrow_rows(path: Path, name: str, batches: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[Row]:
     try:
         for batch in batches():
+            batch.validate(full=True)  # Arrow trusts what a file says of its own offsets and texts
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 yield from batch.slice(start, _ROWS_AT_ONCE).to_pylist()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # dates that Python has not
         raise _unreadable(path, name, error) from error
 
 

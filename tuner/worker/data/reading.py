@@ -5,11 +5,12 @@ It does not cut, pack or write.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from tuner.errors import DataError
 from tuner.worker.data import formats, masks
 from tuner.worker.data.masks import Tokens
 from tuner.worker.data.mixture import Opened
@@ -23,15 +24,39 @@ Labelled = tuple[Tokens, Tokens]
 
 @dataclass
 class Tally:
-    """Counts while rows go by: `read` are rows, by data set; `kept`, `dropped` and `truncated` are samples."""
+    """Counts while rows go by: `read` are rows, by data set; `kept`, `dropped` and `truncated` are samples.
+
+    `bad` are the rows that are left out, each by its place with what is wrong with it; `max_bad` how many may be.
+    """
 
     read: list[int]
+    max_bad: int = 0
+    bad: dict[str, DataError] = field(default_factory=dict)
     kept: int = 0
     dropped: int = 0
     truncated: int = 0
     truncated_tokens: int = 0
     tokens: int = 0
     trained_tokens: int = 0
+
+    @classmethod
+    def of(cls, opened: Opened, max_bad: int) -> Tally:
+        """Return a tally for these data sets that leaves out at most `max_bad` bad rows."""
+        return cls([0] * len(opened.sets), max_bad)
+
+    def refuse(self, error: DataError) -> None:
+        """Leave a row out; a mixture may meet it more than once.
+
+        Raises:
+            DataError: it is one more than may be left out.
+        """
+        place = str(error.where)
+        if place not in self.bad and len(self.bad) == self.max_bad:
+            if not self.max_bad:
+                raise error
+            what = f"more than dataset.bad_rows = {self.max_bad} rows are bad; the next one: {error.what}"
+            raise DataError(what, where=place, fix="Correct them (`tuner data NAME --all` lists them), or allow more.")
+        self.bad[place] = error
 
     def keep(self, before: Sequence[Labelled], after: Sequence[Labelled]) -> None:
         """Count one sample that is kept: its sequences as they were, and cut."""
@@ -59,13 +84,21 @@ def samples(opened: Opened, names: Sequence[str], objective: str, tally: Tally) 
     """Yield what the objective learns from, each with its place; `names` are the formats of the data sets.
 
     Raises:
-        DataError: a row does not have its format's shape, or is not what the objective learns from.
+        DataError: more rows than `tally` leaves out cannot be read, do not have their format's shape, or are not
+            what the objective learns from.
     """
-    for one, (place, row) in opened.read():
+    for one, (place, row) in opened.read(tally.refuse if tally.max_bad else None):
         tally.read[one.number] += 1
         name = names[one.number]
-        sample = formats.read(name, row, place, columns=one.columns, system=one.system)
-        for part in for_objective(sample, objective, name, place):
+        try:
+            sample = formats.read(name, row, place, columns=one.columns, system=one.system)
+            parts = for_objective(sample, objective, name, place)
+        except DataError as error:
+            if error.where != place:
+                raise
+            tally.refuse(error)
+            continue
+        for part in parts:
             if teaches(part):
                 yield place, part
             else:
@@ -99,3 +132,36 @@ class Encoder:
                 found = masks.encode(template, self.tokenizer, some, train_all=self.train_all)
                 encoded.update(zip(chosen, found, strict=True))
         return [encoded[at] for at in range(len(batch))]
+
+    def encode_good(
+        self, batch: Sequence[tuple[str, Any]], chats_of: Callable[[Any], Sequence[Chat | str]], tally: Tally
+    ) -> tuple[Sequence[tuple[str, Any]], list[Labelled]]:
+        """Return a batch without the samples that the chat template refuses, and ids and labels of its conversations.
+
+        Raises:
+            DataError: there is no chat template, or it refuses more of them than `tally` leaves out.
+        """
+        placed = [(place, chat) for place, sample in batch for chat in chats_of(sample)]
+        try:
+            return batch, self.encode(placed)
+        except DataError as error:
+            if not tally.max_bad or error.where not in {place for place, _ in placed}:
+                raise
+        bad = dict(self.refused(placed))
+        for reason in bad.values():
+            tally.refuse(reason)
+        return self.encode_good([one for one in batch if one[0] not in bad], chats_of, tally)
+
+    def refused(self, placed: Sequence[tuple[str, Chat | str]]) -> Iterator[tuple[str, DataError]]:
+        """Yield the place of each conversation that the chat template refuses, and why."""
+        try:
+            self.encode(placed)
+            return
+        except DataError as error:
+            if error.where not in {place for place, _ in placed}:
+                raise
+        for one in placed:
+            try:
+                self.encode([one])
+            except DataError as error:
+                yield one[0], error

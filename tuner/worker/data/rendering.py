@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tuner.errors import DataError
+from tuner.worker.data.fields import SURROGATE
 from tuner.worker.data.sample import Chat, Message
 
 Span = tuple[int, int]
@@ -83,8 +83,10 @@ def rendered(template: Template, chat: Chat, *, prompt: bool = False) -> tuple[s
             add_generation_prompt=prompt,
             **template.tokenizer.special_tokens_map,
         )
-    except (jinja2.TemplateError, TypeError) as error:
-        raise Unrendered(str(error).rstrip(".")) from error
+    except Exception as error:  # a template is someone else's program: it can raise whatever it likes
+        raise Unrendered(str(error).rstrip(".") or type(error).__name__) from error
+    if SURROGATE.search(texts[0]):  # of tools and tool calls, which no format looks into
+        raise Unrendered("it holds half of a surrogate pair, which no tokenizer takes")
     return texts[0], spans[0] if template.marked else []
 
 

@@ -6,6 +6,7 @@ It does not know how a file is read or what a row means.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -33,10 +34,10 @@ _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", "
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from. `fingerprint` changes when their content does."""
+    """Where rows come from. `fingerprint()` changes when their content does; of files here it reads every byte."""
 
     place: str
-    fingerprint: str
+    fingerprint: Callable[[], str]
     rows: Callable[[Broken | None], Iterator[PlacedRow]]
 
     def read(self, broken: Broken | None = None) -> Iterator[PlacedRow]:
@@ -60,7 +61,7 @@ def find(path: str, name: str | None, split: str, base: Path | None) -> Source:
     if path.startswith(paths.URL):
         return _files_of_url(path)
     local = (base or Path()) / paths.expanded(catalog.asset(path))
-    if local.is_dir():
+    if os.path.isdir(local):  # noqa: PTH112 (no error for a name too long)
         return _local(local, _files_of_split(local, split))
     if files := paths.matching(local):
         return _local(local, files)
@@ -76,8 +77,11 @@ def _local(place: Path, files: list[Path]) -> Source:
         if readers.kind(file) is None:
             fix = f"Known kinds: {readers.known_kinds()}."
             raise DataError(f"{file.name!r} is of no known kind", where=file, fix=fix)
-    digest = sha256("".join(f"{_digest(file)}{readers.kind(file)}" for file in files).encode())
-    return Source(str(place), digest, partial(_chain, str(place), files))
+    return Source(str(place), partial(_digest_of_all, files), partial(_chain, str(place), files))
+
+
+def _digest_of_all(files: list[Path]) -> str:
+    return sha256("".join(f"{_digest(file)}{readers.kind(file)}" for file in files).encode())
 
 
 def _digest(file: Path) -> str:
@@ -146,4 +150,4 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
             raise
         what = f"data set {place!r} comes as a script, which `datasets` does not run any more"
         raise DataError(what, fix=f"Name its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
-    return Source(place, dataset._fingerprint, lambda _: readers.numbered(place, dataset))
+    return Source(place, lambda: dataset._fingerprint, lambda _: readers.numbered(place, dataset))

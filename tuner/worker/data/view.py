@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 from tuner.worker.data import formats, masks, mixture, packing, preferences
-from tuner.worker.data.prepare import Prepared, located, prepare
+from tuner.worker.data.prepare import Prepared, prepare
 from tuner.worker.data.readers import PlacedRow
 from tuner.worker.data.reading import Encoder, Labelled, Tally, formats_of, samples
 from tuner.worker.data.sample import Chat, Feedback, Pair, Sample, for_objective
@@ -59,10 +59,9 @@ def view(dataset: Dataset, tokenizer: Any, objective: str, num_samples: int) -> 
         MachineError: the hub cannot be reached.
         DiskError: the cache cannot be written.
     """
-    dataset = located(dataset)
     prepared = prepare(dataset, tokenizer, objective=objective)
     opened = mixture.open(dataset)
-    placed = samples(opened, formats_of(opened, objective), objective, Tally([0] * len(opened.sets)))
+    placed = samples(opened, formats_of(opened, objective), objective, Tally.of(opened, dataset.bad_rows))
     encoder = Encoder(tokenizer, train_all=objective == "pretrain")
     shown = [_shown(encoder, *one, dataset) for one in itertools.islice(placed, num_samples)]
     return View(prepared, _lengths(prepared), shown)
@@ -136,13 +135,13 @@ def bad_rows(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[DataE
         DataError: the data set or the chat template is wrong, whatever the rows.
         MachineError: the hub cannot be reached.
     """
-    opened = mixture.open(located(dataset))
+    opened = mixture.open(dataset)
     encoder = Encoder(tokenizer, train_all=objective == "pretrain")
     stream = _chats_or_errors(opened, formats_of(opened, objective), objective)
     told: set[str] = set()  # a mixture may take a row more than once
     while batch := list(itertools.islice(stream, _BATCH_ROWS)):
         good = [(place, chat) for place, chats in batch if not isinstance(chats, DataError) for chat in chats]
-        refused = dict(_refused(encoder, good))
+        refused = dict(encoder.refused(good))
         for place, chats in batch:
             error = chats if isinstance(chats, DataError) else refused.get(place)
             if error and place not in told:
@@ -186,18 +185,3 @@ def _readable(opened: mixture.Opened) -> Iterator[tuple[mixture.Set, PlacedRow] 
         if following is None:
             return
         yield following
-
-
-def _refused(encoder: Encoder, placed: Sequence[tuple[str, Chat | str]]) -> Iterator[tuple[str, DataError]]:
-    """Yield the place of each conversation that the chat template refuses, and why."""
-    try:
-        encoder.encode(placed)
-        return
-    except DataError as error:
-        if error.where not in {place for place, _ in placed}:
-            raise
-    for place, chat in placed:
-        try:
-            encoder.encode([(place, chat)])
-        except DataError as error:
-            yield place, error

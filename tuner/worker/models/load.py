@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from tuner.errors import MachineError, ModelError
 from tuner.recipes import catalog, paths
 from tuner.recipes.objective import Dpo, Kto
-from tuner.recipes.schema import Model, RecipeConfig
+from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.worker.models.tiny import materialize
 
 _HEAD = "score"
@@ -27,6 +29,9 @@ CACHE = Path(os.environ.get("TUNER_CACHE") or Path.home() / ".cache" / "tuner")
 
 _UNPACKED = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
 """How checkpoints are stored that transformers turns into 16-bit weights while it loads them."""
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""Of weights and arithmetic, by the names that recipes and flags have for them."""
 
 
 def source(model: Model) -> str:
@@ -45,8 +50,8 @@ def load_tokenizer(model: Model, path: str) -> Any:
         ModelError: there is none, or it needs code of its own.
         MachineError: the hub cannot be reached.
     """
-    with _explained(path):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **_pinned(model))
+    with explained(path):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **pinned(model))
     if model.chat_template:
         tokenizer.chat_template = catalog.chat_template(model.chat_template).read_text(encoding="utf-8")
     if tokenizer.pad_token is None:
@@ -71,7 +76,7 @@ def load_model(config: RecipeConfig, path: str, dtype: torch.dtype, device: str,
     model = _load(config, path, dtype, device, shards)
     model.train()
     if config.adapter:
-        return _with_adapter(model, config)
+        return _with_adapter(model, config, path)
     if config.train_cfg.trainable_layers:
         _freeze_all_but(model, config.train_cfg.trainable_layers)
     return model
@@ -89,28 +94,48 @@ def load_reference(config: RecipeConfig, path: str, dtype: torch.dtype, device: 
 
 
 def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool) -> Any:
-    scores = config.objective.type == "reward"
-    arguments: dict[str, Any] = {"dtype": dtype, **_pinned(config.model)}
-    if config.model.attn_implementation:
-        arguments["attn_implementation"] = config.model.attn_implementation
+    arguments: dict[str, Any] = {}
     _unpack_stored(config, path, arguments)
     if config.quantization:
-        arguments["quantization_config"] = _quantization(config, dtype)
+        arguments["quantization_config"] = quantized(config.quantization, dtype)
         if device != "cpu" and not shards:
             arguments["device_map"] = {"": device}
-    with _explained(path):
+    model = load_weights(config.model, path, dtype, scores=config.objective.type == "reward", **arguments)
+    model.config.use_cache = False
+    return model
+
+
+def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, **arguments: Any) -> Any:
+    """Load the weights that a folder or an id on the hub holds, into the compute type, as they are.
+
+    Args:
+        model: Which commit, and how attention is computed.
+        path: What `source` returned.
+        dtype: Of the weights that are not quantized.
+        scores: The model has a head of one score instead of one that writes.
+        arguments: More of `from_pretrained`.
+
+    Raises:
+        ModelError: there is no such model, it is not whole, or it needs code of its own.
+        MachineError: the hub cannot be reached, or a package is missing.
+    """
+    arguments |= {"dtype": dtype, **pinned(model)}
+    if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
+        arguments["use_safetensors"] = True  # old repositories on the hub have pickles alone: data is all they may hold
+    if model.attn_implementation:
+        arguments["attn_implementation"] = model.attn_implementation
+    with explained(path):
         if scores:
             auto = transformers.AutoModelForSequenceClassification
-            model = auto.from_pretrained(path, num_labels=1, **arguments)
+            found = auto.from_pretrained(path, num_labels=1, **arguments)
         else:
-            model = transformers.AutoModelForCausalLM.from_pretrained(path, **arguments)
-    for module in model.modules():
+            found = transformers.AutoModelForCausalLM.from_pretrained(path, **arguments)
+    for module in found.modules():
         # In eval mode on a CPU with AVX512-BF16, bitsandbytes repacks 4-bit weights; ZeRO-3 drops the repacking and is
         # silently wrong from the first evaluation on (validation loss 7.51 instead of 7.28, measured on 0.50.2).
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    model.config.use_cache = False
-    return model
+    return found
 
 
 def _unpack_stored(config: RecipeConfig, path: str, arguments: dict[str, Any]) -> None:
@@ -119,8 +144,8 @@ def _unpack_stored(config: RecipeConfig, path: str, arguments: dict[str, Any]) -
     Raises:
         ModelError: the recipe needs weights that such a checkpoint does not give.
     """
-    with _explained(path):
-        stored = transformers.AutoConfig.from_pretrained(path, **_pinned(config.model))
+    with explained(path):
+        stored = transformers.AutoConfig.from_pretrained(path, **pinned(config.model))
     method = (getattr(stored, "quantization_config", None) or {}).get("quant_method")
     if method is None:
         return
@@ -160,7 +185,7 @@ def decoder_layers(model: Any) -> Any:
     raise ModelError(what, where="train_cfg.trainable_layers", fix="Train with another method.")
 
 
-def _with_adapter(model: Any, config: RecipeConfig) -> Any:
+def _with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:
     adapter = config.adapter
     assert adapter is not None
     lora = LoraConfig(
@@ -179,7 +204,7 @@ def _with_adapter(model: Any, config: RecipeConfig) -> Any:
     )
     # Adapters in the compute type at every ZeRO level; PEFT's fp32 default breaks ZeRO-3 and doubles activations.
     try:
-        adapted = get_peft_model(model, lora, autocast_adapter_dtype=False)
+        adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
     except ValueError as error:
         raise ModelError(f"the adapter does not fit this model: {error}", where="adapter.target_modules") from error
     if isinstance(config.objective, Dpo | Kto) and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
@@ -188,9 +213,8 @@ def _with_adapter(model: Any, config: RecipeConfig) -> Any:
     return adapted
 
 
-def _quantization(config: RecipeConfig, dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
-    block = config.quantization
-    assert block is not None
+def quantized(block: Quantization, dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
+    """Return what `from_pretrained` takes for a recipe's `quantization`, with arithmetic in the compute type."""
     if block.bits == 8:
         return transformers.BitsAndBytesConfig(load_in_8bit=True)
     return transformers.BitsAndBytesConfig(
@@ -203,22 +227,37 @@ def _quantization(config: RecipeConfig, dtype: torch.dtype) -> transformers.Bits
     )
 
 
-def _pinned(model: Model) -> dict[str, Any]:
+def pinned(model: Model) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that say which commit is meant, and whether its code may run."""
     return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
 
 
-class _explained:
-    """Say what from_pretrained's many exceptions mean for the user."""
+def commit(model: Model, path: str) -> str | None:
+    """Return the commit of what was just loaded from the hub, which an adapter records; None for a folder."""
+    if paths.local(path) is not None:
+        return None
+    found = try_to_load_from_cache(path, "config.json", revision=model.revision)
+    return Path(found).parent.name if isinstance(found, str) else model.revision
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+
+class explained:
+    """Say what from_pretrained's many exceptions mean for the user.
+
+    Raises:
+        MachineError: the hub cannot be reached, or a package is missing.
+        ModelError: there is no such model, it is not whole, or it needs code of its own.
+    """
+
+    def __init__(self, path: str, where: str = "model.path", flag: str = "--model") -> None:
+        self.path, self.where, self.flag = path, where, flag
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OfflineModeIsEnabled | ConnectionError) or _is_network(error):
-            fix = "Check the network and HF_TOKEN, or name a local folder with --model."
-            raise MachineError(f"cannot reach the hub for {self.path!r}", where="model.path", fix=fix) from error
+        offline = OfflineModeIsEnabled | LocalEntryNotFoundError | ConnectionError
+        if isinstance(error, offline) or _is_network(error):
+            fix = f"Check the network and HF_TOKEN, or name a local folder with {self.flag}."
+            raise MachineError(f"cannot reach the hub for {self.path!r}", where=self.where, fix=fix) from error
         if isinstance(error, ImportError):
             fix = "Install it, or choose another model.attn_implementation or method."
             raise MachineError(
@@ -226,16 +265,20 @@ class _explained:
             ) from error
         if isinstance(error, HfHubHTTPError | OSError):
             fix = "Name a folder of save_pretrained, or an id on the hub that you may read (HF_TOKEN)."
-            raise ModelError(f"cannot load {self.path!r}: {_first_line(error)}", where="model.path", fix=fix) from error
+            raise ModelError(f"cannot load {self.path!r}: {_first_line(error)}", where=self.where, fix=fix) from error
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             fix = "Set model.trust_remote_code=True and model.revision to a commit that you have read."
-            raise ModelError(f"{self.path!r} needs code of its own", where="model.path", fix=fix) from error
+            raise ModelError(f"{self.path!r} needs code of its own", where=self.where, fix=fix) from error
         if isinstance(error, ValueError | KeyError):
-            raise ModelError(f"cannot load {self.path!r}: {_first_line(error)}", where="model.path") from error
+            raise ModelError(f"cannot load {self.path!r}: {_first_line(error)}", where=self.where) from error
 
 
 def _is_network(error: BaseException | None) -> bool:
-    text = str(error)
+    text, inner = str(error), error
+    while inner is not None:  # transformers tells of a download that broke off as of a folder that lacks a file
+        if isinstance(inner, httpx.TransportError):
+            return True
+        inner = inner.__cause__ or inner.__context__
     return isinstance(error, OSError) and (
         "couldn't connect" in text or "Max retries" in text or "offline mode" in text
     )

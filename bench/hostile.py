@@ -1,0 +1,177 @@
+"""Bad inputs by the thousand, of every kind that comes from outside; each must end in one message.
+
+    python bench/hostile.py [--inputs 14000] [--commands 300] [--seed 0]
+
+Reach: at least 10,000 inputs refused, none with a traceback, none that wrote a file, opened a connection or started
+a process. Inputs that were taken were right by chance and do not count. The kinds and their functions stand in
+tests/hostile/doors.py. `--commands` are tried through the whole command line, each in a child of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+
+from tests.hostile import strategies, watch
+from tests.hostile.doors import DOORS, TINY, Door
+
+
+def generated(strategy: st.SearchStrategy[Any], count: int, seed: int) -> list[Any]:
+    """Return `count` inputs that a strategy makes, the same for the same seed."""
+    found: list[Any] = []
+
+    @seeded(seed)
+    @settings(
+        max_examples=count, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
+    )
+    @given(strategy)
+    def collect(made: Any) -> None:
+        found.append(made)
+
+    collect()
+    return found
+
+
+def tried(door: Door, count: int, seed: int, folder: Path) -> Counter[str]:
+    """Take `count` generated inputs through one door and count what became of them."""
+    counts: Counter[str] = Counter()
+    for made in generated(door.strategy, count, seed):
+        try:
+            counts["refused" if door.refuses(folder, made) else "taken"] += 1
+        except Exception:
+            counts["bugs"] += 1
+            print(f"{door.kind}: {repr(made)[:300]}\n{traceback.format_exc(limit=-4)[-1_800:]}", file=sys.stderr)
+    return counts
+
+
+def command(chance: random.Random, strategy_of: dict[str, list[str]]) -> list[str]:
+    """Return a command line with something bad in it."""
+    name, override = chance.choice(strategy_of["names"]), chance.choice(strategy_of["overrides"])
+    return chance.choice(
+        (
+            ["train", name, "--dry-run"],
+            ["train", TINY, "--dry-run", f"--set={override}"],
+            ["train", TINY, "--dry-run", f"--deepspeed={name}"],
+            ["train", TINY, "--dry-run", f"--resume={name}"],
+            ["train", TINY, "--dry-run", f"--work-dir={name}"],
+            ["train", TINY, "--dry-run", f"--model={name}"],
+            ["train", TINY, "--dry-run", f"--data={name}"],
+            ["show", name],
+            ["show", TINY, f"--diff={name}"],
+            ["check", name],
+            ["plan", TINY, f"--gpu={name}", "--gpus=1"],
+            ["copy", name, "copies"],
+            ["list", name],
+            [name],
+        )
+    )
+
+
+def run(arguments: list[str], folder: Path) -> tuple[int, str]:
+    """Run one command line in a child; return its exit code (99: a traceback, or an effect) and what it printed."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reads)
+        os.chdir(folder)
+        sys.argv = ["tuner", *arguments]
+        said, code = io.StringIO(), 0
+        from tuner.cli import main
+
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), watch.effects() as seen:
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 1
+            except BaseException:
+                code = 99
+                traceback.print_exc()
+        if seen:
+            code = 99
+            said.write("\n".join(seen))
+        os.write(writes, said.getvalue().encode("utf-8", "surrogateescape")[-8_000:])
+        os._exit(code)
+    os.close(writes)
+    with os.fdopen(reads, "rb") as stream:
+        text = stream.read().decode("utf-8", "replace")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+def commanded(count: int, seed: int, folder: Path) -> Counter[str]:
+    """Try `count` command lines and count how they ended."""
+    counts: Counter[str] = Counter()
+    # What a process can be given: no NUL, and text.
+    made = {
+        kind: [text.replace("\0", "").encode("utf-8", "replace").decode() for text in generated(strategy, 500, seed)]
+        for kind, strategy in (("names", strategies.names), ("overrides", strategies.overrides))
+    }
+    chance = random.Random(seed)
+    for _ in range(count):
+        arguments = command(chance, made)
+        code, text = run(arguments, folder)
+        kind = "taken" if code == 0 else "refused" if code in (2, 3, 74) else "bugs"
+        counts[kind] += 1
+        if kind == "bugs":
+            print(f"{arguments!r:.500} -> {code}\n{text[-1800:]}", file=sys.stderr)
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=14_000, help="generated inputs, shared among the kinds")
+    parser.add_argument("--commands", type=int, default=300, help="command lines")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", help="one kind alone")
+    asked = parser.parse_args()
+    os.environ |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    doors = [door for door in DOORS if asked.kind in (None, door.kind)]
+    print("| kind | tried | refused in one message | taken | tracebacks or effects | seconds |")
+    print("|---|---|---|---|---|---|")
+    total: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        kinds = [
+            (
+                door.kind,
+                lambda door=door: tried(
+                    door, round(asked.inputs * (1 if asked.kind else door.share)), asked.seed, Path(scratch)
+                ),
+            )
+            for door in doors
+        ]
+        if asked.commands:
+            kinds.append(("command line", lambda: commanded(asked.commands, asked.seed, Path(scratch))))
+        for kind, act in kinds:
+            started = time.monotonic()
+            counts = act()
+            total += counts
+            row(kind, counts, time.monotonic() - started)
+    row("all", total, None)
+    sys.exit(1 if total["bugs"] else 0)
+
+
+def row(kind: str, counts: Counter[str], seconds: float | None) -> None:
+    took = "" if seconds is None else f"{seconds:.0f}"
+    print(
+        f"| {kind} | {counts.total():,} | {counts['refused']:,} | {counts['taken']:,} | {counts['bugs']} | {took} |",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Tuner
+from tests.report import made
+
+
+def test_one_run_gets_its_report_inside_it_and_several_one_here(tuner: Tuner) -> None:
+    made.trained(Path("runs/a").absolute(), num_steps=3)
+    made.failed(Path("runs/b").absolute())
+
+    assert tuner("report", "runs/a", "runs/a/").code == 0
+    assert "Machine and versions" in Path("runs/a/report.html").read_text()
+    assert tuner("report", "runs/a", "runs/b").out == "report.html\n"
+    assert "2 runs" in Path("report.html").read_text()
+    assert tuner("report", "runs/a", "runs/b").code == 0, "an older report is written over"
+    assert tuner("report", "runs/b", "-o", "mine.html").out == "mine.html\n" and Path("mine.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "'nowhere' is no run directory"),
+        (["."], "'.' is no run directory"),
+        (["run", "-o", "mine.txt"], "mine.txt is there and no report"),
+        (["run", "-o", "run"], "run is a folder"),
+        (["run", "-o", "no/such/report.html"], "no folder 'no/such'"),
+    ],
+)
+def test_a_mistake_is_one_message_and_writes_nothing(arguments: list[str], message: str, tuner: Tuner) -> None:
+    made.failed(Path("run").absolute())
+    Path("mine.txt").write_text("mine")
+
+    result = tuner("report", *arguments)
+
+    assert result.code == 2 and len(result.messages) == 1 and message in result.err
+    assert Path("mine.txt").read_text() == "mine" and not Path("run/report.html").exists()

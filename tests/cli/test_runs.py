@@ -1,0 +1,75 @@
+"""`tuner runs` as a shell sees it; tests/runs/test_listing.py has the states."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.cli.command import Tuner
+from tests.launch.plans import checkpoint, written_run
+
+
+def test_the_table_has_a_line_for_each_run(tuner: Tuner) -> None:
+    run = written_run(Path("work_dirs/mine/first").absolute())
+    run.log_metrics({"step": 1200, "loss": 1.23456, "tokens_per_second": 4321.0})
+    run.write_status("stopped", exit_code=75, message="stopped: at step 1200 on request.")
+    checkpoint(run.path, 1200)
+    written_run(Path("work_dirs/[red]odd/second").absolute()).write_status("done")
+
+    result = tuner("runs")
+
+    assert result.code == 0
+    first = next(line for line in result.out.splitlines() if line.startswith("mine/first"))
+    assert first.split()[1:5] == ["stopped", "1,200", "1.2346", "4,321"]
+    assert "stopped: at step 1200 on request. Goes on from step 1,200" in first
+    assert "[red]odd/second" in result.out
+
+
+def test_json_holds_every_fact(tuner: Tuner) -> None:
+    written_run(Path("runs/a").absolute()).write_status("done")
+
+    (found,) = json.loads(tuner("runs", "runs", "--json").out)
+
+    assert (found["name"], found["state"], found["resumable_step"]) == ("a", "done", None)
+    assert {"path", "step", "loss", "tokens_per_second", "seen", "why"} <= found.keys()
+
+
+def test_an_empty_place_is_said_to_be_empty_and_a_wrong_one_is_refused(tuner: Tuner) -> None:
+    assert tuner("runs").out == "No run below work_dirs.\n"
+    assert tuner("runs", "nowhere").code == 2
+    assert tuner("runs", "--watch", "--json").code == 2
+    assert "needs a terminal" in tuner("runs", "--watch").err
+
+
+def test_watch_shows_what_changes_until_ctrl_c(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run")
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "tuner", "runs", str(tmp_path), "--watch"]
+    environment = {**os.environ, "COLUMNS": "120", "LINES": "30"}
+    process = subprocess.Popen(command, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    try:
+        assert shown(master, "running")
+        run.write_status("done")
+        assert shown(master, "done")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def shown(terminal: int, word: str) -> bool:
+    text, deadline = "", time.monotonic() + 30
+    while word not in text and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.2)[0]:
+            text += os.read(terminal, 4096).decode(errors="replace")
+    return word in text

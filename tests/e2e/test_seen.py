@@ -1,0 +1,44 @@
+"""What a run shows and keeps: validation, the best weights, samples, a tracker that is down, the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.e2e.runs import distance, ok, quick, train
+
+pytestmark = pytest.mark.e2e
+
+# Steps so large that the first one alone helps: each validation after it is worse.
+WORSE = ("optim_wrapper.optimizer.lr=0.1", "train_cfg.max_steps=12", "checkpoint.interval=100", "num_samples=2")
+VALIDATED = (
+    "val_dataloader=dict(batch_size=4, dataset=dict(path='package:sample/validation.jsonl', format='messages', "
+    "max_rows=24, max_length=128, packing=True))",
+    *("train_cfg.val_interval=1", "early_stopping_patience=2", "save_best=auto", "max_keep_ckpts=1"),
+)
+
+
+def test_a_run_that_gets_worse_ends_early_with_its_best_weights_and_tells_it_all(tmp_path: Path) -> None:
+    sets = [word for text in (*WORSE, *VALIDATED, "trackers=tensorboard") for word in ("--set", text)]
+    nowhere = "/dev/null/tensorboard"
+    run = ok(train(quick(tmp_path, "full"), tmp_path / "run", *sets, TENSORBOARD_LOGGING_DIR=nowhere))
+
+    validated = {line["step"]: line["eval_loss"] for line in run.metrics if "eval_loss" in line}
+    best = min(validated, key=lambda step: validated[step])
+    assert max(validated) == best + 2 < 12, "two validations without a lower loss"
+    assert run.json("status.json")["result_step"] == best
+    kept = tmp_path / "run" / "checkpoints" / f"checkpoint-{best}"
+    result, checkpoint = (load_file(folder / "model.safetensors") for folder in (run.path / "final", kept))
+    common = result.keys() & checkpoint.keys()
+    assert len(common) >= len(result) - 1, "the tied weight has one name or the other"
+    assert distance(*({name: weights[name] for name in common} for weights in (result, checkpoint))) == 0
+
+    assert run.text.count("WARNING: the tracker tensorboard is off from here on: NotADirectoryError") == 1
+    line = next(line for line in run.metrics if "loss" in line)
+    assert {"grad_norm", "learning_rate", "tokens_per_second", "memory_bytes", "epoch", "num_tokens"} <= line.keys()
+    assert line["memory_bytes"] > 100 * 1024**2 and "mfu" not in line, "nobody knows the peak of this CPU"
+    report = (run.path / "report.html").read_text()
+    assert "the tracker tensorboard is off" in report and "before training" in report
+    assert f"the weights of step {best}" in report and "chart-loss" in report

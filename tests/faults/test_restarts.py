@@ -1,0 +1,55 @@
+"""Ranks that are killed with SIGKILL, and runs that go on by themselves, on one node and on two."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import finish, ok, quick, start, train
+from tests.faults.conftest import ROOT, Faulty
+
+pytestmark = pytest.mark.e2e
+
+
+def test_two_kills_change_no_bit_of_the_losses(tmp_path: Path, faulty: Faulty) -> None:
+    recipe = quick(tmp_path, "full")
+    short = ("--set", "max_steps=6", "--deepspeed", "zero2")
+    undisturbed = ok(train(recipe, tmp_path / "undisturbed", *short))
+
+    run = ok(faulty("kill@1:4,kill@0:6", recipe, tmp_path / "run", *short, "--max-restarts", 3))
+
+    losses = {line["step"]: line["loss"] for line in run.metrics if "loss" in line}  # a step may have run twice
+    assert list(losses.values()) == undisturbed.losses
+    assert len(losses) == 6
+    facts = run.json("run.json")
+    assert [(attempt["cause"], attempt["rank"]) for attempt in facts["attempts"]] == [("killed", 1), ("killed", 0)]
+    assert facts["resume"] == str(run.path / "checkpoints" / "checkpoint-4")
+    assert "--max-restarts after killed: attempt 2, from checkpoint-2.\n" in run.text
+    assert run.json("attempts/1/status.json")["exit_code"] == 137
+
+
+def test_two_nodes_start_again_together(tmp_path: Path) -> None:
+    recipe, work_dir = quick(tmp_path, "full"), tmp_path / "run"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    where = {"NNODES": "2", "ADDR": "127.0.0.1", "PORT": port, "TUNER_FAULT": "kill@1:4,kill@1:4"}
+    where["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    how = ("--work-dir", work_dir, "--deepspeed", "zero2", "--max-restarts", 5)
+    command = [sys.executable, "-m", "tests.faults.tuner"]
+
+    nodes = [start(recipe, *how, ranks=1, command=command, NODE_RANK=rank, **where) for rank in ("1", "0")]
+    try:
+        second, first = (node.communicate(timeout=200)[0] for node in nodes)
+    finally:
+        finish(nodes[0], work_dir)
+
+    # Killed at step 4 the run goes on from 2; killed there again it has come no further than where it began.
+    assert first.count("--max-restarts after ") == 1, first + second
+    refusal = "--max-restarts: not possible: no checkpoint is newer than step 2, where its last attempt began\n"
+    assert first.endswith(refusal) and second.endswith(refusal), first + second
+    assert all(node.returncode not in (0, None) for node in nodes)

@@ -1,0 +1,106 @@
+"""Runs that go on: after a kill, on other ranks, at another stage, and not from a file with code in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.runs import Finished, ok, quick, train
+from tests.faults.conftest import Faulty
+from tuner.runs import checkpoints
+
+pytestmark = pytest.mark.e2e
+
+# Two steps an epoch, so that six cross its end twice; dropout, so that the state of the random numbers matters.
+EPOCHS = ("max_rows=40", "max_steps=6", "checkpoint.interval=3", "lora_dropout=0.1", "packing=True")
+
+
+def _sets(*texts: str) -> list[str]:
+    return [word for text in texts for word in ("--set", text)]
+
+
+def _copy(run: Finished, path: Path, step: int) -> Path:
+    """Copy a run as it was when it was killed after a checkpoint."""
+    shutil.copytree(run.path, path)
+    for folder in (path / "checkpoints").glob("checkpoint-*"):
+        if folder.name != f"checkpoint-{step}":
+            shutil.rmtree(folder)
+    return path
+
+
+def test_a_killed_run_goes_on_bit_for_bit_and_on_one_rank_within_its_dropout(tmp_path: Path, faulty: Faulty) -> None:
+    recipe, asked = quick(tmp_path, "lora"), ["--deepspeed", "zero2", *_sets(*EPOCHS)]
+    undisturbed = ok(train(recipe, tmp_path / "undisturbed", *asked))
+    killed = faulty("kill@1:5", recipe, tmp_path / "killed", *asked)
+    assert killed.code == 137 and [line["step"] for line in killed.metrics] == [1, 2, 3, 4]
+
+    resumed = ok(train(recipe, killed.path, *asked, "--resume", "auto"))
+
+    assert resumed.json("run.json")["resume_step"] == 3
+    assert [line["step"] for line in resumed.metrics] == [1, 2, 3, 4, 5, 6]
+    assert [loss.hex() for loss in resumed.losses] == [loss.hex() for loss in undisturbed.losses]
+    results = [run.path / "final" / "adapter_model.safetensors" for run in (resumed, undisturbed)]
+    assert results[0].read_bytes() == results[1].read_bytes()
+    cut = (killed.path / "attempts" / "1" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in cut] == [4]
+
+    alone = ok(train(recipe, _copy(undisturbed, tmp_path / "alone", 3), *asked, "--resume", "auto", ranks=1))
+
+    assert alone.json("run.json")["batch"] | {"rows": 0} == undisturbed.json("run.json")["batch"] | {
+        "accumulation": 4,
+        "ranks": 1,
+        "rows": 0,
+    }
+    assert alone.losses[3] == pytest.approx(undisturbed.losses[3], rel=2e-3)
+    assert alone.losses == pytest.approx(undisturbed.losses, rel=2e-2)
+
+
+def test_a_sharded_run_goes_on_on_more_ranks_and_its_weights_at_another_stage(tmp_path: Path) -> None:
+    recipe = quick(tmp_path, "full")
+    two = ok(train(recipe, tmp_path / "two", "--deepspeed", "zero3"))
+
+    path = _copy(two, tmp_path / "four", 2)
+    four = ok(train(recipe, path, "--deepspeed", "zero3", "--resume", "auto", ranks=4))
+
+    assert four.json("run.json")["batch"]["accumulation"] == 1
+    assert four.json("deepspeed.json")["checkpoint"] == {"load_universal": True}
+    assert four.losses == pytest.approx(two.losses, rel=1e-5)
+    assert checkpoints.inspect(path / "checkpoints" / "checkpoint-4") is None
+    assert not (path / "universal").exists(), "of no use beside a newer checkpoint"
+
+    path = _copy(two, tmp_path / "moved", 2)
+    refused = train(recipe, path, "--deepspeed", "zero2", "--resume", "auto", ranks=1)
+    assert (refused.code, "or add --resume-weights" in refused.text) == (2, True), refused.text
+    asked = ("--deepspeed", "zero2", "--resume", "auto", "--resume-weights", *_sets("lr=1e-3"))
+    moved = ok(train(recipe, path, *asked, ranks=1))
+
+    assert moved.losses[:3] == pytest.approx(two.losses[:3], rel=1e-6)
+    assert moved.losses[3] < two.losses[2], "the weights are trained on"
+    assert [line["learning_rate"] for line in moved.metrics] == [3e-3, 3e-3, 1e-3, 1e-3]
+
+    _hide_code_in(path / "checkpoints" / "checkpoint-2", tmp_path / "canary")
+    shutil.rmtree(path / "checkpoints" / "checkpoint-4")
+    poisoned = train(recipe, path, "--deepspeed", "zero3", "--resume", "auto", ranks=2)
+
+    assert poisoned.code == 2, poisoned.text
+    assert "holds code" in poisoned.text and "Traceback" not in poisoned.text, poisoned.text
+    assert not (tmp_path / "canary").exists()
+
+
+class _Canary:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return Path.touch, (self.path,)
+
+
+def _hide_code_in(checkpoint: Path, canary: Path) -> None:
+    """Put a pickle that runs code into each file of rank 1, under a manifest that is right."""
+    for file in checkpoint.rglob("*rank_1_*_states.pt"):
+        torch.save({**torch.load(file, weights_only=False), "more": _Canary(canary)}, file)
+    checkpoints.seal(checkpoint, checkpoints.facts(checkpoint))

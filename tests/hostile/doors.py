@@ -1,0 +1,150 @@
+"""Where outside input comes in: for each kind, the functions that the command line calls with it.
+
+A door takes what its strategy gives and says whether it was refused, in one message, or taken.
+Anything else that comes out is a bug of ours. It writes what the input itself is, and nothing more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.hostile import strategies, watch
+from tuner.errors import TunerError
+from tuner.machine.topology import LAUNCHERS, LaunchFlags, resolve
+from tuner.recipes import catalog, paths, recipe
+from tuner.recipes.recipe import Overrides
+from tuner.runs import checkpoints, directory
+from tuner.zero import check, choice, jsonfile
+
+TINY = "tiny_full_sample_e1"
+_MAX_MESSAGE = 13_000
+# What an operating system or a library says for itself would be news to a user; only its words may be quoted.
+_LEAKS = re.compile(r"Traceback|<[\w.]+ object at 0x|\.py\", line")
+
+
+@dataclass(frozen=True)
+class Door:
+    """A kind of input: how it is made, and the function that takes it below a folder of its own."""
+
+    kind: str
+    strategy: st.SearchStrategy[Any]
+    share: float
+    """The part of all generated inputs that are of this kind."""
+    enter: Callable[[Path, Any], object]
+    prepare: Callable[[Path, Any], Any] | None = None
+
+    def refuses(self, folder: Path, given: Any) -> bool:
+        """Say whether the input is refused.
+
+        Raises:
+            AssertionError: it has an effect, or the message is none that a user can read.
+        """
+        ready = self.prepare(folder, given) if self.prepare else given
+        with watch.effects() as seen:
+            try:
+                self.enter(folder, ready)
+            except TunerError as error:
+                _assert_readable(error)
+                return True
+            finally:
+                assert not seen, seen
+        return False
+
+
+def _assert_readable(error: TunerError) -> None:
+    assert error.exit_code in (2, 3, 74), error
+    text = str(error)
+    assert len(text) < _MAX_MESSAGE, text[:500]
+    assert not _LEAKS.search(text), text
+
+
+def _written(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+    return path
+
+
+def _recipe(_: Path, path: Path) -> None:
+    recipe.load(str(path)).standalone()
+
+
+def _override(_: Path, text: str) -> None:
+    recipe.load(TINY, Overrides(pairs=[("--set", text)]))
+
+
+def _config(_: Path, path: Path) -> None:
+    check.check(jsonfile.read(path))
+
+
+def _rows(_: Path, path: Path) -> None:
+    from tuner.worker.data import formats, rows
+
+    placed = list(rows.find(str(path), None, "train", None).read())
+    name = formats.detect([row for _, row in placed], str(path))
+    for place, row in placed:
+        formats.read(name, row, place)
+
+
+def _name(folder: Path, text: str) -> None:
+    """Take a text for every thing that has a name; each refusal by itself, the last of them raised."""
+    last: TunerError | None = None
+    takes: tuple[Callable[[], object], ...] = (
+        lambda: recipe.load(text),
+        lambda: choice.open_config(text, "--deepspeed"),
+        lambda: catalog.chat_template(text),
+        lambda: catalog.asset(f"package:{text}"),
+        lambda: paths.check_model(recipe.load(TINY, Overrides(model=text)).config),
+        lambda: paths.check_data(recipe.load(TINY, Overrides(data=text)).config),
+        lambda: checkpoints.require_valid(folder / text),
+        lambda: directory.check_free(folder / text, resume=False),
+    )
+    for take in takes:
+        try:
+            take()
+        except TunerError as error:
+            _assert_readable(error)
+            last = error
+    if last:
+        raise last
+
+
+def _manifest(folder: Path, _: Path) -> None:
+    run = folder / "run"
+    checkpoints.newest_valid(run / "checkpoints")
+    checkpoints.require_valid(run / "checkpoints" / "checkpoint-5")
+
+
+def _checkpoint(folder: Path, text: str) -> Path:
+    home = folder / "run" / "checkpoints" / "checkpoint-5"
+    home.mkdir(parents=True, exist_ok=True)
+    _written(home, "model.safetensors", b"weights")
+    return _written(home, "manifest.json", text)
+
+
+def _variables(_: Path, environ: dict[str, str]) -> None:
+    last: TunerError | None = None
+    for launcher in LAUNCHERS:
+        try:
+            resolve(LaunchFlags(launcher), environ, 0)
+        except TunerError as error:
+            _assert_readable(error)
+            last = error
+    if last:
+        raise last
+
+
+DOORS = (
+    Door("recipe file", strategies.recipes, 0.2, _recipe, lambda folder, text: _written(folder, "hostile.py", text)),
+    Door("--set", strategies.overrides, 0.2, _override),
+    Door("DeepSpeed JSON", strategies.configs, 0.2, _config, lambda folder, text: _written(folder, "ds.json", text)),
+    Door("data file", strategies.rows, 0.2, _rows, lambda folder, given: _written(folder, f"rows{given[0]}", given[1])),
+    Door("name or path", strategies.names, 0.03, _name),
+    Door("manifest", strategies.manifests, 0.07, _manifest, _checkpoint),
+    Door("launch variables", strategies.variables, 0.1, _variables),
+)

@@ -1,0 +1,243 @@
+"""Every command refuses a bad name in one message; nothing outside is read as code, overwritten or made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Tuner
+from tests.cli.conftest import LAUNCHER
+from tests.cli.conftest import nothing_starts as nothing_starts
+from tests.cli.conftest import tuner as tuner
+from tuner.recipes import catalog
+from tuner.worker.models.load import CACHE
+from tuner.worker.models.tiny import materialize
+
+TINY = "tiny_full_sample_e1"
+NAMES = (
+    "../../../etc/passwd",
+    "/etc/passwd",
+    "../x.py",
+    "line\nbreak",
+    "\x1b]0;title\x07",
+    "x" * 5_000,
+    "ｔｉｎｙ_full_sample_e1",
+    "tіny_full_sample_e1",  # a Cyrillic i
+    "$(touch canary)",
+    "a.json/../b.json",
+    "~nobody/x",
+    "",
+)
+COMMANDS = {
+    "show": ["show", "@"],
+    "show --diff": ["show", TINY, "--diff=@"],
+    "check": ["check", "@"],
+    "copy": ["copy", "@"],
+    "plan": ["plan", "@", "--gpus=1", "--gpu=h100"],
+    "plan --gpu": ["plan", TINY, "--gpus=1", "--gpu=@"],
+    "data": ["data", "@"],
+    "data --data": ["data", TINY, "--data=@"],
+    "smoke": ["smoke", "@"],
+    "train": ["train", "@"],
+    "train --deepspeed": ["train", TINY, "--dry-run", "--deepspeed=@"],
+    "train --model": ["train", TINY, "--dry-run", "--model=./@"],
+    "train --resume": ["train", TINY, "--dry-run", "--resume=@"],
+    "train chat_template": ["train", TINY, "--dry-run", "--set=model.chat_template=@", "--set=max_steps=0"],
+}
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put back what `tuner smoke` and `tuner data` tell libraries by variables."""
+    for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "HF_HUB_OFFLINE", "WANDB_MODE"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
+@pytest.mark.usefixtures("nothing_starts", "environment")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_name_that_is_none_is_refused_by_every_command(tuner: Tuner, command: str, tmp_path: Path) -> None:
+    for name in NAMES if command != "plan --gpu" else NAMES[:-1]:  # there, no name is the machine here
+        result = tuner(*(word.replace("@", name) for word in COMMANDS[command]))
+
+        assert result.code == 2, (name, result.out, result.err)
+        assert "Traceback" not in result.err
+        assert "\x1b" not in result.out + result.err
+        assert list(tmp_path.iterdir()) == [], name
+
+
+@pytest.mark.parametrize(
+    "there", ["a file", "a link to a file", "a link to nothing", "a pipe", "a folder of that name"]
+)
+def test_copy_writes_over_nothing(tuner: Tuner, there: str, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.txt"
+    kept.write_text("mine")
+    dest = tmp_path / "mine.py"
+    match there:
+        case "a file":
+            dest.write_text("mine")
+        case "a link to a file":
+            dest.symlink_to(kept)
+        case "a link to nothing":
+            dest.symlink_to(tmp_path / "elsewhere.py")
+        case "a pipe":
+            os.mkfifo(dest)
+        case _:
+            dest.mkdir()
+            (dest / f"{TINY}.py").write_text("mine")
+
+    result = tuner("copy", TINY, dest)
+
+    assert result.code == 2
+    assert "nothing was overwritten" in result.err
+    assert kept.read_text() == "mine"
+    assert not (tmp_path / "elsewhere.py").exists()
+
+
+def test_a_pipe_is_waited_for_by_no_command(tuner: Tuner) -> None:
+    for name in ("pipe.py", "pipe.json", "pipe.jsonl"):
+        os.mkfifo(name)
+
+    for arguments in (["show", "./pipe.py"], ["check", "./pipe.json"], ["train", TINY, "--data", "pipe.jsonl"]):
+        assert tuner(*arguments).code == 2
+
+
+def hostile_model(folder: Path) -> Path:
+    """Return a copy of the tiny model whose config and tokenizer ask for code of their own."""
+    made = materialize(Path(catalog.asset("package:tiny")), CACHE)
+    folder.mkdir()
+    for file in made.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    for name, classes in (
+        ("config.json", {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}),
+        ("tokenizer_config.json", {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}),
+    ):
+        facts = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps({**facts, "auto_map": classes}), encoding="utf-8")
+    (folder / "evil.py").write_text(f"open({str(folder.parent / 'canary')!r}, 'w')\n")
+    return folder
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize("command", ["show", "plan", "check", "data", "train"])
+def test_a_model_that_brings_code_does_not_get_to_run_it(tuner: Tuner, command: str, tmp_path: Path) -> None:
+    model = hostile_model(tmp_path / "model")
+    more = {"plan": ["--gpus=1", "--gpu=h100"], "train": ["--dry-run"]}.get(command, [])
+
+    result = tuner(command, TINY, "--model", model, *more)
+
+    assert result.code == 0, result.err
+    assert not (tmp_path / "canary").exists()
+
+
+FUNCTION = """
+_base_ = "tiny_full_custom_e1"
+train_dataloader = dict(dataset=dict(path="rows.jsonl", format="subprocess:Popen"))
+"""
+
+
+@pytest.mark.usefixtures("nothing_starts", "environment")
+@pytest.mark.parametrize("command", ["data", "train", "smoke", "check"])
+def test_a_function_of_an_installed_package_is_no_row_function(tuner: Tuner, command: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    # Popen takes the keys of a dict for a command line.
+    (tmp_path / "rows.jsonl").write_text('{"touch": 1, "canary": 2}\n')
+
+    result = tuner(command, "./mine.py")
+
+    assert result.code == 2
+    assert "'subprocess:Popen' names code of an installed package" in result.out + result.err
+    assert "--allow-code" in result.out + result.err
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_function_that_the_user_names_is_the_users(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+
+    assert tuner("train", "./mine.py", "--dry-run", "--allow-code").code == 0
+    assert tuner("train", "./mine.py", "--dry-run", "--set", "train_dataloader.dataset.format=a.b:c").code == 0
+    assert tuner("show", "./mine.py").code == 0
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize("name", ["click:echo", "os.path:join", "tuner.files:write_text", "xml.sax:parse"])
+def test_functions_of_others_are_told_from_the_users(tuner: Tuner, name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FUNCTION.replace("subprocess:Popen", name))
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+
+    assert tuner("train", "./mine.py", "--dry-run").code == 2
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_recipe_names_functions_of_the_users_own_modules(
+    tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_rows.py").write_text("def read(row):\n    return str(row['a'])\n")
+    (tmp_path / "mine.py").write_text(FUNCTION.replace("subprocess:Popen", "my_rows:read"))
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert tuner("train", "./mine.py", "--dry-run").code == 0
+
+
+PLANTED = ("json", "torch", "click", "difflib", "deepspeed", "datasets", "pydantic", "sitecustomize", "typing")
+INSTALLED = [str(Path(sys.executable).with_name("tuner"))]
+
+
+def clean(**more: str) -> dict[str, str]:
+    """Return this process's environment as a shell's: this checkout is the installed package."""
+    env = {key: value for key, value in os.environ.items() if key not in LAUNCHER}
+    return env | {"PYTHONPATH": str(catalog.PACKAGE.parent)} | more
+
+
+@pytest.mark.parametrize("start", [[sys.executable, "-m", "tuner"], INSTALLED], ids=["-m", "script"])
+def test_modules_in_the_working_directory_are_not_imported(start: list[str], tmp_path: Path) -> None:
+    if not Path(start[0]).exists():
+        pytest.skip("the package is not installed as a script")
+    for name in PLANTED:
+        (tmp_path / f"{name}.py").write_text("open('canary', 'w')\nraise SystemExit('planted')\n")
+
+    done = subprocess.run(
+        [*start, "train", TINY, "--dry-run"], cwd=tmp_path, env=clean(), capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{name}.py" for name in PLANTED)
+
+
+ENVIRONMENTS: dict[str, tuple[dict[str, str | None], int]] = {
+    "a command as a count": ({"NPROC_PER_NODE": "8; touch canary"}, 2),
+    "a digit that is none": ({"NNODES": "²"}, 2),
+    "an address with a command": ({"NNODES": "2", "NODE_RANK": "0", "ADDR": "$(touch canary)"}, 0),
+    "junk of Slurm": ({"SLURM_STEP_ID": "\u0663", "SLURM_PROCID": "x", "SLURM_STEP_NUM_TASKS": "²"}, 0),
+    "no HOME": ({"HOME": None}, 0),
+    "a HOME that is not there": ({"HOME": "/nonexistent"}, 0),
+    "an HF_HOME that cannot be written": ({"HF_HOME": "/proc/nowhere"}, 0),
+    "no TMPDIR": ({"TMPDIR": "/nonexistent"}, 0),
+    "an empty PATH": ({"PATH": ""}, 0),
+    "no PATH": ({"PATH": None}, 0),
+    "no locale": ({"LANG": "C", "LC_ALL": "C"}, 0),
+    "no locale, and none in its place": ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, 2),
+    "an ASCII terminal": ({"PYTHONIOENCODING": "ascii", "TERM": "\x1b[2J", "COLUMNS": "x"}, 0),
+    "GPUs that are none": ({"CUDA_VISIBLE_DEVICES": "x,-1,99999999999999999999"}, 0),
+}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_no_environment_ends_in_a_traceback(name: str, tmp_path: Path) -> None:
+    changes, code = ENVIRONMENTS[name]
+    env = {key: value for key, value in (clean() | changes).items() if value is not None}
+    (tmp_path / "größe_雪.py").write_text(f'_base_ = "{TINY}"\n', encoding="utf-8")
+    argv = [sys.executable, "-m", "tuner", "train", "./größe_雪.py", "--dry-run"]
+
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, timeout=60)
+
+    assert done.returncode == code, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["größe_雪.py"]

@@ -1,0 +1,65 @@
+"""Chat templates come with models: rendered in transformers' sandbox, and whatever they do is their own fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.worker.data.conftest import CHATML, Settings, conversation, make_tokenizer
+from tests.worker.data.conftest import cache as cache
+from tests.worker.data.conftest import jsonl as jsonl
+from tuner.errors import DataError
+from tuner.worker.data import masks
+from tuner.worker.data.prepare import prepare
+
+OPEN = "__globals__['__builtins__']['open']('canary', 'w')"
+ESCAPES = {
+    "the globals of a function": f"{{{{ cycler.__init__.{OPEN} }}}}",
+    "the globals of a macro": f"{{% macro m() %}}{{% endmacro %}}{{{{ m.__class__.__init__.{OPEN} }}}}",
+    "every class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "an attribute by a filter": "{{ (''|attr('__class__')).__mro__ }}",
+    "a format string": "{{ '{0.__class__.__mro__}'.format('') }}",
+    "a function of the environment": f"{{{{ raise_exception.{OPEN} }}}}",
+    "the template itself": f"{{{{ self.__init__.{OPEN} }}}}",
+    "a file": "{% include '/etc/passwd' %}",
+    "a template from a file": "{% import 'os' as os %}{{ os.system('touch canary') }}",
+    "a list that is changed": "{{ messages.append(1) }}",
+    "a loop of a billion": "{% for i in range(10**9) %}{% endfor %}",
+    "a division by zero": "{{ 1 // 0 }}",
+    "a missing key": "{{ messages[0]['content']['a'].b.c }}",
+    "itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "no template": "{% for %}",
+    "deeply nested": "{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}",
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_hostile_template_is_refused_and_reaches_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(DataError, match="chat template"):
+        masks.choose_template(make_tokenizer(ESCAPES[name] + CHATML))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_template_that_turns_hostile_with_a_row_is_told_with_the_row(jsonl: object, tmp_path: Path) -> None:
+    trap = "{% if 'now' in messages[0]['content'] %}{{ ''.__class__.__mro__ }}{% endif %}"
+    path = jsonl([conversation("Why?", "Because."), conversation("now", "what?")])  # type: ignore[operator]
+
+    with pytest.raises(DataError, match="cannot render") as caught:
+        prepare(Settings(str(path)), make_tokenizer(trap + CHATML))  # type: ignore[arg-type]
+
+    assert caught.value.where == f"{path}:2"
+
+
+def test_what_a_row_says_is_never_taken_for_a_template(jsonl: object) -> None:
+    said = "{{ ''.__class__ }}{% for i in range(9) %}x{% endfor %}{# no #}"
+    tokenizer = make_tokenizer()
+    path = jsonl([conversation(said, said)])  # type: ignore[operator]
+
+    found = prepare(Settings(str(path), max_length=400, packing=False), tokenizer)  # type: ignore[arg-type]
+
+    assert tokenizer.decode(found.dataset[0]["input_ids"]).count(said) == 2

@@ -1,0 +1,14 @@
+"""A rank that meets the others of its run, and nobody else's: `python -m tests.launch.meets RUN`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+said: list[str | None] = [None] * dist.get_world_size()
+dist.all_gather_object(said, sys.argv[-1])
+dist.barrier()
+os._exit(0 if set(said) == {sys.argv[-1]} else 1)

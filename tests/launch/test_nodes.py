@@ -1,0 +1,121 @@
+"""Launchers of several nodes agree through the run directory alone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.launch.plans import made
+from tuner.files import write_json
+from tuner.launch import nodes, retry
+from tuner.launch.plan import LaunchPlan
+from tuner.runs import directory
+from tuner.runs.directory import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    begun = RunDirectory(tmp_path)
+    begun.ranks.mkdir()
+    write_json(begun.run, {"launch_id": "first"})
+    return begun
+
+
+def test_node_0_waits_until_the_ranks_of_all_nodes_have_ended(run: RunDirectory) -> None:
+    nodes.ended(run, 0, None)
+    nodes.ended(run, 2, None)
+    heard: list[str | None] = []
+    waits = threading.Thread(target=lambda: heard.append(nodes.objection(run, 3)))
+    waits.start()
+    waits.join(0.3)
+    assert waits.is_alive()
+
+    nodes.ended(run, 1, "node 1 ended with code 75")
+
+    waits.join(20)
+    assert heard == ["node 1 ended with code 75"]
+
+
+def test_where_nobody_objects_there_is_no_objection(run: RunDirectory) -> None:
+    nodes.ended(run, 0, None)
+    nodes.ended(run, 1, None)
+
+    assert nodes.objection(run, 2) is None
+
+
+def test_a_node_that_never_ends_is_named(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_OTHERS_S", 0.2)
+    nodes.ended(run, 0, None)
+
+    assert nodes.objection(run, 3) == "no word of node 1, 2 for 0 s"
+
+
+def test_the_next_attempt_or_a_refusal_is_node_0s_word(run: RunDirectory) -> None:
+    write_json(run.run, {"launch_id": "second"})
+    assert nodes.decision(run, "first") == ("second", None)
+
+    nodes.ended(run, 1, None)
+    nodes.refuse(run, "too often")
+    assert nodes.decision(run, "second") == (None, "too often")
+
+
+def test_a_node_0_that_is_gone_is_not_waited_for_without_end(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "_OTHERS_S", 0.2)
+
+    assert nodes.decision(run, "first") == (None, "no word of node 0 for 0 s")
+
+
+# What one of two launchers does when its attempt ended
+
+
+def _two(folder: Path, **facts: object) -> tuple[RunDirectory, LaunchPlan, LaunchPlan]:
+    """Return a run that both nodes have planned and node 0 has begun, and what its status says."""
+    where = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29_555, "nproc_per_node": 1}
+    plans = [made(flags={**where, "node_rank": rank}, work_dir=folder, max_restarts=2) for rank in (0, 1)]
+    run = directory.create(folder, plans[0].files, resume=False)
+    run.ranks.mkdir()
+    run.write_status("failed", **facts)
+    return run, plans[0], plans[1]
+
+
+@pytest.mark.parametrize("code", [0, 2, 75])
+def test_node_0_that_did_not_crash_tells_the_others_to_end_and_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int
+) -> None:
+    run, first, _ = _two(tmp_path / "run")
+
+    assert retry.next_plan(first, run, {}, code) is None
+
+    assert nodes.decision(run, first.launch_id) == (None, f"node 0 ended with code {code}")
+    assert capfd.readouterr().err == ""
+
+
+def test_node_0_does_not_go_on_where_another_was_told_to_stop(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, first, second = _two(tmp_path / "run", signal=15)
+    assert retry.next_plan(second, run, {}, 143) is None
+    run.write_status("failed")
+
+    assert retry.next_plan(first, run, {}, 1) is None
+
+    assert capfd.readouterr().err == "--max-restarts: not possible: node 1 ended with code 143\n"
+
+
+def test_both_nodes_go_on_in_the_attempt_that_node_0_writes(tmp_path: Path) -> None:
+    run, first, second = _two(tmp_path / "run")
+    nodes.ended(run, 1, None)
+
+    first_again = retry.next_plan(first, run, {}, 1)
+    assert first_again and first_again.launch_id != first.launch_id, "node 1 must tell the attempts apart"
+    directory.create(run.path, first_again.files, resume=True)
+    run.ranks.mkdir()
+    run.write_status("failed")
+    second_again = retry.next_plan(second, run, {}, 1)
+
+    assert second_again and second_again.launch_id == first_again.launch_id
+    assert (second_again.argv, second_again.topology) == (second.argv, second.topology)

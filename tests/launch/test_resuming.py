@@ -1,0 +1,381 @@
+"""What --resume comes to: the checkpoint, the batch, how the state moves, what of a recipe may change."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.plans import TINY, checkpoint, made, task, written_run
+from tests.machine.gpus import H200, machine
+from tuner.errors import RecipeError, RunDirectoryError
+from tuner.launch.plan import LaunchPlan
+from tuner.recipes import recipe
+
+SETS = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
+"""A global batch of 16 on two ranks."""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+# Which checkpoint
+
+
+def _resumed(found: LaunchPlan, run: Path, checkpoint_path: Path) -> None:
+    assert (found.run_path, found.resume, found.resumes) == (run, checkpoint_path, True)
+    assert json.loads(found.files["run.json"])["resume"] == str(checkpoint_path)
+    assert any(f"Resuming from {checkpoint_path}" in note for note in found.notes)
+
+
+def test_a_run_directory_resumes_from_its_newest_valid_checkpoint(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "my run").path
+    checkpoint(run, 2)
+    newest = checkpoint(run, 10)
+    checkpoint(run, 12, valid=False)
+
+    found = made(resume=str(run))
+
+    _resumed(found, run, newest)
+    assert any("checkpoint-12 is passed over: model.safetensors is missing" in note for note in found.notes)
+
+
+def test_a_checkpoint_resumes_in_its_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = written_run(tmp_path / "run").path
+    older = checkpoint(run, 2)
+    checkpoint(run, 10)
+
+    _resumed(made(resume=str(older)), run, older)
+    monkeypatch.chdir(older)
+    _resumed(made(resume="."), run, older)
+
+
+@pytest.mark.parametrize("what", ["run", "checkpoint"])
+def test_resuming_into_another_directory_leaves_the_old_one_alone(tmp_path: Path, what: str) -> None:
+    run = written_run(tmp_path / "run").path
+    saved = checkpoint(run, 2)
+
+    found = made(resume=str(run if what == "run" else saved), work_dir=tmp_path / "other")
+
+    assert (found.run_path, found.resume, found.resumes) == (tmp_path / "other", saved, False)
+
+
+def test_resuming_into_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    saved = checkpoint(written_run(tmp_path / "run").path, 2)
+    written_run(tmp_path / "other")
+
+    with pytest.raises(RunDirectoryError, match="not empty"):
+        made(resume=str(saved), work_dir=tmp_path / "other")
+
+
+def test_a_checkpoint_that_was_moved_away_resumes_in_a_new_run(tmp_path: Path) -> None:
+    saved = checkpoint(written_run(tmp_path / "run").path, 2).rename(tmp_path / "checkpoint-2")
+
+    found = made(resume=str(saved))
+
+    assert (found.run_path.parent, found.resume) == (tmp_path / "work_dirs" / TINY, saved)
+
+
+def test_auto_without_any_run_starts_new_and_says_so(tmp_path: Path) -> None:
+    found = made(resume="auto")
+
+    assert (found.resume, found.resumes) == (None, False)
+    assert found.run_path == tmp_path / "work_dirs" / TINY / "20260102_030405"
+    assert any("no earlier run" in note for note in found.notes)
+
+
+def test_auto_takes_the_newest_run_of_this_recipe(tmp_path: Path) -> None:
+    home = tmp_path / "work_dirs" / TINY
+    for at, name in enumerate(("older", "newest")):
+        run = written_run(home / name).path
+        os.utime(run / "run.json", (at, at))
+        checkpoint(run, 3)
+    checkpoint(written_run(tmp_path / "work_dirs" / "other recipe" / "x").path, 9)
+
+    _resumed(made(resume="auto"), home / "newest", home / "newest" / "checkpoints" / "checkpoint-3")
+
+
+def test_auto_starts_a_run_again_that_never_saved(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run").path
+
+    found = made(resume="auto", work_dir=run)
+
+    assert (found.run_path, found.resume, found.resumes) == (run, None, True)
+    assert any("never saved a checkpoint" in note for note in found.notes)
+
+
+def test_auto_passes_over_invalid_checkpoints_and_says_so(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run").path
+    good = checkpoint(run, 1)
+    checkpoint(run, 2, valid=False)
+
+    found = made(resume="auto", work_dir=run)
+
+    _resumed(found, run, good)
+    assert any("checkpoint-2 is passed over" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("resume", ["auto", "path"])
+def test_where_every_checkpoint_is_invalid_nothing_starts_from_zero_in_silence(tmp_path: Path, resume: str) -> None:
+    run = written_run(tmp_path / "run").path
+    checkpoint(run, 2, valid=False)
+
+    with pytest.raises(RunDirectoryError) as caught:
+        made(resume=resume if resume == "auto" else str(run), work_dir=run)
+
+    assert "no valid checkpoint" in str(caught.value)
+    assert "model.safetensors is missing" in str(caught.value)
+    assert "Start new" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["missing", "checkpoint-5", "a file", "empty", ""])
+def test_what_is_neither_a_run_nor_a_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a file").touch()
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(RunDirectoryError) as caught:
+        made(resume=str(tmp_path / name) if name else "")
+
+    assert "--resume" in str(caught.value)
+
+
+def test_a_requeued_job_goes_on_in_its_own_directory(tmp_path: Path) -> None:
+    environ = task(0, tasks=1)
+    first = made(environ=environ, flags={"launcher": "slurm"}, resume="auto")
+    run = written_run(first.run_path, environ=environ, flags={"launcher": "slurm"}).path
+    saved = checkpoint(run, 3)
+
+    again = made(environ=environ | {"SLURM_RESTART_COUNT": "1"}, flags={"launcher": "slurm"}, resume="auto")
+
+    _resumed(again, first.run_path, saved)
+
+
+# Another number of ranks
+
+
+def _run(path: Path, *sets: str, ranks: int = 2, deepspeed: str = "zero2", **facts: Any) -> Path:
+    """Write a run with one checkpoint, as `ranks` ranks would have."""
+    from tuner.runs import directory
+
+    plan = made(*SETS, *sets, work_dir=path, flags={"nproc_per_node": ranks}, deepspeed=deepspeed)
+    directory.create(path, plan.files, resume=False)
+    checkpoint(path, 2, **facts)
+    return path
+
+
+def _resume(run: Path, *sets: str, ranks: int = 2, deepspeed: str | None = "zero2", **request: Any) -> LaunchPlan:
+    flags = {"nproc_per_node": ranks}
+    return made(*SETS, *sets, work_dir=run, resume="auto", flags=flags, deepspeed=deepspeed, **request)
+
+
+@pytest.mark.parametrize(("ranks", "micro", "accumulation"), [(1, 2, 8), (2, 2, 4), (4, 2, 2), (8, 2, 1), (16, 1, 1)])
+def test_the_global_batch_is_kept_on_other_ranks(tmp_path: Path, ranks: int, micro: int, accumulation: int) -> None:
+    found = _resume(_run(tmp_path / "run"), ranks=ranks)
+
+    assert (found.batch.micro_batch, found.batch.accumulation, found.batch.global_batch) == (micro, accumulation, 16)
+    assert found.final.config["gradient_accumulation_steps"] == accumulation
+    assert found.final.config["train_micro_batch_size_per_gpu"] == micro
+    (tmp_path / "recipe.py").write_text(found.files["recipe.py"])
+    again = recipe.load("./recipe.py").config
+    assert (again.train_dataloader.batch_size, again.optim_wrapper.accumulative_counts) == (micro, accumulation)
+    assert any("keeps the global batch of 16" in note for note in found.notes) is (ranks != 2)
+
+
+def test_ranks_that_cannot_share_the_global_batch_are_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run")
+
+    with pytest.raises(RunDirectoryError) as caught:
+        _resume(run, ranks=3)
+
+    assert "16 / 3 = 5.333 samples a rank" in str(caught.value)
+    assert "Start 1, 2, 4, 8 or 16 ranks." in str(caught.value)
+
+
+def test_the_same_command_resumes_again_on_the_ranks_that_it_was_adapted_to(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run")
+    adapted = _resume(run, ranks=1)
+    for name, text in adapted.files.items():
+        (run / name).write_text(text)
+    checkpoint(run, 4)
+
+    again, back = _resume(run, ranks=1), _resume(run, ranks=2)
+
+    assert (again.batch.accumulation, again.resume_as) == (8, "saved")
+    assert (back.batch.accumulation, back.resume_as) == (4, "universal")
+
+
+def test_another_global_batch_is_refused_with_both_products(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run")
+
+    with pytest.raises(RecipeError) as caught:
+        _resume(run, "accumulative_counts=8")
+
+    assert "2 x 8 x 2 ranks = 32 samples a step, and the checkpoint was trained with 16" in str(caught.value)
+    assert "--set accumulative_counts=8" in str(caught.value)
+
+
+def test_another_micro_batch_with_the_same_global_batch_is_taken(tmp_path: Path) -> None:
+    found = _resume(_run(tmp_path / "run"), "train_dataloader.batch_size=1", "accumulative_counts=8")
+
+    assert (found.batch.micro_batch, found.batch.global_batch, found.resume_as) == (1, 16, "saved")
+
+
+@pytest.mark.parametrize(("level", "way"), [("none", "saved"), ("zero1", "universal"), ("zero3_offload", "universal")])
+def test_every_stage_resumes_on_other_ranks(tmp_path: Path, level: str, way: str) -> None:
+    run = _run(tmp_path / "run", deepspeed=level)
+
+    found = _resume(run, ranks=1, deepspeed=level)
+
+    assert found.resume_as == way
+    assert json.loads(found.files["deepspeed.json"]).get("checkpoint") == (
+        {"load_universal": True} if way == "universal" else None
+    )
+    assert json.loads(found.files["run.json"])["resume_as"] == way
+    assert any("was saved by 2 ranks, this run has 1" in note for note in found.notes)
+
+
+def test_a_universal_checkpoint_is_asked_for_in_that_attempt_alone(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run")
+
+    (tmp_path / "recipe.py").write_text(_resume(run, ranks=1).files["recipe.py"])
+
+    assert "checkpoint" not in made(recipe="./recipe.py").final.config
+
+
+def test_states_that_cannot_be_dealt_out_anew_keep_the_number_of_ranks(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", "optimizer.type=SGD")
+
+    with pytest.raises(RunDirectoryError) as caught:
+        _resume(run, "optimizer.type=SGD", ranks=1)
+
+    assert "Start 2 ranks, or add --resume-weights" in str(caught.value)
+    assert _resume(run, "optimizer.type=SGD", ranks=1, resume_weights=True).resume_as == "weights"
+
+
+# Another stage
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("zero2", "zero3"), ("zero3", "zero2"), ("none", "zero1"), ("zero1", "none"), ("zero3", "none")]
+)
+def test_another_stage_moves_weights_alone_and_only_when_asked(tmp_path: Path, old: str, new: str) -> None:
+    run = _run(tmp_path / "run", deepspeed=old)
+
+    with pytest.raises(RunDirectoryError) as caught:
+        _resume(run, deepspeed=new)
+    assert "--resume-weights" in str(caught.value) and "Take --deepspeed" in str(caught.value)
+
+    found = _resume(run, deepspeed=new, resume_weights=True)
+    assert found.resume_as == "weights"
+    assert any("the optimizer's states start fresh" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("old", "new"), [("zero1", "zero2"), ("zero2", "zero2_offload"), ("zero3", "zero3_offload")])
+@pytest.mark.parametrize("weights", [False, True])
+def test_levels_of_a_family_move_whole_whatever_was_asked(tmp_path: Path, old: str, new: str, weights: bool) -> None:
+    """A job that is requeued with --resume-weights must not lose its optimizer's states each time."""
+    run = _run(tmp_path / "run", deepspeed=old)
+
+    assert _resume(run, deepspeed=new, resume_weights=weights).resume_as == "saved"
+
+
+@pytest.mark.parametrize("old", ["zero2", "zero3"])
+def test_auto_is_the_level_of_the_checkpoint(tmp_path: Path, old: str) -> None:
+    run = _run(tmp_path / "run", deepspeed=old)
+
+    assert made(*SETS, work_dir=tmp_path / "new").level == "none"
+    assert _resume(run, ranks=1, deepspeed=None).level == f"deepspeed_{old}"
+
+
+def test_another_compute_type_moves_weights_alone(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run")
+
+    with pytest.raises(RunDirectoryError, match="was trained in fp32, this run has bf16"):
+        _resume(run, hardware=machine(H200, H200))
+    assert _resume(run, hardware=machine(H200, H200), resume_weights=True).resume_as == "weights"
+
+
+# What of a recipe may change
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("randomness.seed", 7),
+        ("train_dataloader.dataset.max_length", 64),
+        ("train_dataloader.dataset.packing", False),
+        ("train_dataloader.dataset.max_rows", 9),
+        ("train_cfg.trainable_layers", 1),
+        ("model.chat_template", "chatml"),
+        ("architecture.num_hidden_layers", 7),
+    ],
+)
+def test_what_the_state_depends_on_is_refused_with_both_values(tmp_path: Path, key: str, value: Any) -> None:
+    run = _run(tmp_path / "run")
+
+    with pytest.raises(RecipeError) as caught:
+        _resume(run, f"{key}={value}")
+
+    assert f"-> {value!r}" in str(caught.value)
+    assert f"In {key} (--set {key}={value})" in str(caught.value)
+    assert f"Put back {key} = " in str(caught.value)
+
+
+def test_everything_refused_is_told_at_once_and_where_it_stands(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run")
+    mine = tmp_path / "mine.py"
+    mine.write_text(f'_base_ = "{TINY}"\nrandomness = dict(seed=8)\n')
+
+    with pytest.raises(RecipeError) as caught:
+        _resume(run, "max_rows=9", recipe=str(mine))
+
+    assert "randomness.seed 42 -> 8" in str(caught.value)
+    assert "max_rows None -> 9" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sets", "refused"),
+    [("adapter.r=8", True), ("adapter.use_dora=True", True), ("adapter=None", True), ("lora_dropout=0.2", False)],
+)
+def test_of_an_adapter_only_the_dropout_may_change(tmp_path: Path, sets: str, refused: bool) -> None:
+    lora = {"recipe": "tiny_lora_sample_e1"}
+    run = tmp_path / "run"
+    written_run(run, **lora)
+    checkpoint(run, 2)
+
+    if refused:
+        with pytest.raises(RecipeError, match="the adapter is another"):
+            made(sets, work_dir=run, resume="auto", **lora)
+    else:
+        assert made(sets, work_dir=run, resume="auto", **lora).resume is not None
+
+
+@pytest.mark.parametrize(
+    "sets", ["lr=1e-5", "weight_decay=0.3", "max_epochs=9", "checkpoint.interval=7", "log.interval=3"]
+)
+def test_what_may_change_is_said_aloud(tmp_path: Path, sets: str) -> None:
+    found = _resume(_run(tmp_path / "run"), sets)
+
+    (note,) = [note for note in found.notes if note.startswith("changed since the checkpoint")]
+    assert sets.partition("=")[0] in note and " -> " in note
+
+
+def test_an_unchanged_recipe_is_told_of_nothing(tmp_path: Path) -> None:
+    found = _resume(_run(tmp_path / "run"))
+
+    assert [note for note in found.notes if "Resuming from" not in note] == []
+
+
+# The environment
+
+
+def test_whatever_loads_a_checkpoint_takes_it_for_data_alone() -> None:
+    plain, unsafe = made(), made(environ={"PATH": "/bin", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"})
+
+    assert plain.env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
+    assert unsafe.env["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "0"

@@ -1,0 +1,83 @@
+"""What a job knows of itself, and how it asks Slurm: a small script stands in for scontrol and sbatch."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.machine.fake_slurm import FakeSlurm
+from tuner.errors import MachineError
+from tuner.machine import slurm
+from tuner.machine.slurm import Job
+
+TASK = {"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0", "TUNER_MAX_REQUEUES": "3"}
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    made = FakeSlurm(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", made.path)
+    return made
+
+
+def test_a_task_of_a_job_that_may_requeue_knows_its_job() -> None:
+    assert Job.of(TASK) == Job("8", 0, 3)
+    assert Job.of(TASK | {"SLURM_RESTART_COUNT": "2"}) == Job("8", 2, 3)
+
+
+def test_a_task_of_an_array_requeues_itself_and_not_the_array() -> None:
+    assert Job.of(TASK | {"SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "5"}) == Job("8_5", 0, 3)
+
+
+@pytest.mark.parametrize("name", ["TUNER_MAX_REQUEUES", "SLURM_STEP_ID"])
+def test_nothing_requeues_itself_unasked_or_outside_of_srun(name: str) -> None:
+    assert Job.of({key: value for key, value in TASK.items() if key != name}) is None
+
+
+def test_a_job_is_put_back_by_scontrol(fake: FakeSlurm) -> None:
+    slurm.requeue("8_5")
+
+    assert fake.calls() == [["scontrol", "requeue", "8_5"]]
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "CANCELLED", "COMPLETING", "PENDING"])
+def test_only_a_running_job_runs(fake: FakeSlurm, state: str) -> None:
+    fake.says(f"JobId=8 JobState={state} Reason=None")
+
+    assert slurm.not_running("8") == (None if state == "RUNNING" else f"Slurm says that it is {state}")
+
+
+def test_a_refusal_of_slurm_is_told_in_its_words(fake: FakeSlurm) -> None:
+    fake.fails("sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed")
+
+    with pytest.raises(MachineError) as caught:
+        slurm.submit(["script"], {"PATH": fake.path})
+
+    assert caught.value.what == "sbatch refuses: invalid partition specified: x Batch job submission failed"
+    assert caught.value.exit_code == 3
+
+
+def test_without_slurm_there_is_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(MachineError, match="there is no scontrol here"):
+        slurm.requeue("8")
+
+
+def test_the_id_of_a_job_is_what_sbatch_prints_without_the_cluster(fake: FakeSlurm) -> None:
+    fake.says("812;other")
+
+    assert slurm.submit(["--nice", "script"], {"PATH": fake.path}) == "812"
+    assert fake.calls() == [["sbatch", "--parsable", "--nice", "script"]]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGUSR2, 7)])
+def test_a_task_that_is_no_rank_yet_hides_no_code_and_loses_no_stop(number: int, code: int) -> None:
+    act = f"slurm.prepare_for_signals(); os.kill(os.getpid(), {int(number)}); sys.exit(7)"
+    program = f"import os, sys; from tuner.machine import slurm; {act}"
+
+    assert subprocess.run([sys.executable, "-c", program], timeout=30).returncode == code

@@ -1,0 +1,67 @@
+"""Runs as training leaves them, without the training: curves, samples, checkpoints, restarts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from tests.launch.plans import checkpoint, made, written_run
+from tests.machine.gpus import H200, machine
+from tuner.runs import directory
+from tuner.runs.directory import RunDirectory
+
+RECIPE = "qwen3_8b_dpo_lora_ultrafeedback_e1"
+
+
+def trained(path: Path, *sets: str, num_steps: int = 300, seed: int = 0, name: str | None = None) -> RunDirectory:
+    """Write a run that has ended well after some hundred steps on eight GPUs."""
+    plan = made(*sets, recipe=RECIPE, hardware=machine(*[H200] * 8), deepspeed="zero2", work_dir=path)
+    files = dict(plan.files)
+    if name is not None:
+        files["run.json"] = json.dumps({**json.loads(files["run.json"]), "name": name})
+    run = directory.create(path, files, resume=False)
+    for step in range(1, num_steps + 1):
+        noise = math.sin(step * (7.3 + seed)) * 0.06
+        line = {"step": step, "loss": 2.2 * math.exp(-step / (90 + 20 * seed)) + 0.5 + noise, "epoch": step / num_steps}
+        line |= {"grad_norm": 1.2 + noise * 5, "learning_rate": 2e-4 * (1 + math.cos(math.pi * step / num_steps)) / 2}
+        line |= {"tokens_per_second": 41_000 + 9_000 * noise, "mfu": 0.41 + noise / 9, "rewards/margins": step / 200}
+        run.log_metrics({**line, "memory_bytes": (52 << 30) + (min(step, 9) << 28)})
+        if step % 50 == 0:
+            run.log_metrics({"step": step, "eval_loss": line["loss"] + 0.1, "eval_rewards/margins": step / 220})
+    for step in (250, 300):
+        checkpoint(path, step)
+    samples = [
+        {"prompt": "What is the capital of Spain?", "right": "Madrid.", "before": "The capital of", "answer": "Madrid.",
+         "is_right": True},
+        {"prompt": "user: Two and two?\nassistant: Four.\nuser: And three?", "right": "Seven.", "before": None,
+         "answer": "Six, I believe, because three comes after two and before four.", "is_right": False},
+    ]  # fmt: skip
+    (path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    run.write_status("done", exit_code=0, seconds=5821.4, step=num_steps, loss=0.6, result_step=250)
+    return run
+
+
+def failed(path: Path) -> RunDirectory:
+    """Write a run that was started again once and then ran out of memory."""
+    run = written_run(path)
+    run.write_status("stopped", exit_code=75, message="stopped: at step 4 on request; its checkpoint is saved.")
+    files = {name: (path / name).read_text() for name in ("recipe.py", "deepspeed.json", "run.json")}
+    facts = {
+        **json.loads(files["run.json"]),
+        "resume_step": 4,
+        "warnings": ["this run may not fit: about 81 of 80 GiB."],
+    }
+    run = directory.create(path, {**files, "run.json": json.dumps(facts)}, resume=True)
+    run.ranks.mkdir()
+    (run.ranks / "0.log").write_text(
+        "step 5\nWARNING: the tracker wandb is off from here on: ConnectionError: no route\n"
+    )
+    for step in range(1, 7):
+        run.log_metrics({"step": step, "loss": 8.0 - step, "memory_bytes": 640 << 20})
+    found = {"cause": "gpu-out-of-memory", "what": "a GPU has too little memory for this", "rank": 3, "step": 7}
+    command = "tuner train mine.py --set train_dataloader.batch_size=1"
+    run.write_status("failed", exit_code=1, message="...", diagnosis={**found, "next_command": command})
+    checkpoint(path, 4)
+    checkpoint(path, 6, valid=False)
+    return run

@@ -1,0 +1,163 @@
+"""What a report says, and what it lets no run do to it; test_browser.py looks at it in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.report import made
+from tuner.report import end, page
+from tuner.report.curves import _thinned
+from tuner.report.gathered import gather, recipe_differences
+from tuner.runs.directory import RunDirectory
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"
+FILES = ("run.json", "status.json", "metrics.jsonl", "samples.jsonl", "recipe.py", "deepspeed.json")
+
+
+class Reader(HTMLParser):
+    """Collects the text of each section, and every tag with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.sections: dict[str, str] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._at, self._is_script = "head", False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "section":
+            self._at = str(dict(attrs)["id"])
+        self._is_script = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_script = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._is_script:
+            self.sections[self._at] = " ".join(f"{self.sections.get(self._at, '')} {data}".split())
+
+
+def read(*runs: RunDirectory) -> Reader:
+    return Reader(page.render(gather([run.path for run in runs])))
+
+
+def test_one_run_is_told_whole(tmp_path: Path) -> None:
+    told = read(made.trained(tmp_path / "run")).sections
+
+    assert "done 300 0.5602 0.6602 40,835 54.25 GiB 5,821" in told["summary"]
+    assert "the weights of step 250" in told["summary"]
+    assert "estimate of the tensors alone 25.46 GiB measured on rank 0, tensors alone 54.25 GiB" in told["memory"]
+    assert "optim_wrapper.optimizer.lr 2e-05 5e-07" in told["recipe"]
+    assert "What is the capital of Spain? Madrid. The capital of Madrid. ✓" in told["samples"]
+    assert "300 7.0" not in told["checkpoints"] and "250 0.0 MiB yes, the result has its weights" in told["checkpoints"]
+    assert "8 x NVIDIA H200" in told["machine"] and "transformers" in told["machine"]
+    assert told["restarts"] == "Restarts None."
+
+
+def test_a_failed_run_tells_why_what_to_do_and_how_often_it_was_started(tmp_path: Path) -> None:
+    told = read(made.failed(tmp_path / "run")).sections
+
+    assert "gpu-out-of-memory: a GPU has too little memory for this" in told["summary"]
+    assert "Next: tuner train mine.py --set train_dataloader.batch_size=1" in told["summary"]
+    assert "It can go on from step 4" in told["summary"]
+    assert "this run may not fit" in told["warnings"] and "the tracker wandb is off" in told["warnings"]
+    assert "no: model.safetensors is missing" in told["checkpoints"]
+    assert "stopped stopped: at step 4 on request" in told["restarts"] and "4 failed" in told["restarts"]
+    assert "640.0 MiB at most in the process of rank 0" in told["memory"]
+
+
+def test_several_runs_are_named_by_where_they_differ_and_so_are_their_recipes(tmp_path: Path) -> None:
+    one = made.trained(tmp_path / "a" / "first")
+    other = made.trained(tmp_path / "b" / "first", "optim_wrapper.optimizer.lr=1e-5", num_steps=40)
+    runs = gather([one.path, other.path])
+
+    assert [run.name for run in runs] == ["a/first", "b/first"]
+    assert recipe_differences(runs) == [("optim_wrapper.optimizer.lr", [5e-07, 1e-05])]
+    told = read(one, other).sections
+    assert "optim_wrapper.optimizer.lr 5e-07 1e-05" in told["recipe"]
+
+
+@pytest.mark.parametrize("name", ["recipe", "folder"])
+def test_nothing_that_a_run_holds_becomes_a_part_of_the_page(name: str, tmp_path: Path) -> None:
+    path = tmp_path / (HOSTILE.replace("/", "") if name == "folder" else "run")
+    run = made.trained(path, name=HOSTILE)
+    sample = {"prompt": HOSTILE, "right": HOSTILE, "before": HOSTILE, "answer": HOSTILE}
+    (path / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    run.ranks.mkdir()
+    (run.ranks / "0.log").write_text(f"WARNING: {HOSTILE}\n")
+    facts = {**run.read_json(run.run), "command": ["tuner", HOSTILE], "platform": HOSTILE}
+    run.run.write_text(json.dumps(facts))
+    run.write_status("failed", message=HOSTILE, diagnosis={"cause": HOSTILE, "what": "x", "next_command": HOSTILE})
+
+    text = page.render(gather([path]))
+
+    plain = page.render(gather([made.trained(tmp_path / "plain").path]))
+    scripts = [len(re.findall(r"<script", one)) for one in (text, plain)]
+    assert scripts[0] == scripts[1]
+    told = Reader(text)
+    assert "img" not in [tag for tag, _ in told.tags]
+    assert not [attributes for _, attributes in told.tags if any(key.startswith("on") for key in attributes)]
+    assert HOSTILE in told.sections["samples"] and HOSTILE in told.sections["summary"], "it is shown, as text"
+
+
+def test_a_report_names_nothing_to_load(tmp_path: Path) -> None:
+    told = read(made.trained(tmp_path / "run"))
+
+    places = {key: value for _, attributes in told.tags for key, value in attributes.items() if key in ("src", "href")}
+    assert places == {}
+    policy = [attributes["content"] for tag, attributes in told.tags if tag == "meta" and "http-equiv" in attributes]
+    assert policy and str(policy[0]).startswith("default-src 'none';")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["gone", "empty", "torn", "another kind", "binary"])
+def test_a_damaged_run_still_has_a_report(name: str, damage: str, tmp_path: Path) -> None:
+    run = made.failed(tmp_path / "run")
+    made.trained(tmp_path / "sound")
+    file = run.path / name
+    content = {"empty": b"", "torn": b'{"a": [1, ', "another kind": b"[1]\n7\n", "binary": b"\xff\x00\xfe"}
+    if damage == "gone":
+        file.unlink(missing_ok=True)
+    else:
+        file.write_bytes(content[damage])
+
+    assert "Machine and versions" in page.render(gather([run.path]))
+    assert "Machine and versions" in page.render(gather([run.path, tmp_path / "sound"]))
+
+
+def test_values_of_another_kind_in_its_files_do_no_harm(tmp_path: Path) -> None:
+    run = made.failed(tmp_path / "run")
+    odd = {key: 7 for key in ("hardware", "batch", "precision", "fit", "versions", "command", "warnings", "name")}
+    run.run.write_text(json.dumps({**run.read_json(run.run), **odd}))
+    run.status.write_text(json.dumps({"state": "failed", "diagnosis": 7, "seconds": "long", "message": [1]}))
+    run.metrics.write_text('{"step": 1, "loss": "low", "memory_bytes": null, "eval_loss": true}\n')
+    (run.path / "samples.jsonl").write_text('{"prompt": 7, "answer": null}\n')
+
+    assert "Machine and versions" in page.render(gather([run.path]))
+
+
+def test_many_points_are_thinned_and_the_last_is_kept() -> None:
+    points = [(step, float(step)) for step in range(1, 100_001)]
+
+    thinned = _thinned(points)
+
+    assert 1000 < len(thinned) <= 2001
+    assert (thinned[0], thinned[-1]) == (points[0], points[-1])
+    assert _thinned(points[:3]) == points[:3] and _thinned([]) == []
+
+
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made.failed(tmp_path / "run")
+    run.report.mkdir()
+
+    end.write(run)
+
+    assert capsys.readouterr().err.startswith("WARNING: no report: ")
+    assert [path.name for path in run.path.glob(".report*")] == []

@@ -1,0 +1,160 @@
+"""What is measured on rows equals what follows from the definition, whatever the batches."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.machine.gpus import CPU
+from tests.results.made import make_result
+from tuner.errors import DataError, ModelError, TunerError, UsageError
+from tuner.recipes.recipe import load as load_recipe
+from tuner.recipes.schema import Dataset
+from tuner.results.chat import Settings
+from tuner.results.evaluate import Asked, generations, judged, likelihood, rows_of
+from tuner.results.subject import Loaded, load, subject_of
+from tuner.worker.data.prepare import Prepared, prepare
+from tuner.worker.models.load import load_model, source
+
+FEW = ("val_dataloader.dataset.max_rows=7",)
+
+
+def result(folder: Path, recipe: str, *sets: str) -> Loaded:
+    run, _ = make_result(folder / "run", recipe, *sets)
+    return load(subject_of(str(run.path), None), CPU)
+
+
+def prepared(found: Loaded, **asked: Any) -> Prepared:
+    return prepare(rows_of(found.subject, Asked(**asked)), found.tokenizer, objective=found.subject.objective)
+
+
+def logits(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=torch.tensor([ids])).logits[0].float()
+    return found
+
+
+def logp(model: Any, ids: list[int], labels: list[int]) -> float:
+    """The log-probability of the trained tokens of one sequence."""
+    each = F.log_softmax(logits(model, ids)[:-1], dim=-1)
+    return sum(float(each[at, label]) for at, label in enumerate(labels[1:]) if label != -100)
+
+
+def test_the_loss_is_the_mean_over_trained_tokens_whatever_the_batches(tmp_path: Path) -> None:
+    found = result(tmp_path, "tiny_lora_sample_e1", "val_dataloader.dataset.packing=False", *FEW)
+    rows = prepared(found)
+    by_hand = -sum(logp(found.model, row["input_ids"], row["labels"]) for row in rows.dataset) / (
+        rows.counts.trained_tokens
+    )
+
+    packed = rows_of(found.subject, Asked()).model_copy(update={"packing": True})
+    for batch_size, some in ((1, rows), (3, rows), (2, prepare(packed, found.tokenizer))):
+        measured = likelihood(found, some, batch_size)
+        assert measured["loss"] == pytest.approx(by_hand, rel=1e-5)
+        assert measured["perplexity"] == pytest.approx(math.exp(by_hand), rel=1e-4)
+        assert measured["tokens"] == rows.counts.trained_tokens
+
+
+def test_a_loss_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    found = result(tmp_path, "tiny_full_sample_e1", *FEW)
+    next(found.model.parameters()).data.fill_(math.nan)
+
+    with pytest.raises(TunerError, match=r"the loss of .* is nan"):
+        likelihood(found, prepared(found), 1)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_dpo_is_judged_against_the_model_that_training_began_with(method: str, tmp_path: Path) -> None:
+    found = result(tmp_path, f"tiny_dpo_{method}_sample_preferences_e1", "beta=0.3", *FEW)
+    recipe = found.subject.recipe
+    assert recipe is not None
+    if method == "full":  # the same weights as those it began with would have no rewards
+        found.model.model.layers[0].mlp.down_proj.weight.data *= 3
+    start = load_recipe("tiny_full_sample_preferences_e1").config
+    base = load_model(start, source(start.model), torch.float32, "cpu", shards=False).eval()
+    rows = prepared(found)
+    sides = [[(row[f"{side}_ids"], row[f"{side}_labels"]) for side in ("chosen", "rejected")] for row in rows.dataset]
+    rewards = [[0.3 * (logp(found.model, *side) - logp(base, *side)) for side in both] for both in sides]
+    margins = torch.tensor([chosen - rejected for chosen, rejected in rewards])
+
+    for batch_size in (1, 4):  # 7 rows: a batch of 4 and one of 3
+        measured = judged(found, recipe, rows, batch_size, CPU)
+        assert measured["loss"] == pytest.approx(float(-F.logsigmoid(margins).mean()), rel=1e-4)
+        assert measured["rewards/accuracies"] == pytest.approx(float((margins > 0).float().mean()))
+        assert measured["rewards/margins"] == pytest.approx(float(margins.mean()), rel=1e-3, abs=1e-5)
+
+
+def test_a_reward_model_is_judged_by_the_pairs_that_it_orders_right(tmp_path: Path) -> None:
+    found = result(tmp_path, "tiny_reward_lora_sample_preferences_e1", *FEW)
+    assert found.subject.recipe is not None
+    rows = prepared(found)
+    scores = [
+        [float(logits(found.model, row[f"{side}_ids"])) for side in ("chosen", "rejected")] for row in rows.dataset
+    ]
+
+    for batch_size in (1, 4):
+        measured = judged(found, found.subject.recipe, rows, batch_size, CPU)
+        right = sum(chosen > rejected for chosen, rejected in scores) / len(scores)
+        assert measured["accuracy"] == pytest.approx(right)
+
+
+@pytest.mark.parametrize("objective", ["orpo", "kto"])
+def test_every_other_objective_is_judged_by_its_trainer(objective: str, tmp_path: Path) -> None:
+    found = result(tmp_path, f"tiny_{objective}_lora_sample_preferences_e1", *FEW)
+    assert found.subject.recipe is not None
+
+    measured = judged(found, found.subject.recipe, prepared(found), 4, CPU)
+
+    assert {"loss", "rewards/chosen", "rewards/rejected", "rewards/margins"} <= measured.keys()
+    assert all(math.isfinite(value) for value in measured.values())
+
+
+def test_the_users_rows_take_the_place_of_the_recipes_own(tmp_path: Path) -> None:
+    found = result(tmp_path, "tiny_full_sample_e1")
+
+    block = rows_of(found.subject, Asked("mine.jsonl", "alpaca", "test", 5))
+
+    assert (block.path, block.format, block.split, block.max_rows, block.max_length) == (
+        "mine.jsonl",
+        "alpaca",
+        "test",
+        5,
+        256,
+    )
+    assert rows_of(found.subject, Asked(max_rows=3)).path.endswith("validation.jsonl")
+
+
+def test_rows_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
+    found = result(tmp_path, "tiny_full_sample_e1", "val_dataloader=None")
+
+    with pytest.raises(UsageError, match=r"names no validation data. In --data. Name some"):
+        rows_of(found.subject, Asked())
+
+
+def test_generations_stand_beside_the_right_answers(tmp_path: Path) -> None:
+    found = result(tmp_path, "tiny_full_sample_e1")
+
+    lines = generations(found, rows_of(found.subject, Asked()), 3, Settings(4, temperature=0))
+
+    assert len(lines) == 3
+    for line in lines:
+        assert line["prompt"] and line["right"] and line["tokens"] <= 4
+        assert line["answer"] != line["right"]
+
+
+def test_what_cannot_be_asked_generates_nothing(tmp_path: Path) -> None:
+    found = result(tmp_path, "tiny_full_sample_e1")
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "Some text."}) + "\n")
+    plain = Dataset(path=str(tmp_path / "text.jsonl"), format="text", max_length=64, packing=False)
+    scores = result(tmp_path / "scores", "tiny_reward_full_sample_preferences_e1")
+
+    with pytest.raises(DataError):
+        generations(found, plain, 1, Settings(4))
+    with pytest.raises(ModelError, match="scores answers and writes none"):
+        generations(scores, rows_of(scores.subject, Asked()), 1, Settings(4))

@@ -1,0 +1,92 @@
+"""What a user names is found, verified and said aloud; what cannot be exported is told in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.results.runs import checkpoint, finish, make_run
+from tuner.errors import RunDirectoryError, UsageError
+from tuner.results.source import check_dest, find
+from tuner.runs.directory import RunDirectory
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A folder that looks like weights: this room's first step reads none."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return make_run(tmp_path / "run", "tiny_full_sample_e1", "package:tiny")
+
+
+def test_a_run_that_is_done_means_its_result(run: RunDirectory, weights: Path) -> None:
+    checkpoint(run, 2, weights)
+    finish(run, weights)
+
+    found = find(run.path)
+
+    assert (found.folder, found.step, found.is_adapter) == (run.final, 3, False)
+    assert find(run.final).run == run
+
+
+def test_a_run_that_is_not_done_means_its_newest_valid_checkpoint_and_says_so(run: RunDirectory, weights: Path) -> None:
+    older, newest = checkpoint(run, 2, weights), checkpoint(run, 4, weights)
+
+    assert (find(run.path).folder, find(run.path).step) == (newest, 4)
+    assert "checkpoint 4 of" in find(run.path).told and "not done" in find(run.path).told
+    (newest / "model.safetensors").write_bytes(b"WEIGHTS")
+    assert find(run.path).folder == older
+    assert "checkpoint-4 is passed over: model.safetensors has changed" in find(run.path).told
+
+
+def test_a_checkpoint_knows_its_run_and_is_hashed_first(run: RunDirectory, weights: Path) -> None:
+    folder = checkpoint(run, 2, weights)
+
+    assert (find(folder).run, find(folder).step) == (run, 2)
+    (folder / "model.safetensors").write_bytes(b"WEIGHTS")
+    with pytest.raises(RunDirectoryError, match=r"not a valid checkpoint: model.safetensors has changed") as told:
+        find(folder)
+    assert told.value.exit_code == 2
+    (folder / "manifest.json").unlink()
+    with pytest.raises(RunDirectoryError, match="the save never finished"):
+        find(folder)
+
+
+def test_a_run_that_never_saved_is_told_how_to_go_on(run: RunDirectory) -> None:
+    with pytest.raises(RunDirectoryError, match=f"no result and no valid checkpoint.*--resume {run.path}"):
+        find(run.path)
+
+
+def test_what_is_no_result_is_refused(tmp_path: Path, run: RunDirectory, weights: Path) -> None:
+    pickle = tmp_path / "iter_500.pth"
+    pickle.write_bytes(b"")
+    with pytest.raises(UsageError, match=r"a pickle, which is not read"):
+        find(pickle)
+    with pytest.raises(UsageError, match=r"does not exist.*Did you mean 'run'\?"):
+        find(tmp_path / "runn")
+    with pytest.raises(UsageError, match=r"holds no model.safetensors"):
+        find(run.checkpoints)
+
+
+def test_a_checkpoint_without_the_frozen_layers_is_told_apart(run: RunDirectory, weights: Path) -> None:
+    (weights / "model.safetensors").rename(weights / "optimizer.pt")
+
+    with pytest.raises(UsageError, match=r"not the frozen layers.*Go on to the end: tuner train .*--resume"):
+        find(checkpoint(run, 2, weights))
+
+
+def test_a_destination_that_holds_something_is_refused(tmp_path: Path, weights: Path) -> None:
+    check_dest(tmp_path / "new")
+    (tmp_path / "empty").mkdir()
+    check_dest(tmp_path / "empty")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for taken in (weights, weights / "model.safetensors", tmp_path / "link"):
+        with pytest.raises(UsageError, match="nothing was overwritten"):
+            check_dest(taken)

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.launch.plans import checkpoint, written_run
+from tuner.runs import listing, lock, metrics
+from tuner.runs.directory import RunDirectory
+
+
+def one(folder: Path) -> listing.Listed:
+    (found,) = listing.below(folder)
+    return found
+
+
+def held(run: RunDirectory, **facts: object) -> None:
+    """Give a run another holder than this process."""
+    holder = json.loads((run.path / lock.NAME).read_text())
+    (run.path / lock.NAME).write_text(json.dumps({**holder, **facts}))
+
+
+def test_a_run_whose_process_lives_is_running(tmp_path: Path) -> None:
+    written_run(tmp_path / "a" / "b")  # held by this very process
+
+    assert (one(tmp_path).state, one(tmp_path).name, one(tmp_path).why) == ("running", "a/b", "")
+
+
+@pytest.mark.parametrize("facts", [{"pid": 2**22 + 1}, {"started_s": 1.0}, {"pid": "7"}, {"pid": 2**70}])
+def test_a_run_whose_process_is_gone_died(facts: dict[str, object], tmp_path: Path) -> None:
+    held(written_run(tmp_path / "run"), **facts)
+
+    assert one(tmp_path).state == "died"
+    assert "its process is gone" in one(tmp_path).why
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "[]"])
+def test_a_run_that_nobody_holds_died(text: str | None, tmp_path: Path) -> None:
+    file = written_run(tmp_path / "run").path / lock.NAME
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
+
+    assert one(tmp_path).state == "died"
+
+
+def test_a_run_of_another_machine_is_not_judged(tmp_path: Path) -> None:
+    held(written_run(tmp_path / "run"), host="node-7", pid=7)
+
+    assert one(tmp_path).state == "running"
+    assert one(tmp_path).why.startswith("process 7 on node-7, as it says")
+
+
+def test_a_failed_run_tells_its_cause_and_where_it_can_go_on(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run")
+    found = {"cause": "gpu-out-of-memory", "what": "a GPU has too little memory for this"}
+    run.write_status("failed", exit_code=1, message="long\nand longer", diagnosis=found)
+    checkpoint(run.path, 20)
+    checkpoint(run.path, 30, valid=False)
+
+    assert one(tmp_path).state == "failed"
+    assert one(tmp_path).why == "gpu-out-of-memory: a GPU has too little memory for this"
+    assert one(tmp_path).resumable_step == 20
+
+
+def test_a_stopped_run_tells_the_first_line_of_its_message(tmp_path: Path) -> None:
+    written_run(tmp_path / "run").write_status("stopped", exit_code=75, message="stopped at step 3\nmore")
+
+    assert (one(tmp_path).state, one(tmp_path).why, one(tmp_path).resumable_step) == (
+        "stopped",
+        "stopped at step 3",
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("run.json", "{", "run.json is missing or not JSON"),
+        ("run.json", "[]", "run.json holds no object"),
+        ("status.json", None, "status.json is missing or not JSON"),
+        ("status.json", "\xff\x00", "status.json is missing or not JSON"),
+        ("status.json", '{"state": "walking"}', "status.json holds the state 'walking'"),
+    ],
+)
+def test_a_damaged_run_is_listed_with_what_is_wrong(tmp_path: Path, name: str, content: str | None, why: str) -> None:
+    run = written_run(tmp_path / "run")
+    if content is None:
+        (run.path / name).unlink()
+    else:
+        (run.path / name).write_bytes(content.encode("latin-1"))
+
+    assert (one(tmp_path).state, one(tmp_path).why) == ("damaged", why)
+
+
+def test_what_is_no_run_is_not_listed_nor_what_stands_inside_a_run(tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text("")
+    (tmp_path / "other").mkdir()
+    run = written_run(tmp_path / "run")
+    earlier = run.path / "attempts" / "1"
+    earlier.mkdir(parents=True)
+    for name in ("recipe.py", "run.json"):
+        (earlier / name).write_text("{}")
+    (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
+
+    assert [found.name for found in listing.below(tmp_path)] == ["run"]
+    assert [found.name for found in listing.below(run.path)] == ["run"]
+
+
+def test_the_run_that_wrote_last_stands_at_the_end(tmp_path: Path) -> None:
+    for name, age in (("a", 5), ("b", 50), ("c", 500)):
+        run = written_run(tmp_path / name)
+        for file in (run.run, run.status, run.recipe):
+            os.utime(file, (1e9 - age, 1e9 - age))
+
+    assert [found.name for found in listing.below(tmp_path)] == ["c", "b", "a"]
+
+
+def lines(run: RunDirectory, *found: dict[str, object]) -> None:
+    for line in found:
+        run.log_metrics(line)
+
+
+def test_step_loss_and_speed_are_the_last_that_were_logged(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run")
+    lines(run, {"step": 1, "loss": 3.0, "tokens_per_second": 9.0}, {"step": 2, "loss": 2.0, "tokens_per_second": 10.0})
+    lines(run, {"step": 2, "eval_loss": 2.5})
+    with run.metrics.open("a") as stream:
+        stream.write('{"step": 3, "lo')  # the run was killed while it wrote
+
+    found = one(tmp_path)
+    assert (found.step, found.loss, found.tokens_per_second) == (2, 2.0, 10.0)
+
+
+def test_of_steps_that_were_done_twice_the_later_lines_count(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run")
+    lines(
+        run, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "eval_loss": 2.5}, {"step": 3, "loss": 1.0}
+    )
+    lines(run, {"step": 2, "loss": 2.1}, {"step": 2, "eval_loss": 2.6})
+
+    assert metrics.course(run) == [
+        {"step": 1, "loss": 3.0},
+        {"step": 2, "loss": 2.1},
+        {"step": 2, "eval_loss": 2.6},
+    ]

@@ -1,0 +1,184 @@
+"""Who has a run directory: real processes, alive, ended and killed; other hosts and Slurm stand written in the lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.runs import environment, wait_until
+from tuner.errors import RunDirectoryError
+from tuner.runs import lock
+from tuner.runs.directory import create
+from tuner.runs.lock import NAME, release, take
+
+TAKES = "import sys; from pathlib import Path; from tuner.runs import lock; lock.take(Path(sys.argv[1]), {}); input()"
+FILES = {"recipe.py": "a = 1\n", "deepspeed.json": "{}\n", "run.json": "{}\n"}
+
+
+@contextmanager
+def another(run: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process that has taken a run directory, and ends when it is told to."""
+    process = subprocess.Popen([sys.executable, "-c", TAKES, run], stdin=subprocess.PIPE, env=environment())
+    try:
+        wait_until(lambda: (run / NAME).is_file() and bool((run / NAME).read_text()))
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def held(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / NAME).read_text())
+    return found
+
+
+def write(run: Path, **changes: object) -> None:
+    """Write a lock like this process's, but for some facts."""
+    take(run, {})
+    (run / NAME).write_text(json.dumps({**held(run), **changes}))
+
+
+def test_a_second_run_is_refused_and_told_who_has_the_directory(tmp_path: Path) -> None:
+    with another(tmp_path) as first:
+        for refused in (lambda: take(tmp_path, {}), lambda: create(tmp_path, FILES, resume=True)):
+            with pytest.raises(RunDirectoryError) as caught:
+                refused()
+
+            assert f"is in use by process {first.pid} on {os.uname().nodename}" in str(caught.value)
+            assert caught.value.exit_code == 2
+        with pytest.raises(RunDirectoryError, match="is in use by process"):  # and not only: it is not empty
+            create(tmp_path, FILES, resume=False)
+        assert held(tmp_path)["pid"] == first.pid
+
+
+def test_the_lock_of_a_killed_run_is_taken_over_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with another(tmp_path) as first:
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+
+        take(tmp_path, {})
+
+    assert held(tmp_path)["pid"] == os.getpid()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_rank_that_outlives_its_launcher_keeps_the_directory_until_it_ends(tmp_path: Path) -> None:
+    write(tmp_path, pid=2**22)
+    rank = [sys.executable, "-c", "input()", "tuner.worker", str(tmp_path)]
+    with subprocess.Popen(rank, stdin=subprocess.PIPE) as process:
+        with pytest.raises(RunDirectoryError, match=f"in use by process {process.pid}, which is left"):
+            take(tmp_path, {})
+        process.communicate(b"\n")
+
+    take(tmp_path, {})
+
+
+def test_a_process_that_nobody_has_reaped_is_dead(tmp_path: Path) -> None:
+    with another(tmp_path) as first:
+        os.kill(first.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # a zombie still
+
+        take(tmp_path, {})
+
+
+def test_another_process_with_the_number_of_the_first_does_not_keep_the_lock(tmp_path: Path) -> None:
+    with another(tmp_path) as other:
+        write_as = {"pid": other.pid, "started_s": held(tmp_path)["started_s"] - 3600}
+        (tmp_path / NAME).write_text(json.dumps({**held(tmp_path), **write_as}))
+
+        take(tmp_path, {})
+
+
+def test_a_process_may_take_again_what_it_has_and_lets_go_once(tmp_path: Path) -> None:
+    take(tmp_path, {})
+    take(tmp_path, {})
+
+    release(tmp_path)
+    release(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_releases_what_another_has(tmp_path: Path) -> None:
+    with another(tmp_path) as first:
+        release(tmp_path)
+
+        assert held(tmp_path)["pid"] == first.pid
+
+
+def test_a_lock_of_another_host_cannot_be_judged_and_its_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path, host="elsewhere", pid=7)
+
+    with pytest.raises(RunDirectoryError) as caught:
+        take(tmp_path, {})
+
+    assert "process 7 on elsewhere" in str(caught.value)
+    assert f"remove {tmp_path / NAME}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "may"),
+    [
+        ({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}, True),
+        ({"SLURM_JOB_ID": "12"}, False),
+        ({"SLURM_JOB_ID": "13", "SLURM_RESTART_COUNT": "1"}, False),
+        ({}, False),
+    ],
+)
+def test_a_job_that_slurm_starts_again_elsewhere_has_its_directory(
+    tmp_path: Path, environ: dict[str, str], may: bool
+) -> None:
+    write(tmp_path, host="elsewhere", job="12", restarts=0)
+
+    if may:
+        take(tmp_path, environ)
+        assert (held(tmp_path)["job"], held(tmp_path)["restarts"]) == ("12", 1)
+    else:
+        with pytest.raises(RunDirectoryError, match="in Slurm job 12"):
+            take(tmp_path, environ)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "3"])
+def test_a_lock_that_nobody_finished_writing_holds_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text)
+
+    take(tmp_path, {})
+
+    assert held(tmp_path)["pid"] == os.getpid()
+
+
+def test_of_many_that_start_at_once_one_has_the_directory(tmp_path: Path) -> None:
+    write(tmp_path, pid=2**22)  # left by a run that was killed: all see a stale lock
+    children = [
+        subprocess.Popen([sys.executable, "-c", TAKES, tmp_path], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(4)
+    ]
+
+    wait_until(lambda: sum(child.poll() is not None for child in children) == 3)
+    (winner,) = (child for child in children if child.poll() is None)
+
+    assert held(tmp_path)["pid"] == winner.pid
+    for child in children:
+        child.communicate(b"\n")
+
+
+def test_a_jump_of_the_clock_takes_no_lock_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    with another(tmp_path):
+        # psutil adds the time of the boot, which moves with the clock, to what the kernel says of a process.
+        kernel, boot = psutil.Process.create_time, psutil.boot_time()
+        monkeypatch.setattr(psutil, "boot_time", lambda: boot - 3600)
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: kernel(process) - 3600)
+
+        with pytest.raises(RunDirectoryError):
+            lock.take(tmp_path, {})

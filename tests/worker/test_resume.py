@@ -1,0 +1,234 @@
+"""Going on from a checkpoint: what is read, converted and drawn; whole runs are in tests/faults."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from tuner.errors import RunDirectoryError
+from tuner.machine.topology import Rank
+from tuner.runs import checkpoints
+from tuner.runs.directory import RunDirectory
+from tuner.worker import resume
+
+ALONE = Rank(0, 0, 1, supervised=True)
+
+
+class Counted(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Rows that count how often one is read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.reads += 1
+        return {"x": torch.tensor([float(index)])}
+
+
+class Line(torch.nn.Module):
+    """The smallest model that a trainer trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layer(x).square().mean()}
+
+
+def _trained(folder: Path, resumed: str | None = None) -> int:
+    """Train 14 of 16 steps of an epoch, four rows each, and return how many rows were read."""
+    rows = Counted()
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_steps=14,
+        save_steps=12,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+    )
+    transformers.Trainer(Line(), arguments, train_dataset=rows).train(resume_from_checkpoint=resumed)
+    return rows.reads
+
+
+def test_skipping_ahead_reads_no_row_of_the_steps_before(tmp_path: Path) -> None:
+    assert _trained(tmp_path) >= 14 * 4
+
+    read = _trained(tmp_path, str(tmp_path / "checkpoint-12"))
+
+    assert 2 * 4 <= read <= 3 * 4, "the loader may look one micro-batch ahead"
+
+
+def _stage_0(run: Path, **more: Any) -> Path:
+    """Write what DeepSpeed's stage 0 saves of two weights, one of them under two names."""
+    folder = run / "checkpoints" / "checkpoint-2"
+    (folder / "global_step2").mkdir(parents=True)
+    (folder / "latest").write_text("global_step2")
+    (folder / "trainer_state.json").write_text("{}")
+    tied = torch.ones(3, dtype=torch.bfloat16)
+    module = {"embed": tied, "head": tied, "norm": torch.zeros(2), **more}
+    torch.save({"module": module}, folder / "global_step2" / "mp_rank_00_model_states.pt")
+    checkpoints.seal(folder, {"step": 2, "world_size": 2})
+    return folder
+
+
+def _converted(run: Path, checkpoint: Path) -> Path:
+    facts = {"resume": str(checkpoint), "resume_as": "weights"}
+    folder = resume.folder_of(RunDirectory(run), facts, ALONE)
+    assert folder is not None
+    return folder
+
+
+def test_weights_are_converted_once_each_in_fp32(tmp_path: Path) -> None:
+    folder = _converted(tmp_path, _stage_0(tmp_path))
+
+    (file,) = folder.rglob("*.safetensors")
+    assert {name: (one.dtype, one.numel()) for name, one in load_file(file).items()} == {
+        "embed": (torch.float32, 3),
+        "norm": (torch.float32, 2),
+    }
+    assert checkpoints.facts(folder) == {"step": 2, "world_size": 2}
+    assert [path.name for path in folder.parent.iterdir()] == ["checkpoint-2-weights"], "nothing is left of the making"
+
+
+def test_a_conversion_is_used_again_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:
+    checkpoint = _stage_0(tmp_path)
+    (file,) = _converted(tmp_path, checkpoint).rglob("*.safetensors")
+    first = file.stat().st_ino
+    assert next(_converted(tmp_path, checkpoint).rglob("*.safetensors")).stat().st_ino == first
+
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+
+    assert next(_converted(tmp_path, checkpoint).rglob("*.safetensors")).read_bytes() == content
+
+
+class Canary:
+    """Runs code when it is unpickled by anything that lets it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_code_in_a_file_is_refused_and_not_run(tmp_path: Path) -> None:
+    checkpoint = _stage_0(tmp_path, more=Canary(tmp_path / "canary"))
+
+    with pytest.raises(RunDirectoryError, match="holds code"):
+        _converted(tmp_path, checkpoint)
+
+    assert not (tmp_path / "canary").exists()
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(checkpoint / "global_step2" / "mp_rank_00_model_states.pt", weights_only=True)
+
+
+def _continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, world_size: int = 4) -> Any:
+    """Return what goes on from a checkpoint of two ranks; the trainer and the group of ranks are stand-ins."""
+    monkeypatch.setattr(resume.dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(resume.dist, "get_world_size", lambda: world_size)
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([{"params": [weight]}], lr=0.5, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    state = SimpleNamespace(global_step=2, max_steps=4)
+
+    def loads(folder: str) -> None:
+        """As transformers and DeepSpeed do."""
+        saved = {**schedule.state_dict(), "base_lrs": [9.0], "last_epoch": 2}
+        schedule.load_state_dict(saved)
+        optimizer.param_groups[0] |= {"lr": 3.0, "weight_decay": 0.7, "betas": (0.1, 0.2)}
+        optimizer.clip_grad = 9.0  # type: ignore
+        step = torch.tensor(2.0)
+        optimizer.state |= {name: {"step": step} for name in ("one group", "another")}
+
+    trainer = SimpleNamespace(
+        optimizer=optimizer,
+        lr_scheduler=schedule,
+        state=state,
+        create_scheduler=lambda: schedule,
+        model_wrapped=SimpleNamespace(optimizer=optimizer, gradient_clipping=lambda: 1.0),
+        _load_optimizer_and_scheduler=loads,
+        _load_rng_state=lambda folder: torch.manual_seed(0),
+    )
+    facts = {"resume": str(_stage_0(tmp_path)), "resume_as": "universal"}
+    return resume.Continued(trainer, RunDirectory(tmp_path), facts, 42).trainer
+
+
+def test_settings_are_the_recipes_and_not_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = _continued(tmp_path, monkeypatch)
+
+    trainer.create_scheduler()
+    trainer._load_optimizer_and_scheduler("")
+
+    (group,) = trainer.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.5 / 3, 0.1, (0.9, 0.999))
+    assert trainer.lr_scheduler.get_last_lr() == [0.5 / 3]
+    trainer.optimizer._opt_called = True  # as after a step
+    trainer.lr_scheduler.step()
+    assert trainer.lr_scheduler.get_last_lr() == [0.5 / 4]
+    assert trainer.optimizer.clip_grad == 1.0
+
+
+def test_each_group_counts_its_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = _continued(tmp_path, monkeypatch)
+    trainer.create_scheduler()
+    trainer._load_optimizer_and_scheduler("")
+
+    one, another = trainer.optimizer.state.values()
+    one["step"] += 1
+
+    assert (one["step"], another["step"]) == (3, 2)
+
+
+def test_a_run_at_its_last_step_trains_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = _continued(tmp_path, monkeypatch)
+    trainer.create_scheduler()
+    trainer.state.global_step = 4
+
+    with pytest.raises(resume.NothingLeft):
+        trainer._load_optimizer_and_scheduler("")
+
+
+def test_ranks_that_saved_no_random_state_draw_numbers_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    for place, rank in enumerate((0, 1, 2, 2)):
+        _continued(tmp_path / str(place), monkeypatch, rank)._load_rng_state("")
+        drawn.append(torch.rand(1).item())
+
+    assert len(set(drawn)) == 3
+    assert drawn[2] == drawn[3], "the same when it is resumed once more"
+
+
+def test_the_same_number_of_ranks_takes_up_its_random_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _continued(tmp_path, monkeypatch, world_size=2)._load_rng_state("")
+
+    assert torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(0)).item()
+
+
+def test_a_failure_of_rank_0_ends_the_wait_of_the_others(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.report_failure(0, 74, "disk full")
+    facts = {"resume": str(_stage_0(tmp_path)), "resume_as": "weights"}
+
+    with pytest.raises(Exception, match="rank 0 could not convert"):
+        resume.folder_of(run, facts, Rank(1, 1, 2, supervised=True))
+
+    assert json.loads((run.ranks / "0.json").read_text())["exit_code"] == 74

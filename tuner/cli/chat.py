@@ -1,0 +1,142 @@
+"""`tuner chat`: questions to a model, in the terminal or from a script."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli.subjects import loaded, named, stdout_is_the_answers, subject_options
+from tuner.errors import TunerError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from tuner.results.chat import Chat
+
+_COMMANDS = {
+    "/reset": "forget the conversation",
+    "/system TEXT": "another system prompt",
+    "/exit": "end, as Ctrl-D does",
+}
+_UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
+"""Control characters: an answer must not steer the terminal."""
+
+
+@click.command()
+@subject_options
+@click.option("--system", metavar="TEXT", help="A system prompt.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="Of one answer.")
+@click.option(
+    "--temperature", type=click.FloatRange(0), help="0 takes the likeliest token.  [default: as the model says]"
+)
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sample from so much of the probability.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True, help="Of sampling.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer to stdin as JSON.")
+def command(
+    source: str,
+    adapter: str | None,
+    bits: str | None,
+    system: str | None,
+    max_new_tokens: int,
+    temperature: float | None,
+    top_p: float | None,
+    seed: int,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Ask SOURCE, with the chat template and the stop tokens that it was trained with.
+
+    SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
+    hub. In a terminal it is a conversation. Otherwise all of stdin is one prompt, and the answer alone goes to stdout.
+    """
+    talks = sys.stdin.isatty()
+    if talks and as_json:
+        raise UsageError("--json answers one prompt, from stdin", where="--json", fix="Add: < PROMPT.txt.")
+    prompt = None if talks else _prompt()
+    with stdout_is_the_answers():
+        subject = named(source, adapter)
+        from tuner.results.chat import Chat, Settings, check_can_answer  # torch
+        from tuner.results.subject import tokenizer_of
+
+        check_can_answer(subject, tokenizer_of(subject))
+        found, _ = loaded(subject, bits)
+        chat = Chat(found, Settings(max_new_tokens, temperature, top_p), system, seed)
+    click.echo(f"{found.told}.", err=True)
+    if prompt is not None:
+        _answer_once(chat, prompt, seed, as_json=as_json)
+    else:
+        click.echo("; ".join(f"{name}: {what}" for name, what in _COMMANDS.items()), err=True)
+        _talk(chat)
+
+
+def _prompt() -> str:
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prompt is not UTF-8: byte {error.start}", where="stdin", fix="Convert it.") from None
+    if not text.strip():
+        raise UsageError("the prompt is empty", where="stdin", fix="Give one: echo 'Why?' | tuner chat SOURCE.")
+    return text.removesuffix("\n")
+
+
+def _answer_once(chat: Chat, prompt: str, seed: int, *, as_json: bool) -> None:
+    from tuner.files import dump_json
+
+    answer = chat.ask(prompt, lambda _: None)
+    if not answer.is_whole:
+        click.echo(f"The answer was cut off after {answer.num_tokens} tokens: --max-new-tokens.", err=True)
+    if as_json:
+        value: dict[str, Any] = {"prompt": prompt, "answer": answer.text, "tokens": answer.num_tokens}
+        click.echo(dump_json(value | {"is_whole": answer.is_whole, "seed": seed}), nl=False)
+    else:
+        click.echo(answer.text)
+
+
+def _talk(chat: Chat) -> None:
+    with suppress(ImportError):
+        import readline  # noqa: F401  edits the line and keeps earlier ones; not on every platform
+    while True:
+        click.echo()
+        try:
+            text = input("> ").strip()
+        except EOFError:
+            click.echo()
+            return
+        except KeyboardInterrupt:
+            click.echo("\nCtrl-D or /exit ends.")
+            continue
+        if text == "/exit":
+            return
+        if text and not _obeyed(chat, text):
+            _reply(chat, text)
+
+
+def _obeyed(chat: Chat, text: str) -> bool:
+    """Do what a command says; anything else that begins with a slash is said to the model."""
+    name, _, rest = text.partition(" ")
+    if text == "/reset":
+        chat.turns = []
+        click.echo("The conversation is forgotten.")
+    elif name == "/system":
+        chat.system = rest.strip() or None
+        click.echo("The system prompt is set." if chat.system else "There is no system prompt any more.")
+    elif text.startswith("/") and (meant := nearest(text, ("/reset", "/system", "/exit"))):
+        click.echo(f"Did you mean {meant}?")
+    else:
+        return False
+    return True
+
+
+def _reply(chat: Chat, text: str) -> None:
+    try:
+        answer = chat.ask(text, lambda piece: click.echo(piece.translate(_UNSHOWN), nl=False), interruptible=True)
+    except TunerError as error:
+        click.echo(str(error), err=True)
+        return
+    except KeyboardInterrupt:  # before the first token, or after the last one
+        click.echo()
+        return
+    click.echo()
+    if answer.num_dropped:
+        click.echo(f"(The context is full: the oldest {answer.num_dropped} turns were dropped.)", err=True)

@@ -1,0 +1,82 @@
+"""`tuner convert`: XTuner's words for what `tuner export` does."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuner.cli import complete, export
+from tuner.errors import UsageError, did_you_mean
+
+_KINDS = ("pth_to_hf", "merge")
+_Path = click.Path(path_type=Path)
+
+
+class _Conversions(click.Group):
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in _KINDS and not args[0].startswith("-"):
+            fix = did_you_mean(args[0], _KINDS) or "There are pth_to_hf and merge; tuner export does both."
+            raise UsageError(f"no conversion {args[0]!r}", where="tuner convert", fix=fix)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Conversions)
+def command() -> None:
+    """Export in XTuner's words; each prints the `tuner export` that does the same."""
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--max-shard-size", default="2GB", show_default=True, metavar="SIZE", help="Of one file."),
+        click.option("--safe-serialization", is_flag=True, help="Changes nothing: weights are always safetensors."),
+        click.option("--debug", is_flag=True, help="Show tracebacks of users' mistakes too."),
+    ):
+        command = option(command)
+    return command
+
+
+@command.command("pth_to_hf")
+@click.argument(
+    "paths", nargs=-1, required=True, metavar="[CONFIG] SOURCE DEST", type=_Path, shell_complete=complete.files
+)
+@click.option("--fp32", is_flag=True, help="Write the weights in fp32.")
+@_options
+def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str, safe_serialization: bool, debug: bool) -> None:
+    """Write what SOURCE, a run directory or a checkpoint, trained to DEST.
+
+    The CONFIG that XTuner asks for is not needed: a run directory holds its recipe.
+    """
+    if len(paths) not in (2, 3):
+        raise UsageError("pth_to_hf takes [CONFIG] SOURCE DEST", fix="Name a run directory or a checkpoint, and DEST.")
+    source, dest = paths[-2:]
+    words = ["--dtype", "fp32"] if fp32 else []
+    _tell(source, dest, *words, "--max-shard-size", max_shard_size)
+    export.run(source, dest, merge=False, base=None, dtype="fp32" if fp32 else None, max_shard_size=max_shard_size)
+
+
+@command.command("merge")
+@click.argument("base", shell_complete=complete.files)
+@click.argument("adapter", type=_Path, shell_complete=complete.files)
+@click.argument("dest", type=_Path, shell_complete=complete.files)
+@click.option("--device", type=click.Choice(("cuda", "cpu", "auto")), help="Changes nothing: no GPU is needed.")
+@_options
+def merge(
+    base: str,
+    adapter: Path,
+    dest: Path,
+    device: str | None,
+    max_shard_size: str,
+    safe_serialization: bool,
+    debug: bool,
+) -> None:
+    """Merge ADAPTER, a run directory or a folder with an adapter, into BASE and write the whole model to DEST."""
+    _tell(adapter, dest, "--merge", "--base", base, "--max-shard-size", max_shard_size)
+    export.run(adapter, dest, merge=True, base=base, dtype=None, max_shard_size=max_shard_size)
+
+
+def _tell(source: Path, dest: Path, *words: str) -> None:
+    click.echo(f"The same: {shlex.join(('tuner', 'export', str(source), str(dest), *words))}")

@@ -1,0 +1,158 @@
+"""`tuner eval`: what a result is worth, on rows it was not trained on and on public tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli import complete
+from tuner.cli.subjects import loaded, named, stdout_is_the_answers, subject_options
+from tuner.errors import UsageError
+
+if TYPE_CHECKING:
+    from tuner.machine.hardware import Hardware
+    from tuner.recipes.schema import Dataset
+    from tuner.results.subject import Loaded, Subject
+    from tuner.worker.data.prepare import Prepared
+
+
+@click.command()
+@subject_options
+@click.option("--data", metavar="PATH", shell_complete=complete.files, help="Rows.  [default: those of validation]")
+@click.option("--format", "row_format", metavar="NAME", help="The shape of a row of --data.  [default: detected]")
+@click.option("--split", metavar="NAME", help="Of the data set.")
+@click.option("--max-rows", type=click.IntRange(1), help="Only the first rows; of a task, too.")
+@click.option("--batch-size", type=click.IntRange(1), help="Rows of a batch.  [default: as in validation]")
+@click.option("--generate", type=click.IntRange(1), metavar="N", help="Answer N prompts of the rows, into --out.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="A new file for the answers, JSON lines.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="Of one answer.")
+@click.option("--tasks", metavar="NAMES", help="Of lm-eval, with commas between; a task's .yaml, too.")
+@click.option("--num-fewshot", type=click.IntRange(0), help="Examples before each question.  [default: the task's]")
+@click.option("--apply-chat-template", is_flag=True, help="Ask tasks as a chat; lm-eval's own default is plain text.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def command(
+    source: str,
+    adapter: str | None,
+    bits: str | None,
+    data: str | None,
+    row_format: str | None,
+    split: str | None,
+    max_rows: int | None,
+    batch_size: int | None,
+    generate: int | None,
+    out: Path | None,
+    max_new_tokens: int,
+    tasks: str | None,
+    num_fewshot: int | None,
+    apply_chat_template: bool,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Judge SOURCE: loss and perplexity on rows, or what it prefers where it was trained on judged answers.
+
+    SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
+    hub. The rows are those of the run's validation, or --data. With --tasks alone it is judged on tasks alone.
+    """
+    _check_out(generate, out)
+    names = tuple(name.strip() for name in (tasks or "").split(",") if name.strip())
+    if tasks is not None and not names:
+        raise UsageError("no task is named", where="--tasks", fix="Name some: --tasks arc_easy,hellaswag.")
+    if names:
+        from tuner.results.benchmarks import check_installed
+
+        check_installed()
+    with stdout_is_the_answers():
+        subject = named(source, adapter)
+        from tuner.results.benchmarks import Harness, scores
+        from tuner.results.evaluate import Asked, rows_of
+
+        on_rows = data or generate or not names
+        rows = rows_of(subject, Asked(data, row_format, split, max_rows)) if on_rows else None
+        prepared = _prepared(subject, rows, answers=generate is not None) if rows else None
+        found, hardware = loaded(subject, bits)
+        value: dict[str, Any] = {"source": subject.told, "dtype": str(found.dtype)[6:], "bits": found.bits}
+        if prepared:
+            value |= _measured(found, hardware, prepared, batch_size)
+        if rows and generate and out:
+            _write_answers(found, rows, generate, out, max_new_tokens)
+            value["generations"] = str(out)
+        if names:
+            value["tasks"] = scores(found, Harness(names, num_fewshot, apply_chat_template, max_rows), batch_size or 1)
+    if as_json:
+        from tuner.files import dump_json
+
+        click.echo(dump_json(value), nl=False)
+    else:
+        _print(value, found)
+
+
+def _check_out(generate: int | None, out: Path | None) -> None:
+    if (generate is None) != (out is None):
+        raise UsageError("--generate and --out go together", where="--generate", fix="Add: --out answers.jsonl.")
+    if out and (out.exists() or not out.absolute().parent.is_dir()):
+        what = f"{out} is there already" if out.exists() else f"the folder of {out} does not exist"
+        raise UsageError(what, where="--out", fix="Name a new file.")
+
+
+def _prepared(subject: Subject, rows: Dataset, *, answers: bool) -> Prepared:
+    """Read the rows before any weights are loaded: they may be wrong, or nothing that this model can be judged on."""
+    from tuner.results.chat import check_can_answer
+    from tuner.results.subject import tokenizer_of
+    from tuner.worker.data import preferences
+    from tuner.worker.data.prepare import describe, prepare
+
+    if subject.objective in preferences.LAYOUTS and subject.recipe is None:
+        what = f"nothing says how {subject.told} was trained to score"
+        raise UsageError(what, where="SOURCE", fix="Name the run directory that it comes from.")
+    tokenizer = tokenizer_of(subject)
+    if answers:
+        check_can_answer(subject, tokenizer)
+    prepared = prepare(rows, tokenizer, objective=subject.objective)
+    click.echo(describe(prepared, "rows"), err=True)
+    return prepared
+
+
+def _measured(found: Loaded, hardware: Hardware, prepared: Prepared, batch_size: int | None) -> dict[str, Any]:
+    """Return counts of the rows and what was measured on them."""
+    from dataclasses import asdict
+
+    from tuner.results.evaluate import judged, likelihood
+    from tuner.worker.data import preferences
+
+    recipe, objective, size = found.subject.recipe, found.subject.objective, batch_size or 1
+    if recipe and not batch_size:
+        size = (recipe.val_dataloader or recipe.train_dataloader).batch_size
+    if objective in preferences.LAYOUTS:
+        assert recipe is not None, "checked with the rows"
+        metrics = judged(found, recipe, prepared, size, hardware)
+    else:
+        metrics = likelihood(found, prepared, size)
+    sets = [asdict(one) for one in prepared.sets]
+    return {"objective": objective, "sets": sets, "counts": asdict(prepared.counts), "metrics": metrics}
+
+
+def _write_answers(found: Loaded, rows: Dataset, count: int, out: Path, max_new_tokens: int) -> None:
+    import json
+
+    from tuner.files import write_new_text
+    from tuner.results.chat import Settings
+    from tuner.results.evaluate import generations
+
+    answers = generations(found, rows, count, Settings(max_new_tokens, temperature=0))
+    write_new_text(out, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in answers))
+
+
+def _print(value: dict[str, Any], found: Loaded) -> None:
+    click.echo(f"{found.told}.")
+    for name, number in value.get("metrics", {}).items():
+        click.echo(f"{name:20} {number:,}" if isinstance(number, int) else f"{name:20} {number:.6g}")
+    for task, results in value.get("tasks", {}).items():
+        for name, number in results.items():
+            if isinstance(number, float) and "_stderr," not in name:
+                error = results.get(name.replace(",", "_stderr,", 1))
+                shown = f" ± {error:.4f}" if isinstance(error, float) else ""
+                click.echo(f"{task:20} {name:24} {number:.4f}{shown}")
+    if "generations" in value:
+        click.echo(f"answers: {value['generations']}")

@@ -1,0 +1,73 @@
+"""Options that mean a model to ask or to judge, and how it is loaded for the command that has them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tuner.cli import complete
+
+if TYPE_CHECKING:
+    from tuner.machine.hardware import Hardware
+    from tuner.results.subject import Loaded, Subject
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.argument("source", shell_complete=complete.files),
+    click.option(
+        "--adapter", metavar="PATH", shell_complete=complete.files, help="Load this adapter on SOURCE, its base."
+    ),
+    click.option(
+        "--bits",
+        type=click.Choice(("4", "8", "16")),
+        help="Of each weight.  [default: as the base was trained on, or 16]",
+    ),
+    click.option("--debug", is_flag=True, help="Show tracebacks of users' mistakes too."),
+)
+
+
+def subject_options(command: Command) -> Command:
+    """Add SOURCE, --adapter, --bits and --debug to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def stdout_is_the_answers() -> Iterator[None]:
+    """Silence libraries, and send what they print all the same to stderr."""
+    from tuner.worker.quiet import hush
+
+    hush()
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def named(source: str, adapter: str | None) -> Subject:
+    """Return what the options mean; no weights are loaded yet.
+
+    Raises:
+        TunerError: there is no such model, or the adapter is of another base.
+    """
+    from tuner.results.subject import subject_of  # torch
+
+    return subject_of(source, adapter)
+
+
+def loaded(subject: Subject, bits: str | None) -> tuple[Loaded, Hardware]:
+    """Load it onto this machine.
+
+    Raises:
+        TunerError: it cannot be loaded, or the adapter does not fit it.
+    """
+    from tuner.machine.hardware import detect
+    from tuner.results.subject import load
+
+    hardware = detect(os.environ)
+    return load(subject, hardware, int(bits) if bits else None), hardware

@@ -1,0 +1,191 @@
+"""`tuner submit`: a recipe as a job of Slurm, checked here and now and not after hours in the queue."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli import complete, targets
+from tuner.cli.options import override_options, overrides
+from tuner.errors import UsageError
+
+if TYPE_CHECKING:
+    from tuner.launch.plan import LaunchPlan
+    from tuner.launch.sbatch import Job
+    from tuner.machine.hardware import Hardware
+
+SCRIPT = "submit.sh"
+_ASSUMED = "a100-80g"
+_UNKNOWN = "which GPUs the job gets is not known here, so memory was not judged: --gpu a100-80g says it."
+_PASSED = ("partition", "account", "qos", "mem", "constraint")
+
+
+@click.command()
+@click.argument("recipe", shell_complete=complete.recipes)
+@targets.deepspeed_option
+@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines.")
+@click.option("--gpus-per-node", type=click.IntRange(0), required=True, help="GPUs and ranks on each; 0: CPU ranks.")
+@click.option("--tasks-per-node", type=click.IntRange(1), help="CPU ranks on each node, without GPUs. Default: 1.")
+@click.option("--gpu", metavar="NAME", help="The GPUs' product, such as a100-80g: the memory is judged for it.")
+@click.option("--cpus-per-task", type=click.IntRange(1), help="Cores of each rank.")
+@click.option("--mem", metavar="SIZE", help="Memory of each node, as sbatch takes it.")
+@click.option("--partition", metavar="NAME", help="As sbatch.")
+@click.option("--account", metavar="NAME", help="As sbatch.")
+@click.option("--qos", metavar="NAME", help="As sbatch.")
+@click.option("--constraint", metavar="FEATURES", help="As sbatch.")
+@click.option("--time", metavar="LIMIT", help="Time limit: minutes, H:MM:SS or D-HH:MM:SS.")
+@click.option("--array", metavar="LIST", help="Run several, such as 0-3; {index} in a value is the number of each.")
+@click.option("--name", metavar="NAME", help="The job's name. Default: the recipe's.")
+@click.option("--sbatch", "more_options", multiple=True, metavar="KEY=VALUE", help="Any other option of sbatch.")
+@click.option(
+    "--max-requeues",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="How often the job goes back into the queue when it is preempted or out of time.",
+)
+@click.option(
+    "--stop-before",
+    type=click.IntRange(1, 65535),
+    default=120,
+    show_default=True,
+    metavar="SECONDS",
+    help="So long before the time limit it saves and requeues.",
+)
+@click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
+@click.option("--ignore-fit", is_flag=True, help="Submit although the memory does not seem to be enough.")
+@click.option("--dry-run", is_flag=True, help="Print the script, and submit nothing.")
+@override_options
+def command(
+    recipe: str,
+    deepspeed: str | None,
+    nodes: int,
+    gpus_per_node: int,
+    tasks_per_node: int | None,
+    gpu: str | None,
+    cpus_per_task: int | None,
+    time: str | None,
+    array: str | None,
+    name: str | None,
+    more_options: tuple[str, ...],
+    max_requeues: int,
+    stop_before: int,
+    work_dir: Path | None,
+    ignore_fit: bool,
+    dry_run: bool,
+    allow_code: bool,
+    debug: bool,
+    **rest: Any,
+) -> None:
+    """Train RECIPE as a job of Slurm. It resumes whenever Slurm starts it again."""
+    from datetime import datetime
+
+    from tuner.launch import plan, preflight, sbatch
+    from tuner.machine.topology import Topology
+
+    if gpus_per_node and tasks_per_node not in (None, gpus_per_node):
+        fix = "Leave it out: each GPU gets one rank."
+        raise UsageError(f"{tasks_per_node} tasks for {gpus_per_node} GPUs", where="--tasks-per-node", fix=fix)
+    tasks = gpus_per_node or tasks_per_node or 1
+    passed = {key: rest.pop(key) for key in _PASSED}
+    options = [(key, value) for key, value in passed.items() if value is not None]
+    options += [sbatch.parse_option(text) for text in more_options]
+    job = sbatch.Job(
+        name or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(recipe).stem),
+        nodes,
+        gpus_per_node,
+        tasks,
+        cpus_per_task,
+        time,
+        options,
+        array,
+        max_requeues,
+        stop_before,
+    )
+    sbatch.check(job)
+    now = datetime.now().astimezone()
+    hardware, is_known = _hardware(gpus_per_node, gpu)
+    folder = (work_dir or plan.WORK_DIRS / job.name / f"{now:%Y%m%d_%H%M%S}").absolute()
+    first = {key: _at_first(value, job) for key, value in rest.items()}
+    request = plan.Request(
+        _at_first(recipe, job),
+        overrides(**first),
+        deepspeed,
+        work_dir=folder / job.first_index if job.first_index else folder,
+        resume="auto",
+        allow_code=allow_code,
+        ignore_fit=ignore_fit or not is_known,
+    )
+    topology = Topology("slurm", nodes, 0, tasks, nodes * tasks, tasks=(tasks,) * nodes)
+    made = plan.make(request, dict(os.environ), hardware, now, topology)
+    warnings = (*made.warnings, *preflight.check_elsewhere(made, quick=dry_run), *(() if is_known else (_UNKNOWN,)))
+    train = [recipe, *_words(rest, deepspeed, allow_code=allow_code, ignore_fit=ignore_fit)]
+    # No torch.py of the working directory is imported in place of the real one.
+    text = sbatch.script(job, folder, [sys.executable, "-P", "-m", "tuner", "train", *train], Path.cwd())
+    for warning in warnings:
+        click.echo(f"WARNING: {warning}", err=True)
+    if dry_run:
+        click.echo(text, nl=False)
+        return
+    _announce(made, job, folder, _submit(job, folder, text))
+
+
+def _hardware(gpus_per_node: int, gpu: str | None) -> tuple[Hardware, bool]:
+    """Return a node of the job, and whether its GPUs are known and not only assumed."""
+    from dataclasses import replace
+
+    from tuner.machine import hardware
+
+    here = hardware.detect(os.environ)
+    is_known = bool(gpu or here.gpus or not gpus_per_node)
+    kind = targets.known_gpu(gpu or _ASSUMED) if gpu or not here.gpus else None
+    node = targets.node(here, gpus_per_node, kind) if gpus_per_node else replace(here, gpus=())
+    # Nobody here knows the memory of the job's hosts, so it is not judged.
+    return replace(node, host_memory_bytes=0), is_known
+
+
+def _at_first(value: Any, job: Job) -> Any:
+    """Return an option's value as the first task of an array has it."""
+    from tuner.launch import sbatch
+
+    if isinstance(value, tuple):
+        return tuple(_at_first(one, job) for one in value)
+    return sbatch.at_index(value, job.first_index) if isinstance(value, str) else value
+
+
+def _words(changes: dict[str, Any], deepspeed: str | None, **flags: bool) -> list[str]:
+    """Return the options of `tuner train` that mean the same."""
+    pairs = [("--deepspeed", deepspeed), *((f"--{key}", changes[key]) for key in ("model", "data", "seed"))]
+    pairs += [("--set", text) for text in changes["sets"]]
+    pairs += [("--cfg-options", text) for text in (*changes["cfg_options"], *changes["more"])]
+    words = [f"{flag}={value}" for flag, value in pairs if value is not None]
+    return words + [f"--{key.replace('_', '-')}" for key, is_on in flags.items() if is_on]
+
+
+def _submit(job: Job, folder: Path, text: str) -> str:
+    from tuner.files import disk_errors, write_text
+    from tuner.launch import sbatch
+    from tuner.machine import slurm
+    from tuner.machine.topology import without_variables
+
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / SCRIPT, text)
+    # Given here too, the options win over sbatch's own variables (SBATCH_PARTITION), which win over the script's.
+    return slurm.submit([*sbatch.options(job, folder), str(folder / SCRIPT)], without_variables(os.environ))
+
+
+def _announce(made: LaunchPlan, job: Job, folder: Path, number: str) -> None:
+    log = folder / (f"slurm-{number}_{job.first_index}.out" if job.array else f"slurm-{number}.out")
+    for line in (
+        f"{made.recipe.name}: job {number}, {made.topology.describe()}; DeepSpeed: {made.level}",
+        f"run directory: {folder}{'/INDEX' if job.array else ''}",
+        f"Next: squeue --job={number}; tail -F {shlex.quote(str(log))}; scancel {number}",
+    ):
+        click.echo(line)

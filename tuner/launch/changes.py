@@ -1,0 +1,72 @@
+"""Which keys of a recipe may change when its run goes on, and what is said of those that did.
+
+A checkpoint is a point in one sequence of samples, for one model: what decides about these must stay. It compares; what
+the ranks' optimizer states stand is `launch.resuming`'s to say.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tuner.errors import RecipeError
+from tuner.recipes import recipe
+from tuner.recipes.diff import Difference, Section, differences
+from tuner.recipes.recipe import Recipe
+
+FIXED = {
+    "model.path": "the weights are those of another model",
+    "model.revision": "the weights are those of another model",
+    "model.chat_template": "the samples are others",
+    "architecture": "the weights are those of another model",
+    "quantization": "the base weights are others",
+    "adapter": "the adapter is another",
+    "objective.type": "the loss is another",
+    "train_dataloader.dataset": "the samples, or their order, are others",
+    "train_cfg.trainable_layers": "the trained weights are others",
+    "randomness.seed": "the order of the samples is another",
+}
+"""What a checkpoint's state depends on, by key or block, and what would be wrong with it."""
+_FREE = frozenset(("adapter.lora_dropout",))
+"""What may change although its block may not."""
+
+
+def compare(owner: Path | None, new: Recipe) -> tuple[str, ...]:
+    """Return one line for each key that the recipe of a run holds otherwise now.
+
+    Args:
+        owner: The run that saved the checkpoint; None: it was moved out of its run, and nothing can be compared.
+        new: The recipe that will run, as recipe.py will hold it.
+
+    Raises:
+        RecipeError: a key changed that the state of the checkpoint depends on.
+    """
+    if owner is None:
+        return ()
+    old = recipe.load(str(owner / "recipe.py"))
+    found = list(differences(Section(old.values, old.origins), Section(new.values, new.origins)))
+    refused = [(one, why) for one in found if (why := _reason(one.key))]
+    if not refused:
+        return tuple(f"changed since the checkpoint: {_told(one)}" for one in found)
+    lines = [f"{_told(one)}: {why}" for one, why in refused]
+    what = f"the checkpoint means nothing with {'; '.join(lines)}"
+    fix = f"Put back {' and '.join(_back(one) for one, _ in refused)}, or start a new run without --resume."
+    raise RecipeError(what, where=_source(refused[0][0]), fix=fix)
+
+
+def _reason(key: str) -> str | None:
+    if key in _FREE:
+        return None
+    return next((why for fixed, why in FIXED.items() if key == fixed or key.startswith(f"{fixed}.")), None)
+
+
+def _told(one: Difference) -> str:
+    old, new = (repr(side.value) if side else "(absent)" for side in (one.left, one.right))
+    return f"{one.key} {old} -> {new}"
+
+
+def _back(one: Difference) -> str:
+    return f"{one.key} = {one.left.value!r}" if one.left else f"no {one.key}"
+
+
+def _source(one: Difference) -> str:
+    return f"{one.key} ({one.right.origin.source})" if one.right else one.key

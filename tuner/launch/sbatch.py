@@ -1,0 +1,206 @@
+"""The text of a job: sbatch's options and the shell script around one srun. It asks nothing and writes nothing.
+
+No value can become shell or another option: options hold only characters that sbatch neither splits nor expands, the
+rest stands quoted behind them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import UsageError
+from tuner.machine.slurm import MAX_REQUEUES
+
+INDEX = "{index}"
+"""Stands in a value for the number of the array's task."""
+_OPTION = re.compile(r"[A-Za-z0-9_.,:=+@%/()\[\]&|*!~-]+")
+_KEY = re.compile(r"[a-z][a-z0-9-]*")
+_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_ARRAY = re.compile(r"(\d+)(?:-\d+(?::\d+)?)?(?:,\d+(?:-\d+(?::\d+)?)?)*(?:%\d+)?")
+_OURS = (
+    *("job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "partition", "account"),
+    *("qos", "time", "mem", "constraint", "array", "signal", "requeue", "no-requeue", "open-mode", "output", "error"),
+    *("wrap", "parsable", "test-only", "wait", "chdir"),
+)
+_MAY_COME_EARLY_S = 60
+"""Slurm sends the signal up to so much earlier (sbatch's manual, --signal)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked of Slurm.
+
+    Args:
+        tasks_per_node: Ranks on each node, one a GPU where there are any.
+        options: Further options by their long names.
+        array: As sbatch takes it, such as `0-3` or `0-15%4`.
+        stop_before_s: So long before the time limit the run saves its last checkpoint.
+    """
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    tasks_per_node: int
+    cpus_per_task: int | None
+    time: str | None
+    options: Sequence[tuple[str, str]]
+    array: str | None
+    max_requeues: int
+    stop_before_s: int
+
+    @property
+    def first_index(self) -> str | None:
+        """The first task's number of an array."""
+        match = _ARRAY.fullmatch(self.array) if self.array else None
+        return match[1] if match else None
+
+
+def check(job: Job) -> None:
+    """Refuse what sbatch would split, expand or take for something else.
+
+    Raises:
+        UsageError: an option with a character that has no place in one, no time or array that Slurm reads, or a time
+            limit that leaves nothing before the signal.
+    """
+    for key, value in (("name", job.name), *job.options):
+        _check_option(key, value)
+    if job.array is not None and not _ARRAY.fullmatch(job.array):
+        fix = "Write numbers and ranges: 0-3, 1,4,7, or 0-15%4 for four at a time."
+        raise UsageError(f"{job.array!r} is no list of an array's tasks", where="--array", fix=fix)
+    _check_time(job)
+
+
+def parse_option(text: str) -> tuple[str, str]:
+    """Return the option and the value of one `--sbatch KEY=VALUE`.
+
+    Raises:
+        UsageError: no such form, or an option that `tuner submit` sets itself.
+    """
+    key, equals, value = text.partition("=")
+    key = key.removeprefix("--")
+    if not equals or not _KEY.fullmatch(key):
+        fix = "Write a long option of sbatch: --sbatch reservation=mine."
+        raise UsageError(f"{text!r} is not KEY=VALUE", where="--sbatch", fix=fix)
+    if any(name.startswith(key) for name in _OURS):  # sbatch takes the beginning of a name for the whole
+        fix = "Use the flag of `tuner submit`, or change the script that --dry-run prints."
+        raise UsageError(f"{key} is set by tuner submit itself", where="--sbatch", fix=fix)
+    return key, value
+
+
+def options(job: Job, folder: Path) -> list[str]:
+    """Return sbatch's options, as they stand on its command line.
+
+    Raises:
+        UsageError: the folder's name cannot stand in the name of a log.
+    """
+    _check_path(folder)
+    # Slurm replaces %j, %A and %a in the log's name, and nothing where a backslash is in it.
+    log = f"{folder}/".replace("%", "%%") + ("slurm-%A_%a.out" if job.array else "slurm-%j.out")
+    given = [
+        *job.options,
+        ("job-name", job.name),
+        ("nodes", job.nodes),
+        ("ntasks-per-node", job.tasks_per_node),
+        ("gpus-per-node", job.gpus_per_node or None),
+        ("cpus-per-task", job.cpus_per_task),
+        ("time", job.time),
+        ("array", job.array),
+        ("signal", f"USR2@{job.stop_before_s}"),
+        ("output", log),
+        ("open-mode", "append"),
+    ]
+    return [*(f"--{key}={value}" for key, value in given if value is not None), "--requeue"]
+
+
+def script(job: Job, folder: Path, train: Sequence[str], cwd: Path) -> str:
+    """Return the batch script: one srun of `tuner train`, which resumes whenever the job starts again.
+
+    Args:
+        folder: The run directory; that of an array's task is the folder of its number in it.
+        train: Interpreter and arguments up to the launcher; {index} in it is the number of an array's task.
+        cwd: Where relative paths begin.
+
+    Raises:
+        UsageError: a control character in one of them.
+    """
+    for word in (*train, str(cwd)):
+        _check_characters(word)
+    run = f"{folder}/{INDEX}" if job.array else str(folder)
+    words = [*train, "--launcher", "slurm", "--resume", "auto", "--work-dir"]
+    command = [*(_quoted(word, is_array=job.array is not None) for word in words), _quoted(run, job.array is not None)]
+    srun = ["srun", "--kill-on-bad-exit=1"]
+    srun += [f"--cpus-per-task={job.cpus_per_task}"] if job.cpus_per_task else []  # no longer taken from sbatch
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {shlex.quote(option)}" for option in options(job, folder)),
+        "",
+        f"# At most so often the job puts itself back into the queue: {job.stop_before_s} s before its time limit, or",
+        "# preempted. It stops when an attempt brought no new checkpoint.",
+        "set -u",
+        f"export {MAX_REQUEUES}={job.max_requeues}",
+        f"cd -- {shlex.quote(str(cwd))} || exit 74",
+        "",
+        " ".join((*srun, *command)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def at_index(text: str, index: str | None) -> str:
+    """Return a value as one task of an array has it."""
+    return text if index is None else text.replace(INDEX, index)
+
+
+def _quoted(word: str, is_array: bool) -> str:
+    if not is_array:
+        return shlex.quote(word)
+    parts = [shlex.quote(part) if part else "" for part in word.split(INDEX)]
+    return '"$SLURM_ARRAY_TASK_ID"'.join(parts) or "''"
+
+
+def _check_option(key: str, value: str) -> None:
+    if not _OPTION.fullmatch(value):
+        fix = "Options of sbatch hold letters, digits and .,:=+@%/()[]&|*!~-_ and nothing else."
+        raise UsageError(f"{value!r} cannot be an option of sbatch", where=f"--{key}", fix=fix)
+
+
+def _check_path(folder: Path) -> None:
+    _check_characters(str(folder))
+    if "\\" in str(folder):
+        fix = "Choose another --work-dir: Slurm replaces nothing in a log's name with a backslash."
+        raise UsageError(f"a backslash in {str(folder)!r}", where="--work-dir", fix=fix)
+
+
+def _check_characters(text: str) -> None:
+    # Cc: control characters. Cs: bytes that are no UTF-8. Zl and Zp: ends of lines to some readers.
+    if any(unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"} for character in text):
+        fix = "Write it without line breaks and control characters."
+        raise UsageError(f"{text!r} cannot stand in a job's script", where="tuner submit", fix=fix)
+
+
+def _check_time(job: Job) -> None:
+    limit_s = _seconds(job.time) if job.time else None
+    least_s = job.stop_before_s + _MAY_COME_EARLY_S
+    if limit_s is not None and limit_s <= least_s:
+        fix = f"Ask for more, or change --stop-before (it is {job.stop_before_s} s, and Slurm may be 60 s early)."
+        raise UsageError(f"a time limit of {limit_s} s leaves no time to train", where="--time", fix=fix)
+
+
+def _seconds(text: str) -> int | None:
+    """Return a limit in seconds in Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for no limit."""
+    if text.upper() in {"UNLIMITED", "INFINITE"}:
+        return None
+    match = _LIMIT.fullmatch(text)
+    if not match:
+        fix = "Write minutes, H:MM:SS or D-HH:MM:SS."
+        raise UsageError(f"{text!r} is no time of Slurm", where="--time", fix=fix)
+    days, *rest = match.groups()
+    parts = [int(part) for part in rest if part is not None]
+    if days is None and len(parts) < 3:
+        parts = [0, *parts]
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -1,0 +1,174 @@
+"""Slurm: the forms of its variables, the job that this process is part of, and its commands.
+
+What ranks follow from its variables is `topology`'s work; what a job runs is written in `launch.sbatch`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tuner.errors import MachineError, TunerError, UsageError
+
+MAX_REQUEUES = "TUNER_MAX_REQUEUES"
+"""Set by the script of `tuner submit`: how often a job may put itself back into the queue; unset: never."""
+COUNT = re.compile(r"[0-9]{1,7}")
+"""A count that int() takes: str.isdigit() is also true of "²", and of more digits than Python converts."""
+_MAX_NODES = 1 << 20
+_ANSWER_S = 30
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job of this process, where it may requeue itself.
+
+    Args:
+        id: As scontrol takes it: one task of an array by itself.
+        num_restarts: How often Slurm has started it again.
+        max_requeues: How often it may be.
+    """
+
+    id: str
+    num_restarts: int
+    max_requeues: int
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Job | None:
+        """Return the job that the variables tell of; None outside of a task, or where nobody asked for requeues."""
+        limit, restarts = environ.get(MAX_REQUEUES, ""), environ.get("SLURM_RESTART_COUNT", "")
+        if "SLURM_STEP_ID" not in environ or not COUNT.fullmatch(limit):
+            return None
+        array, index = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+        # The raw id of one task of an array is also the id of the whole array.
+        name = f"{array}_{index}" if array and index else environ["SLURM_JOB_ID"]
+        return cls(name, int(restarts) if COUNT.fullmatch(restarts) else 0, int(limit))
+
+
+def prepare_for_signals() -> None:
+    """Until a rank listens: keep back the signal of `tuner submit` (USR2), and end with 1 at SIGTERM.
+
+    The mask and the signal that waits both outlive the change from launcher to rank. srun ends all tasks when one has
+    failed, and returns the highest code of all: 128 + 15 of those would hide the code of the one.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    signal.signal(signal.SIGTERM, _end)
+
+
+def _end(*_: object) -> NoReturn:
+    raise SystemExit(TunerError.exit_code)
+
+
+def not_running(job: str) -> str | None:
+    """Return what Slurm says of a job that it does not let run on, or None.
+
+    One that is being cancelled, or that somebody has requeued, would start again although nobody wants it.
+
+    Raises:
+        MachineError: Slurm does not answer.
+    """
+    state = re.search(r"\bJobState=(\w+)", _ask("scontrol", "show", "job", "--oneliner", job))
+    return None if state and state[1] == "RUNNING" else f"Slurm says that it is {state[1] if state else 'gone'}"
+
+
+def requeue(job: str) -> None:
+    """Put a job back into the queue. Slurm then ends all its processes, this one too.
+
+    Raises:
+        MachineError: Slurm refuses, or does not answer.
+    """
+    _ask("scontrol", "requeue", job)
+
+
+def submit(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Give a script to sbatch and return the job's id.
+
+    Raises:
+        MachineError: there is no sbatch, or it refuses the job.
+    """
+    # Variables of the job that this command itself runs in would speak for the new one.
+    env = {key: value for key, value in environ.items() if key == "SLURM_CONF" or not key.startswith("SLURM_")}
+    return _ask("sbatch", "--parsable", *arguments, environ=env).strip().partition(";")[0]
+
+
+def _ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
+    import subprocess  # no other command needs it
+
+    try:
+        done = subprocess.run(
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S
+        )
+    except FileNotFoundError:
+        fix = "Run this on a machine of the cluster, where Slurm's commands are on the PATH."
+        raise MachineError(f"there is no {command[0]} here", where="Slurm", fix=fix) from None
+    except subprocess.TimeoutExpired:
+        raise MachineError(f"{command[0]} did not answer within {_ANSWER_S} s", where="Slurm") from None
+    if done.returncode:
+        said = " ".join(done.stderr.replace(f"{command[0]}: error: ", "").split()).rstrip(".")
+        raise MachineError(f"{command[0]} refuses: {said or done.returncode}", where="Slurm")
+    return done.stdout
+
+
+def speaks(environ: Mapping[str, str]) -> bool:
+    """Return whether this process tells the user of a mistake: every task of srun makes the same, the first speaks."""
+    return "SLURM_STEP_ID" not in environ or environ.get("SLURM_PROCID", "0") == "0"
+
+
+def first_host(nodelist: str) -> str:
+    """Return the first host of Slurm's compressed list: 'n[01-03,7],m2' is n01 ...
+
+    Raises:
+        UsageError: no host in it.
+    """
+    first = re.split(r",(?![^\[]*\])", nodelist)[0]
+    host = re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", first)
+    if not host:
+        raise UsageError(f"no host in {nodelist!r}", where="SLURM_STEP_NODELIST")
+    return host
+
+
+def expand_tasks(tasks: str) -> list[int]:
+    """Return the tasks of each node from Slurm's form: '2(x3),1' is [2, 2, 2, 1].
+
+    Raises:
+        UsageError: it is not in that form.
+    """
+    counts: list[int] = []
+    for part in tasks.split(","):
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part.strip())
+        if not match or len(counts) > _MAX_NODES:
+            raise UsageError(f"{tasks!r} is not Slurm's form", where="SLURM_STEP_TASKS_PER_NODE")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def port(job: str, step: str, restarts: str = "0") -> int:
+    """Return a port below the ephemeral range that every rank knows unasked, another one after each requeue."""
+    digest = hashlib.sha256(f"{job}.{step}.{restarts}".encode()).digest()
+    return 12_000 + int.from_bytes(digest[:4], "big") % 20_000
+
+
+def count(environ: Mapping[str, str], *names: str) -> int:
+    """Return the first of some variables that is a count.
+
+    Raises:
+        UsageError: none is.
+    """
+    for name in names:
+        if COUNT.fullmatch(environ.get(name, "")):
+            return int(environ[name])
+    raise UsageError(f"{names[0]} is {environ.get(names[0])!r}, not a count", where="--launcher slurm")
+
+
+def number(environ: Mapping[str, str], name: str) -> str:
+    """Return the number of a job or a step as text: it becomes a part of the run directory's name.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not re.fullmatch(r"[0-9]{1,12}", environ.get(name, "")):
+        raise UsageError(f"{name} is {environ.get(name)!r}, not a number", where="--launcher slurm")
+    return environ[name]

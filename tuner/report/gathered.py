@@ -1,0 +1,168 @@
+"""What a run directory holds, gathered for a person to look at; what is damaged is left out and said.
+
+It reads files and renders nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import RunDirectoryError, TunerError
+from tuner.recipes import catalog, recipe
+from tuner.recipes.diff import Section, differences
+from tuner.recipes.layers import leaves
+from tuner.recipes.source import read_file
+from tuner.runs import checkpoints, evidence, listing, metrics
+from tuner.runs.directory import RunDirectory
+from tuner.runs.listing import Listed
+
+Facts = dict[str, Any]
+_NOT_COMPARED = "architecture"
+_MAX_SAMPLES = 50
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """One run. `facts` and `status` are run.json and status.json, empty where they cannot be read.
+
+    Args:
+        name: What tells it from the others.
+        checkpoints: `step`, `bytes`, `problem` of each, newest first.
+        attempts: `started`, `resume_step`, `state`, `why` of each earlier one, the first first.
+        recipe: None where recipe.py cannot be read any more.
+    """
+
+    name: str
+    listed: Listed
+    facts: Facts
+    status: Facts
+    course: Sequence[Facts]
+    samples: Sequence[Facts]
+    checkpoints: Sequence[Facts]
+    attempts: Sequence[Facts]
+    warnings: Sequence[str]
+    recipe: Section | None
+
+    def values(self, key: str) -> list[tuple[int, float]]:
+        """Return (step, value) of everything logged under a key."""
+        return [(line["step"], line[key]) for line in self.course if isinstance(line.get(key), int | float)]
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that rank 0 held: tensors on its GPU, or its process on a CPU."""
+        return max((int(value) for _, value in self.values("memory_bytes")), default=None)
+
+
+def gather(paths: Sequence[Path]) -> list[Gathered]:
+    """Read run directories; each is named by where its path differs from the others'."""
+    home = Path(os.path.commonpath([path.parent for path in paths]))
+    return [_gather(RunDirectory(path), str(path.relative_to(home))) for path in paths]
+
+
+def recipe_differences(runs: Sequence[Gathered]) -> list[tuple[str, list[Any]]]:
+    """Return the keys that the recipes hold differently, with each one's value; one run is set against the defaults.
+
+    None stands for a recipe that cannot be read, or has no such key.
+    """
+    readable = [run.recipe for run in runs if run.recipe]
+    if len(runs) == 1:
+        readable.insert(0, Section(read_file(catalog.BASE).values, {}))
+    keys = [one.key for other in readable[1:] for one in differences(readable[0], other)]
+    shown = [dict(leaves(run.recipe.values)) if run.recipe else {} for run in runs]
+    if len(runs) == 1:
+        shown.insert(0, dict(leaves(readable[0].values)))
+    found = {key: [values.get(key) for values in shown] for key in keys if key.split(".")[0] != _NOT_COMPARED}
+    # A key that one side has not and the other holds as None means the same on both.
+    return [(key, values) for key, values in found.items() if any(value is not None for value in values)]
+
+
+def _gather(run: RunDirectory, name: str) -> Gathered:
+    return Gathered(
+        name=name,
+        listed=listing.look(run.path, name),
+        facts=_object(run, run.run),
+        status=_object(run, run.status),
+        course=metrics.course(run),
+        samples=list(_samples(run)),
+        checkpoints=[_checkpoint(verdict) for verdict in checkpoints.listed(run.checkpoints)],
+        attempts=[_attempt(folder) for folder in _earlier(run)],
+        warnings=_warnings(run),
+        recipe=_recipe(run),
+    )
+
+
+def _object(run: RunDirectory, file: Path) -> Facts:
+    try:
+        value = run.read_json(file)
+    except RunDirectoryError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _samples(run: RunDirectory) -> Iterator[Facts]:
+    for line in evidence.tail(run.path / "samples.jsonl").splitlines()[:_MAX_SAMPLES]:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _checkpoint(verdict: checkpoints.Verdict) -> Facts:
+    files = [path.stat().st_size for path in verdict.path.rglob("*") if path.is_file()]
+    return {"step": verdict.step, "bytes": sum(files), "problem": verdict.problem}
+
+
+def _earlier(run: RunDirectory) -> list[Path]:
+    return sorted((run.path / "attempts").glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
+
+
+def _attempt(folder: Path) -> Facts:
+    run = RunDirectory(folder)
+    facts, found = _object(run, run.run), listing.look(folder, folder.name)
+    return {
+        "started": facts.get("started"),
+        "resume_step": facts.get("resume_step"),
+        "state": found.state,
+        "why": found.why,
+    }
+
+
+def _warnings(run: RunDirectory) -> list[str]:
+    said = [line for line in evidence.tail(run.ranks / "0.log").splitlines() if line.startswith("WARNING: ")]
+    found = [*listed(_object(run, run.run), "warnings"), *(line.removeprefix("WARNING: ") for line in said)]
+    return list(dict.fromkeys(map(str, found)))
+
+
+def _recipe(run: RunDirectory) -> Section | None:
+    try:
+        found = recipe.load(str(run.recipe))
+    except TunerError:  # written by another version, or changed since
+        return None
+    return Section(found.values, found.origins)
+
+
+def table(facts: Mapping[str, Any], key: str) -> Facts:
+    """Return a block of run.json or status.json, empty where there is none."""
+    value = facts.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def listed(facts: Mapping[str, Any], key: str) -> list[Any]:
+    """Return a list of run.json, empty where there is none."""
+    value = facts.get(key)
+    return value if isinstance(value, list) else []
+
+
+def hardware(facts: Mapping[str, Any]) -> str:
+    """Return the machine of a run in a line, as run.json has it."""
+    found = table(facts, "hardware")
+    names = [str(gpu.get("name")) for gpu in listed(found, "gpus")]
+    kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    return kinds or f"CPU, {found.get('num_cpus')} cores"

@@ -1,0 +1,130 @@
+"""An adapter of PEFT beside a base model without weights: whether it fits, and what it makes of each weight.
+
+PEFT's own layers do the arithmetic, one at a time, in fp32.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.utils import ModulesToSaveWrapper
+
+from tuner.errors import ModelError, TunerError
+from tuner.results.source import ADAPTER
+from tuner.results.tensors import Stored
+
+STEM = "adapter_model"
+_PREFIX = "base_model.model."
+_NAME = "default"
+_NOT_MERGED = ("lora_bias", "target_parameters", "trainable_token_indices", "layer_replication", "use_qalora")
+"""Fields of LoraConfig that no method of tuner sets, and that change more than one weight of one layer."""
+
+
+def read_config(folder: Path) -> Any:
+    """Return the configuration of an adapter.
+
+    Raises:
+        ModelError: it is not readable.
+    """
+    try:
+        return PeftConfig.from_pretrained(str(folder))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{folder / ADAPTER} is not readable: {error}", fix="Copy the adapter again.") from error
+
+
+class Adapter:
+    """An adapter, and the names of the base's tensors that it changes."""
+
+    def __init__(self, folder: Path, config: Any, model: Any, base: str) -> None:
+        """Match the adapter in `folder` with `model`, its base without weights, which it changes.
+
+        Raises:
+            ModelError: it is of another base, or of a kind that cannot be merged.
+        """
+        self._stored, self._base = Stored(folder, STEM), base
+        _check_kind(config)
+        lora = deepcopy(config)
+        lora.base_model_name_or_path = None  # else PEFT looks the base up on the hub
+        lora.inference_mode = True
+        try:
+            adapted = get_peft_model(model, lora, low_cpu_mem_usage=True, autocast_adapter_dtype=False)
+        except ValueError as error:
+            raise self._misfit(str(error).splitlines()[0]) from error
+        expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        # PEFT saves an embedding as it was beside the adapter on it.
+        found = {name: tensor for name, tensor in self._stored.shapes.items() if ".base_layer." not in name}
+        for name in sorted(expected.keys() ^ found.keys()):
+            what = "the base has no such module" if name in found else "the adapter lacks it"
+            raise self._misfit(f"{name}: {what}")
+        for name, tensor in expected.items():
+            if tensor.shape != found[name].shape:
+                raise self._misfit(f"{name} is {tuple(found[name].shape)}, not {tuple(tensor.shape)}")
+        modules = dict(adapted.base_model.model.named_modules())
+        self._layers = {name: module for name, module in modules.items() if isinstance(module, LoraLayer)}
+        self._replaced = {
+            f"{name}.{key}"
+            for name, module in modules.items()
+            if isinstance(module, ModulesToSaveWrapper)
+            for key in module.modules_to_save[_NAME].state_dict()
+        }
+
+    def _misfit(self, what: str) -> ModelError:
+        fix = "Name the base that it was trained on: --base PATH."
+        return ModelError(f"the adapter does not fit the base {self._base!r}: {what}", where="--base", fix=fix)
+
+    @property
+    def replaced(self) -> set[str]:
+        """The base's tensors that the adapter holds whole."""
+        return self._replaced
+
+    @property
+    def changed(self) -> set[str]:
+        """The base's tensors that merging makes others of."""
+        return self._replaced | {f"{name}.weight" for name in self._layers}
+
+    def change(self, name: str, weight: torch.Tensor | None) -> torch.Tensor:
+        """Return what the adapter makes of one of the base's tensors, in the base's type.
+
+        Raises:
+            TunerError: it makes something that is no number.
+        """
+        if name in self._replaced:
+            tensor = self._stored.load(f"{_PREFIX}{name}")
+            return tensor if weight is None else tensor.to(weight.dtype)
+        assert weight is not None, f"a layer without a base weight: {name}"
+        module = name.removesuffix(".weight")
+        layer = deepcopy(self._layers[module])
+        tensors = {
+            key: self._stored.load(f"{_PREFIX}{module}.{_saved(key)}").float()
+            for key in layer.state_dict()
+            if not key.startswith("base_layer.")
+        }
+        layer.load_state_dict({**tensors, "base_layer.weight": weight.float()}, strict=False, assign=True)
+        try:
+            layer.merge(safe_merge=True)
+        except ValueError as error:
+            raise TunerError(f"{name} is no number with the adapter merged into it") from error
+        merged: torch.Tensor = layer.get_base_layer().weight.data
+        return merged.to(weight.dtype)
+
+
+def _saved(key: str) -> str:
+    """Return the name under which PEFT saves a tensor of a layer."""
+    if key.startswith("lora_magnitude_vector."):
+        return "lora_magnitude_vector"
+    return key.replace(f".{_NAME}", "")
+
+
+def _check_kind(config: Any) -> None:
+    what = f"an adapter of {config.peft_type}"
+    if isinstance(config, LoraConfig):
+        odd = [name for name in _NOT_MERGED if getattr(config, name)] + (["bias"] if config.bias != "none" else [])
+        if not odd:
+            return
+        what = f"LoRA with {', '.join(odd)}"
+    raise ModelError(f"{what} cannot be merged here", where=ADAPTER, fix="Export it without --merge.")

@@ -1,0 +1,110 @@
+"""The base model of an adapter: where it is, which commit, its weights on this disk, its config.
+
+It loads no weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub import snapshot_download
+
+import tuner.worker.models  # noqa: F401  registers InternLM with transformers
+from tuner.errors import ModelError
+from tuner.recipes import paths
+from tuner.recipes.schema import RecipeConfig
+from tuner.worker.models.load import explained, source
+
+_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A folder or an id on the hub, and the commit where it is known."""
+
+    path: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def hub_id(self) -> str | None:
+        return self.path if paths.local(self.path) is None else None
+
+    def folder(self) -> Path:
+        """Return the folder with its weights, config and tokenizer; from the hub they are downloaded first.
+
+        Raises:
+            ModelError: there is no such model.
+            MachineError: the hub cannot be reached.
+        """
+        local = paths.local(self.path)
+        if local is not None:
+            if not (local / "config.json").is_file():
+                what = f"no model with a config.json in the base's folder {self.path!r}"
+                raise ModelError(what, where="the base", fix="Name where it is now: --base PATH.")
+            return local
+        code = ("*.py",) if self.trust_remote_code else ()
+        with explained(self.path, "the base", "--base"):
+            # Folders inside hold the weights once more, in the publisher's own format.
+            found = snapshot_download(
+                self.path, revision=self.revision, allow_patterns=[*_FILES, *code], ignore_patterns=["*/*"]
+            )
+        return Path(found)
+
+
+def base_of(adapter: Any, recipe: RecipeConfig | None, asked: str | None, flag: str = "--base") -> Base:
+    """Return the base of an adapter.
+
+    Args:
+        adapter: Its configuration.
+        recipe: Of the run that it comes from, if it comes from one.
+        asked: Where the user says that the base is.
+        flag: What the user says it with.
+
+    Raises:
+        ModelError: the user names another model than the one that it was trained on, or nobody names any.
+    """
+    recorded = source(recipe.model) if recipe else adapter.base_model_name_or_path
+    revision = adapter.revision or (recipe.model.revision if recipe else None)
+    trusted = recipe.model.trust_remote_code if recipe else False
+    if asked is None:
+        if not recorded:
+            raise ModelError("the adapter does not say what its base is", where=flag, fix="Name it.")
+        return Base(recorded, revision, trusted)
+    if recorded and asked != recorded and paths.local(asked) is None and paths.local(recorded) is None:
+        what = f"the adapter was trained on {recorded!r}, not on {asked!r}"
+        raise ModelError(what, where=flag, fix="Name its base or a copy of it.")
+    return Base(asked, revision if asked == recorded else None, trusted)
+
+
+def check_facts(base: Base, config: Any, recipe: RecipeConfig | None, flag: str = "--base") -> None:
+    """Check that a base is of the size of the model that was trained: an adapter may fit the layers of a deeper one.
+
+    Raises:
+        ModelError: it is not.
+    """
+    trained, found = recipe.architecture if recipe else None, config.get_text_config()
+    for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        if trained and getattr(found, name) != getattr(trained, name):
+            sizes = f"{name} {getattr(found, name)}, and the model that was trained {getattr(trained, name)}"
+            raise ModelError(f"the base {base.path!r} has {sizes}", where=flag, fix="Name a copy of its base.")
+
+
+def read_model_config(folder: Path, *, trust_remote_code: bool, **changes: Any) -> Any:
+    """Return the config in a model's folder.
+
+    Raises:
+        ModelError: transformers does not know it, or the weights are stored in fewer bits than 16.
+    """
+    with explained(str(folder)):
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **changes)
+    stored = getattr(config, "quantization_config", None)
+    if stored:
+        what = (
+            f"the weights in {folder} are stored in {stored.get('quant_method', 'fewer bits')}: nothing is merged there"
+        )
+        raise ModelError(what, where="--merge", fix="Export the adapter alone, or take a 16-bit copy with --base.")
+    return config

@@ -1,0 +1,70 @@
+"""Task scores through `lm-eval`, in its own conventions: its prompts, its few-shot examples, its seeds, its metrics.
+
+Nothing of them is decided here, so that they compare with published ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from tuner.errors import MachineError, UsageError, did_you_mean
+from tuner.results.subject import Loaded
+
+
+@dataclass(frozen=True)
+class Harness:
+    """What lm-eval's own command line takes: --num_fewshot, --apply_chat_template, --limit."""
+
+    tasks: tuple[str, ...]
+    num_fewshot: int | None = None
+    chat_template: bool = False
+    limit: int | None = None
+
+
+def check_installed() -> None:
+    """Check that lm-eval is here, without importing it.
+
+    Raises:
+        MachineError: it is not.
+    """
+    if find_spec("lm_eval") is None:
+        fix = "Install it: pip install 'tuner[eval]', or pip install lm-eval."
+        raise MachineError("task scores need lm-eval, which is not installed", where="--tasks", fix=fix)
+
+
+def scores(loaded: Loaded, asked: Harness, batch_size: int) -> dict[str, Any]:
+    """Return lm-eval's results by task: metrics with their standard errors, by lm-eval's names.
+
+    Raises:
+        UsageError: no such task.
+    """
+    from lm_eval import simple_evaluate  # an extra; it reads the names of thousands of tasks
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    known = TaskManager()
+    for name in asked.tasks:
+        _check_task(name, known.all_tasks)
+    done = simple_evaluate(
+        model=HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size),
+        tasks=[*asked.tasks],
+        task_manager=known,
+        num_fewshot=asked.num_fewshot,
+        apply_chat_template=asked.chat_template,
+        limit=asked.limit,
+        log_samples=False,
+    )
+    assert done is not None, "this process is rank 0"
+    # numpy's numbers, and NaN where a task has too few rows for an error
+    results: dict[str, Any] = json.loads(json.dumps(done["results"], default=float), parse_constant=lambda _: None)
+    return results
+
+
+def _check_task(name: str, known: Sequence[str]) -> None:
+    if name not in known and not name.endswith((".yaml", ".yml")):
+        fix = did_you_mean(name, known, "lm-eval ls tasks")
+        raise UsageError(f"lm-eval has no task {name!r}", where="--tasks", fix=fix)

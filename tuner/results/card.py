@@ -1,0 +1,126 @@
+"""The model card: what a published result says of itself, from the run's own facts.
+
+It leaves the license to the user, and names no folder of the machine that the model was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from tuner.recipes import paths
+from tuner.recipes.schema import RecipeConfig
+from tuner.results.base import Base
+from tuner.results.source import Source
+from tuner.runs.directory import RunDirectory
+
+Kind = Literal["adapter", "merged", "whole"]
+_KINDS: dict[Kind, str] = {
+    "adapter": "an adapter, loaded with its base model",
+    "merged": "a whole model: the adapter is merged into its base",
+    "whole": "a whole model",
+}
+_USE = """{imports}
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = {auto}.from_pretrained("{name}", dtype="auto")
+"""
+Row = tuple[str, Any]
+
+
+def card(name: str, kind: Kind, base: Base | None, source: Source) -> ModelCard:
+    """Return the card of what is exported under `name`; `base` where there is one, facts of the run if it has one."""
+    recipe, run = source.recipe(), source.run
+    scores = recipe is not None and recipe.objective.type == "reward"
+    data = ModelCardData(
+        base_model=base.hub_id if base else None,
+        base_model_relation=("adapter" if kind == "adapter" else "finetune") if base and base.hub_id else None,
+        datasets=[path for path in _datasets(recipe) if paths.local(path) is None] or None,
+        library_name="peft" if kind == "adapter" else "transformers",
+        pipeline_tag="text-classification" if scores else "text-generation",
+        tags=["tuner", "trl", "deepspeed", *([recipe.objective.type] if recipe else [])],
+    )
+    rows = [("what", _KINDS[kind]), ("base model", _base(base))]
+    rows += [*_method(recipe), *_training(recipe, run, source.step)] if recipe and run else []
+    auto = f"Auto{'Peft' if kind == 'adapter' else ''}ModelFor{'SequenceClassification' if scores else 'CausalLM'}"
+    peft = f"from peft import {auto}\nfrom transformers import AutoTokenizer"
+    imports = peft if kind == "adapter" else f"from transformers import {auto}, AutoTokenizer"
+    parts = [
+        f"---\n{data.to_yaml()}\n---\n",
+        f"# {name}\n",
+        _table("Trained with tuner", rows),
+        f"## Use\n\n```python\n{_USE.format(imports=imports, auto=auto, name=name)}```\n",
+    ]
+    if run:
+        parts += [_table("Results", _losses(run, source.step)), _table("Versions", _versions(run))]
+    return ModelCard("\n".join(part for part in parts if part))
+
+
+def _base(base: Base | None) -> str | None:
+    if base is None:
+        return None
+    name = base.hub_id or _last(base.path)
+    return f"{name}, revision {base.revision}" if base.revision else name
+
+
+def _method(recipe: RecipeConfig) -> Iterator[Row]:
+    adapter, layers = recipe.adapter, recipe.train_cfg.trainable_layers
+    if adapter:
+        kind = "DoRA" if adapter.use_dora else "rank-stabilized LoRA" if adapter.use_rslora else "LoRA"
+        on = f", on a base in {recipe.quantization.bits} bits" if recipe.quantization else ""
+        yield "method", f"{kind}, r = {adapter.r}, lora_alpha = {adapter.lora_alpha}{on}"
+    else:
+        yield "method", f"the last {layers} layers" if layers else "every weight"
+    yield "objective", recipe.objective.type
+    yield "data", ", ".join(_last(path) for path in _datasets(recipe))
+
+
+def _training(recipe: RecipeConfig, run: RunDirectory, step: int | None) -> Iterator[Row]:
+    facts, optim, data = run.read_json(run.run), recipe.optim_wrapper.optimizer, recipe.train_dataloader.dataset
+    batch, schedule = facts["batch"], recipe.param_scheduler
+    yield "recipe", facts["name"]
+    yield "optimizer steps", step
+    factors = f"{batch['micro_batch']} x {batch['accumulation']} accumulated x {batch['ranks']} ranks"
+    yield "global batch", f"{batch['global_batch']} = {factors}"
+    yield "longest sample", f"{data.max_length} tokens{', packed' if data.packing else ''}"
+    yield "optimizer", f"{optim.type}, learning rate {optim.lr:g}, weight decay {optim.weight_decay:g}"
+    yield "schedule", f"{schedule.type}, warmup {schedule.warmup_ratio:g}"
+    yield "precision", facts["precision"]["dtype"]
+    yield "DeepSpeed", facts["deepspeed"]
+    yield "GPUs", ", ".join(sorted({gpu["name"] for gpu in facts["hardware"]["gpus"]})) or None
+    yield "seed", facts["seed"]
+
+
+def _losses(run: RunDirectory, step: int | None) -> Iterator[Row]:
+    if not run.metrics.is_file():
+        return
+    lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+    upto = [line for line in lines if step is None or line.get("step", 0) <= step]
+    for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):
+        found = [line for line in upto if key in line]
+        if found:
+            yield name, f"{found[-1][key]:.4f} at step {found[-1]['step']}"
+
+
+def _versions(run: RunDirectory) -> Iterator[Row]:
+    yield from run.read_json(run.run)["versions"].items()
+
+
+def _table(title: str, rows: Iterable[Row]) -> str:
+    told = [f"| {name} | {value} |" for name, value in rows if value is not None]
+    return "\n".join([f"## {title}\n", "| | |", "|---|---|", *told, ""]) if told else ""
+
+
+def _datasets(recipe: RecipeConfig | None) -> list[str]:
+    if recipe is None:
+        return []
+    dataset = recipe.train_dataloader.dataset
+    return [rows.path for rows in (dataset.mixture or (dataset,)) if rows.path]
+
+
+def _last(path: str) -> str:
+    """Return an id on the hub as it is, and of a local path what may be told: its last name."""
+    return path if paths.local(path) is None else path.rstrip("/").rsplit("/", 1)[-1]

@@ -1,0 +1,158 @@
+"""What a loaded model is worth on rows: loss and perplexity, how it judges pairs of answers, what it answers.
+
+It knows no benchmark.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from tuner.errors import DataError, TunerError, UsageError
+from tuner.machine.hardware import Hardware
+from tuner.recipes import mixture
+from tuner.recipes.objective import Dpo, Kto
+from tuner.recipes.schema import Dataset, RecipeConfig
+from tuner.results.chat import Settings, answer, check_can_answer
+from tuner.results.subject import Loaded, Subject, load_frozen
+from tuner.worker.data.masks import IGNORED
+from tuner.worker.data.prepare import Prepared
+from tuner.worker.models.load import source
+from tuner.worker.samples import prompts, shown
+from tuner.worker.trainers import evaluator
+
+_LENGTH = 2048
+"""Tokens of a sample, where neither a recipe nor the model says how many there may be."""
+_JUDGED, _REWARDS = ("eval_loss", "eval_accuracy", "eval_margin"), "eval_rewards/"
+_MOST_NATS = 700.0
+"""Above it, exp(loss) is more than a float holds."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The rows that the user names instead of the recipe's own; None: as the recipe, or a data set, says."""
+
+    data: str | None = None
+    format: str | None = None
+    split: str | None = None
+    max_rows: int | None = None
+
+
+def rows_of(subject: Subject, asked: Asked) -> Dataset:
+    """Return the rows to judge a model on: the user's, or the validation rows of the run that it comes from.
+
+    Raises:
+        UsageError: the user names none, and there are none.
+    """
+    recipe = subject.recipe
+    if asked.data is not None:
+        context = subject.context_tokens or _LENGTH
+        block = recipe.train_dataloader.dataset if recipe else Dataset(path=None, max_length=context, packing=False)
+        block = block.model_copy(update=mixture.only(asked.data) | {"format": asked.format})
+    elif recipe and recipe.val_dataloader:
+        block = recipe.val_dataloader.dataset
+    else:
+        what = f"{subject.told} names no validation data"
+        raise UsageError(what, where="--data", fix="Name some: --data FILE, or an id on the hub.")
+    given = {"split": asked.split, "max_rows": asked.max_rows}
+    return block.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+
+def likelihood(loaded: Loaded, prepared: Prepared, batch_size: int) -> dict[str, float]:
+    """Return the loss in nats, the mean over all trained tokens whatever the batches, and its exponential.
+
+    The trainer's own `eval_loss` is a mean over batches of their means, so it depends on the size of a batch.
+
+    Raises:
+        TunerError: the loss is no number.
+    """
+    collate = DataCollatorForLanguageModeling(loaded.tokenizer.pad_token_id, padding_free=True)
+    total, num_tokens = 0.0, 0
+    for batch in DataLoader(prepared.dataset, batch_size, collate_fn=collate):
+        inputs = {name: _placed(value, loaded.model.device) for name, value in batch.items()}
+        with torch.inference_mode():
+            loss = float(loaded.model(**inputs, use_cache=False).loss)
+        count = int((batch["labels"][:, 1:] != IGNORED).sum())
+        total, num_tokens = total + loss * count, num_tokens + count
+    mean = _finite(total / num_tokens, loaded)
+    return {"loss": mean, "perplexity": math.exp(min(mean, _MOST_NATS)), "tokens": num_tokens}
+
+
+def _placed(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def _finite(loss: float, loaded: Loaded) -> float:
+    if not math.isfinite(loss):
+        raise TunerError(
+            f"the loss of {loaded.subject.told} is {loss}", fix="Its weights are damaged, or overflow fp16."
+        )
+    return loss
+
+
+def judged(
+    loaded: Loaded, config: RecipeConfig, prepared: Prepared, batch_size: int, hardware: Hardware
+) -> dict[str, float]:
+    """Return what TRL's trainer of the recipe's objective measures on pairs or judged answers, by TRL's names.
+
+    `rewards/accuracies` (`accuracy` of a reward model) is the part of the pairs whose chosen answer it prefers. Each is
+    a mean over rows; to kto's loss, which sets answers against others of their batch, the size of a batch matters.
+
+    Raises:
+        TunerError: the loss is no number.
+        ModelError, MachineError: the model that it is compared with cannot be loaded.
+    """
+    models, rows = (loaded.model, _reference(loaded, config, hardware)), prepared.dataset
+    sums, counts = defaultdict[str, float](float), defaultdict[str, int](int)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = evaluator(config, models, loaded.tokenizer, rows, batch_size, folder)
+        whole = len(rows) - len(rows) % batch_size
+        # TRL takes the mean of its batches' means: right where they are all of one size.
+        for part in (range(whole), range(whole, len(rows))):
+            for name, value in trainer.evaluate(rows.select(part)).items() if part else ():
+                sums[name] += value * len(part)
+                counts[name] += len(part)
+    _finite(sums["eval_loss"], loaded)
+    names = (name for name in sorted(sums) if name in _JUDGED or name.startswith(_REWARDS))
+    return {name.removeprefix("eval_"): sums[name] / counts[name] for name in names}
+
+
+def _reference(loaded: Loaded, config: RecipeConfig, hardware: Hardware) -> Any | None:
+    """Return the model that training began with; of an adapter that is its base, the adapter switched off."""
+    if loaded.subject.adapter or not isinstance(config.objective, Dpo | Kto):
+        return None
+    return load_frozen(config.model, source(config.model), loaded.dtype, hardware, None, scores=False).eval()
+
+
+def generations(loaded: Loaded, dataset: Dataset, count: int, settings: Settings) -> list[dict[str, Any]]:
+    """Return the model's answers to `count` prompts, spread evenly over a data set, beside the right ones.
+
+    Raises:
+        DataError: the data set or a row of it is wrong, it asks nothing, or the chat template refuses it.
+        UsageError: a prompt is longer than the context.
+        ModelError: the model cannot be asked.
+    """
+    check_can_answer(loaded.subject, loaded.tokenizer)
+    asked = prompts(dataset, count, loaded.subject.objective)
+    if not asked:
+        raise DataError("the rows ask nothing", where="--generate", fix="Name rows of conversations: --data FILE.")
+    found = []
+    for messages in asked:
+        said = answer(loaded, messages[:-1], settings)
+        found.append(
+            {
+                "prompt": shown(messages[:-1]),
+                "right": messages[-1]["content"],
+                "answer": said.text,
+                "tokens": said.num_tokens,
+                "is_whole": said.is_whole,
+            }
+        )
+    return found

@@ -1,0 +1,231 @@
+"""A run's result as a user publishes it: weights, config, tokenizer, card, and a manifest of every tensor.
+
+It is written beside its destination and renamed at the end: on any failure the destination is untouched.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import ModelCard
+from transformers import LlamaConfig
+
+from tuner.errors import DiskError, UsageError
+from tuner.files import disk_errors, write_json
+from tuner.fit.sizes import gib
+from tuner.results.adapter import STEM, Adapter, read_config
+from tuner.results.base import Base, base_of, check_facts, read_model_config
+from tuner.results.card import Kind, card
+from tuner.results.layout import Layout, empty_model
+from tuner.results.source import Source, check_dest
+from tuner.results.tensors import Piece, Stored, num_bytes, write
+from tuner.runs import checkpoints
+from tuner.worker.data.templates import plain
+from tuner.worker.models.load import DTYPES, explained
+from tuner.worker.save import stop_where_answers_end
+
+_BESIDES_BYTES = 64 * 1024**2
+"""A tokenizer and the small files; the largest published tokenizer.json has 33 MB."""
+_ONE_FILE_BYTES = 2**62
+"""PEFT reads an adapter from one file."""
+_SCORES = "ForSequenceClassification"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an export is to be."""
+
+    merge: bool = False
+    dtype: str | None = None
+    max_shard_bytes: int = 5 * 10**9
+    base: str | None = None
+    as_llama: bool = False
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    kind: Kind
+    num_tensors: int
+    num_bytes: int
+    num_files: int
+    base: Base | None
+
+
+@dataclass(frozen=True)
+class _Content:
+    """Everything of an export but its card."""
+
+    kind: Kind
+    pieces: list[Piece]
+    config: Any
+    """Of the model, or of the adapter."""
+    tokenizer: Any
+    generation: Any
+    base: Base | None = None
+
+
+def export(source: Source, dest: Path, options: Options) -> Exported:
+    """Write `source` to `dest`, which must not exist or be empty.
+
+    Raises:
+        UsageError: the options do not fit what is exported, or something is at `dest`.
+        ModelError: weights are missing or damaged, or the adapter does not fit its base.
+        MachineError: the base is on the hub, and the hub cannot be reached.
+        DiskError: `dest` cannot be written, or there is no room for it.
+    """
+    check_dest(dest)
+    content = _content(source, options)
+    dtype = DTYPES[options.dtype] if options.dtype else None
+    needed = num_bytes(content.pieces, dtype)
+    with disk_errors(dest, "Free space or choose another DEST."):
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(dest.parent).free
+        if free < needed + _BESIDES_BYTES:
+            what = f"{gib(free)} are free, and the export needs {gib(needed + _BESIDES_BYTES)}"
+            raise DiskError(what, where=dest.parent, fix="Free space or choose another DEST.")
+        with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
+            draft = Path(temporary) / dest.name
+            draft.mkdir()
+            stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
+            tensors = write(content.pieces, draft, stem, most, dtype)
+            _write_besides(content, draft, card(dest.name, content.kind, content.base, source))
+            checkpoints.seal(draft, {"num_tensors": len(tensors), "tensors": tensors})
+            check_dest(dest)
+            draft.replace(dest)
+    return Exported(
+        content.kind, len(tensors), needed, len({entry["file"] for entry in tensors.values()}), content.base
+    )
+
+
+def _content(source: Source, options: Options) -> _Content:
+    if not source.is_adapter:
+        if options.merge:
+            raise UsageError(f"{source.told} is a whole model: there is nothing to merge", where="--merge")
+        return _whole(source, options)
+    adapter = read_config(source.folder)
+    base = base_of(adapter, source.recipe(), options.base)
+    if options.merge:
+        return _merged(source, options, adapter, base)
+    if options.as_llama:
+        raise UsageError("an adapter has no layout of its own", where="--as", fix="Add --merge.")
+    adapter.base_model_name_or_path, adapter.revision = base.path, base.revision
+    tokenizer = _tokenizer((source.folder,))
+    generation = _generation((source.folder,), tokenizer) if adapter.task_type == "CAUSAL_LM" else None
+    return _Content("adapter", Stored(source.folder, STEM).pieces(), adapter, tokenizer, generation, base)
+
+
+def _whole(source: Source, options: Options) -> _Content:
+    recipe = source.recipe()
+    trusted = recipe.model.trust_remote_code if recipe else False
+    config = read_model_config(source.folder, trust_remote_code=trusted)
+    scores = (config.architectures or [""])[0].endswith(_SCORES)
+    model = empty_model(config, scores=scores, trust_remote_code=trusted)
+    layout = Layout(model, Stored(source.folder), scores=scores)
+    layout.check(set())
+    pieces = list(layout.pieces(set(), lambda name, _: _never(name), published=not options.as_llama))
+    config.use_cache = True  # switched off while training
+    tokenizer = _tokenizer((source.folder,))
+    base = Base(recipe.model.path, recipe.model.revision) if recipe and recipe.model.path else None
+    generation = None if scores else _generation((source.folder,), tokenizer)
+    return _as_asked(_Content("whole", pieces, config, tokenizer, generation, base), model, options)
+
+
+def _merged(source: Source, options: Options, adapter: Any, base: Base) -> _Content:
+    folder, scores = base.folder(), adapter.task_type == "SEQ_CLS"
+    trusted = base.trust_remote_code
+    config = read_model_config(folder, trust_remote_code=trusted, **({"num_labels": 1} if scores else {}))
+    check_facts(base, config, source.recipe())
+    model = empty_model(config, scores=scores, trust_remote_code=trusted)
+    layout = Layout(model, Stored(folder), scores=scores)
+    fitted = Adapter(source.folder, adapter, empty_model(config, scores=scores, trust_remote_code=trusted), base.path)
+    layout.check(fitted.replaced)
+    pieces = list(layout.pieces(fitted.changed, fitted.change, published=not options.as_llama))
+    if not layout.ties(fitted.changed):
+        config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
+    config.architectures = [type(model).__name__]
+    tokenizer = _tokenizer((source.folder, folder))
+    if scores and config.pad_token_id is None and tokenizer:
+        config.pad_token_id = tokenizer.pad_token_id
+    generation = None if scores else _generation((source.folder, folder), tokenizer)
+    return _as_asked(_Content("merged", pieces, config, tokenizer, generation, base), model, options)
+
+
+def _never(name: str) -> torch.Tensor:
+    raise AssertionError(f"nothing changes {name}")
+
+
+def _as_asked(content: _Content, model: Any, options: Options) -> _Content:
+    if options.dtype:
+        content.config.dtype = DTYPES[options.dtype]
+    return replace(content, config=_llama(content.config, type(model).__name__)) if options.as_llama else content
+
+
+def _llama(config: Any, architecture: str) -> LlamaConfig:
+    """Return the config of a model that is Llama under another name, as Llama's.
+
+    Raises:
+        UsageError: it is another model.
+    """
+    if not isinstance(config, LlamaConfig):
+        what = f"a model of model_type {config.model_type!r} cannot go out as Llama"
+        raise UsageError(what, where="--as", fix="Leave --as out.")
+    facts = LlamaConfig.to_dict(config)  # not its own to_dict, which adds the publisher's keys
+    facts.pop("model_type")
+    llama: LlamaConfig = LlamaConfig.from_dict(facts)
+    llama.architectures = [f"Llama{architecture[architecture.index('For') :]}"]
+    return llama
+
+
+def _write_besides(content: _Content, folder: Path, readme: ModelCard) -> None:
+    content.config.save_pretrained(folder)
+    if content.tokenizer:
+        content.tokenizer.save_pretrained(folder)
+        if type(content.config) is LlamaConfig:
+            _tokenizer_of_no_model(folder / "tokenizer_config.json")
+    if content.generation:
+        content.generation.save_pretrained(folder)
+    readme.save(folder / "README.md")
+
+
+def _tokenizer_of_no_model(file: Path) -> None:
+    # tokenizer.json says it all; only tuner knows the class that InternLM's was read with.
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    if facts["tokenizer_class"].startswith("InternLM"):
+        write_json(file, facts | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def _tokenizer(folders: Iterable[Path]) -> Any | None:
+    """Return the tokenizer in the first folder that has one, with a chat template that every reader knows."""
+    folder = next((one for one in folders if (one / "tokenizer_config.json").is_file()), None)
+    if folder is None:
+        return None
+    with explained(str(folder)):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if isinstance(tokenizer.chat_template, str):
+        tokenizer.chat_template = plain(tokenizer.chat_template)
+    return tokenizer
+
+
+def _generation(folders: Iterable[Path], tokenizer: Any) -> transformers.GenerationConfig | None:
+    """Return how the model generates: as in the first folder that says it, and it stops where its answers end."""
+    folder = next((one for one in folders if (one / "generation_config.json").is_file()), None)
+    if folder:
+        generation = transformers.GenerationConfig.from_pretrained(folder)
+    elif tokenizer:
+        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        generation = transformers.GenerationConfig(**ids)
+    else:
+        return None
+    if tokenizer:
+        stop_where_answers_end(generation, tokenizer)
+    return generation

@@ -1,0 +1,170 @@
+"""A published model's tensors beside those of the model that transformers makes of them: names, fusing, tied weights.
+
+The model is on the device 'meta': names and shapes, no weights. What transformers converts while it loads a whole model
+is converted here piece by piece, and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+    revert_weight_conversion,
+)
+
+from tuner.errors import ModelError
+from tuner.results.tensors import Piece, Stored, Tensors
+
+Change = Callable[[str, torch.Tensor | None], torch.Tensor]
+"""From the name of one of the loaded model's tensors, and the base's where it has it, the new tensor."""
+
+
+def empty_model(config: Any, *, scores: bool, trust_remote_code: bool = False) -> Any:
+    """Return the model of a config without weights: one that answers, or one that scores texts.
+
+    Raises:
+        ModelError: transformers cannot build it.
+    """
+    auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            return auto.from_config(config, trust_remote_code=trust_remote_code)
+    except ValueError as error:
+        raise ModelError(f"no model can be built of its config.json: {str(error).splitlines()[0]}") from error
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Published tensors that become loaded ones together: one renamed, or some through a converter."""
+
+    published: tuple[str, ...]
+    loaded: tuple[str, ...]
+    converter: Any = None
+    patterns: tuple[str, ...] = ()
+
+
+class Layout:
+    """How a published model's tensors become those of the loaded one."""
+
+    def __init__(self, model: Any, stored: Stored, *, scores: bool) -> None:
+        """Match the tensors of `stored` with those of `model`, which has no adapter and, if it `scores`, a new head."""
+        self._model, self._stored, self._scores = model, stored, scores
+        self._expected: Tensors = model.state_dict()
+        self._tied: dict[str, str] = model.all_tied_weights_keys
+        self._units = tuple(self._matched())
+        self._at = {name: unit for unit in self._units for name in unit.loaded}
+
+    def _matched(self) -> Iterator[_Unit]:
+        conversions = get_model_conversion_mapping(self._model)
+        renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
+        converters = [one for one in conversions if isinstance(one, WeightConverter)]
+        of_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
+        together: dict[str, list[tuple[str, str]]] = {}
+        for name in sorted(self._stored.shapes, key=dot_natural_key):
+            loaded, pattern = rename_source_key(
+                name, renamings, converters, self._model.base_model_prefix, self._expected
+            )
+            if pattern is None:
+                yield _Unit((name,), (loaded,))
+            else:
+                together.setdefault(loaded, []).append((name, pattern))
+        # As from_pretrained leaves it: what these names did not need is not reverted either.
+        self._model._weight_conversions = [one for one in conversions if one.was_used()]
+        for loaded, sources in together.items():
+            names, patterns = zip(*sources, strict=True)
+            unit = _Unit(names, (loaded,), of_pattern[patterns[0]], patterns)
+            yield _Unit(names, tuple(self._loaded(unit, self._stored.shapes)), unit.converter, patterns)
+
+    def _loaded(self, unit: _Unit, published: Tensors) -> Tensors:
+        """Return the loaded model's tensors of a unit."""
+        if unit.converter is None:
+            return {unit.loaded[0]: published[unit.published[0]]}
+        converter = deepcopy(unit.converter)
+        for name, pattern in zip(unit.published, unit.patterns, strict=True):
+            converter.add_tensor(unit.loaded[0], name, pattern, published[name])
+        found = converter.convert(unit.loaded[0], model=self._model, config=self._model.config)
+        return {name: one[0] if isinstance(one, list) else one for name, one in found.items()}
+
+    def check(self, replaced: set[str]) -> None:
+        """Check that the model is whole; `replaced` are tensors that need not be there.
+
+        Raises:
+            ModelError: a tensor is missing, or has another shape than its config.json says.
+        """
+        lacking = sorted(self._expected.keys() - self._at.keys() - self._tied.keys() - replaced)
+        if lacking:
+            what = f"{len(lacking)} of the model's tensors are missing, {lacking[0]} among them"
+            raise ModelError(what, fix="Take the whole model.")
+        for unit in self._units:
+            for name, tensor in self._loaded(unit, self._stored.shapes).items():
+                if name in self._expected and self._expected[name].shape != tensor.shape:
+                    shapes = f"{tuple(tensor.shape)}, and by config.json {tuple(self._expected[name].shape)}"
+                    raise ModelError(f"{name} has the shape {shapes}", fix="Take the whole model.")
+
+    def ties(self, changed: set[str]) -> bool:
+        """Return whether weights that the model ties stay the same when the tensors in `changed` become others."""
+        return not changed & (self._tied.keys() | set(self._tied.values()))
+
+    def pieces(self, changed: set[str], change: Change, *, published: bool) -> Iterator[Piece]:
+        """Yield the whole model: names and fusing of the publisher, or the loaded model's own.
+
+        Args:
+            changed: The names of those of the loaded model's tensors that `change` makes.
+            change: Makes them. The base has none where it is a new head.
+            published: Whose layout to write.
+        """
+        for unit in self._units:
+            # The head of the language model that one which scores was made of is left out.
+            if not self._scores or self._expected.keys() & set(unit.loaded):
+                yield from self._of_unit(unit, changed, change, published)
+        tied = {name for name, other in self._tied.items() if {name, other} & changed}
+        for name in sorted((tied | changed) - self._at.keys()):
+            yield self._beside(name, changed, change, published)
+
+    def _of_unit(self, unit: _Unit, changed: set[str], change: Change, published: bool) -> Iterator[Piece]:
+        if not changed & set(unit.loaded) and published:
+            yield from map(self._stored.piece, unit.published)
+            return
+
+        def make(load: Callable[[str], torch.Tensor], change: Change) -> Tensors:
+            tensors = self._loaded(unit, {name: load(name) for name in unit.published})
+            tensors = {name: change(name, one) if name in changed else one for name, one in tensors.items()}
+            if published and unit.converter is None:
+                return {unit.published[0]: tensors[unit.loaded[0]]}
+            return self._written(tensors, published)
+
+        shapes = make(self._stored.shapes.__getitem__, _unchanged)
+        assert not published or shapes.keys() == set(unit.published), f"{unit.published} would become {[*shapes]}"
+        yield Piece(shapes, lambda: make(self._stored.load, change))
+
+    def _beside(self, name: str, changed: set[str], change: Change, published: bool) -> Piece:
+        """Return a tensor that the published model has not: a new head, or one of two that were tied."""
+        unit = self._at.get(self._tied.get(name, ""))
+
+        def make(load: Callable[[str], torch.Tensor], change: Change) -> Tensors:
+            base = self._loaded(unit, {one: load(one) for one in unit.published})[unit.loaded[0]] if unit else None
+            tensor = change(name, base) if name in changed else base
+            assert tensor is not None, f"{name} is tied to nothing"
+            return self._written({name: tensor}, published)
+
+        found = self._expected[name]
+        known = make(self._stored.shapes.__getitem__, lambda _, base: found if base is None else base)
+        return Piece(known, lambda: make(self._stored.load, change))
+
+    def _written(self, tensors: Tensors, published: bool) -> Tensors:
+        return dict(revert_weight_conversion(self._model, tensors)) if published else tensors
+
+
+def _unchanged(_: str, tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None
+    return tensor

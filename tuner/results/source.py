@@ -1,0 +1,116 @@
+"""Which weights are meant by what a user names: a run's result, its newest checkpoint, a checkpoint, or an adapter.
+
+It looks at folders and reads no weights.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import RunDirectoryError, UsageError, did_you_mean
+from tuner.recipes import paths
+from tuner.recipes.recipe import load
+from tuner.recipes.schema import RecipeConfig
+from tuner.runs import checkpoints
+from tuner.runs.directory import RunDirectory, is_run
+
+ADAPTER = "adapter_config.json"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+_PICKLES = (".pth", ".pt", ".bin", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder with weights as transformers or PEFT write them, and the run that they come from, where it is known."""
+
+    folder: Path
+    told: str
+    run: RunDirectory | None = None
+    step: int | None = None
+
+    @property
+    def is_adapter(self) -> bool:
+        return (self.folder / ADAPTER).is_file()
+
+    def recipe(self) -> RecipeConfig | None:
+        """Return the recipe of the run, or None for a folder that belongs to none."""
+        return load(str(self.run.recipe)).config if self.run else None
+
+
+def find(path: Path) -> Source:
+    """Return what `path` means; a checkpoint is hashed first, all of it.
+
+    In a checkpoint the weights are those in the compute type, as in the result: at ZeRO-3 too, where every run gathers
+    them on save.
+
+    Raises:
+        UsageError: there is nothing there, or nothing that can be exported.
+        RunDirectoryError: a run that never saved, or a checkpoint that is not valid.
+    """
+    if not paths.exists(path):
+        near = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
+        raise UsageError(f"{path} does not exist", where="SOURCE", fix=near or "Name a run directory or a checkpoint.")
+    if path.is_file():
+        what = f"{path} is a file" + (": a pickle, which is not read" if path.suffix in _PICKLES else "")
+        raise UsageError(what, where="SOURCE", fix="Name a run directory of tuner, or a checkpoint in it.")
+    if is_run(path):
+        return _of_run(RunDirectory(path))
+    if (path / checkpoints.MANIFEST).is_file() or path.name.startswith("checkpoint-"):
+        return _of_checkpoint(path)
+    return _whole(Source(path, f"the weights in {path}", _run_around(path.absolute().parent)))
+
+
+def _of_run(run: RunDirectory) -> Source:
+    status = run.read_json(run.status)
+    if status["state"] == "done" and has_weights(run.final):
+        return Source(run.final, f"the result of {run.path}", run, status.get("step"))
+    newest, passed = checkpoints.newest_valid(run.checkpoints)
+    if newest is None:
+        what = f"the run {run.path} has no result and no valid checkpoint" + "".join(f"; {line}" for line in passed)
+        fix = f"Go on with it first: tuner train {run.recipe} --resume {run.path}"
+        raise RunDirectoryError(what, where="SOURCE", fix=fix)
+    step = checkpoints.step_of(newest)
+    why = "".join(f"; {line}" for line in passed)
+    return _whole(Source(newest, f"checkpoint {step} of {run.path}, whose training is not done{why}", run, step))
+
+
+def _of_checkpoint(path: Path) -> Source:
+    problem = checkpoints.inspect(path)
+    if problem:
+        what = f"{path} is not a valid checkpoint: {problem}"
+        raise RunDirectoryError(what, where="SOURCE", fix="Take an older checkpoint, or name the run directory.")
+    run, step = _run_around(path.absolute().parent.parent), checkpoints.facts(path).get("step")
+    return _whole(Source(path, f"the checkpoint {path}", run, step))
+
+
+def _whole(source: Source) -> Source:
+    if not has_weights(source.folder):
+        if source.run and checkpoints.inspect(source.folder, hashes=False) is None:
+            what = f"{source.told}, holds what was trained and not the frozen layers"
+            fix = f"Go on to the end: tuner train {source.run.recipe} --resume {source.run.path}"
+            raise UsageError(what, where="SOURCE", fix=fix)
+        what = f"{source.folder} holds no {' or '.join(WEIGHTS)}"
+        raise UsageError(what, where="SOURCE", fix="Name a run directory of tuner, or a checkpoint in it.")
+    return source
+
+
+def _run_around(folder: Path) -> RunDirectory | None:
+    return RunDirectory(folder) if is_run(folder) else None
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder holds weights as safetensors, whole or as an adapter."""
+    return any((folder / name).is_file() for name in WEIGHTS)
+
+
+def check_dest(dest: Path) -> None:
+    """Check that an export may be written to `dest`, creating nothing.
+
+    Raises:
+        UsageError: something is there.
+    """
+    if os.path.lexists(dest) and not (dest.is_dir() and not any(dest.iterdir())):
+        what = f"{dest} is not empty" if dest.is_dir() else f"{dest} is a file"
+        raise UsageError(what, where="DEST", fix="Choose another; nothing was overwritten.")

@@ -1,0 +1,222 @@
+"""What is asked or judged: a run's result or checkpoint, a model, or an adapter on a base; and how it is loaded.
+
+It generates and measures nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from peft import PeftConfig, get_peft_model
+
+from tuner.errors import ModelError, UsageError
+from tuner.machine.hardware import Hardware
+from tuner.recipes import catalog, paths
+from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.results.base import Base, base_of, check_facts
+from tuner.results.source import Source, find
+from tuner.worker.models.load import DTYPES, explained, load_tokenizer, load_weights, pinned, quantized, source
+from tuner.worker.save import stop_where_answers_end
+from tuner.zero.precision import decide
+
+_CARD = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Weights that are here or on the hub, the adapter on them, and the recipe that made them, where there is one.
+
+    `model` is the base of an adapter; `path` is what `from_pretrained` takes for it. `scores`: it gives a score to an
+    answer and writes none. `context_tokens`: the most of a prompt with its answer; None where nothing says it.
+    """
+
+    told: str
+    model: Model
+    path: str
+    scores: bool
+    context_tokens: int | None
+    adapter: Path | None = None
+    recipe: RecipeConfig | None = None
+
+    @property
+    def objective(self) -> str:
+        """What it was trained for, as far as that can be known of a model that comes from no run."""
+        return self.recipe.objective.type if self.recipe else "reward" if self.scores else "sft"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to be asked, its tokenizer, and how it was loaded: compute type and bits."""
+
+    subject: Subject
+    model: Any
+    tokenizer: Any
+    dtype: torch.dtype
+    bits: int
+
+    @property
+    def told(self) -> str:
+        """One line: what is loaded, and in which type."""
+        how = str(self.dtype).removeprefix("torch.") if self.bits == 16 else f"{self.bits} bits"
+        return f"{self.subject.told}, in {how} on {self.model.device}"
+
+
+def subject_of(name: str, adapter: str | None) -> Subject:
+    """Return what `name` means, with the adapter in the folder `adapter` on it; a checkpoint is hashed first.
+
+    Raises:
+        UsageError: there is nothing there, or no weights.
+        RunDirectoryError: a run that never saved, or a checkpoint that is not valid.
+        ModelError: the adapter is of another base, or its base is not there.
+    """
+    place = None if name.startswith(catalog.ASSET) else paths.local(name)
+    named = find(place) if place else None
+    if adapter is None:
+        return _adapted(named, None) if named and named.is_adapter else _whole(name, named)
+    if named and named.is_adapter:
+        what = f"{named.told} is an adapter itself"
+        raise UsageError(what, where="--adapter", fix="Name the base before --adapter.")
+    found = find(paths.expanded(adapter))
+    if not found.is_adapter:
+        what = f"{found.told} is a whole model, no adapter"
+        raise UsageError(what, where="--adapter", fix="Leave --adapter out and name it alone.")
+    return _adapted(found, str(named.folder) if named else name)
+
+
+def _whole(name: str, named: Source | None) -> Subject:
+    recipe = named.recipe() if named else None
+    trusted = recipe.model.trust_remote_code if recipe else False
+    model = _model(str(named.folder) if named else name, None, trusted)
+    path = source(model)
+    config = _config(model, path)
+    scores = (config.architectures or [""])[0].endswith("ForSequenceClassification")
+    told = named.told if named else f"the model {name}"
+    return Subject(told, model, path, scores, _context(config), recipe=recipe)
+
+
+def _adapted(found: Source, asked: str | None) -> Subject:
+    recipe = found.recipe()
+    adapter = _adapter_config(found.folder)
+    base = base_of(adapter, recipe, asked, "SOURCE")
+    model = _model(base.path, base.revision, base.trust_remote_code)
+    path = source(model)
+    folder = paths.local(path)
+    if folder and not (folder / "config.json").is_file():
+        what = f"the base of {found.told} is not there: no config.json in {path!r}"
+        raise ModelError(what, fix=f"Name where it is now: BASE --adapter {found.folder}.")
+    config = _config(model, path)
+    check_facts(Base(path), config, recipe, "SOURCE")
+    return Subject(found.told, model, path, adapter.task_type == "SEQ_CLS", _context(config), found.folder, recipe)
+
+
+def _config(model: Model, path: str) -> Any:
+    with explained(path, "SOURCE", "SOURCE"):
+        return transformers.AutoConfig.from_pretrained(path, **pinned(model))
+
+
+def _context(config: Any) -> int | None:
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return int(most) if most else None
+
+
+def _adapter_config(folder: Path) -> Any:
+    with explained(str(folder), "SOURCE"):
+        return PeftConfig.from_pretrained(str(folder))
+
+
+def _model(path: str, revision: str | None, trusted: bool) -> Model:
+    return Model.model_construct(
+        path=path,
+        revision=revision,
+        chat_template=None,
+        attn_implementation=None,
+        trust_remote_code=trusted,
+        remote_code=False,
+    )
+
+
+def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loaded:
+    """Load the weights onto the GPUs that are here, or the CPU, in the type that training would choose there.
+
+    Args:
+        subject: What `subject_of` returned.
+        hardware: Of this machine.
+        bits: 16, 8 or 4. None: as in training where the base was quantized, else 16.
+
+    Raises:
+        ModelError: there is no such model, or the adapter does not fit it.
+        MachineError: the hub cannot be reached, or a package is missing.
+    """
+    dtype = DTYPES[decide("auto", hardware).dtype]
+    block = _quantization(subject, bits)
+    model = load_frozen(subject.model, subject.path, dtype, hardware, block, scores=subject.scores)
+    tokenizer = tokenizer_of(subject)
+    if subject.adapter:
+        model = _with_adapter(model, subject)
+    model.eval()
+    model.config.use_cache = True  # switched off while training
+    if not subject.scores:
+        if subject.adapter and (subject.adapter / _CARD).is_file():
+            model.generation_config = transformers.GenerationConfig.from_pretrained(subject.adapter)
+        stop_where_answers_end(model.generation_config, tokenizer)
+    return Loaded(subject, model, tokenizer, dtype, block.bits if block else 16)
+
+
+def load_frozen(
+    model: Model, path: str, dtype: torch.dtype, hardware: Hardware, block: Quantization | None, *, scores: bool
+) -> Any:
+    """Load weights that nothing trains. Arguments and errors as `load` and `load_weights`."""
+    arguments: dict[str, Any] = {"quantization_config": quantized(block, dtype)} if block else {}
+    if hardware.gpus:
+        arguments["device_map"] = "auto"
+    return load_weights(model, path, dtype, scores=scores, **arguments).requires_grad_(False)
+
+
+def tokenizer_of(subject: Subject) -> Any:
+    """Return the tokenizer that training saved with an adapter, where it did, else that of the model.
+
+    Raises:
+        ModelError: there is none.
+        MachineError: the hub cannot be reached.
+    """
+    if subject.adapter and (subject.adapter / "tokenizer_config.json").is_file():
+        folder = str(subject.adapter)
+        return load_tokenizer(_model(folder, None, subject.model.trust_remote_code), folder)
+    return load_tokenizer(subject.model, subject.path)
+
+
+def _quantization(subject: Subject, bits: int | None) -> Quantization | None:
+    trained = subject.recipe.quantization if subject.recipe and subject.adapter else None
+    if bits is None or (trained and trained.bits == bits):
+        return trained
+    return None if bits == 16 else Quantization.model_validate({"bits": bits})
+
+
+def _with_adapter(model: Any, subject: Subject) -> Any:
+    """Return the base with the trained adapter on it: every tensor of the one has a place in the other.
+
+    Raises:
+        ModelError: it has not, so the adapter is of another base.
+    """
+    assert subject.adapter is not None
+    config = _adapter_config(subject.adapter)
+    config.inference_mode, config.base_model_name_or_path = True, None  # it may be elsewhere than in training
+    try:
+        adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
+        report = adapted.load_adapter(str(subject.adapter), "default", autocast_adapter_dtype=False)
+    except (ValueError, RuntimeError) as error:  # no such modules, or of another size
+        raise _misfit(subject, str(error).strip().splitlines()[-1].strip()) from error
+    if report.unexpected_keys:
+        raise _misfit(subject, f"{report.unexpected_keys[0]} has no place there")
+    if report.missing_keys:
+        raise _misfit(subject, f"it lacks {report.missing_keys[0]}")
+    return adapted
+
+
+def _misfit(subject: Subject, what: str) -> ModelError:
+    fix = "Name the base that it was trained on: BASE --adapter FOLDER."
+    return ModelError(f"the adapter {subject.adapter} does not fit {subject.path!r}: {what}", fix=fix)

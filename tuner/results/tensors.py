@@ -1,0 +1,186 @@
+"""Weights in files of safetensors: read one tensor at a time, written in shards, each tensor hashed and read back.
+
+It knows names, shapes and bytes, and no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tuner.errors import DiskError, ModelError
+from tuner.files import write_json
+
+Tensors = dict[str, Tensor]
+_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What the types are called in a file. Source: huggingface/safetensors, README.md, "Format"."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tensors that are made together, when they are needed."""
+
+    shapes: Tensors
+    """What `make` returns, on the device 'meta'."""
+    make: Callable[[], Tensors]
+
+
+class Stored:
+    """The tensors in a folder of safetensors, by name."""
+
+    def __init__(self, folder: Path, stem: str = "model") -> None:
+        """Read the names, shapes and types; `stem` is what the file names begin with.
+
+        Raises:
+            ModelError: there are none, or a file is missing or damaged.
+        """
+        self.shapes: Tensors = {}
+        self._files: dict[str, Path] = {}
+        for file in _files(folder, stem):
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+                        # The tensor is a view of the file: nothing of it is read for its shape and type.
+                        self._files[name], self.shapes[name] = file, opened.get_tensor(name).to("meta")
+            except FileNotFoundError:
+                raise ModelError(f"{file} is missing", where=folder, fix="Fetch or copy the model again.") from None
+            except SafetensorError as error:
+                raise ModelError(f"{file} is damaged: {error}", where=folder, fix="Fetch or copy it again.") from error
+
+    def load(self, name: str) -> Tensor:
+        """Return one tensor. The file is opened for it alone, so that no page of another one stays in memory."""
+        with safe_open(self._files[name], framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+        return tensor
+
+    def pieces(self) -> list[Piece]:
+        """Return every tensor as it is."""
+        return [self.piece(name) for name in self.shapes]
+
+    def piece(self, name: str) -> Piece:
+        """Return one tensor as it is."""
+        return Piece({name: self.shapes[name]}, lambda: {name: self.load(name)})
+
+
+def _files(folder: Path, stem: str) -> list[Path]:
+    index = folder / f"{stem}.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is not readable", fix="Fetch or copy the model again.") from error
+        return [folder / name for name in sorted(names)]
+    whole = folder / f"{stem}.safetensors"
+    if not whole.is_file():
+        pickles = any(folder.glob("*.bin"))
+        what = f"{folder} holds no {stem}.safetensors" + (", only pickles, which are not read" if pickles else "")
+        raise ModelError(what, fix="Take a model that is published as safetensors." if pickles else None)
+    return [whole]
+
+
+def typed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a tensor in another type, where it holds floating-point numbers and a type is asked for."""
+    return tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+
+
+def write(
+    pieces: Iterable[Piece], folder: Path, stem: str, max_shard_bytes: int, dtype: torch.dtype | None
+) -> dict[str, dict[str, Any]]:
+    """Write every tensor, in shards, one at a time: a piece is all that is in memory.
+
+    Args:
+        pieces: What to write.
+        folder: Where to write it.
+        stem: What the file names begin with.
+        max_shard_bytes: No shard is larger, unless one tensor is.
+        dtype: The type of the floating-point tensors, or None: as they are.
+
+    Returns:
+        For each tensor its file, shape, type and the SHA-256 of its bytes, which were read back from the file.
+
+    Raises:
+        DiskError: what was read back is not what was written.
+        OSError: they cannot be written.
+    """
+    pieces = list(pieces)
+    of_name = {name: piece for piece in pieces for name in piece.shapes}
+    shapes = {name: typed(tensor, dtype) for piece in pieces for name, tensor in piece.shapes.items()}
+    split = split_torch_state_dict_into_shards(
+        shapes, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=max_shard_bytes
+    )
+    made: Tensors = {}
+
+    def tensor(name: str) -> Tensor:
+        if name not in made:
+            made.update(of_name[name].make())
+        return typed(made.pop(name), dtype)
+
+    written: dict[str, dict[str, Any]] = {}
+    for file, names in split.filename_to_tensors.items():
+        hashes = _save(folder / file, {name: shapes[name] for name in names}, tensor)
+        _read_back(folder / file, hashes)
+        for name, digest in hashes.items():
+            kind = str(shapes[name].dtype).removeprefix("torch.")
+            written[name] = {"file": file, "shape": list(shapes[name].shape), "dtype": kind, "sha256": digest}
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_json(folder / f"{stem}.safetensors.index.json", index)
+    return written
+
+
+def num_bytes(pieces: Iterable[Piece], dtype: torch.dtype | None) -> int:
+    """Return the bytes that `write` will write, without the files' headers."""
+    return sum(typed(tensor, dtype).nbytes for piece in pieces for tensor in piece.shapes.values())
+
+
+def _save(file: Path, shapes: Tensors, tensor: Callable[[str], Tensor]) -> dict[str, str]:
+    """Write a file of safetensors and return the hash of each tensor; `save_file` would want them all in memory."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + shape.nbytes
+        header[name] = {"dtype": _CODES[shape.dtype], "shape": list(shape.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    hashes = {}
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for name, shape in shapes.items():
+            data = _bytes(tensor(name))
+            assert data.nbytes == shape.nbytes, f"{name} is not what was announced"
+            stream.write(data)
+            hashes[name] = hashlib.sha256(data).hexdigest()
+    return hashes
+
+
+def _read_back(file: Path, hashes: dict[str, str]) -> None:
+    stored = Stored(file.parent, file.name.removesuffix(".safetensors"))
+    for name, digest in hashes.items():
+        if hashlib.sha256(_bytes(stored.load(name))).hexdigest() != digest:
+            what = f"{name} reads back from {file.name} as other bytes than were written"
+            raise DiskError(what, where=file.parent, fix="Look at the disk.")
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -1,0 +1,40 @@
+"""Whether a run that ended may be started again by itself: not too often, and never in a loop without progress.
+
+Attempts are counted, never timed: a clock may jump. Who starts it again is `launch`'s business, or Slurm's.
+"""
+
+from __future__ import annotations
+
+from tuner.runs import checkpoints
+from tuner.runs.directory import RunDirectory
+
+
+def refusal(run: RunDirectory, num_restarts: int, limit: int, saved: int | None = None) -> str | None:
+    """Return why a run must not be started again, or None where it may.
+
+    Args:
+        run: The run whose attempt has just ended.
+        num_restarts: How often it was started again before.
+        limit: How often it may be.
+        saved: The step whose checkpoint it has just written; None: the newest valid one is looked for.
+
+    Raises:
+        RunDirectoryError: run.json is missing or not JSON.
+    """
+    if num_restarts >= limit:
+        return f"it was started again {num_restarts} times, and {limit} is the limit"
+    if not num_restarts:
+        return None
+    began = _began(run)
+    # Every byte of a checkpoint is read to find it valid: minutes that a job about to be killed may not have.
+    reached = _reached(run) if saved is None else saved
+    return None if reached > began else f"no checkpoint is newer than step {began}, where its last attempt began"
+
+
+def _began(run: RunDirectory) -> int:
+    return int(run.read_json(run.run).get("resume_step") or 0)
+
+
+def _reached(run: RunDirectory) -> int:
+    newest, _ = checkpoints.newest_valid(run.checkpoints)
+    return checkpoints.step_of(newest) if newest else 0

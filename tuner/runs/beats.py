@@ -1,0 +1,63 @@
+"""Signs of life: what each rank did last, in ranks/N.beat. A rank writes its own; who watches a run reads them all.
+
+It judges nothing: how long is too long, the watchers know.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tuner.runs.directory import RunDirectory
+
+_WIDTH = 512
+"""Bytes of a beat: all are as long, so that a new one covers the old one whole."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One rank's last sign of life.
+
+    Args:
+        rank: Whose it is.
+        pid: Its process, on `host`.
+        host: The machine's name.
+        count: Micro-batches, evaluation steps, saves and phases begun so far: the same number on ranks in step.
+        doing: What it does, in a few words.
+        at_s: The host's monotonic clock, in seconds; the file's own time is for other machines.
+        save_s: The longest save so far, in seconds.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    count: int
+    doing: str
+    at_s: float
+    save_s: float
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode().ljust(_WIDTH - 1) + b"\n"
+
+
+def path_of(run: RunDirectory, rank: int) -> Path:
+    return run.ranks / f"{rank}.beat"
+
+
+def read(run: RunDirectory) -> dict[int, Beat]:
+    """Return the last beat of every rank that has one."""
+    found = {}
+    for file in run.ranks.glob("*.beat"):
+        try:
+            beat = Beat(**json.loads(file.read_bytes()))
+        except (OSError, ValueError, TypeError):  # half written, or by another version
+            continue
+        found[beat.rank] = beat
+    return found
+
+
+def here(run: RunDirectory) -> dict[int, Beat]:
+    """Return the beats of the ranks on this machine."""
+    return {rank: beat for rank, beat in read(run).items() if beat.host == socket.gethostname()}

@@ -1,0 +1,140 @@
+"""The runs below a work directory: the state of each, how far it came, and whether it can go on.
+
+It reads what is there and changes nothing; of checkpoints it looks at sizes, which is enough to list them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tuner.errors import RunDirectoryError
+from tuner.runs import checkpoints, lock, metrics
+from tuner.runs.directory import RunDirectory
+
+State = Literal["running", "done", "failed", "stopped", "died", "damaged"]
+"""As in status.json; died: it says running, and its process is gone; damaged: it cannot be read."""
+_FILES = ("recipe.py", "deepspeed.json", "run.json", "status.json")
+_MAX_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One run.
+
+    Args:
+        name: Its folder, as seen from the folder that was listed.
+        why: Why it failed, stopped or died, or what is damaged, in one line.
+        resumable_step: The step of its newest whole checkpoint.
+        tokens_per_second: Of all ranks together.
+        seen: When it last wrote something, in seconds since 1970.
+    """
+
+    path: str
+    name: str
+    state: State
+    why: str
+    step: int | None
+    loss: float | None
+    tokens_per_second: float | None
+    resumable_step: int | None
+    seen: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def below(folder: Path) -> list[Listed]:
+    """Return the runs below a folder (or in it), the one that wrote last at the end."""
+    runs = [look(path, str(path.relative_to(folder)) if path != folder else path.name) for path in _find(folder)]
+    return sorted(runs, key=lambda run: run.seen)
+
+
+def look(path: Path, name: str) -> Listed:
+    """Return what one run directory holds; whatever is wrong with it is said, and raises nothing."""
+    run = RunDirectory(path)
+    state, why = _state(run)
+    last = metrics.latest(run)
+    return Listed(
+        path=str(path),
+        name=name,
+        state=state,
+        why=why,
+        step=last.get("step"),
+        loss=_number(last.get("loss")),
+        tokens_per_second=_number(last.get("tokens_per_second")),
+        resumable_step=_resumable_step(run),
+        seen=_seen(run),
+    )
+
+
+def looks_like_a_run(folder: Path) -> bool:
+    """Return whether a folder is a run directory, or what is left of one."""
+    return sum(os.path.isfile(folder / name) for name in _FILES) >= 2  # noqa: PTH113 (a name too long is no file)
+
+
+def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
+    if looks_like_a_run(folder):
+        yield folder
+        return
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.iterdir()) if depth < _MAX_DEPTH else ():
+            if path.is_dir() and not path.is_symlink():
+                yield from _find(path, depth + 1)
+
+
+def _state(run: RunDirectory) -> tuple[State, str]:
+    try:
+        status = _object(run, run.status)
+        _object(run, run.run)
+    except RunDirectoryError as error:
+        return "damaged", error.what
+    state = status.get("state")
+    if state == "running":
+        return _running(run)
+    if state not in ("done", "failed", "stopped"):
+        return "damaged", f"status.json holds the state {state!r}"
+    found = status.get("diagnosis")
+    if isinstance(found, dict):
+        return state, f"{found.get('cause')}: {found.get('what')}"
+    return state, "" if state == "done" else next(iter(str(status.get("message") or "").splitlines()), "")
+
+
+def _object(run: RunDirectory, file: Path) -> dict[str, Any]:
+    value = run.read_json(file)
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{file.name} holds no object", where=run.path)
+    return value
+
+
+def _running(run: RunDirectory) -> tuple[State, str]:
+    holder = lock.holder(run.path)
+    if holder and not holder.is_here:
+        return "running", f"{holder}, as it says; that is not seen from here"
+    if holder and holder.lives:
+        return "running", ""
+    return "died", "its process is gone without a word: killed, or the machine went down"
+
+
+def _resumable_step(run: RunDirectory) -> int | None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a folder may be removed while it is looked at
+        for verdict in checkpoints.listed(run.checkpoints):
+            if verdict.problem is None:
+                return verdict.step
+    return None
+
+
+def _seen(run: RunDirectory) -> float:
+    times = []
+    for file in (run.run, run.status, run.metrics, run.ranks / "0.log", run.recipe):
+        with contextlib.suppress(OSError):
+            times.append(file.stat().st_mtime)
+    return max(times, default=0.0)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,133 @@
+"""This rank's sign of life, and the watchdog that ends a run in which no rank makes progress any more.
+
+It knows no training: who works says so with `beat`, and a watchdog that sees nothing calls whom it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+
+from tuner.errors import Hang
+from tuner.machine.topology import Rank
+from tuner.runs import beats
+from tuner.runs.beats import Beat
+from tuner.runs.directory import RunDirectory
+
+_WRITE_S = 1.0
+_LOOK_S = 30.0
+_MOVED_BYTES, _MOVED_FAULTS = 1 << 20, 100
+"""Read or written, or pages fetched from disk, since the last look: a download, a load or a save goes on."""
+
+
+class Heartbeat:
+    """Notes progress in ranks/N.beat and watches for its end.
+
+    A rank that waits for another makes none of its own, so a rank hangs only when nobody moves: then each one that is
+    able to calls `on_hang`, and the beats tell who fell behind.
+    """
+
+    def __init__(self, run: RunDirectory, rank: Rank) -> None:
+        self.run, self.rank = run, rank
+        self._count, self._doing, self._save_s = 0, "starting", 0.0
+        self._ticks = 0
+        """Every sign of progress, also those that other ranks do not have."""
+        self._written_s = -_WRITE_S
+        self._file: int | None = None
+
+    def open(self) -> None:
+        """Begin the file; on a disk that is full there is none, and the rank goes on."""
+        with contextlib.suppress(OSError):
+            self._file = os.open(
+                beats.path_of(self.run, self.rank.rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
+        self._write()
+
+    def beat(self, doing: str) -> None:
+        """Begin something that every rank does, in the same order: who has begun less lags."""
+        self._doing = doing
+        self._count += 1
+        self.tick()
+
+    def tick(self) -> None:
+        """Say that this rank goes on with what it does."""
+        self._ticks += 1
+        if time.monotonic() - self._written_s >= _WRITE_S:
+            self._write()
+
+    def saved(self, seconds: float) -> None:
+        """Note how long a save took: who stops a run waits longer than that."""
+        self._save_s = max(self._save_s, seconds)
+        self._write()
+
+    def watch(self, limit_s: float, on_hang: Callable[[Hang], None]) -> None:
+        """Call `on_hang` in a thread of its own once no rank has made progress for `limit_s` seconds."""
+        threading.Thread(target=self._watch, args=(limit_s, on_hang), daemon=True, name="watchdog").start()
+
+    def _watch(self, limit_s: float, on_hang: Callable[[Hang], None]) -> None:
+        look_s = min(limit_s / 10, _LOOK_S)
+        idle_s, looked_s, seen = 0.0, time.monotonic(), self._signs()
+        others: dict[str, int] | None = None
+        while idle_s < limit_s:
+            # A thread in C, for a main thread that never gives up the interpreter: this one cannot run then. Nobody
+            # else would end the only rank; among several the others see that it lags, and their supervisor ends it.
+            faulthandler.dump_traceback_later(limit_s + 2 * look_s, exit=self.rank.world_size == 1)
+            time.sleep(look_s)
+            now_s, now = time.monotonic(), self._signs()
+            # A job that was suspended and goes on has not hung in between.
+            idle_s += min(now_s - looked_s, 2 * look_s)
+            looked_s = now_s
+            if self._moved(seen, now):
+                idle_s, seen, others = 0.0, now, None
+                self._write()
+            elif idle_s >= limit_s / 2:  # only then: many ranks look at as many files
+                before, others = others, self._others()
+                if before not in (None, others):
+                    idle_s = limit_s / 2
+        faulthandler.cancel_dump_traceback_later()
+        self._write()
+        on_hang(
+            Hang(
+                f"no rank made progress for {limit_s:g} s; this one was {self._doing}",
+                fix="Every rank's stack is at the end of its log. If a step may take longer, raise hang_timeout.",
+            )
+        )
+
+    def _signs(self) -> tuple[int, int, int]:
+        moved = 0
+        with contextlib.suppress(psutil.Error, AttributeError, OSError):  # AttributeError: not on every system
+            counters = psutil.Process().io_counters()
+            moved = counters.read_chars + counters.write_chars
+        return self._ticks, moved, resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+    @staticmethod
+    def _moved(before: tuple[int, int, int], now: tuple[int, int, int]) -> bool:
+        ticks, moved, faults = (new - old for old, new in zip(before, now, strict=True))
+        return ticks > 0 or moved >= _MOVED_BYTES or faults >= _MOVED_FAULTS
+
+    def _others(self) -> dict[str, int]:
+        """Return when the others' beats were written: only that it changes counts, whatever their clocks say."""
+        found = {}
+        with contextlib.suppress(OSError):
+            own = beats.path_of(self.run, self.rank.rank).name
+            for file in os.scandir(self.run.ranks):
+                if file.name.endswith(".beat") and file.name != own:
+                    found[file.name] = file.stat().st_mtime_ns
+        return found
+
+    def _write(self) -> None:
+        self._written_s = now_s = time.monotonic()
+        if self._file is None:
+            return
+        rank, pid, host = self.rank.rank, os.getpid(), socket.gethostname()
+        beat = Beat(rank, pid, host, self._count, self._doing, now_s, self._save_s)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, beat.to_bytes(), 0)

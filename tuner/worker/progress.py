@@ -1,0 +1,156 @@
+"""What a run shows and records at its steps: metrics.jsonl, and the bar or the lines of rank 0."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+
+from tuner.errors import DiskError, NotANumber
+from tuner.runs.directory import RunDirectory
+
+Logs = dict[str, Any]
+GIB = 1024**3
+_BESIDE = 40
+"""Columns of a terminal that the bar, the steps and the time left take."""
+
+
+class Metrics(TrainerCallback):  # type: ignore[misc]
+    """metrics.jsonl and the progress bar, on rank 0; a validation loss that is no number ends the run on every rank."""
+
+    def __init__(self, run: RunDirectory, facts: dict[str, Any], show: Bar | None) -> None:
+        self.run, self.show = run, show
+        self.world_size, self.arithmetic = int(facts["world_size"]), facts.get("arithmetic")
+        self.tokens, self.since = 0.0, time.monotonic()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.since, self.tokens = time.monotonic(), float(state.num_input_tokens_seen)
+        if self.show:
+            self.show.start(state.max_steps, state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.show:
+            self.show.step(state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Logs | None = None, **_: Any) -> None:
+        logs = {} if logs is None else logs  # what is added here the trackers see too
+        if not math.isfinite(logs.get("eval_loss", 0.0)):
+            what = f"eval_loss is {logs['eval_loss']} at step {state.global_step}"
+            raise NotANumber(what, rank=0, fix="Lower the learning rate.")
+        if dist.get_rank() != 0 or not {"loss", "eval_loss"} & logs.keys():
+            return
+        if "loss" in logs:
+            # TRL's trainers count in this session, but for the one that leaves it to transformers, which counts in all.
+            logs |= self._measured(float(logs.get("num_tokens", state.num_input_tokens_seen)))
+        self._record({"step": state.global_step, **_finite(logs)})
+        if self.show:
+            self.show.log(state.global_step, state.max_steps, logs, self.world_size)
+
+    def _record(self, line: Logs) -> None:
+        try:
+            self.run.log_metrics(line)
+        except DiskError as error:  # a full disk is no reason to lose the steps since the last checkpoint
+            print(f"WARNING: {error} Training goes on without this line: {line}", flush=True)
+
+    def _measured(self, tokens: float) -> Logs:
+        """Return tokens per second of all ranks since the last call, what of the GPUs that uses, and memory."""
+        now = time.monotonic()
+        speed = (tokens - self.tokens) / max(now - self.since, 1e-9)
+        self.tokens, self.since = tokens, now
+        measured: Logs = {"tokens_per_second": round(speed, 1), "memory_bytes": _peak_bytes()}
+        if self.arithmetic:
+            used = speed / self.world_size * self.arithmetic["flops_per_token"]
+            measured["mfu"] = round(used / self.arithmetic["peak_flops_per_gpu"], 4)
+        return measured
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.show:
+            self.show.stop()
+
+
+def _peak_bytes() -> int:
+    """Return the most memory that this rank has held so far: tensors on its GPU, or all of the process on a CPU."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _finite(logs: Logs) -> Logs:
+    # The gradient norm of a step that fp16's loss scaling skips is infinite, and JSON has no infinity.
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in logs.items()
+    }
+
+
+def _margin(logs: Logs, prefix: str = "") -> str:
+    """Return by how much chosen answers are scored above rejected ones, where an objective says it."""
+    found = [logs[key] for key in (f"{prefix}rewards/margins", f"{prefix}margin") if key in logs]
+    return f"  margin {found[0]:.3f}" if found else ""
+
+
+class Bar:
+    """A bar with the last values and the time left on a terminal; plain lines in the log without one."""
+
+    def __init__(self, terminal: TextIO | None) -> None:
+        self.is_terminal = terminal is not None
+        self.text = ""
+        self.progress = Progress(
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(None), TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(), TextColumn("left"), expand=True,
+            # What others print stays in the log, from where it is shown above the bar.
+            console=Console(file=terminal), redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+
+    def start(self, total: int, done: int) -> None:
+        self.began, self.first = time.monotonic(), done
+        if self.is_terminal:
+            self.task = self.progress.add_task("train", total=total, completed=done, text="")
+            self.progress.start()
+
+    def step(self, step: int) -> None:
+        if self.is_terminal:
+            self.progress.update(self.task, completed=step)
+
+    def log(self, step: int, total: int, logs: Logs, num_ranks: int = 1) -> None:
+        if "loss" in logs:
+            self.text = "  ".join(_said(logs, num_ranks))
+        text = self.text
+        if "eval_loss" in logs:
+            text = f"validation loss {logs['eval_loss']:.4f}{_margin(logs, 'eval_')}"
+        if self.is_terminal:
+            self.progress.update(self.task, text=self._fitting())
+            if "eval_loss" in logs:
+                print(text, flush=True)
+        else:
+            seconds = (time.monotonic() - self.began) / max(step - self.first, 1) * (total - step)
+            print(f"step {step}/{total}  {text}  {timedelta(seconds=round(seconds))} left", flush=True)
+
+    def _fitting(self) -> str:
+        """Return as many of the values as stand in one line beside the bar; more than a line would be drawn twice."""
+        room = self.progress.console.width - _BESIDE
+        return self.text if len(self.text) <= room else self.text[: max(room, 0) + 1].rpartition("  ")[0]
+
+    def stop(self) -> None:
+        if self.is_terminal:
+            self.progress.stop()
+
+
+def _said(logs: Logs, num_ranks: int) -> Iterator[str]:
+    """Yield what a person looks at while a run goes on; what is not known is left out."""
+    yield f"loss {logs['loss']:.4f}{_margin(logs)}"
+    if logs.get("grad_norm") is not None:
+        yield f"grad {logs['grad_norm']:.3g}"
+    yield f"lr {logs.get('learning_rate', 0.0):.2e}"
+    yield f"{logs['tokens_per_second'] / num_ranks:,.0f} tokens/s" + (" a rank" if num_ranks > 1 else "")
+    if "mfu" in logs:
+        yield f"MFU {logs['mfu']:.0%}"
+    yield f"{logs['memory_bytes'] / GIB:.1f} GiB"

@@ -1,0 +1,266 @@
+"""Going on from a checkpoint: in a form that these ranks can load, without code from its files, as the recipe says now.
+
+Which checkpoint, and how it is loaded, stands in run.json; `launch.resuming` has decided it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import pickle
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import transformers
+from deepspeed.checkpoint import ds_to_universal
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero import GatheredParameters
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+from deepspeed.utils.tensor_fragment import fragment_address
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import TrainerCallback
+
+from tuner.errors import RunDirectoryError, TunerError
+from tuner.machine.topology import Rank
+from tuner.runs import checkpoints
+from tuner.runs.directory import RunDirectory
+from tuner.worker.saving import disk_errors
+
+_SAVED, _WEIGHTS = "saved", "weights"
+_OF_DEEPSPEED = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
+"""All that DeepSpeed 0.19.8's files hold beside tensors and plain values (measured: stages 0 to 3, fp32 and bf16;
+DynamicLossScaler read in its source, for fp16)."""
+_OF_TRAINER = ("trainer_state.json", "scheduler.pt")
+_POLL_S = 0.2
+_MAX_FILE_BYTES = 4 * 1024**3
+
+
+class NothingLeft(Exception):
+    """The checkpoint is that of the last step: its result is to be saved, and nothing to be trained."""
+
+
+def folder_of(run: RunDirectory, facts: Mapping[str, Any], rank: Rank) -> Path | None:
+    """Return the folder that these ranks resume from, None without a checkpoint; rank 0 makes it where it is another.
+
+    Call it before a process group is there: the others wait for as long as rank 0 takes, and a collective would not.
+
+    Raises:
+        RunDirectoryError: a file of the checkpoint holds more than data.
+    """
+    torch.serialization.add_safe_globals(list(_OF_DEEPSPEED))  # the best checkpoint of this run is loaded too
+    if facts["resume"] is None:
+        return None
+    checkpoint = Path(facts["resume"])
+    if facts["resume_as"] == _SAVED:
+        return checkpoint
+    folder = run.universal / f"{checkpoint.name}-{facts['resume_as']}"
+    if rank.rank == 0 and checkpoints.inspect(folder) is not None:
+        print(f"Converting {checkpoint} for this run.", flush=True)
+        with disk_errors(run.checkpoints, "the converted checkpoint"), data_alone(checkpoint), _silence():
+            _convert(checkpoint, checkpoints.unfinished(run.checkpoints) / folder.name, facts["resume_as"])
+            run.universal.mkdir(exist_ok=True)
+            checkpoints.put_in_place(run.checkpoints, folder)
+    while not (folder / checkpoints.MANIFEST).is_file():
+        if run.failures():
+            raise TunerError(f"rank 0 could not convert {checkpoint}", where="ranks/0.log")
+        time.sleep(_POLL_S)
+    return folder
+
+
+def _convert(checkpoint: Path, target: Path, way: str) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    source = checkpoint / (checkpoint / "latest").read_text(encoding="utf-8").strip()
+    if way == _WEIGHTS:
+        _write_weights(checkpoint, source, target / source.name)
+    else:
+        _deal_out(source, target / f"{source.name}_universal")
+    for name in _OF_TRAINER:
+        if (checkpoint / name).is_file():
+            shutil.copy2(checkpoint / name, target / name)
+    checkpoints.seal(target, checkpoints.facts(checkpoint))
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _deal_out(source: Path, target: Path) -> None:
+    ds_to_universal.main(
+        argparse.Namespace(
+            input_folder=str(source),
+            output_folder=str(target),
+            # In this process: others would not know which classes may be loaded.
+            num_extract_workers=1,
+            num_merge_workers=1,
+            keep_temp_folder=False,
+            strict=True,
+            inject_missing_state=True,  # stages 1 and 2 save none
+        )
+    )
+
+
+def _write_weights(checkpoint: Path, source: Path, target: Path) -> None:
+    """Write the trained weights in fp32; of stage 0 in 16 bits, whose masters have no names, the 16 bits as fp32."""
+    if list(source.glob("*_optim_states.pt")):
+        found = get_fp32_state_dict_from_zero_checkpoint(
+            str(checkpoint), exclude_frozen_parameters=True, lazy_mode=True
+        )
+    else:
+        found = torch.load(source / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=True)["module"]
+    target.mkdir()
+    part: dict[str, torch.Tensor] = {}
+    for name, weight in _once(found):
+        part[name] = weight.contiguous().float().clone()  # on its own: safetensors takes no parts of a larger tensor
+        if sum(one.nbytes for one in part.values()) > _MAX_FILE_BYTES:
+            save_file(part, target / f"{name}.safetensors")
+            part = {}
+    save_file(part, target / "rest.safetensors")
+
+
+def _once(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    # Tied weights stand under each of their names; the first is the one that training knows.
+    seen: set[int] = set()
+    for name, weight in state.items():
+        key = weight.data_ptr() if isinstance(weight, torch.Tensor) else id(weight)
+        if key not in seen:
+            seen.add(key)
+            yield name, weight
+
+
+@contextlib.contextmanager
+def data_alone(checkpoint: Path | None) -> Iterator[None]:
+    """Say in one message that a checkpoint holds what torch.load does not take for data.
+
+    Raises:
+        RunDirectoryError: it does; nothing of it was run.
+    """
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        found = next((line for line in str(error).splitlines() if "GLOBAL" in line or "class" in line), "")
+        what = f"a file of {checkpoint} holds code, and not only weights and numbers: {found.strip()}"
+        raise RunDirectoryError(what, where="--resume", fix="Take a checkpoint of your own.") from error
+
+
+class Continued(TrainerCallback):  # type: ignore[misc]
+    """Loads the checkpoint's state into a trainer and leaves the settings to the recipe.
+
+    DeepSpeed and transformers put back learning rate, betas, eps, weight decay and clipping too (measured: a changed lr
+    had no effect), and ZeRO-3's universal checkpoints give all groups the settings of the first.
+    """
+
+    def __init__(self, trainer: Any, run: RunDirectory, facts: Mapping[str, Any], seed: int) -> None:
+        self.trainer, self.run, self.facts, self.seed = trainer, run, facts, seed
+        self.checkpoint = Path(facts["resume"])
+        self._create, self._load = trainer.create_scheduler, trainer._load_optimizer_and_scheduler
+        self._load_rng = trainer._load_rng_state
+        trainer.create_scheduler, trainer._load_optimizer_and_scheduler = self._created, self._loaded
+        trainer._load_rng_state = self._drawn
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        newest = self.run.checkpoints / f"checkpoint-{state.global_step}" / checkpoints.MANIFEST
+        if dist.get_rank() == 0 and self.run.universal.is_dir() and newest.is_file():
+            shutil.rmtree(self.run.universal)
+
+    def _created(self, *given: Any, **named: Any) -> Any:
+        made = self._create(*given, **named)
+        self.lrs = list(self._schedule.base_lrs)
+        self.settings = [{key: group[key] for key in group if key != "params"} for group in self._groups]
+        if self.facts["resume_as"] == _WEIGHTS:
+            self.trainer.accelerator.deepspeed_engine_wrapped.engine.load_checkpoint = self._load_weights
+        return made
+
+    @property
+    def _schedule(self) -> Any:
+        scheduler = self.trainer.lr_scheduler
+        return getattr(scheduler, "scheduler", scheduler)  # accelerate wraps the one that DeepSpeed made
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self.trainer.optimizer.param_groups
+        return groups
+
+    def _loaded(self, folder: str) -> None:
+        if self.facts["resume_as"] == _WEIGHTS:
+            self._schedule.last_epoch = self.trainer.state.global_step
+        else:
+            self._load(folder)
+        schedule = self._schedule
+        schedule.base_lrs = self.lrs
+        now = [lr * factor(schedule.last_epoch) for lr, factor in zip(self.lrs, schedule.lr_lambdas, strict=True)]
+        for group, settings, lr in zip(self._groups, self.settings, now, strict=True):
+            group.update(settings, lr=lr)
+        schedule._last_lr = now
+        engine = self.trainer.model_wrapped
+        for one in engine.optimizer.state.values():
+            if torch.is_tensor(one.get("step")):
+                # ZeRO-3 gives all its groups the one tensor of a universal checkpoint: each would count for all.
+                one["step"] = one["step"].clone()
+        if hasattr(engine.optimizer, "clip_grad"):
+            engine.optimizer.clip_grad = engine.gradient_clipping()
+        if self.trainer.state.global_step >= self.trainer.state.max_steps:
+            raise NothingLeft  # transformers would train one step more
+
+    def _drawn(self, folder: str) -> None:
+        saved = checkpoints.facts(self.checkpoint)
+        if saved["world_size"] == dist.get_world_size():
+            self._load_rng(str(self.checkpoint))
+            return
+        # transformers would leave ranks without a file of their own at the seed, all with the same numbers.
+        place = (self.seed, saved["step"], dist.get_rank())
+        transformers.set_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+
+    def _load_weights(self, folder: str, **_: Any) -> tuple[str, dict[str, Any]]:
+        """Take the place of the engine's load_checkpoint: weights into its parameters and their fp32 masters."""
+        engine = self.trainer.model_wrapped
+        masters = _masters(engine.optimizer)
+        if masters:
+            engine.optimizer.optimizer.state.clear()  # of the step that it takes when it is set up: see FreshAdam
+        places = {name: file for file in Path(folder).rglob("*.safetensors") for name in _names(file)}
+        for name, parameter in engine.module.named_parameters():
+            if parameter.requires_grad:
+                with safe_open(places[name], "pt") as file:
+                    _put(engine, parameter, file.get_tensor(name).float(), masters.get(parameter))
+        return folder, {}
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, "pt") as opened:
+        return list(opened.keys())
+
+
+def _masters(optimizer: Any) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """Return the fp32 master of each parameter at stage 0 in 16 bits, whose optimizer has no function for it."""
+    groups = zip(getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ()), strict=False)
+    return {weight: master for weights, masters in groups for weight, master in zip(weights, masters, strict=True)}
+
+
+def _put(engine: Any, parameter: Any, value: torch.Tensor, master: torch.Tensor | None) -> None:
+    shards = engine.zero_optimization_stage() == ZeroStageEnum.weights
+    with GatheredParameters([parameter], modifier_rank=0, enabled=shards):
+        if not shards or dist.get_rank() == 0:
+            parameter.data.copy_(value)
+    if master is not None:
+        master.data.copy_(value)
+    elif shards:
+        # DeepSpeed 0.19.8's function for whole values has no padding: it fails where ranks do not divide them.
+        length = parameter.ds_tensor.ds_numel
+        whole = torch.nn.functional.pad(value.flatten(), (0, length * dist.get_world_size() - value.numel()))
+        safe_set_local_fp32_param(parameter, whole.narrow(0, length * dist.get_rank(), length))
+    elif engine.zero_optimization_stage():
+        safe_set_full_fp32_param(parameter, value)
+    else:
+        assert parameter.dtype == torch.float32, f"{type(engine.optimizer)} has masters that are not known here"

@@ -1,0 +1,154 @@
+"""Checkpoints in training: room on the disk first, then every rank's part, then the manifest that makes one valid.
+
+The trainer and DeepSpeed write the files; where they go, which weights they leave out and what is kept is decided here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import convert_bytes
+from peft import PeftModel
+
+from tuner.errors import DiskError
+from tuner.files import is_disk_error
+from tuner.runs import causes, checkpoints
+from tuner.worker.validation import best_step
+
+_FIX = "Free space, then go on with --resume auto; or keep fewer: --set checkpoint.max_keep_ckpts=1."
+
+
+class Saver:
+    """Takes the place of the trainer's own saving."""
+
+    def __init__(self, trainer: Any, home: Path, facts: dict[str, Any], keep: int, *, keeps_best: bool = False) -> None:
+        """Take over.
+
+        Args:
+            trainer: It writes into `checkpoints.unfinished(home)`.
+            home: The folder of the run's checkpoints.
+            facts: For the manifest.
+            keep: How many checkpoints stay.
+            keeps_best: That of the lowest validation loss stays beside them.
+        """
+        self.trainer, self.home, self.facts, self.keep, self.keeps_best = trainer, home, facts, keep, keeps_best
+        self._write, trainer._save_checkpoint = trainer._save_checkpoint, self.save
+        self._last_bytes = 0
+        self._has_frozen = not all(weight.requires_grad for weight in trainer.model.parameters())
+        self._no_model_file = self._has_frozen and not isinstance(trainer.model, PeftModel)
+        if self._has_frozen:
+            trainer.model.register_load_state_dict_post_hook(_expect_no_frozen)
+        if self._no_model_file:
+            # A file of the trained weights alone would be loaded by from_pretrained, with random ones for the rest.
+            trainer.save_model = lambda *_, **__: None
+        if dist.get_rank() == 0:
+            checkpoints.clear_unfinished(home)
+
+    def save(self, model: Any, trial: Any) -> None:
+        """Write one checkpoint, which is valid afterwards, and remove older ones; every rank takes part.
+
+        Raises:
+            DiskError: there is no room for it, on any rank; the older ones are as they were, and nothing is left of it.
+        """
+        engine, step = self.trainer.model_wrapped, self.trainer.state.global_step
+        needed = self._make_room(engine, step)
+        if self._has_frozen:
+            engine.save_checkpoint = partial(type(engine).save_checkpoint, engine, exclude_frozen_parameters=True)
+            engine.module_state_dict = partial(_trained, engine)
+        with disk_errors(self.home, f"checkpoint-{step} ({convert_bytes(needed)})"):
+            self._write(model, trial)
+            dist.barrier()
+            if dist.get_rank() == 0:
+                self._last_bytes = checkpoints.commit(self.home, step, self.facts)
+                best = best_step(self.trainer.state) if self.keeps_best else None
+                checkpoints.prune(self.home, self.keep, step, best)
+            dist.barrier()
+
+    def _make_room(self, engine: Any, step: int) -> int:
+        """Let all ranks end where the file system has no room for one checkpoint more; return about how many bytes."""
+        found: list[str | None] = [None]
+        num_bytes = torch.tensor(_num_bytes(engine, self._no_model_file), device=engine.device)
+        dist.all_reduce(num_bytes)
+        if dist.get_rank() == 0:
+            checkpoints.clear_unfinished(self.home)
+            needed, free = max(int(num_bytes), self._last_bytes), shutil.disk_usage(self.home).free
+            if free < needed:
+                found = [f"checkpoint-{step} needs {convert_bytes(needed)}, and {convert_bytes(free)} are free"]
+        dist.broadcast_object_list(found)
+        if found[0]:
+            raise DiskError(found[0], where=self.home, fix=_FIX)
+        return int(num_bytes)
+
+
+def _num_bytes(engine: Any, no_model_file: bool) -> int:
+    """Return what this rank will write of a checkpoint, but for some small files.
+
+    Measured on DeepSpeed 0.19.8 and transformers 5.23: the weights in the trainer's file and, below stage 3, in
+    DeepSpeed's; then the optimizer's states and the fp32 weights that it keeps, in parts from stage 1 on.
+    """
+    stage, leads = engine.zero_optimization_stage(), dist.get_rank() == 0
+    weights, total = list(engine.module.parameters()), 0
+    if leads:
+        num_copies = (not no_model_file) + (stage < 3)
+        saved = [one for one in weights if one.requires_grad]
+        total = num_copies * sum(getattr(one, "ds_numel", one.numel()) * one.element_size() for one in saved)
+    if stage or leads:
+        own = {id(one) for one in weights}
+        for weight, state in engine.basic_optimizer.state.items():
+            kept = [one for one in state.values() if isinstance(one, torch.Tensor)]
+            total += sum(one.nbytes for one in (kept if id(weight) in own else (weight, *kept)))
+    return total
+
+
+@contextmanager
+def disk_errors(home: Path, what: str) -> Iterator[None]:
+    """Turn what libraries raise when a disk fills up into a `DiskError`, and remove what they have written so far."""
+    try:
+        yield
+    except Exception as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        checkpoints.clear_unfinished(home)
+        free = convert_bytes(shutil.disk_usage(home).free)
+        what = f"{what} could not be written: {reason}; {free} are free without it"
+        raise DiskError(what, where=home, fix=_FIX) from error
+
+
+def _reason(error: Exception) -> str | None:
+    """Return what an error says of a disk, or None: it is about something else."""
+    if isinstance(error, DiskError):
+        return error.what
+    if isinstance(error, OSError):
+        return error.strerror if is_disk_error(error) else None
+    found = causes.classify(str(error))  # torch's text tells of the positions in its file, not of the disk
+    return found[0].says if found and found[0].name == DiskError.code else None
+
+
+def _trained(engine: Any, **options: Any) -> dict[str, Any]:
+    """Return what DeepSpeed saves of the model, without frozen weights.
+
+    DeepSpeed 0.19.8 leaves them out by name, and so keeps the second name of a tied one and what quantization adds.
+    """
+    frozen, state = _frozen(engine.module), type(engine).module_state_dict(engine, **options)
+    return {
+        name: value for name, value in state.items() if frozen.isdisjoint(accumulate(name.split("."), "{}.{}".format))
+    }
+
+
+def _frozen(model: Any) -> set[str]:
+    return {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
+
+
+def _expect_no_frozen(model: Any, keys: Any) -> None:
+    # What is frozen is the base model's, which was loaded before; anything else that a checkpoint lacks is an error.
+    frozen = _frozen(model)
+    keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen]
