@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +409,26 @@ def test_allow_code_takes_the_bases_of_mmengine() -> None:
     found = recipe.load(write("my.py", text), allow_code=True)
 
     assert (found.config.randomness.seed, found.config.log.interval) == (5, 4)
+
+
+def test_allow_code_waits_where_another_process_has_not_yet_written_the_cache_of_a_library(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", "import yapf"], env=environment, check=True)
+    (cache,) = tmp_path.glob("YAPF/*/PatternGrammar*")
+    (tmp_path / "whole").write_bytes(cache.read_bytes())
+    cache.write_bytes(b"")
+    # The other process ends its writing while this one waits.
+    code = """
+import pathlib, sys, time
+time.sleep = lambda _: pathlib.Path(sys.argv[1]).write_bytes(pathlib.Path(sys.argv[2]).read_bytes())
+from tuner.recipes.code import mmengine_config
+print(mmengine_config().__name__)
+"""
+
+    child = [sys.executable, "-c", code, str(cache), str(tmp_path / "whole")]
+    done = subprocess.run(child, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.stdout == "Config\n", done.stderr
 
 
 def test_allow_code_reads_data_as_data() -> None:

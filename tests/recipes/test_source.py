@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
-from mmengine.config import Config
 
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, recipe
+from tuner.recipes.code import mmengine_config
 from tuner.recipes.source import MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_TEXT, Source, read_file, read_text, read_value
 
 SHIPPED = [
@@ -126,7 +126,7 @@ def typed(value: Any) -> Any:
 
 
 def by_mmengine(path: Path) -> Any:
-    return typed(Config.fromfile(path).to_dict())
+    return typed(mmengine_config().fromfile(path).to_dict())
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")

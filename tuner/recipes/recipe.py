@@ -15,8 +15,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import RecipeError, did_you_mean
+from tuner.errors import RecipeError
 from tuner.recipes import catalog, mixture, paths, suit
+from tuner.recipes.code import run_file
 from tuner.recipes.config_json import read_facts
 from tuner.recipes.explain import key_hint, short, validate
 from tuner.recipes.flatten import flatten
@@ -212,23 +213,7 @@ def _read(path: Path, shown: str, allow_code: bool) -> Source:
     except RecipeError:
         if not allow_code or not path.is_file():
             raise
-    return _run_code(path, shown)
-
-
-def _run_code(path: Path, shown: str) -> Source:
-    # Imported for --allow-code only: everything else reads recipes without running them.
-    from mmengine.config import Config
-    from mmengine.config.utils import ConfigParsingError
-
-    # mmengine does not run the imports of a file that it takes for one of its lazy ones: `os.sep` would be a stand-in.
-    lazy = None if b"read_base" in path.read_bytes() else False
-    try:
-        values = dict(Config.fromfile(path, lazy_import=lazy).to_dict())
-    except (OSError, SyntaxError, ConfigParsingError) as error:
-        fix = "In a file that holds code, `_base_` is mmengine's: paths of files alone."
-        raise RecipeError(f"mmengine cannot read the recipe: {error}", where=shown, fix=fix) from None
-    known = set(RecipeConfig.model_fields)
-    return Source(shown, values, helpers=frozenset(key for key in values if not did_you_mean(key, known)))
+    return run_file(path, shown)
 
 
 def _layer(source: Source) -> Layer:

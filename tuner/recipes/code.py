@@ -1,0 +1,55 @@
+"""Recipe files that hold code, which mmengine runs: for --allow-code alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import RecipeError, did_you_mean
+from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.source import Source
+
+_TRIES = 5
+_PAUSE = 0.2
+
+
+def run_file(path: Path, shown: str) -> Source:
+    """Run a file as mmengine does and return the values it leaves, without their lines.
+
+    Raises:
+        RecipeError: mmengine cannot read it. What the file's own code raises comes through as it is.
+    """
+    config = mmengine_config()
+    from mmengine.config.utils import ConfigParsingError
+
+    # mmengine does not run the imports of a file that it takes for one of its lazy ones: `os.sep` would be a stand-in.
+    lazy = None if b"read_base" in path.read_bytes() else False
+    try:
+        values = dict(config.fromfile(path, lazy_import=lazy).to_dict())
+    except (OSError, SyntaxError, ConfigParsingError) as error:
+        fix = "In a file that holds code, `_base_` is mmengine's: paths of files alone."
+        raise RecipeError(f"mmengine cannot read the recipe: {error}", where=shown, fix=fix) from None
+    known = set(RecipeConfig.model_fields)
+    return Source(shown, values, helpers=frozenset(key for key in values if not did_you_mean(key, known)))
+
+
+def mmengine_config() -> Any:
+    """Import mmengine's Config class, also while another process imports it for the first time on this machine.
+
+    yapf 0.43, which mmengine imports, gives its cache file its name before it has written it, so a process that starts
+    at the same moment (another task of Slurm) reads nothing from it and fails.
+
+    Raises:
+        EOFError: yapf's cache stays empty.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            from mmengine.config import Config
+
+            return Config
+        except EOFError:
+            if not left:
+                raise
+            time.sleep(_PAUSE)
+    raise AssertionError("the last try returns or raises")
