@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ import tuner
 from tuner.recipes import catalog
 from tuner.recipes.layers import Layer, Merged, leaves
 from tuner.recipes.overrides import schema_keys
+from tuner.recipes.part import read_part
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.source import read_file
 
@@ -305,15 +307,15 @@ PARTS = [(kind, name) for kind in catalog.KINDS if kind != "recipes" for name in
 
 @pytest.mark.parametrize(("kind", "name"), PARTS)
 def test_a_part_repeats_no_default(kind: str, name: str) -> None:
-    assert repeated(read_file(catalog.part_path(kind, name)).values, read_file(catalog.BASE).values) == []
+    assert repeated(read_part(kind, name).values, read_file(catalog.BASE).values) == []
 
 
 @pytest.mark.parametrize("name", catalog.names("recipes"))
 def test_a_recipe_repeats_no_value_of_what_it_builds_on(name: str) -> None:
-    delta = read_file(catalog.part_path("recipes", name)).values
+    delta = read_part("recipes", name).values
     below = Merged()
-    for path in (catalog.BASE, *catalog.parse(delta["_base_"]).files()):
-        below.lay(Layer(read_file(path).values, lambda _: ""))
+    for source in (read_file(catalog.BASE), *itertools.starmap(read_part, catalog.parse(delta["_base_"]).kinds())):
+        below.lay(Layer(source.values, lambda _: ""))
 
     assert repeated(delta, below.values) == []
 

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from tests.configs.test_published_counts import PUBLISHED_PARAMETERS
-from tuner.recipes import catalog, source
+from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.part import read_part
+from tuner.recipes.source import read_file
 
 PARTS = catalog.names("models")
 
 
 def values_of(part: str) -> dict[str, Any]:
-    return source.read_file(catalog.part_path("models", part)).values
+    return read_part("models", part).values
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if "remote_code" not in values_of(part)["model"]])
@@ -48,3 +50,14 @@ def test_model_part_names_a_chat_template_that_is_there(part: str) -> None:
 
 def test_no_published_model_lost_its_part() -> None:
     assert set(PUBLISHED_PARAMETERS) <= set(PARTS)
+
+
+def test_facts_stand_in_one_part_alone() -> None:
+    """Parts of one architecture name the part that holds its facts."""
+    holders: dict[str, list[str]] = {}
+    for part in PARTS:
+        facts = read_file(catalog.part_path("models", part)).values.get("architecture")
+        if isinstance(facts, dict):
+            holders.setdefault(repr(sorted(facts.items())), []).append(part)
+
+    assert [parts for parts in holders.values() if len(parts) > 1] == []

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, set_seed
 
 from tests.fit.built import config_of
 from tests.fit.small import SMALL
-from tuner.recipes import catalog, source
+from tuner.recipes import catalog
+from tuner.recipes.part import read_part
 from tuner.recipes.suit import LEAKS_WHEN_PACKED
 
 LENGTHS = (7, 9, 5)
@@ -22,7 +23,7 @@ KINDS = {facts.model_type: facts for facts in SMALL}
 
 
 def kinds_of_the_parts() -> set[str]:
-    values = (source.read_file(catalog.part_path("models", name)).values for name in catalog.names("models"))
+    values = (read_part("models", name).values for name in catalog.names("models"))
     return {part["architecture"]["model_type"] for part in values if "architecture" in part}
 
 

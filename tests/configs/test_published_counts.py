@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from tuner.fit.parameters import num_parameters
-from tuner.recipes import catalog, source
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.part import read_part
 
 # `safetensors.total` of the Hugging Face hub's API for the checkpoint.
 HUB_TOTALS = {
@@ -253,7 +253,7 @@ PUBLISHED_PARAMETERS = {
 
 @pytest.mark.parametrize("part", sorted(PUBLISHED_PARAMETERS))
 def test_facts_of_a_part_give_the_published_number_of_parameters(part: str) -> None:
-    facts = source.read_file(catalog.part_path("models", part)).values["architecture"]
+    facts = read_part("models", part).values["architecture"]
 
     assert num_parameters(Architecture(**facts)) == PUBLISHED_PARAMETERS[part]
 

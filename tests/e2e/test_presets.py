@@ -15,15 +15,15 @@ from tests.e2e.runs import Finished, distance, ok, quick, train
 pytestmark = pytest.mark.e2e
 
 PRESETS = ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
-LEVELS = ("none", "zero2", "zero3", "zero3_offload")
-"""One of each way to hold adapters; all presets are compared in fp32."""
+LEVELS = ("zero2", "zero3_offload")
+"""Adapters whole and in shards; all presets are compared in fp32."""
 
 
 def losses_of(recipe: Path, folder: Path, preset: str, *more: str) -> Finished:
     return ok(train(recipe, folder / preset, "--deepspeed", preset, *more))
 
 
-def test_all_presets_give_the_same_loss_and_weights_in_fp32(tmp_path: Path) -> None:
+def test_all_presets_give_the_same_loss_and_weights_in_fp32_and_a_result_for_plain_transformers(tmp_path: Path) -> None:
     recipe = quick(tmp_path, "full")
 
     reference = losses_of(recipe, tmp_path, "none")
@@ -34,6 +34,20 @@ def test_all_presets_give_the_same_loss_and_weights_in_fp32(tmp_path: Path) -> N
     for preset, run in runs.items():
         assert run.losses == pytest.approx(reference.losses, abs=2e-5), preset
         assert distance(load_file(run.path / "final/model.safetensors"), weights) < 1e-5, preset
+    _answers_with_plain_transformers(runs["zero3"].path / "final")
+
+
+def _answers_with_plain_transformers(final: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(final)
+    model = AutoModelForCausalLM.from_pretrained(final)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+
+    assert model.generate(**prompt, max_new_tokens=3).shape[1] > prompt["input_ids"].shape[1]
+    assert model.generation_config.eos_token_id is not None
+    assert not list(final.glob("*.bin")), "no pickle in what is published"
+    assert next(model.parameters()).dtype == torch.float32
 
 
 def test_every_kind_of_level_gives_the_same_loss_with_lora_within_bf16_noise(tmp_path: Path) -> None:
@@ -48,34 +62,18 @@ def test_every_kind_of_level_gives_the_same_loss_with_lora_within_bf16_noise(tmp
         assert run.losses == pytest.approx(reference.losses, abs=5e-3), preset
         assert run.json("deepspeed.json")["bf16"] == {"enabled": True}
         assert len(load_file(run.path / "final/adapter_model.safetensors")) == 2 * 7 * 3
-    adapted = AutoPeftModelForCausalLM.from_pretrained(runs["zero3"].path / "final")
+    adapted = AutoPeftModelForCausalLM.from_pretrained(runs["zero3_offload"].path / "final")
     assert sum(bool(weight.any()) for name, weight in adapted.named_parameters() if "lora_B" in name) == 7 * 3
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_qlora_learns_the_same_under_zero3_and_survives_an_evaluation(tmp_path: Path, dtype: str) -> None:
+def test_qlora_learns_the_same_under_zero3_and_survives_an_evaluation(tmp_path: Path) -> None:
     recipe = quick(tmp_path, "qlora")
     recipe.write_text(
         recipe.read_text().replace("val_dataloader = None", "").replace("max_steps=4", "max_epochs=1, max_steps=3")
     )
 
-    runs = [losses_of(recipe, tmp_path, preset, "--set", f"dtype={dtype}") for preset in ("none", "zero3")]
+    runs = [losses_of(recipe, tmp_path, preset, "--set", "dtype=bf16") for preset in ("none", "zero3")]
 
     evaluated = [run.metrics[-1]["eval_loss"] for run in runs]
-    assert evaluated == pytest.approx([evaluated[0]] * 2, abs=5e-3 if dtype == "bf16" else 1e-4)
+    assert evaluated == pytest.approx([evaluated[0]] * 2, abs=5e-3)
     assert evaluated[0] < runs[0].losses[0] - 0.2, "the evaluated model is the trained one"
-
-
-def test_the_result_answers_with_plain_transformers_and_keeps_its_template(tmp_path: Path) -> None:
-    run = ok(train(quick(tmp_path, "full"), tmp_path / "run", ranks=1))
-
-    tokenizer = AutoTokenizer.from_pretrained(run.path / "final")
-    model = AutoModelForCausalLM.from_pretrained(run.path / "final")
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hello"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-
-    assert model.generate(**prompt, max_new_tokens=3).shape[1] > prompt["input_ids"].shape[1]
-    assert model.generation_config.eos_token_id is not None
-    assert not list((run.path / "final").glob("*.bin")), "no pickle in what is published"
-    assert next(model.parameters()).dtype == torch.float32

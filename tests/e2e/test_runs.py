@@ -47,38 +47,23 @@ def test_resume_refuses_a_damaged_checkpoint_and_takes_a_done_run_for_done(tmp_p
     assert (damaged.code, "model.safetensors has changed" in damaged.text) == (2, True), damaged.text
 
 
-def test_the_recipe_in_the_run_directory_runs_it_again_to_the_same_loss(tmp_path: Path) -> None:
-    first = ok(train(quick(tmp_path, "full"), tmp_path / "first", "--set", "max_steps=2", "--seed", "7"))
-    os.chdir(tmp_path)
-
-    again = ok(train(first.path / "recipe.py", tmp_path / "again"))
-
-    assert again.losses == first.losses
-    assert again.json("deepspeed.json") == first.json("deepspeed.json")
-    facts = first.json("run.json")
-    assert facts["seed"] == 7
-    assert facts["versions"]["deepspeed"]
-    assert first.json("status.json")["state"] == "done"
-
-
-def test_a_copied_recipe_trains_to_the_same_loss(tmp_path: Path) -> None:
-    flags = (
-        "--set",
-        "max_steps=2",
-        "--set",
-        "log.interval=1",
-        "--set",
-        "num_samples=0",
-        "--set",
-        "val_dataloader=none",
-    )
+def test_a_copied_recipe_and_the_one_in_the_run_directory_train_to_the_same_loss(tmp_path: Path) -> None:
+    short = ("--set", "max_steps=2", "--set", "max_length=128", "--set", "log.interval=1", "--set", "num_samples=0")
+    flags = (*short, "--set", "val_dataloader=none", "--seed", "7")
     command = [*COMMAND, "copy", "tiny_full_sample_e1", tmp_path / "mine.py"]
     subprocess.run(command, check=True, env=environment(), capture_output=True)
 
-    named = ok(train("tiny_full_sample_e1", tmp_path / "named", *flags))
-    copied = ok(train(tmp_path / "mine.py", tmp_path / "copied", *flags))
+    named = ok(train("tiny_full_sample_e1", tmp_path / "named", *flags, ranks=1))
+    copied = ok(train(tmp_path / "mine.py", tmp_path / "copied", *flags, ranks=1))
+    os.chdir(tmp_path)
+    again = ok(train(named.path / "recipe.py", tmp_path / "again", ranks=1))
 
-    assert copied.losses == named.losses
+    assert copied.losses == named.losses == again.losses
+    assert again.json("deepspeed.json") == named.json("deepspeed.json")
+    facts = named.json("run.json")
+    assert facts["seed"] == 7
+    assert facts["versions"]["deepspeed"]
+    assert named.json("status.json")["state"] == "done"
 
 
 def test_a_users_json_trains_and_is_kept_where_nobody_else_owns_the_value(tmp_path: Path) -> None:
@@ -169,15 +154,8 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
     wait_until(lambda: processes_of(work_dir) == [], timeout_s=60)
 
 
-@pytest.mark.parametrize(
-    ("row", "told"),
-    [
-        ('{"messages": [{"role": "user", "content": "Hi"}', "ends in the middle"),
-        ('{"messages": [{"role": "user", "content": "Hi"}, {"role": "robot", "content": "Hi"}]}', "unknown role"),
-        ('{"question": "Hi"}', "no column 'messages'"),
-    ],
-)
-def test_a_bad_row_ends_the_run_with_code_2_and_its_file_and_line(tmp_path: Path, row: str, told: str) -> None:
+def test_a_bad_row_ends_the_run_with_code_2_and_its_file_and_line(tmp_path: Path) -> None:
+    row, told = '{"messages": [{"role": "user", "content": "Hi"}', "ends in the middle"
     data = tmp_path / "my data.jsonl"
     good = json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})
     data.write_text(f"{good}\n" * 20 + f"{row}\n")  # the first rows are looked at before any rank starts

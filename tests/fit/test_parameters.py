@@ -16,11 +16,11 @@ from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.source import read_file
+from tuner.recipes.part import read_part
 
 
 def _native_parts() -> list[tuple[str, Architecture]]:
-    parts = ((name, read_file(catalog.part_path("models", name)).values) for name in catalog.names("models"))
+    parts = ((name, read_part("models", name).values) for name in catalog.names("models"))
     return [
         (name, Architecture(**values["architecture"]))
         for name, values in parts

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, recipe
 from tuner.recipes.catalog import DEFAULT_OBJECTIVE, Parts, names, parse, suggest
-from tuner.recipes.source import read_file
+from tuner.recipes.part import read_part
 
 TRAININGS = list(itertools.product(names("objectives"), names("methods")))
 COMPOSED = [
@@ -73,7 +73,7 @@ def with_known_epochs(name: str) -> tuple[str, int]:
 def test_a_recipe_of_the_catalog_hides_only_the_composition_it_builds_on() -> None:
     for name in names("recipes"):
         composed = composed_parts(f"{name}_e3")
-        base = parse(read_file(catalog.part_path("recipes", name)).values["_base_"])
+        base = parse(read_part("recipes", name).values["_base_"])
         assert composed is None or replace(base, epochs=3) == composed
 
 
@@ -107,7 +107,7 @@ def test_the_default_objective_is_not_written_in_names() -> None:
 
 
 def test_the_parts_are_merged_in_the_order_of_the_name() -> None:
-    files = [f"{path.parent.name}/{path.stem}" for path in parse("tiny_pretrain_qlora_sample_e3").files()]
+    files = [f"{kind}/{name}" for kind, name in parse("tiny_pretrain_qlora_sample_e3").kinds()]
 
     assert files == ["models/tiny", "methods/qlora", "objectives/pretrain", "datasets/sample"]
 

@@ -11,9 +11,10 @@ from transformers import AutoConfig
 
 from tests.fit.built import config_of
 from tests.fit.small import SMALL, name_of
-from tuner.recipes import catalog, source
+from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.config_json import read_facts
+from tuner.recipes.part import read_part
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -56,14 +57,14 @@ def test_what_transformers_saves_gives_the_facts_it_was_built_from(facts: Archit
     "part", ["internlm2_chat_7b", "qwen3_8b", "gemma_2b_it", "gemma2_9b_it", "mistral_7b_instruct"]
 )
 def test_a_model_part_says_what_the_saved_model_does(part: str, tmp_path: Path) -> None:
-    facts = source.read_file(catalog.part_path("models", part)).values["architecture"]
+    facts = read_part("models", part).values["architecture"]
     AutoConfig.for_model(**facts).save_pretrained(tmp_path)
 
     assert read_facts(tmp_path) == facts
 
 
 def test_the_tiny_model_says_of_itself_what_its_part_says() -> None:
-    part = source.read_file(catalog.part_path("models", "tiny")).values
+    part = read_part("models", "tiny").values
 
     assert read_facts(Path(catalog.asset(part["model"]["path"]))) == part["architecture"]
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from tuner.recipes import catalog
-from tuner.recipes.source import read_file
+from tuner.recipes.part import read_part
 from tuner.worker.data.formats import FORMATS, KINDS
 
 
@@ -28,8 +28,7 @@ def details(kind: str, name: str) -> dict[str, Any]:
 @cache
 def values(kind: str, name: str) -> dict[str, Any]:
     """Return what a part's file holds."""
-    path = catalog.part_path(kind, name)
-    return read_file(path, str(path.relative_to(catalog.PACKAGE))).values
+    return read_part(kind, name).values
 
 
 def parameters(model: str) -> int | None:

@@ -46,15 +46,15 @@ class Parts:
         objective = "" if self.objective == DEFAULT_OBJECTIVE else f"{self.objective}_"
         return f"{self.model}_{objective}{self.method}_{self.dataset}_e{self.epochs}"
 
-    def files(self) -> Iterator[Path]:
-        """Yield the parts' files in the order of merging, later wins.
+    def kinds(self) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the name of each part in the order of merging, later wins.
 
         The objective comes after the method: a preference model bears one small learning rate, adapter or not.
         """
-        yield part_path("models", self.model)
-        yield part_path("methods", self.method)
-        yield part_path("objectives", self.objective)
-        yield part_path("datasets", self.dataset)
+        yield "models", self.model
+        yield "methods", self.method
+        yield "objectives", self.objective
+        yield "datasets", self.dataset
 
 
 @dataclass(frozen=True)

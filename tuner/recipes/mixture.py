@@ -12,8 +12,8 @@ from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import catalog
 from tuner.recipes.explain import key_hint, short
 from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.part import read_part
 from tuner.recipes.schema import Rows, Share
-from tuner.recipes.source import read_file
 
 LOADERS = ("train_dataloader", "val_dataloader")
 OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))
@@ -102,8 +102,7 @@ def _rows_of(name: Any, where: str, inside: tuple[str, ...]) -> dict[str, Any]:
     if name in inside:
         circle = " -> ".join((*inside, name))
         raise RecipeError(f"mixtures stand in a circle: {circle}", where=where, fix="Take one of them out.")
-    path = catalog.part_path("datasets", name)
-    loader = read_file(path, str(path.relative_to(catalog.PACKAGE))).values.get("train_dataloader", {})
+    loader = read_part("datasets", name).values.get("train_dataloader", {})
     return {key: value for key, value in loader.get("dataset", {}).items() if key in (*Rows.model_fields, "mixture")}
 
 

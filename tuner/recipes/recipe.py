@@ -24,8 +24,9 @@ from tuner.recipes.flatten import flatten
 from tuner.recipes.layers import Layer, Merged, leaves
 from tuner.recipes.layers import Origin as Origin
 from tuner.recipes.overrides import parse_override
+from tuner.recipes.part import read_part
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.source import Keys, Source, is_writable, read_file, read_text
+from tuner.recipes.source import Keys, Source, is_writable, read_file
 
 _MAX_BASES, _MAX_FILES = 8, 64
 """Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
@@ -167,8 +168,8 @@ def _named_layers(name: str, hidden: str | None = None) -> Iterator[Layer]:
     if isinstance(reading.base, str):
         yield from _catalog_recipe(reading.base)
     else:
-        for path in reading.base.files():
-            yield _layer(read_file(path, str(path.relative_to(catalog.PACKAGE))))
+        for kind, part in reading.base.kinds():
+            yield _layer(read_part(kind, part))
     if reading.epochs:
         yield Layer({"train_cfg": {"max_epochs": reading.epochs}}, lambda _: f"name {name}")
     for word in reversed(reading.words):
@@ -176,8 +177,7 @@ def _named_layers(name: str, hidden: str | None = None) -> Iterator[Layer]:
 
 
 def _catalog_recipe(name: str) -> Iterator[Layer]:
-    path = catalog.part_path("recipes", name)
-    source = read_file(path, str(path.relative_to(catalog.PACKAGE)))
+    source = read_part("recipes", name)
     yield from _named_layers(str(source.values.get("_base_", "")), hidden=name)
     yield _layer(source)
 
@@ -275,10 +275,9 @@ def _derive_architecture(merged: Merged) -> None:
 def _known_facts(path: str) -> tuple[dict[str, Any] | None, str]:
     needle = re.compile(rf"""path=["']{re.escape(path)}["']""")
     for name in catalog.names("models"):
-        file = catalog.part_path("models", name)
-        text = file.read_text(encoding="utf-8")
-        if needle.search(text):
-            return read_text(text, name).values.get("architecture"), str(file.relative_to(catalog.PACKAGE))
+        if needle.search(catalog.part_path("models", name).read_text(encoding="utf-8")):
+            found = read_part("models", name)
+            return found.values.get("architecture"), found.name
     return None, "unknown model"
 
 

@@ -7,8 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, set_seed
 
 from tests.fit.built import built
-from tuner.recipes import catalog, source
+from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.part import read_part
 from tuner.worker.models.config_of import config_of
 from tuner.worker.models.shrink import shrink
 
@@ -17,7 +18,7 @@ VOCABULARY = 1664
 
 def of_the_parts() -> dict[str, Architecture]:
     """Return the facts of one part of each model_type."""
-    values = (source.read_file(catalog.part_path("models", name)).values for name in catalog.names("models"))
+    values = (read_part("models", name).values for name in catalog.names("models"))
     found = (Architecture(**part["architecture"]) for part in values if "architecture" in part)
     return {facts.model_type: facts for facts in found}
 

@@ -1,15 +1,4 @@
 """Aya Expanse 32B, Cohere's larger chat model of 23 languages."""
 
 model = dict(path="CohereLabs/aya-expanse-32b")
-architecture = dict(
-    model_type="cohere",
-    num_hidden_layers=40,
-    hidden_size=8192,
-    intermediate_size=24576,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=256000,
-    tie_word_embeddings=True,
-    max_position_embeddings=131072,
-)
+architecture = "command_r_08_2024"

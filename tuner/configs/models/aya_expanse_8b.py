@@ -1,15 +1,4 @@
 """Aya Expanse 8B, Cohere's chat model of 23 languages."""
 
 model = dict(path="CohereLabs/aya-expanse-8b")
-architecture = dict(
-    model_type="cohere",
-    num_hidden_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=256000,
-    tie_word_embeddings=True,
-    max_position_embeddings=8192,
-)
+architecture = "aya_23_8b"

@@ -1,15 +1,4 @@
 """Code Llama 13B Instruct, Meta's chat model for code."""
 
 model = dict(path="codellama/CodeLlama-13b-Instruct-hf")
-architecture = dict(
-    model_type="llama",
-    num_hidden_layers=40,
-    hidden_size=5120,
-    intermediate_size=13824,
-    num_attention_heads=40,
-    num_key_value_heads=40,
-    head_dim=128,
-    vocab_size=32016,
-    tie_word_embeddings=False,
-    max_position_embeddings=16384,
-)
+architecture = "code_llama_13b"

@@ -1,15 +1,4 @@
 """Code Llama 7B Instruct, Meta's chat model for code."""
 
 model = dict(path="codellama/CodeLlama-7b-Instruct-hf")
-architecture = dict(
-    model_type="llama",
-    num_hidden_layers=32,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=128,
-    vocab_size=32016,
-    tie_word_embeddings=False,
-    max_position_embeddings=16384,
-)
+architecture = "code_llama_7b"

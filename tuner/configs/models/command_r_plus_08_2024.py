@@ -1,16 +1,4 @@
 """Command R+ 104B 08-2024, Cohere's large chat model."""
 
 model = dict(path="CohereLabs/c4ai-command-r-plus-08-2024")
-architecture = dict(
-    model_type="cohere",
-    num_hidden_layers=64,
-    hidden_size=12288,
-    intermediate_size=33792,
-    num_attention_heads=96,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=256000,
-    tie_word_embeddings=True,
-    max_position_embeddings=131072,
-    use_qk_norm=True,
-)
+architecture = "command_r_plus"

@@ -1,15 +1,4 @@
 """DeepSeek Coder 1.3B Instruct, DeepSeek's chat model for code."""
 
 model = dict(path="deepseek-ai/deepseek-coder-1.3b-instruct")
-architecture = dict(
-    model_type="llama",
-    num_hidden_layers=24,
-    hidden_size=2048,
-    intermediate_size=5504,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-    head_dim=128,
-    vocab_size=32256,
-    tie_word_embeddings=False,
-    max_position_embeddings=16384,
-)
+architecture = "deepseek_coder_1_3b_base"

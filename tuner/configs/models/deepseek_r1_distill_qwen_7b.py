@@ -1,15 +1,4 @@
 """DeepSeek-R1 Distill Qwen 7B, Qwen2.5 Math taught to think by DeepSeek-R1."""
 
 model = dict(path="deepseek-ai/DeepSeek-R1-Distill-Qwen-7B")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=28,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_attention_heads=28,
-    num_key_value_heads=4,
-    head_dim=128,
-    vocab_size=152064,
-    tie_word_embeddings=False,
-    max_position_embeddings=131072,
-)
+architecture = "qwen2_7b"

@@ -1,25 +1,4 @@
 """DeepSeek V3.1 671B, DeepSeek's chat model that can think first, 37B active; 8-bit weights."""
 
 model = dict(path="deepseek-ai/DeepSeek-V3.1")
-architecture = dict(
-    model_type="deepseek_v3",
-    num_hidden_layers=61,
-    hidden_size=7168,
-    intermediate_size=18432,
-    num_attention_heads=128,
-    num_key_value_heads=128,
-    head_dim=192,
-    vocab_size=129280,
-    tie_word_embeddings=False,
-    max_position_embeddings=163840,
-    num_experts=256,
-    num_experts_per_tok=8,
-    moe_intermediate_size=2048,
-    shared_expert_intermediate_size=2048,
-    num_dense_layers=3,
-    q_lora_rank=1536,
-    kv_lora_rank=512,
-    qk_nope_head_dim=128,
-    qk_rope_head_dim=64,
-    v_head_dim=128,
-)
+architecture = "deepseek_v3"

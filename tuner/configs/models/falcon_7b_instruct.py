@@ -1,15 +1,4 @@
 """Falcon 7B Instruct, TII's chat model."""
 
 model = dict(path="tiiuae/falcon-7b-instruct")
-architecture = dict(
-    model_type="falcon",
-    num_hidden_layers=32,
-    hidden_size=4544,
-    intermediate_size=18176,
-    num_attention_heads=71,
-    num_key_value_heads=1,
-    head_dim=64,
-    vocab_size=65024,
-    tie_word_embeddings=True,
-    max_position_embeddings=2048,
-)
+architecture = "falcon_7b"

@@ -1,15 +1,4 @@
 """Gemma 3 12B Instruct, Google's chat model that also sees; its text half."""
 
 model = dict(path="google/gemma-3-12b-it")
-architecture = dict(
-    model_type="gemma3_text",
-    num_hidden_layers=48,
-    hidden_size=3840,
-    intermediate_size=15360,
-    num_attention_heads=16,
-    num_key_value_heads=8,
-    head_dim=256,
-    vocab_size=262208,
-    tie_word_embeddings=True,
-    max_position_embeddings=131072,
-)
+architecture = "gemma3_12b_pt"

@@ -1,15 +1,4 @@
 """Gemma 3 27B Instruct, Google's chat model that also sees; its text half."""
 
 model = dict(path="google/gemma-3-27b-it")
-architecture = dict(
-    model_type="gemma3_text",
-    num_hidden_layers=62,
-    hidden_size=5376,
-    intermediate_size=21504,
-    num_attention_heads=32,
-    num_key_value_heads=16,
-    head_dim=128,
-    vocab_size=262208,
-    tie_word_embeddings=True,
-    max_position_embeddings=131072,
-)
+architecture = "gemma3_27b_pt"

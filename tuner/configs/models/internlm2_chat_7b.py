@@ -1,15 +1,4 @@
 """InternLM2-Chat 7B, Shanghai AI Laboratory's chat model."""
 
 model = dict(path="internlm/internlm2-chat-7b", chat_template="internlm2")
-architecture = dict(
-    model_type="internlm2",
-    num_hidden_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=92544,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
-)
+architecture = "internlm2_7b"

@@ -1,16 +1,4 @@
 """InternLM-Chat 20B, Shanghai AI Laboratory's first larger chat model."""
 
 model = dict(path="internlm/internlm-chat-20b", chat_template="internlm")
-architecture = dict(
-    model_type="internlm",
-    num_hidden_layers=60,
-    hidden_size=5120,
-    intermediate_size=13824,
-    num_attention_heads=40,
-    num_key_value_heads=40,
-    head_dim=128,
-    vocab_size=103168,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
-    attention_bias=False,
-)
+architecture = "internlm_20b"

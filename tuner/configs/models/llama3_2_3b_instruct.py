@@ -1,15 +1,4 @@
 """Llama 3.2 3B Instruct, Meta's small chat model."""
 
 model = dict(path="meta-llama/Llama-3.2-3B-Instruct", chat_template="llama3_1")
-architecture = dict(
-    model_type="llama",
-    num_hidden_layers=28,
-    hidden_size=3072,
-    intermediate_size=8192,
-    num_attention_heads=24,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    tie_word_embeddings=True,
-    max_position_embeddings=131072,
-)
+architecture = "llama3_2_3b"

@@ -1,15 +1,4 @@
 """OLMo 2 13B Instruct, Ai2's open chat model."""
 
 model = dict(path="allenai/OLMo-2-1124-13B-Instruct")
-architecture = dict(
-    model_type="olmo2",
-    num_hidden_layers=40,
-    hidden_size=5120,
-    intermediate_size=13824,
-    num_attention_heads=40,
-    num_key_value_heads=40,
-    head_dim=128,
-    vocab_size=100352,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
-)
+architecture = "olmo2_13b"

@@ -1,15 +1,4 @@
 """OLMo 2 1B Instruct, Ai2's open chat model."""
 
 model = dict(path="allenai/OLMo-2-0425-1B-Instruct")
-architecture = dict(
-    model_type="olmo2",
-    num_hidden_layers=16,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-    head_dim=128,
-    vocab_size=100352,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
-)
+architecture = "olmo2_1b"

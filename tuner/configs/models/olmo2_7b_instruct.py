@@ -1,15 +1,4 @@
 """OLMo 2 7B Instruct, Ai2's open chat model."""
 
 model = dict(path="allenai/OLMo-2-1124-7B-Instruct")
-architecture = dict(
-    model_type="olmo2",
-    num_hidden_layers=32,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=128,
-    vocab_size=100352,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
-)
+architecture = "olmo2_7b"

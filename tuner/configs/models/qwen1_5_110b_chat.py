@@ -1,15 +1,4 @@
 """Qwen1.5 110B Chat, Alibaba's chat model."""
 
 model = dict(path="Qwen/Qwen1.5-110B-Chat")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=80,
-    hidden_size=8192,
-    intermediate_size=49152,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=152064,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
-)
+architecture = "qwen1_5_110b"

@@ -1,15 +1,4 @@
 """Qwen1.5 14B Chat, Alibaba's chat model."""
 
 model = dict(path="Qwen/Qwen1.5-14B-Chat")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=40,
-    hidden_size=5120,
-    intermediate_size=13696,
-    num_attention_heads=40,
-    num_key_value_heads=40,
-    head_dim=128,
-    vocab_size=152064,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
-)
+architecture = "qwen1_5_14b"

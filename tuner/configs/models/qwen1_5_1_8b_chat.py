@@ -1,15 +1,4 @@
 """Qwen1.5 1.8B Chat, Alibaba's chat model."""
 
 model = dict(path="Qwen/Qwen1.5-1.8B-Chat")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=24,
-    hidden_size=2048,
-    intermediate_size=5504,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-    head_dim=128,
-    vocab_size=151936,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
-)
+architecture = "qwen1_5_1_8b"

@@ -1,15 +1,4 @@
 """Qwen1.5 7B Chat, Alibaba's chat model."""
 
 model = dict(path="Qwen/Qwen1.5-7B-Chat")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=32,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=128,
-    vocab_size=151936,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
-)
+architecture = "qwen1_5_7b"

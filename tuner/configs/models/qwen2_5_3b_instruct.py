@@ -1,15 +1,4 @@
 """Qwen2.5 3B Instruct, Alibaba's chat model."""
 
 model = dict(path="Qwen/Qwen2.5-3B-Instruct")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=36,
-    hidden_size=2048,
-    intermediate_size=11008,
-    num_attention_heads=16,
-    num_key_value_heads=2,
-    head_dim=128,
-    vocab_size=151936,
-    tie_word_embeddings=True,
-    max_position_embeddings=32768,
-)
+architecture = "qwen2_5_3b"

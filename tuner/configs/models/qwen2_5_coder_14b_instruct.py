@@ -1,15 +1,4 @@
 """Qwen2.5 Coder 14B Instruct, Alibaba's chat model for code."""
 
 model = dict(path="Qwen/Qwen2.5-Coder-14B-Instruct")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=48,
-    hidden_size=5120,
-    intermediate_size=13824,
-    num_attention_heads=40,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=152064,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
-)
+architecture = "qwen2_5_14b_instruct"

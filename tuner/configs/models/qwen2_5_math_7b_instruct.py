@@ -1,15 +1,4 @@
 """Qwen2.5 Math 7B Instruct, Alibaba's chat model for mathematics."""
 
 model = dict(path="Qwen/Qwen2.5-Math-7B-Instruct")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=28,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_attention_heads=28,
-    num_key_value_heads=4,
-    head_dim=128,
-    vocab_size=152064,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
-)
+architecture = "qwen2_5_math_7b"

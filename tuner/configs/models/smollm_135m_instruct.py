@@ -1,15 +1,4 @@
 """SmolLM 135M Instruct, Hugging Face's small chat model."""
 
 model = dict(path="HuggingFaceTB/SmolLM-135M-Instruct")
-architecture = dict(
-    model_type="llama",
-    num_hidden_layers=30,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    head_dim=64,
-    vocab_size=49152,
-    tie_word_embeddings=True,
-    max_position_embeddings=2048,
-)
+architecture = "smollm_135m"

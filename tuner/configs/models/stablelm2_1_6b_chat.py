@@ -1,16 +1,4 @@
 """StableLM 2 1.6B Chat, Stability AI's chat model."""
 
 model = dict(path="stabilityai/stablelm-2-1_6b-chat")
-architecture = dict(
-    model_type="stablelm",
-    num_hidden_layers=24,
-    hidden_size=2048,
-    intermediate_size=5632,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=64,
-    vocab_size=100352,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
-    attention_bias=True,
-)
+architecture = "stablelm2_1_6b"

@@ -1,15 +1,4 @@
 """Yi-1.5 9B Chat, 01.AI's chat model of the first generation's update."""
 
 model = dict(path="01-ai/Yi-1.5-9B-Chat")
-architecture = dict(
-    model_type="llama",
-    num_hidden_layers=48,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_attention_heads=32,
-    num_key_value_heads=4,
-    head_dim=128,
-    vocab_size=64000,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
-)
+architecture = "yi_9b"

@@ -1,0 +1,45 @@
+"""A part is read with the facts it names, and a name that leads nowhere is refused where it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import RecipeError
+from tuner.recipes import catalog, recipe
+from tuner.recipes.part import read_part
+
+
+def test_a_model_part_has_the_facts_of_the_part_it_names() -> None:
+    shared, own = read_part("models", "llama3_8b_instruct"), read_part("models", "llama3_8b")
+
+    assert shared.values["architecture"] == own.values["architecture"]
+    assert shared.values["model"] != own.values["model"]
+
+
+def test_shared_facts_come_from_the_line_that_names_them() -> None:
+    found = recipe.load("llama3_8b_instruct_full_alpaca_e1")
+
+    assert found.config.architecture is not None
+    assert found.config.architecture.hidden_size == 4096
+    assert found.origins["architecture.hidden_size"].source == "configs/models/llama3_8b_instruct.py:4"
+
+
+@pytest.mark.parametrize(
+    ("named", "refusal"),
+    [("llama3_8c", "no model 'llama3_8c'.*Did you mean 'llama3_8b'"), ("llama3_8b", "'llama3_8b' holds no facts")],
+)
+def test_a_name_without_facts_is_refused_with_its_line(
+    named: str, refusal: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    for name in ("llama3_8b", "mine"):
+        (tmp_path / "models" / f"{name}.py").write_text(f'model = dict(path="x")\narchitecture = "{named}"\n')
+    monkeypatch.setattr(catalog, "CONFIGS", tmp_path)
+    monkeypatch.setattr(catalog, "PACKAGE", tmp_path)
+
+    with pytest.raises(RecipeError, match=refusal) as caught:
+        read_part("models", "mine")
+
+    assert caught.value.where == "models/mine.py:2"
