@@ -108,6 +108,15 @@ def test_tasks_of_an_array_train_in_folders_of_their_own(tuner: Tuner, fake: Fak
     assert script.endswith(f'--work-dir {tmp_path}/run/"$SLURM_ARRAY_TASK_ID"\n')
 
 
+def test_tasks_of_an_array_may_differ_in_their_deepspeed_config(tuner: Tuner, fake: FakeSlurm, tmp_path: Path) -> None:
+    (tmp_path / "ds_3.json").write_text("{}")
+
+    found = tuner("submit", TINY, *CPU, "--array", "3-4", "--deepspeed", "ds_{index}.json", "--work-dir", "run")
+
+    assert found.code == 0, found.err
+    assert '--deepspeed=ds_"$SLURM_ARRAY_TASK_ID".json' in (tmp_path / "run" / "submit.sh").read_text()
+
+
 def test_a_run_that_was_interrupted_may_be_submitted_again(tuner: Tuner, fake: FakeSlurm, tmp_path: Path) -> None:
     written_run(tmp_path / "run")
     checkpoint(tmp_path / "run", 4)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,14 @@ def _json(tuner: Tuner, *arguments: object) -> dict[str, Any]:
     assert result.err == ""
     found: dict[str, Any] = json.loads(result.out)
     return found
+
+
+def test_ctrl_c_before_a_run_starts_has_the_signals_code(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "detect", lambda _: os.kill(os.getpid(), signal.SIGINT))
+
+    found = tuner("train", TINY)
+
+    assert (found.code, found.out, found.err.strip()) == (130, "", "Aborted!")
 
 
 # --dry-run

@@ -311,6 +311,17 @@ def test_one_node_has_no_port_to_be_in_use() -> None:
     assert list(system.port(made())) == []
 
 
+def test_a_job_of_several_nodes_without_srun_is_told_that_one_trains() -> None:
+    job = {"SLURM_JOB_ID": "8", "SLURM_JOB_NUM_NODES": "2"}
+    several = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1"}
+
+    (warning,) = system.forgotten_srun(made(), job)
+
+    assert "this job of Slurm has 2 nodes, and the run takes one" in str(warning)
+    for plan, environ in ((made(flags=several), job), (made(), {**job, "SLURM_STEP_ID": "0"}), (made(), {})):
+        assert list(system.forgotten_srun(plan, environ)) == []
+
+
 def test_many_workers_need_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = made("train_dataloader.num_workers=32")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 65536))

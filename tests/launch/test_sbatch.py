@@ -191,11 +191,15 @@ def test_a_time_limit_is_read_as_slurm_reads_it(text: str, seconds: int) -> None
         sbatch.check(_job(time=text, stop_before_s=seconds - 60))
 
 
-@pytest.mark.parametrize("text", ["soon", "1h", "1:2:3:4", "1 -0", "1;2"])
+@pytest.mark.parametrize("text", ["", "soon", "1h", "1:2:3:4", "1 -0", "1;2"])
 def test_a_time_that_slurm_does_not_know_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no time of Slurm"):
         sbatch.check(_job(time=text))
-    sbatch.check(_job(time="UNLIMITED"))
+
+
+@pytest.mark.parametrize("text", ["UNLIMITED", "infinite", "0", "0:00"])
+def test_no_time_limit_is_none(text: str) -> None:
+    sbatch.check(_job(time=text))
 
 
 @pytest.mark.parametrize(("text", "first"), [("0-3", "0"), ("1,4,7", "1"), ("2-16:4%2", "2"), ("5", "5")])
@@ -211,18 +215,32 @@ def test_what_is_no_list_of_numbers_is_no_array(text: str) -> None:
         sbatch.check(_job(array=text))
 
 
-@pytest.mark.parametrize(("text", "option"), [("nice=5", ("nice", "5")), ("--mail-type=END", ("mail-type", "END"))])
-def test_any_other_option_of_sbatch_is_passed_on(text: str, option: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "option", "words"),
+    [
+        ("nice=5", ("nice", "5"), "--nice=5"),
+        ("--mail-type=END", ("mail-type", "END"), "--mail-type=END"),
+        ("exclusive", ("exclusive", None), "--exclusive"),
+    ],
+)
+def test_any_other_option_of_sbatch_is_passed_on(text: str, option: tuple[str, str | None], words: str) -> None:
     assert sbatch.parse_option(text) == option
+    job = _job(options=[option])
+
+    sbatch.check(job)
+
+    assert words in _directives(sbatch.script(job, Path("/run"), ["python"], Path("/")))
 
 
-@pytest.mark.parametrize("text", ["nice", "=5", "Nice=5", "a b=5", "-p=x"])
+@pytest.mark.parametrize("text", ["", "=5", "Nice=5", "a b=5", "-p=x", "a b"])
 def test_what_is_no_long_option_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="not KEY=VALUE"):
+    with pytest.raises(UsageError, match="neither KEY=VALUE nor KEY"):
         sbatch.parse_option(text)
 
 
-@pytest.mark.parametrize("text", ["output=x", "outp=x", "signal=B:9", "wrap=id", "nodes=9", "no-req=1"])
+@pytest.mark.parametrize(
+    "text", ["output=x", "outp=x", "signal=B:9", "wrap=id", "nodes=9", "no-req=1", "wait", "quiet"]
+)
 def test_an_option_that_submit_sets_itself_is_refused_even_shortened(text: str) -> None:
     with pytest.raises(UsageError, match="set by tuner submit itself"):
         sbatch.parse_option(text)

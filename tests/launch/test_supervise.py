@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ run, grace_s = RunDirectory(Path(sys.argv[2])), float(sys.argv[3])
 sys.exit(supervise.run(json.loads(sys.argv[1]), os.environ, run, grace_s=grace_s))
 """
 TERM_SAVES = "signal.signal(signal.SIGTERM, lambda *_: (report(0, 75, 'saved'), sys.exit(1)))\n"
+SAVES_LATER = """
+signal.signal(signal.SIGTERM, lambda *_: (said('asked'), until('go on'), report(0, 75, 'saved'), sys.exit(1)))
+"""
 IGNORES_TERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 STAYS = "said('ready')\ntime.sleep(60)\n"
 
@@ -61,9 +65,17 @@ def _driver(run: RunDirectory, code: str, grace_s: float = 300) -> list[str]:
 class _Driven:
     """A supervisor in a process of its own, to send signals to."""
 
-    def __init__(self, run: RunDirectory, code: str, grace_s: float = 300, stderr: Any = subprocess.PIPE) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        code: str,
+        grace_s: float = 300,
+        stderr: Any = subprocess.PIPE,
+        before: Sequence[str] = (),
+    ) -> None:
         self.run = run
-        self.process = subprocess.Popen(_driver(run, code, grace_s), stderr=stderr, text=True, start_new_session=True)
+        command = [*before, *_driver(run, code, grace_s)]
+        self.process = subprocess.Popen(command, stderr=stderr, text=True, start_new_session=True)
         wait_until((run.path / "ready").exists)
 
     def send(self, number: int) -> None:
@@ -322,10 +334,7 @@ def test_the_first_signal_asks_the_ranks_to_save_and_stop(run: RunDirectory, num
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
 def test_asking_again_does_not_interrupt_the_save(run: RunDirectory, number: int) -> None:
     """A terminal that closes sends SIGHUP twice, from the kernel and from the shell."""
-    saves = (
-        "signal.signal(signal.SIGTERM, lambda *_: (said('asked'), until('go on'), report(0, 75, 'saved'), sys.exit(1)))"
-    )
-    driven = _Driven(run, f"{saves}\n{STAYS}")
+    driven = _Driven(run, SAVES_LATER + STAYS)
     driven.send(number)
     wait_until((run.path / "asked").exists)
 
@@ -336,7 +345,56 @@ def test_asking_again_does_not_interrupt_the_save(run: RunDirectory, number: int
     assert driven.end() == (75, "saved\n")
 
 
-@pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGUSR2", "SIGTERM")])
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGUSR2])
+def test_sigterm_after_another_signal_does_not_interrupt_the_save(run: RunDirectory, first: int) -> None:
+    """A terminal that closes as its machine shuts down sends SIGHUP, and then SIGTERM comes to all."""
+    driven = _Driven(run, SAVES_LATER + STAYS)
+    driven.send(first)
+    wait_until((run.path / "asked").exists)
+
+    driven.send(signal.SIGTERM)
+    time.sleep(0.5)
+    (run.path / "go on").touch()
+
+    assert driven.end() == (75, "saved\n")
+
+
+def test_under_nohup_a_closing_terminal_ends_no_run(run: RunDirectory) -> None:
+    driven = _Driven(run, TERM_SAVES + STAYS, before=["nohup"])
+
+    driven.send(signal.SIGHUP)
+    time.sleep(0.5)
+
+    assert driven.process.poll() is None
+    driven.send(signal.SIGTERM)
+    assert driven.end()[0] == 75
+    assert _status(run)["signal"] == signal.SIGTERM
+
+
+def test_a_signal_after_the_result_was_written_makes_no_failure_of_it(run: RunDirectory) -> None:
+    ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))"  # torchrun, of ranks that all ended with 0
+    done = "Path(sys.argv[1], 'status.json').write_text('{\"state\": \"done\"}')"
+    driven = _Driven(run, f"from pathlib import Path\n{ends}\n{done}\n{STAYS}")
+
+    driven.send(signal.SIGTERM)
+
+    assert driven.end() == (0, "")
+    assert _status(run)["state"] == "done"
+
+
+def test_a_second_signal_leaves_no_rank_that_is_just_being_started(run: RunDirectory) -> None:
+    starts = "signal.signal(signal.SIGTERM, lambda *_: said('asked'))\nsaid('ready')\n"
+    rank = "subprocess.Popen(['sh', '-c', 'sleep 60; :', sys.argv[1]], start_new_session=True)"
+    driven = _Driven(run, f"import subprocess\n{starts}while True: {rank}; time.sleep(0.02)")
+
+    driven.send(signal.SIGTERM)
+    wait_until((run.path / "asked").exists)
+    driven.send(signal.SIGTERM)
+
+    assert driven.end()[0] == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGINT", "SIGTERM")])
 def test_the_second_signal_kills_ranks_that_ignore_sigterm(run: RunDirectory, first: str, second: str) -> None:
     rank = f"{IGNORES_TERM}{STAYS}"
     hangs = "signal.signal(signal.SIGTERM, lambda *_: said('asked'))"

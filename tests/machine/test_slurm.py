@@ -75,6 +75,46 @@ def test_the_id_of_a_job_is_what_sbatch_prints_without_the_cluster(fake: FakeSlu
     assert fake.calls() == [["sbatch", "--parsable", "--nice", "script"]]
 
 
+def test_an_sbatch_that_submits_nothing_is_no_job(fake: FakeSlurm) -> None:
+    fake.says("Usage: sbatch [OPTIONS] script")
+
+    with pytest.raises(MachineError, match="no job's id"):
+        slurm.submit(["--help", "script"], {"PATH": fake.path})
+
+
+def test_an_answer_that_is_not_utf_8_is_an_answer(fake: FakeSlurm) -> None:
+    (fake.folder / "scontrol").write_text("#!/bin/sh\nprintf 'JobName=\\374 JobState=RUNNING'\n")
+
+    assert slurm.not_running("8") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "over"),
+    [
+        ("JobId=8 JobState=TIMEOUT Reason=x", True),
+        ("JobId=8 JobState=RUNNING", False),
+        ("JobId=8 JobState=COMPLETING", False),
+        ("JobId=8 JobState=PENDING", False),
+        ("JobId=9 ArrayJobId=8 JobState=COMPLETED\nJobId=8 ArrayJobId=8 JobState=RUNNING", False),
+        ("", False),
+    ],
+)
+def test_a_job_has_ended_when_slurm_says_so(fake: FakeSlurm, said: str, over: bool) -> None:
+    fake.says(said)
+
+    assert slurm.has_ended("8") is over
+
+
+@pytest.mark.parametrize(
+    ("error", "over"),
+    [("slurm_load_jobs error: Invalid job id specified", True), ("Unable to contact slurmctld", False)],
+)
+def test_a_job_that_slurm_has_forgotten_has_ended(fake: FakeSlurm, error: str, over: bool) -> None:
+    fake.fails(error)
+
+    assert slurm.has_ended("8") is over
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGUSR2, 7)])
 def test_a_task_that_is_no_rank_yet_hides_no_code_and_loses_no_stop(number: int, code: int) -> None:
     act = f"slurm.prepare_for_signals(); os.kill(os.getpid(), {int(number)}); sys.exit(7)"

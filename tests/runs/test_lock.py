@@ -108,6 +108,36 @@ def test_a_process_may_take_again_what_it_has_and_lets_go_once(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("holder", "ended", "may"),
+    [
+        ({"job": "7", "cluster": "a"}, ["7"], True),
+        ({"job": "7", "cluster": "a"}, [], False),
+        ({"job": "7", "cluster": "b"}, ["7"], False),
+        ({"job": "7", "cluster": None}, ["7"], False),
+        ({"job": None, "cluster": "a"}, ["7"], False),
+    ],
+)
+def test_a_job_takes_over_what_an_ended_job_of_its_cluster_had_on_another_host(
+    tmp_path: Path, holder: dict[str, Any], ended: list[str], may: bool
+) -> None:
+    write(tmp_path, host="elsewhere", pid=7, **holder)
+    environ = {"SLURM_JOB_ID": "8", "SLURM_CLUSTER_NAME": "a"}
+
+    if may:
+        take(tmp_path, environ, ended.__contains__)
+        assert held(tmp_path)["job"] == "8"
+    else:
+        with pytest.raises(RunDirectoryError, match="process 7 on elsewhere"):
+            take(tmp_path, environ, ended.__contains__)
+
+
+def test_a_count_of_restarts_that_is_none_is_0(tmp_path: Path) -> None:
+    take(tmp_path, {"SLURM_RESTART_COUNT": "often"})
+
+    assert held(tmp_path)["restarts"] == 0
+
+
 def test_nobody_releases_what_another_has(tmp_path: Path) -> None:
     with another(tmp_path) as first:
         release(tmp_path)

@@ -47,10 +47,12 @@ def run(tmp_path: Path) -> RunDirectory:
     return create(tmp_path / "run", {"recipe.py": "", "run.json": facts}, resume=False)
 
 
-def _start(run: RunDirectory, work: str, rank: int = 0, **env: str) -> subprocess.Popen[str]:
+def _start(
+    run: RunDirectory, work: str, rank: int = 0, start_new_session: bool = False, **env: str
+) -> subprocess.Popen[str]:
     code = RANK.replace("{work}", work.replace("\n", "\n    "))
     variables = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", **env}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": start_new_session}
     return subprocess.Popen([sys.executable, "-c", code, run.path], cwd=ROOT, env=variables, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
 
 
@@ -180,6 +182,61 @@ def test_a_stop_request_while_training_lets_the_step_end(run: RunDirectory) -> N
     process.communicate(timeout=20)
 
     assert process.returncode == 7
+
+
+WAITS = "guard.can_stop_at_a_step = True\nprint('ready')\nwhile not guard.stop_requested: time.sleep(0.01)\n"
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ((signal.SIGHUP,), 7),
+        ((signal.SIGTERM, signal.SIGUSR2), 7),
+        ((signal.SIGUSR2, signal.SIGUSR2, signal.SIGTERM), 7),
+        ((signal.SIGTERM, signal.SIGTERM), 128 + signal.SIGTERM),
+        ((signal.SIGUSR2, signal.SIGTERM, signal.SIGINT), 128 + signal.SIGINT),
+    ],
+)
+def test_what_slurm_sends_in_turn_interrupts_no_save_but_asking_twice_does(
+    run: RunDirectory, signals: tuple[int, ...], code: int
+) -> None:
+    process = _start(run, f"{WAITS}print('saving')\ntime.sleep(1.5)\nos._exit(7)", 0)
+    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+
+    for number in signals:
+        process.send_signal(number)
+        wait_until(lambda: "saving" in _log(run, 0))
+        time.sleep(0.05)
+    process.communicate(timeout=20)
+
+    assert process.returncode == code
+
+
+def test_nohup_holds_for_a_rank_without_a_supervisor(run: RunDirectory) -> None:
+    ignores = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    code = RANK.replace("guard = Guard", f"import signal; {ignores}\nguard = Guard")
+    work = "guard.can_stop_at_a_step = True\nos.kill(os.getpid(), signal.SIGHUP)\ntime.sleep(0.3)\n"
+    code = code.replace("{work}", f"{work}os._exit(7 + guard.stop_requested)".replace("\n", "\n    "))
+
+    assert subprocess.run([sys.executable, "-c", code, run.path], cwd=ROOT, timeout=60).returncode == 7
+
+
+def test_a_signal_to_all_of_a_ranks_processes_is_one_and_ends_none_that_makes_batches(run: RunDirectory) -> None:
+    """torchrun signals the group of each rank, Slurm every process, and Ctrl-C all that are before the terminal."""
+    batches = """
+from torch.utils.data import DataLoader
+batches = iter(DataLoader(range(10**6), num_workers=2, prefetch_factor=1))
+next(batches)
+"""
+    after = "time.sleep(0.5)\nfor _ in range(50): next(batches)\nos._exit(7)"
+    process = _start(run, WAITS.replace("print", f"{batches.strip()}\nprint") + after, start_new_session=True)
+    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        os.killpg(process.pid, number)
+    process.communicate(timeout=20)
+
+    assert process.returncode == 7, _log(run, 0)
 
 
 # A job of Slurm that may requeue itself

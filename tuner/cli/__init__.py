@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from importlib import import_module
@@ -56,6 +57,13 @@ class LazyGroup(click.Group):
             if hint and "Did you mean" not in error.message:
                 raise click.UsageError(f"{error.message} {hint}", ctx) from None
             raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # click's own 1 would say that training failed
+            click.echo("\nAborted!", err=True)
+            raise click.exceptions.Exit(128 + signal.SIGINT) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

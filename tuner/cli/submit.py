@@ -42,7 +42,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 @click.option("--time", metavar="LIMIT", help="Time limit: minutes, H:MM:SS or D-HH:MM:SS.")
 @click.option("--array", metavar="LIST", help="Run several, such as 0-3; {index} in a value is the number of each.")
 @click.option("--name", metavar="NAME", help="The job's name. Default: the recipe's.")
-@click.option("--sbatch", "more_options", multiple=True, metavar="KEY=VALUE", help="Any other option of sbatch.")
+@click.option("--sbatch", "more_options", multiple=True, metavar="KEY[=VALUE]", help="Any other option of sbatch.")
 @click.option(
     "--max-requeues",
     type=click.IntRange(0),
@@ -56,7 +56,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
     default=120,
     show_default=True,
     metavar="SECONDS",
-    help="So long before the time limit it saves and requeues.",
+    help="So long before the time limit it saves and requeues; longer than a validation and a save take.",
 )
 @click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
 @click.option("--ignore-fit", is_flag=True, help="Submit although the memory does not seem to be enough.")
@@ -94,7 +94,7 @@ def command(
         raise UsageError(f"{tasks_per_node} tasks for {gpus_per_node} GPUs", where="--tasks-per-node", fix=fix)
     tasks = gpus_per_node or tasks_per_node or 1
     passed = {key: rest.pop(key) for key in _PASSED}
-    options = [(key, value) for key, value in passed.items() if value is not None]
+    options: list[tuple[str, str | None]] = [(key, value) for key, value in passed.items() if value is not None]
     options += [sbatch.parse_option(text) for text in more_options]
     job = sbatch.Job(
         name or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(recipe).stem),
@@ -116,7 +116,7 @@ def command(
     request = plan.Request(
         _at_first(recipe, job),
         overrides(**first),
-        deepspeed,
+        _at_first(deepspeed, job),
         work_dir=folder / job.first_index if job.first_index else folder,
         resume="auto",
         allow_code=allow_code,

@@ -56,7 +56,8 @@ LAUNCHERS = ("torchrun", "slurm", "none")
     default=300,
     metavar="SECONDS",
     show_default=True,
-    help="When told to stop, ranks have this long to finish the step and save; longer where their saves took long.",
+    help="When told to stop, ranks have this long to finish the step (or a validation) and save; longer where their "
+    "saves took long.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would run, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")

@@ -50,8 +50,8 @@ def check(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         TunerError: the one thing that stands in its way, or `Refused` with all of them.
     """
     checks = [partial(one, plan) for one in (*_QUICK, *_SLOW)]
-    around = (partial(system.builds, plan, environ), partial(system.shadows, environ))
-    return _judge((*checks, *around, partial(_fit, plan)))
+    around = (partial(one, plan, environ) for one in (system.builds, system.forgotten_srun))
+    return _judge((*checks, *around, partial(system.shadows, environ), partial(_fit, plan)))
 
 
 def check_elsewhere(plan: LaunchPlan, *, quick: bool) -> tuple[str, ...]:

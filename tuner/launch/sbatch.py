@@ -25,7 +25,7 @@ _ARRAY = re.compile(r"(\d+)(?:-\d+(?::\d+)?)?(?:,\d+(?:-\d+(?::\d+)?)?)*(?:%\d+)
 _OURS = (
     *("job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "partition", "account"),
     *("qos", "time", "mem", "constraint", "array", "signal", "requeue", "no-requeue", "open-mode", "output", "error"),
-    *("wrap", "parsable", "test-only", "wait", "chdir"),
+    *("wrap", "parsable", "quiet", "test-only", "wait", "chdir"),
 )
 _MAY_COME_EARLY_S = 60
 """Slurm sends the signal up to so much earlier (sbatch's manual, --signal)."""
@@ -37,9 +37,9 @@ class Job:
 
     Args:
         tasks_per_node: Ranks on each node, one a GPU where there are any.
-        options: Further options by their long names.
+        options: Further options by their long names; None for one that takes no value.
         array: As sbatch takes it, such as `0-3` or `0-15%4`.
-        stop_before_s: So long before the time limit the run saves its last checkpoint.
+        stop_before_s: So long before the time limit the run saves its last checkpoint, after a validation under way.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Job:
     tasks_per_node: int
     cpus_per_task: int | None
     time: str | None
-    options: Sequence[tuple[str, str]]
+    options: Sequence[tuple[str, str | None]]
     array: str | None
     max_requeues: int
     stop_before_s: int
@@ -68,28 +68,29 @@ def check(job: Job) -> None:
             limit that leaves nothing before the signal.
     """
     for key, value in (("name", job.name), *job.options):
-        _check_option(key, value)
+        if value is not None:
+            _check_option(key, value)
     if job.array is not None and not _ARRAY.fullmatch(job.array):
         fix = "Write numbers and ranges: 0-3, 1,4,7, or 0-15%4 for four at a time."
         raise UsageError(f"{job.array!r} is no list of an array's tasks", where="--array", fix=fix)
     _check_time(job)
 
 
-def parse_option(text: str) -> tuple[str, str]:
-    """Return the option and the value of one `--sbatch KEY=VALUE`.
+def parse_option(text: str) -> tuple[str, str | None]:
+    """Return the option and the value of one `--sbatch KEY=VALUE`; None as the value of a KEY that stands alone.
 
     Raises:
         UsageError: no such form, or an option that `tuner submit` sets itself.
     """
     key, equals, value = text.partition("=")
     key = key.removeprefix("--")
-    if not equals or not _KEY.fullmatch(key):
-        fix = "Write a long option of sbatch: --sbatch reservation=mine."
-        raise UsageError(f"{text!r} is not KEY=VALUE", where="--sbatch", fix=fix)
+    if not _KEY.fullmatch(key):
+        fix = "Write a long option of sbatch: --sbatch reservation=mine, or --sbatch exclusive."
+        raise UsageError(f"{text!r} is neither KEY=VALUE nor KEY", where="--sbatch", fix=fix)
     if any(name.startswith(key) for name in _OURS):  # sbatch takes the beginning of a name for the whole
         fix = "Use the flag of `tuner submit`, or change the script that --dry-run prints."
         raise UsageError(f"{key} is set by tuner submit itself", where="--sbatch", fix=fix)
-    return key, value
+    return key, value if equals else None
 
 
 def options(job: Job, folder: Path) -> list[str]:
@@ -101,6 +102,8 @@ def options(job: Job, folder: Path) -> list[str]:
     _check_path(folder)
     # Slurm replaces %j, %A and %a in the log's name, and nothing where a backslash is in it.
     log = f"{folder}/".replace("%", "%%") + ("slurm-%A_%a.out" if job.array else "slurm-%j.out")
+    # At the end: one that takes a value after all takes the script for it, which sbatch refuses, and no option of ours.
+    alone = [f"--{key}" for key, value in job.options if value is None]
     given = [
         *job.options,
         ("job-name", job.name),
@@ -114,7 +117,7 @@ def options(job: Job, folder: Path) -> list[str]:
         ("output", log),
         ("open-mode", "append"),
     ]
-    return [*(f"--{key}={value}" for key, value in given if value is not None), "--requeue"]
+    return [*(f"--{key}={value}" for key, value in given if value is not None), "--requeue", *alone]
 
 
 def script(job: Job, folder: Path, train: Sequence[str], cwd: Path) -> str:
@@ -183,9 +186,9 @@ def _check_characters(text: str) -> None:
 
 
 def _check_time(job: Job) -> None:
-    limit_s = _seconds(job.time) if job.time else None
+    limit_s = _seconds(job.time) if job.time is not None else None
     least_s = job.stop_before_s + _MAY_COME_EARLY_S
-    if limit_s is not None and limit_s <= least_s:
+    if limit_s and limit_s <= least_s:  # to Slurm, 0 is no limit
         fix = f"Ask for more, or change --stop-before (it is {job.stop_before_s} s, and Slurm may be 60 s early)."
         raise UsageError(f"a time limit of {limit_s} s leaves no time to train", where="--time", fix=fix)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from tuner.launch import retry, supervise
 from tuner.launch.plan import LaunchPlan
+from tuner.machine import slurm
 from tuner.report import end
 from tuner.runs import directory, lock
 from tuner.runs.directory import RunDirectory
@@ -36,5 +37,6 @@ def start(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
 
 def _directory(plan: LaunchPlan, environ: Mapping[str, str]) -> RunDirectory:
     if plan.topology.leads:
-        return directory.create(plan.run_path, plan.files, resume=plan.resumes, environ=environ)
+        has_ended = slurm.has_ended
+        return directory.create(plan.run_path, plan.files, resume=plan.resumes, environ=environ, has_ended=has_ended)
     return directory.wait_for(plan.run_path, plan.launch_id)

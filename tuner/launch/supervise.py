@@ -16,16 +16,18 @@ from typing import Any
 
 import psutil
 
-from tuner.errors import DiskError, Stopped
+from tuner.errors import DiskError, RunDirectoryError, Stopped
 from tuner.launch.local import GRACE_S
-from tuner.machine.kernel import die_with_parent, num_oom_kills, stopped
+from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
 from tuner.runs import beats
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
 from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+_INSISTING = (signal.SIGTERM, signal.SIGINT)
+"""Asked twice by one of them, a run is killed. A terminal that closes sends SIGHUP twice, and SIGTERM may follow it."""
+_FORWARDED = (*_INSISTING, signal.SIGHUP, signal.SIGUSR2)
 _POLL_S = 0.1
 _REAP_S = 10.0
 _LOOK_S = 1.0
@@ -97,7 +99,7 @@ class _Watch:
     @contextlib.contextmanager
     def signals(self):  # type: ignore[no-untyped-def]
         """Take over the signals before anything is spawned; give them back at the end."""
-        before = {number: signal.signal(number, self._receive) for number in _FORWARDED}
+        before = {number: signal.signal(number, self._receive) for number in heard(_FORWARDED)}
         try:
             yield
         finally:
@@ -105,9 +107,12 @@ class _Watch:
                 signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        # A closing terminal sends SIGHUP twice: asking again is not asking for a kill, only SIGTERM and Ctrl-C are.
-        if not self.received or number in (signal.SIGTERM, signal.SIGINT):
+        if not self.received or number in _INSISTING:
             self.received.append(number)
+
+    @property
+    def insisted(self) -> bool:
+        return sum(number in _INSISTING for number in self.received) > 1
 
     def remember_ranks(self) -> None:
         """Note the agent's descendants while they have a parent: orphans cannot be found later."""
@@ -117,8 +122,10 @@ class _Watch:
 
     def forward(self) -> None:
         """Pass the first signal on as SIGTERM (finish the step, save, stop); at the second, kill at once."""
-        if len(self.received) > 1:  # the ranks are killed as soon as it is gone
+        if self.insisted:  # the ranks are killed as soon as it is gone
             if self.agent:
+                _send(self.agent, signal.SIGSTOP)  # it may be starting one, which nobody could find afterwards
+                self.remember_ranks()
                 _kill(self.agent)
         elif self.received and not self.forwarded:
             self.forwarded, self.told_s = self.received[0], time.monotonic()
@@ -175,15 +182,22 @@ class _Watch:
     def verdict(self, agent_code: int) -> int:
         """Return the run's exit code, write status.json, and print what went wrong."""
         reports = self.directory.failures()
-        if len(self.received) > 1:
+        if self.insisted:
             return self._end("failed", 128 + self.received[-1], "killed at the second signal")
         if agent_code == 0 and not reports and not self.overdue:
             return 0
         if self.forwarded and not reports and not self.overdue:
+            if self._is_done():  # the signal came while the result was being written, and torchrun calls that a failure
+                return 0
             return self._end("failed", 128 + self.forwarded, f"stopped by {signal.Signals(self.forwarded).name}")
         if reports and reports[0]["exit_code"] == Stopped.exit_code:
             return self._end("stopped", Stopped.exit_code, str(reports[0]["message"]))
         return self._diagnose(agent_code, reports)
+
+    def _is_done(self) -> bool:
+        with contextlib.suppress(RunDirectoryError):
+            return bool(self.directory.read_json(self.directory.status)["state"] == "done")
+        return False
 
     def _diagnose(self, agent_code: int, reports: Sequence[Mapping[str, Any]]) -> int:
         kills = (num_oom_kills() or 0) - (self.num_oom_kills or 0)

@@ -9,7 +9,7 @@ import ctypes
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -20,6 +20,12 @@ def die_with_parent() -> None:
     """Ask for a SIGTERM to this process when its parent ends, however it ends."""
     if sys.platform == "linux":  # elsewhere nothing tells a child
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def heard(numbers: Iterable[int]) -> tuple[int, ...]:
+    """Return the signals to listen to: all but a SIGHUP that is ignored, since `nohup` wants it so."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(number for number in numbers if not (ignored and number == signal.SIGHUP))
 
 
 def stopped(pids: Mapping[int, int], root: Path = Path("/")) -> list[int]:

@@ -18,6 +18,11 @@ MAX_REQUEUES = "TUNER_MAX_REQUEUES"
 """Set by the script of `tuner submit`: how often a job may put itself back into the queue; unset: never."""
 COUNT = re.compile(r"[0-9]{1,7}")
 """A count that int() takes: str.isdigit() is also true of "²", and of more digits than Python converts."""
+_ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "TIMEOUT"),
+}
+_FORGOTTEN = "Invalid job id"
 _MAX_NODES = 1 << 20
 _ANSWER_S = 30
 
@@ -74,6 +79,15 @@ def not_running(job: str) -> str | None:
     return None if state and state[1] == "RUNNING" else f"Slurm says that it is {state[1] if state else 'gone'}"
 
 
+def has_ended(job: str) -> bool:
+    """Return whether a job is over for certain: False where Slurm does not answer."""
+    try:
+        states = re.findall(r"\bJobState=(\w+)", _ask("scontrol", "show", "job", "--oneliner", job))
+    except MachineError as error:
+        return _FORGOTTEN in error.what  # minutes after its end
+    return bool(states) and _ENDED.issuperset(states)  # several for an array, whose id is also that of one of its tasks
+
+
 def requeue(job: str) -> None:
     """Put a job back into the queue. Slurm then ends all its processes, this one too.
 
@@ -87,11 +101,15 @@ def submit(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     """Give a script to sbatch and return the job's id.
 
     Raises:
-        MachineError: there is no sbatch, or it refuses the job.
+        MachineError: there is no sbatch, it refuses the job, or it prints something else than a job's id.
     """
     # Variables of the job that this command itself runs in would speak for the new one.
     env = {key: value for key, value in environ.items() if key == "SLURM_CONF" or not key.startswith("SLURM_")}
-    return _ask("sbatch", "--parsable", *arguments, environ=env).strip().partition(";")[0]
+    said = _ask("sbatch", "--parsable", *arguments, environ=env).strip()
+    number = said.partition(";")[0]
+    if not number.isdecimal():  # such as the text of --help
+        raise MachineError(f"sbatch says {said!r}, and no job's id", where="Slurm")
+    return number
 
 
 def _ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
@@ -99,9 +117,10 @@ def _ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
 
     try:
         done = subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S
-        )
-    except FileNotFoundError:
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors="replace", timeout=_ANSWER_S,
+        )  # fmt: skip
+    except (FileNotFoundError, PermissionError):
         fix = "Run this on a machine of the cluster, where Slurm's commands are on the PATH."
         raise MachineError(f"there is no {command[0]} here", where="Slurm", fix=fix) from None
     except subprocess.TimeoutExpired:
@@ -115,6 +134,12 @@ def _ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
 def speaks(environ: Mapping[str, str]) -> bool:
     """Return whether this process tells the user of a mistake: every task of srun makes the same, the first speaks."""
     return "SLURM_STEP_ID" not in environ or environ.get("SLURM_PROCID", "0") == "0"
+
+
+def num_nodes_outside_srun(environ: Mapping[str, str]) -> int:
+    """Return the nodes of the job in which this process runs without srun; 0 where it does not."""
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+    return int(nodes) if COUNT.fullmatch(nodes) and "SLURM_STEP_ID" not in environ else 0
 
 
 def first_host(nodelist: str) -> str:

@@ -24,7 +24,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -167,9 +167,16 @@ def _is_empty(path: Path) -> bool:
 
 
 def create(
-    path: Path, files: dict[str, str], *, resume: bool, environ: Mapping[str, str] | None = None
+    path: Path,
+    files: dict[str, str],
+    *,
+    resume: bool,
+    environ: Mapping[str, str] | None = None,
+    has_ended: Callable[[str], bool] = lambda _: False,
 ) -> RunDirectory:
     """Make the directory, take it for this process, and write `files` into it, run.json last: who sees it sees all.
+
+    `has_ended` tells of a job of Slurm that had the directory whether it is over.
 
     Raises:
         RunDirectoryError, DiskError: as `check_free`, and where another run has it.
@@ -177,7 +184,7 @@ def create(
     check_free(path, resume=resume)
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-        lock.take(path, environ or {})
+        lock.take(path, environ or {}, has_ended)
         if resume:
             _keep_earlier_attempt(path, int(json.loads(files.get("run.json", "{}")).get("resume_step") or 0))
         else:

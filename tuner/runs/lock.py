@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ class Holder:
     """The process that starts and watches a run, or its rank 0 where nobody does.
 
     `started_s` counts from the boot: a jump of the clock does not change it. A job that Slurm starts again keeps its
-    id and counts `restarts`.
+    id and counts `restarts`; its id means nothing on another `cluster`.
     """
 
     pid: int
@@ -36,13 +36,19 @@ class Holder:
     host: str
     job: str | None
     restarts: int
+    cluster: str | None = None
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Holder:
         """Return this process; `environ` tells of the Slurm job around it."""
-        restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
+        restarts = environ.get("SLURM_RESTART_COUNT", "")
         return cls(
-            os.getpid(), _started_s(os.getpid()) or 0.0, socket.gethostname(), environ.get("SLURM_JOB_ID"), restarts
+            os.getpid(),
+            _started_s(os.getpid()) or 0.0,
+            socket.gethostname(),
+            environ.get("SLURM_JOB_ID"),
+            int(restarts) if restarts.isdecimal() else 0,
+            environ.get("SLURM_CLUSTER_NAME"),
         )
 
     @property
@@ -56,11 +62,18 @@ class Holder:
         started_s = _started_s(self.pid)
         return started_s is not None and abs(started_s - self.started_s) < _SAME_S
 
-    def lets(self, other: Holder) -> bool:
-        """Return whether another may take over: this one has ended for certain, or is the other."""
+    def lets(self, other: Holder, has_ended: Callable[[str], bool] = lambda _: False) -> bool:
+        """Return whether another may take over: this one has ended for certain, or is the other.
+
+        Args:
+            other: Who wants to.
+            has_ended: Whether a job of this cluster is over, as Slurm knows it.
+        """
         if self.host == other.host:
             return self.pid == other.pid or not self.lives
-        return self.job is not None and self.job == other.job and self.restarts < other.restarts
+        if self.job is None or self.job == other.job:
+            return self.job is not None and self.restarts < other.restarts
+        return self.cluster is not None and self.cluster == other.cluster and has_ended(self.job)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" + (f" in Slurm job {self.job}" if self.job else "")
@@ -77,8 +90,8 @@ def _started_s(pid: int) -> float | None:
     return None
 
 
-def take(run: Path, environ: Mapping[str, str]) -> None:
-    """Make this process the holder of a run directory; who holds it already, holds it on.
+def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool] = lambda _: False) -> None:
+    """Make this process the holder of a run directory; who holds it already, holds it on. `has_ended`: see `lets`.
 
     Raises:
         RunDirectoryError: another run holds it, or may do so on another host.
@@ -87,7 +100,7 @@ def take(run: Path, environ: Mapping[str, str]) -> None:
     this = Holder.here(environ)
     with disk_errors(run), _opened(run / NAME, "a+") as file:
         holder = _read(file)
-        if holder and not holder.lets(this):
+        if holder and not holder.lets(this, has_ended):
             raise _taken(run, holder, this)
         if holder and holder.pid != this.pid:
             _refuse_ranks_left(run)

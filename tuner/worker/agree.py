@@ -66,6 +66,11 @@ class Agree(TrainerCallback):  # type: ignore[misc]
         if control.should_save or control.should_training_stop:
             self._check_weights(state.global_step)
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.stopped_at and state.epoch % 1:
+            # The trainer takes any stop for the epoch's end, and a validation can be longer than Slurm waits.
+            control.should_evaluate = False
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._vote(torch.tensor(False, device=args.device))[1]:
             # Asked during the save: its checkpoint is the one to resume from.

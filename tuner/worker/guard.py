@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, TextIO
 
 from tuner.errors import DiskError, Hang, NotANumber, Stopped, TunerError
-from tuner.machine.kernel import die_with_parent, stopped
+from tuner.machine.kernel import die_with_parent, heard, stopped
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
 from tuner.report import end
@@ -32,7 +32,9 @@ from tuner.worker.heartbeat import Heartbeat
 from tuner.worker.output import send_to
 from tuner.worker.requeue import requeue
 
-_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+_INSISTING = (signal.SIGTERM, signal.SIGINT)
+"""Asked twice by one of them, a rank ends at once. Slurm may send USR2 after SIGTERM, and SIGTERM after USR2."""
+_STOPS = (*_INSISTING, signal.SIGHUP, signal.SIGUSR2)
 _LET_RANK_0_REQUEUE_S = 3
 _STACKS_S = 2.0
 """All ranks that wait in vain notice it within this time, and leave their stacks."""
@@ -44,6 +46,7 @@ class Guard:
     def __init__(self, run: RunDirectory, rank: Rank, job: Job | None = None) -> None:
         self.run, self.rank, self.job = run, rank, job
         self.stop_requested = False
+        self._insisted = False
         self.can_stop_at_a_step = False
         """True while training: before it there is no step to finish, and a signal ends the rank at once."""
         self.step: int | None = None
@@ -60,12 +63,22 @@ class Guard:
             die_with_parent()  # a killed torchrun cannot end its ranks
         reader, writer = socket.socketpair()
         writer.setblocking(False)
-        for number in _STOPS:
+        for number in heard(_STOPS):
             signal.signal(number, lambda *_: None)
+        os.register_at_fork(after_in_child=self._leave_signals_to_parent)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)  # `start` has held back what came before this
         self._sockets = (reader, writer)
         threading.Thread(target=self._listen, args=(reader,), daemon=True, name="stop-signals").start()
+
+    def _leave_signals_to_parent(self) -> None:
+        """Keep a process that the dataloader forks from telling this rank's signals again, and from ending by them.
+
+        torchrun and Slurm send a signal to all of a rank's processes, and a rank that stops still needs its batches.
+        """
+        signal.set_wakeup_fd(-1)
+        if self.can_stop_at_a_step:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
 
     def take_output(self) -> None:
         """Send all that this rank prints into its log; what rank 0 prints is shown too, here or by its supervisor."""
@@ -104,7 +117,9 @@ class Guard:
             faulthandler.dump_traceback()  # into the log: of ranks that waited in vain it tells who lagged
         if not (self.stop_requested or peer_failed or self.can_stop_at_a_step):
             self._requeue(None)
-        if self.stop_requested or peer_failed or not self.can_stop_at_a_step:
+        insists = number in _INSISTING
+        again, self._insisted = insists and self._insisted, insists or self._insisted
+        if again or peer_failed or not self.can_stop_at_a_step:
             # srun returns the highest code of all: 128 + 15 would hide that of the rank that failed.
             self._leave(TunerError.exit_code if peer_failed and not self.rank.supervised else 128 + number)
         self.stop_requested = True

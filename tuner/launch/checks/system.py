@@ -18,7 +18,7 @@ from typing import Any
 from tuner.errors import MachineError
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
-from tuner.machine import libraries
+from tuner.machine import libraries, slurm
 
 _MONITORS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 """Blocks of a DeepSpeed config that need a package."""
@@ -74,6 +74,14 @@ def shadows(environ: Mapping[str, str]) -> Iterator[Finding]:
     for folder in dict.fromkeys((Path.cwd(), Path(environ.get("HOME") or Path.cwd()))):
         if (folder / _DEEPSPEED_ENV).is_file():
             yield f"{folder / _DEEPSPEED_ENV} is not read: tuner does not start ranks through DeepSpeed's launcher."
+
+
+def forgotten_srun(plan: LaunchPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Find a run on one node in a job that has several."""
+    nodes = slurm.num_nodes_outside_srun(environ)
+    if plan.topology.num_nodes == 1 and nodes > 1:
+        all_of_them = "srun ... tuner train ... --launcher slurm takes all"
+        yield f"this job of Slurm has {nodes} nodes, and the run takes one: {all_of_them}."
 
 
 def _is_module(path: Path) -> bool:
