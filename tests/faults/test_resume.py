@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from tests.e2e.runs import Finished, ok, quick, train
+from tests.e2e.runs import Finished, distance, ok, quick, train
 from tests.faults.conftest import Faulty
 from tuner.runs import checkpoints
 
@@ -17,6 +18,11 @@ pytestmark = pytest.mark.e2e
 
 # Two steps an epoch, so that six cross its end twice; dropout, so that the state of the random numbers matters.
 EPOCHS = ("max_rows=40", "max_steps=6", "checkpoint.interval=3", "lora_dropout=0.1", "packing=True")
+VALIDATED = (
+    "val_dataloader=dict(batch_size=4, dataset=dict(path='package:sample/validation.jsonl', format='messages', "
+    "max_rows=8, max_length=128, packing=True))",
+    *("train_cfg.val_interval=2", "save_best=auto"),
+)
 
 
 def _sets(*texts: str) -> list[str]:
@@ -64,12 +70,21 @@ def test_a_sharded_run_goes_on_on_more_ranks_and_its_weights_at_another_stage(tm
     two = ok(train(recipe, tmp_path / "two", "--deepspeed", "zero3"))
 
     path = _copy(two, tmp_path / "four", 2)
-    four = ok(train(recipe, path, "--deepspeed", "zero3", "--resume", "auto", ranks=4))
+    _claim_the_lowest_loss(path / "checkpoints" / "checkpoint-2")
+    four = ok(train(recipe, path, "--deepspeed", "zero3", "--resume", "auto", *_sets(*VALIDATED), ranks=4))
 
     assert four.json("run.json")["batch"]["accumulation"] == 1
     assert four.json("deepspeed.json")["checkpoint"] == {"load_universal": True}
     assert four.losses == pytest.approx(two.losses, rel=1e-5)
     assert checkpoints.inspect(path / "checkpoints" / "checkpoint-4") is None
+    assert four.json("status.json")["result_step"] == 2, "the best one, which other ranks have saved"
+    best, result = (
+        load_file(folder / "model.safetensors") for folder in (path / "checkpoints" / "checkpoint-2", path / "final")
+    )
+    common = best.keys() & result.keys()
+    assert len(common) >= len(result) - 1, "the tied weight has one name or the other"
+    assert distance(*({name: weights[name] for name in common} for weights in (result, best))) == 0
+    assert not checkpoints.unfinished(path / "checkpoints").exists()
     assert not (path / "universal").exists(), "of no use beside a newer checkpoint"
 
     path = _copy(two, tmp_path / "moved", 2)
@@ -89,6 +104,14 @@ def test_a_sharded_run_goes_on_on_more_ranks_and_its_weights_at_another_stage(tm
     assert poisoned.code == 2, poisoned.text
     assert "holds code" in poisoned.text and "Traceback" not in poisoned.text, poisoned.text
     assert not (tmp_path / "canary").exists()
+
+
+def _claim_the_lowest_loss(checkpoint: Path) -> None:
+    file = checkpoint / "trainer_state.json"
+    state = json.loads(file.read_text())
+    state["log_history"].append({"eval_loss": 0.0, "step": state["global_step"]})
+    file.write_text(json.dumps(state))
+    checkpoints.seal(checkpoint, checkpoints.facts(checkpoint))
 
 
 class _Canary:

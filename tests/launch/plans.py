@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,6 +66,7 @@ def checkpoint(run: Path, step: int, *, valid: bool = True, **facts: Any) -> Pat
     folder = run / "checkpoints" / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"weights")
+    shutil.copy(run / "recipe.py", folder)
     state = json.loads((run / "run.json").read_text(encoding="utf-8"))["state"]
     checkpoints.seal(folder, {**state, **facts, "step": step})
     if not valid:

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.plans import made, task
+from tests.launch.plans import checkpoint, made, task
 from tests.machine.gpus import A100, CPU, GIB, T4, V100, machine
 from tuner.errors import DiskError, MachineError, RecipeError
 from tuner.launch.checks import Finding, gpus, storage, system
 from tuner.launch.plan import LaunchPlan
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import GpuUse
+from tuner.runs import directory
 from tuner.runs.checkpoints import unfinished
 
 Disk = namedtuple("Disk", "total used free")
@@ -226,6 +227,37 @@ def test_room_that_a_killed_save_takes_is_counted_as_free(disk: Callable[[float]
 
     disk(2 * one + final - 1001)
     assert len(list(storage.checkpoints(plan))) == 1
+
+
+@pytest.mark.parametrize(("way", "times"), [("universal", 2), ("weights", 1 / 3)])
+def test_a_disk_without_room_to_convert_the_checkpoint_is_refused(
+    disk: Callable[[float], None], tmp_path: Path, way: str, times: float
+) -> None:
+    batch = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
+    run, two = tmp_path / "run", {"nproc_per_node": 2}
+    directory.create(run, made(*batch, work_dir=run, deepspeed="zero2", flags=two).files, resume=False)
+    saved = checkpoint(run, 2)
+    states = saved / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    states.parent.mkdir()
+    states.write_bytes(bytes(30 * 1024**2))
+    on = {"deepspeed": "zero2", "flags": {"nproc_per_node": 1}}
+    if way == "weights":
+        on = {"deepspeed": "zero3", "flags": two, "resume_weights": True}
+    plan = made(*batch, work_dir=run, resume="auto", **on)
+    one, _ = needed(plan)
+    most = max(times * 30 * 1024**2, min(times, 1) * 30 * 1024**2 + one)
+    assert plan.resume_as == way
+
+    disk(most - 1)
+    (error,) = storage.conversion(plan)
+    disk(most)
+
+    assert isinstance(error, DiskError)
+    assert error.exit_code == 74
+    assert "are free, and checkpoint-2 needs " in str(error)
+    assert "take the 2 ranks and --deepspeed deepspeed_zero2 that saved it" in str(error)
+    assert list(storage.conversion(plan)) == []
+    assert list(storage.conversion(made(*batch))) == []
 
 
 def test_a_run_too_short_for_many_checkpoints_needs_no_room_for_them(disk: Callable[[float], None]) -> None:

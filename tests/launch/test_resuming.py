@@ -11,7 +11,7 @@ import pytest
 
 from tests.launch.plans import TINY, checkpoint, made, task, written_run
 from tests.machine.gpus import H200, machine
-from tuner.errors import RecipeError, RunDirectoryError
+from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.launch.plan import LaunchPlan
 from tuner.recipes import recipe
 
@@ -144,6 +144,68 @@ def test_what_is_neither_a_run_nor_a_checkpoint_is_refused(tmp_path: Path, name:
     assert "--resume" in str(caught.value)
 
 
+@pytest.mark.parametrize("trace", ["done", "stopped", "latest"])
+def test_auto_does_not_begin_a_run_anew_whose_checkpoints_were_removed(tmp_path: Path, trace: str) -> None:
+    run = written_run(tmp_path / "run")
+    if trace == "latest":
+        run.checkpoints.mkdir()
+        (run.checkpoints / "latest").write_text("checkpoint-4\n")
+    else:
+        run.write_status("done" if trace == "done" else "stopped")
+
+    with pytest.raises(RunDirectoryError, match="has saved checkpoints, and none is left"):
+        made(resume="auto", work_dir=run.path)
+
+
+def test_auto_does_not_begin_a_run_anew_whose_checkpoints_are_out_of_reach(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run")
+    run.checkpoints.symlink_to("/a disk/that is not/mounted")
+
+    with pytest.raises(DiskError, match="cannot be read"):
+        made(resume="auto", work_dir=run.path)
+
+
+def test_auto_tells_of_another_run_that_can_go_on_where_the_newest_never_saved(tmp_path: Path) -> None:
+    home = tmp_path / "work_dirs" / TINY
+    for at, name in enumerate(("long", "begun by mistake")):
+        run = written_run(home / name).path
+        os.utime(run / "run.json", (at, at))
+    checkpoint(home / "long", 3)
+
+    found = made(resume="auto")
+
+    assert found.run_path == home / "begun by mistake"
+    assert any(f"{home / 'long'} has a checkpoint: --resume {home / 'long'} goes on" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("resume", ["auto", "checkpoint-9"])
+def test_a_checkpoint_under_the_name_of_another_step_is_not_taken(tmp_path: Path, resume: str) -> None:
+    """It would be set aside as one of a later step than the one that the run goes on from."""
+    run = written_run(tmp_path / "run").path
+    good = checkpoint(run, 2)
+    renamed = checkpoint(run, 4).rename(run / "checkpoints" / "checkpoint-9")
+
+    if resume == "auto":
+        found = made(resume=resume, work_dir=run)
+        _resumed(found, run, good)
+        assert any("checkpoint-9 is passed over: it was saved at step 4" in note for note in found.notes)
+    else:
+        with pytest.raises(RunDirectoryError, match="it was saved at step 4"):
+            made(resume=str(renamed))
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "."])
+def test_a_folder_near_a_checkpoint_is_told_from_a_save_that_never_finished(tmp_path: Path, name: str) -> None:
+    run = written_run(tmp_path / "runs" / "run").path
+    checkpoint(run, 2)
+
+    with pytest.raises(RunDirectoryError) as caught:
+        made(resume=str(run / name if name != "." else run.parent))
+
+    assert "is neither a run nor a checkpoint" in str(caught.value)
+    assert "Name a run directory" in str(caught.value)
+
+
 def test_a_requeued_job_goes_on_in_its_own_directory(tmp_path: Path) -> None:
     environ = task(0, tasks=1)
     first = made(environ=environ, flags={"launcher": "slurm"}, resume="auto")
@@ -217,6 +279,18 @@ def test_another_global_batch_is_refused_with_both_products(tmp_path: Path) -> N
 
     assert "2 x 8 x 2 ranks = 32 samples a step, and the checkpoint was trained with 16" in str(caught.value)
     assert "--set accumulative_counts=8" in str(caught.value)
+
+
+def test_the_recipe_of_a_run_that_was_made_to_fit_other_ranks_goes_on_on_the_first_ones(tmp_path: Path) -> None:
+    """It is what the message of a stopped run says to type."""
+    run = _run(tmp_path / "run")
+    for name, text in _resume(run, ranks=1).files.items():
+        (run / name).write_text(text)
+    checkpoint(run, 4)
+
+    found = made(recipe=str(run / "recipe.py"), resume=str(run), flags={"nproc_per_node": 2})
+
+    assert (found.batch.micro_batch, found.batch.accumulation, found.batch.global_batch) == (2, 4, 16)
 
 
 def test_another_micro_batch_with_the_same_global_batch_is_taken(tmp_path: Path) -> None:
@@ -324,6 +398,19 @@ def test_what_the_state_depends_on_is_refused_with_both_values(tmp_path: Path, k
     assert f"-> {value!r}" in str(caught.value)
     assert f"In {key} (--set {key}={value})" in str(caught.value)
     assert f"Put back {key} = " in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["moved away", "put into another run"])
+def test_a_checkpoint_tells_wherever_it_lies_what_it_is_one_of(tmp_path: Path, place: str) -> None:
+    run, other = _run(tmp_path / "run", "randomness.seed=7"), _run(tmp_path / "other")
+    checkpoint(run, 4).rename(other / "checkpoints" / "checkpoint-4")
+    if place == "moved away":
+        (other / "checkpoints" / "checkpoint-4").rename(tmp_path / "kept")
+
+    with pytest.raises(RecipeError, match=r"randomness\.seed 7 -> 42"):
+        _resume(other) if place != "moved away" else made(
+            *SETS, resume=str(tmp_path / "kept"), flags={"nproc_per_node": 2}, deepspeed="zero2"
+        )
 
 
 def test_everything_refused_is_told_at_once_and_where_it_stands(tmp_path: Path) -> None:

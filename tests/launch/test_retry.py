@@ -117,11 +117,7 @@ def test_it_goes_on_from_the_last_valid_checkpoint(tmp_path: Path, monkeypatch: 
     assert _json(run / "run.json")["resume"] == str(run / "checkpoints" / "checkpoint-2")
 
 
-@pytest.mark.parametrize("valid", [True, False])
-def test_checkpoints_that_the_next_attempt_cannot_read_are_kept_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, valid: bool
-) -> None:
-    run = tmp_path / "run"
+def _saves_one(monkeypatch: pytest.MonkeyPatch, run: Path, *, valid: bool) -> None:
     real = start.supervise.run
 
     def saved(*arguments: Any, **options: Any) -> int:
@@ -131,13 +127,38 @@ def test_checkpoints_that_the_next_attempt_cannot_read_are_kept_aside(
         return code
 
     monkeypatch.setattr(start.supervise, "run", saved)
-    # At ZeRO-1 a valid checkpoint of stage 0 is of no use, nor is one that was never finished at any level.
+
+
+def test_checkpoints_whose_state_cannot_move_to_the_next_level_are_kept_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    _saves_one(monkeypatch, run, valid=True)
     fits = "facts['deepspeed'] == 'deepspeed_zero1'"
 
     assert _run(monkeypatch, run, fits, "train_dataloader.batch_size=1", deepspeed="none") == 0
     assert _json(run / "run.json")["resume"] is None
     assert (run / "checkpoints of attempt 1" / "checkpoint-2").is_dir()
     assert not (run / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "request_", [{"on_oom": "retry"}, {"on_oom": "stop", "max_restarts": 3}], ids=lambda one: one["on_oom"]
+)
+def test_where_every_checkpoint_is_damaged_no_attempt_begins_anew_unasked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    request_: dict[str, Any],
+) -> None:
+    run = tmp_path / "run"
+    _saves_one(monkeypatch, run, valid=False)
+    dies = "False" if request_["on_oom"] == "retry" else DIES.format(code=1, message=KILLED)
+
+    assert _run(monkeypatch, run, dies, **request_) == 1
+    assert "has no valid checkpoint" in capfd.readouterr().err
+    assert (run / "checkpoints" / "checkpoint-2").is_dir()
+    assert not (run / "attempts").exists()
 
 
 def test_auto_is_decided_once_for_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from tuner.runs.checkpoints import (
     prune,
     require_valid,
     seal,
+    set_aside,
     survey,
     unfinished,
 )
@@ -342,6 +343,15 @@ def test_checkpoints_of_later_steps_are_another_attempts_and_neither_count_nor_g
     assert _left(tmp_path) == [4, 98, 100]
 
 
+def test_checkpoints_set_aside_by_each_of_several_starts_are_all_kept(tmp_path: Path) -> None:
+    for step in (2, 4):
+        _save(tmp_path / "checkpoints", step)
+        set_aside(tmp_path / "checkpoints", 1)
+
+    kept = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/checkpoint-*"))
+    assert kept == ["checkpoints of attempt 1/checkpoint-2", "checkpoints of attempt 2/checkpoint-4"]
+
+
 # From being written to being one
 
 
@@ -356,6 +366,19 @@ def test_a_committed_checkpoint_is_in_its_place_and_named_as_the_latest(tmp_path
     assert num_bytes == sum(map(len, CONTENT.values()))
     assert (tmp_path / LATEST).read_text() == "checkpoint-7\n"
     assert {one.name for one in tmp_path.iterdir()} == {"checkpoint-7", LATEST}
+
+
+def test_the_recipe_of_the_run_is_a_part_of_the_checkpoint(tmp_path: Path) -> None:
+    recipe = tmp_path / "as it ran.py"
+    recipe.write_text("model = dict()")
+    _save(unfinished(tmp_path), 7, sealed=False)
+
+    commit(tmp_path, 7, {}, recipe)
+
+    copy = tmp_path / "checkpoint-7" / "recipe.py"
+    assert copy.read_text() == "model = dict()"
+    copy.write_text("model = None  ")
+    assert inspect(copy.parent) == "recipe.py has changed (its hash differs)"
 
 
 def test_a_save_of_the_same_step_replaces_the_older_one_and_mixes_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -222,6 +223,18 @@ def test_resuming_keeps_each_earlier_attempt_whole(tmp_path: Path) -> None:
     assert json.loads(first["status.json"])["state"] == "stopped"
     assert json.loads(first["ranks/1.json"])["message"] == "before second"
     assert json.loads((path / "attempts" / "2" / "run.json").read_text()) == {"launch_id": "second"}
+
+
+def test_a_run_whose_older_attempts_were_removed_can_still_be_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    create(path, FILES, resume=False)
+    for _ in range(2):
+        create(path, FILES, resume=True)
+    shutil.rmtree(path / "attempts" / "1")
+
+    create(path, FILES, resume=True)
+
+    assert sorted(one.name for one in (path / "attempts").iterdir()) == ["2", "3"]
 
 
 def test_resuming_touches_neither_checkpoints_nor_metrics_nor_the_users_files(tmp_path: Path) -> None:

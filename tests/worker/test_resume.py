@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tuner.errors import RunDirectoryError
+from tuner.errors import DataError, RunDirectoryError
 from tuner.machine.topology import Rank
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
@@ -102,7 +103,7 @@ def test_weights_are_converted_once_each_in_fp32(tmp_path: Path) -> None:
         "embed": (torch.float32, 3),
         "norm": (torch.float32, 2),
     }
-    assert checkpoints.facts(folder) == {"step": 2, "world_size": 2}
+    assert {"step": 2, "world_size": 2}.items() <= checkpoints.facts(folder).items()
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoint-2-weights"], "nothing is left of the making"
 
 
@@ -116,6 +117,48 @@ def test_a_conversion_is_used_again_and_a_damaged_one_is_made_again(tmp_path: Pa
     file.write_bytes(content[:-1])
 
     assert next(_converted(tmp_path, checkpoint).rglob("*.safetensors")).read_bytes() == content
+
+
+def test_a_conversion_of_another_checkpoint_of_the_same_step_is_not_used(tmp_path: Path) -> None:
+    """As where a run began anew after its checkpoints were removed."""
+    checkpoint = _stage_0(tmp_path)
+    _converted(tmp_path, checkpoint)
+    shutil.rmtree(checkpoint)
+    _stage_0(tmp_path, bias=torch.ones(5))
+
+    (file,) = _converted(tmp_path, checkpoint).rglob("*.safetensors")
+
+    assert "bias" in load_file(file)
+
+
+def test_what_a_killed_save_has_left_makes_room_for_a_conversion(tmp_path: Path) -> None:
+    checkpoint = _stage_0(tmp_path)
+    left = checkpoints.unfinished(checkpoint.parent) / "checkpoint-4"
+    left.mkdir(parents=True)
+
+    _converted(tmp_path, checkpoint)
+
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(("num_rows", "num_tokens"), [(99, 5000), (100, 5001)])
+def test_data_that_are_others_than_the_checkpoints_are_refused_with_both_counts(
+    tmp_path: Path, num_rows: int, num_tokens: int
+) -> None:
+    def prepared(rows: int, tokens: int) -> Any:
+        return SimpleNamespace(dataset=range(rows), counts=SimpleNamespace(tokens=tokens))
+
+    checkpoint = _stage_0(tmp_path)
+    facts = {"resume": str(checkpoint)}
+    checkpoints.seal(checkpoint, {"step": 2, "data": resume.data_of(prepared(100, 5000))})
+
+    resume.check_data({"resume": None}, prepared(1, 1))
+    resume.check_data(facts, prepared(100, 5000))
+    with pytest.raises(DataError) as caught:
+        resume.check_data(facts, prepared(num_rows, num_tokens))
+
+    assert f"{num_rows:,} rows of {num_tokens:,} tokens by now" in str(caught.value)
+    assert "checkpoint-2 was trained on 100 rows of 5,000 tokens" in str(caught.value)
 
 
 class Canary:

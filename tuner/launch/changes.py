@@ -30,19 +30,19 @@ _FREE = frozenset(("adapter.lora_dropout",))
 """What may change although its block may not."""
 
 
-def compare(owner: Path | None, new: Recipe) -> tuple[str, ...]:
+def compare(saved: Path | None, new: Recipe) -> tuple[str, ...]:
     """Return one line for each key that the recipe of a run holds otherwise now.
 
     Args:
-        owner: The run that saved the checkpoint; None: it was moved out of its run, and nothing can be compared.
+        saved: The recipe.py of the checkpoint; where there is none, nothing can be compared.
         new: The recipe that will run, as recipe.py will hold it.
 
     Raises:
         RecipeError: a key changed that the state of the checkpoint depends on.
     """
-    if owner is None:
+    if saved is None or not saved.is_file():
         return ()
-    old = recipe.load(str(owner / "recipe.py"))
+    old = recipe.load(str(saved))
     found = list(differences(Section(old.values, old.origins), Section(new.values, new.origins)))
     refused = [(one, why) for one in found if (why := _reason(one.key))]
     if not refused:

@@ -74,7 +74,6 @@ class LaunchPlan:
     """How the checkpoint is loaded: see `resuming`."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """What this run's checkpoints are made of."""
-    asked_batch: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     fit: Fit | None = None
@@ -108,11 +107,11 @@ def make(
     loaded, batch_notes = resuming.keep_global_batch(asked, found, topology.world_size)
     deepspeed = resuming.level(loaded, request.deepspeed, found)
     settled = settle(loaded, deepspeed, topology, hardware, ignore_fit=request.ignore_fit)
-    state = resuming.state_of(settled)
+    state = resuming.state_of(settled, asked)
     resume_as, state_notes = resuming.how(found, state, weights=request.resume_weights)
     final = resuming.marked(settled.final, resume_as)
     whole = recipe.anchored(loaded, settled.level if final.from_catalog else settled.document.value)
-    changed = changes.compare(found.owner, whole)
+    changed = changes.compare(found.recipe, whole)
     run_path, resume = found.run_path, found.checkpoint
     what = [loaded.values, final.config, str(resume), request.max_restarts, len(request.attempts)]
     argv, env = _command(topology, run_path)
@@ -136,7 +135,6 @@ def make(
         resumes=request.resume is not None and directory.is_run(run_path),
         resume_as=resume_as,
         state=state,
-        asked_batch=resuming.asked_batch(asked),
         notes=(*found.notes, *changed, *batch_notes, *state_notes),
         warnings=settled.warnings,
         fit=settled.fit,
@@ -216,7 +214,6 @@ def _run_facts(plan: LaunchPlan, now: datetime) -> dict[str, Any]:
         "world_size": plan.topology.world_size,
         "num_nodes": plan.topology.num_nodes,
         "batch": batch_json(plan),
-        "asked_batch": dict(plan.asked_batch),
         "state": dict(plan.state),
         "arithmetic": fitting.arithmetic(config, plan.hardware, plan.precision.dtype),
         "fit": plan.fit.to_json() if plan.fit else None,

@@ -21,6 +21,7 @@ _QUICK = (
     gpus.precision,
     gpus.spread,
     storage.checkpoints,
+    storage.conversion,
     storage.shared_memory,
     storage.host_memory,
     system.open_files,

@@ -6,13 +6,14 @@ in `launch.changes`.
 
 from __future__ import annotations
 
-import json
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import RecipeError, RunDirectoryError
+from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.memory import LEVELS
 from tuner.launch.remedies import share_states
 from tuner.launch.settled import Settled
@@ -22,6 +23,7 @@ from tuner.recipes.objective import least_batch_size
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints, directory
+from tuner.runs.directory import RunDirectory
 from tuner.zero import choice
 from tuner.zero.merge import FinalConfig
 
@@ -46,10 +48,9 @@ class Found:
         return checkpoints.facts(self.checkpoint) if self.checkpoint else {}
 
     @property
-    def owner(self) -> Path | None:
-        """The run that saved the checkpoint, where it still lies in it."""
-        owner = self.checkpoint.parent.parent if self.checkpoint else None
-        return owner if owner and directory.is_run(owner) else None
+    def recipe(self) -> Path | None:
+        """The recipe of the run that saved the checkpoint."""
+        return self.checkpoint / checkpoints.RECIPE if self.checkpoint else None
 
 
 def find(asked: str | None, work_dir: Path | None, home: Path, default_name: str, topology: Topology) -> Found:
@@ -98,8 +99,33 @@ def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) ->
         fix = f"{' '.join(passed)} Start new with another --work-dir."
         raise RunDirectoryError(f"{known} has no valid checkpoint", where="--resume auto", fix=fix)
     if found is None:
-        return Found(known, None, (f"--resume auto: {known} never saved a checkpoint, so it starts again.",))
+        _refuse_lost(RunDirectory(known))
+        beside = _beside(known) if known.parent == home.absolute() else ""
+        return Found(known, None, (f"--resume auto: {known} never saved a checkpoint, so it starts again.{beside}",))
     return _resumed(known, found, passed)
+
+
+def _refuse_lost(run: RunDirectory) -> None:
+    """Refuse to begin a run anew whose checkpoints are out of reach, or were removed.
+
+    Raises:
+        RunDirectoryError: it saved some.
+        DiskError: they cannot be looked at.
+    """
+    if os.path.lexists(run.checkpoints) and not os.access(run.checkpoints, os.R_OK | os.X_OK):
+        fix = "Make it readable, or start new with another --work-dir."
+        raise DiskError(f"{run.checkpoints} cannot be read", where="--resume auto", fix=fix)
+    state = run.read_json(run.status).get("state") if run.status.is_file() else None
+    if state in ("done", "stopped") or (run.checkpoints / checkpoints.LATEST).is_file():
+        what = f"{run.path} has saved checkpoints, and none is left: it would begin anew"
+        raise RunDirectoryError(what, where="--resume auto", fix="Put one back, or start new with another --work-dir.")
+
+
+def _beside(run: Path) -> str:
+    """Return a word of another run of the recipe that can go on: this one may have been started by mistake."""
+    others = (path for path in sorted(run.parent.iterdir(), reverse=True) if path != run and directory.is_run(path))
+    found = next((path for path in others if checkpoints.listed(path / "checkpoints")), None)
+    return f" {found} has a checkpoint: --resume {shlex.quote(str(found))} goes on with it." if found else ""
 
 
 def _resumed(target: Path, checkpoint: Path, passed: list[str]) -> Found:
@@ -112,7 +138,7 @@ def _already_started(path: Path, topology: Topology) -> bool:
 
 
 def asked_batch(recipe: Recipe) -> dict[str, int]:
-    """Return the micro-batch and accumulation that a recipe asks for, before they are made to fit a checkpoint."""
+    """Return the micro-batch and accumulation that a recipe asks for."""
     config = recipe.config
     return {
         "micro_batch": config.train_dataloader.batch_size,
@@ -130,11 +156,13 @@ def keep_global_batch(loaded: Recipe, found: Found, world_size: int) -> tuple[Re
         RecipeError: the recipe now asks for another global batch than it did.
         RunDirectoryError: this number of ranks cannot share it evenly.
     """
-    wanted, asked = found.state.get("global_batch"), asked_batch(loaded)
+    saved, asked = found.state, asked_batch(loaded)
+    wanted = saved.get("global_batch")
     batch = Batch(asked["micro_batch"], asked["accumulation"], world_size)
     if wanted is None or batch.global_batch == wanted:
         return loaded, ()
-    if found.owner and _asked_before(found.owner) != asked:
+    # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
+    if asked not in (saved.get("asked_batch"), saved.get("batch")):
         raise _other_batch(loaded, batch, wanted)
     micro = _micro_batch(loaded.config, wanted, world_size)
     values, reason = loaded.values, f"--resume: keeps the global batch of {wanted} on {world_size} ranks"
@@ -150,10 +178,6 @@ def keep_global_batch(loaded: Recipe, found: Found, world_size: int) -> tuple[Re
         f"rank{'s' * (world_size > 1)} keeps the global batch of {wanted}."
     )
     return replace(loaded, config=RecipeConfig.model_validate(values), origins=origins), (note,)
-
-
-def _asked_before(owner: Path) -> Any:
-    return json.loads((owner / "run.json").read_text(encoding="utf-8")).get("asked_batch")
 
 
 def _both(batch: Batch, micro: int, accumulation: int) -> tuple[tuple[str, int, int], ...]:
@@ -198,13 +222,20 @@ def level(loaded: Recipe, deepspeed: str | None, found: Found) -> str | None:
     return saved if is_auto and saved in LEVELS else deepspeed
 
 
-def state_of(settled: Settled) -> dict[str, Any]:
-    """Return what decides who can load a run's checkpoints, which carry it in their manifest."""
+def state_of(settled: Settled, asked: Recipe) -> dict[str, Any]:
+    """Return what decides who can load a run's checkpoints, which carry it in their manifest.
+
+    Args:
+        settled: The recipe as it will run.
+        asked: The recipe before its batch was made to fit a checkpoint.
+    """
     zero = settled.final.config.get("zero_optimization", {})
     devices = ((zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param"))
     return {
         "world_size": settled.topology.world_size,
         "global_batch": settled.batch.global_batch,
+        "asked_batch": asked_batch(asked),
+        "batch": asked_batch(settled.recipe),
         "deepspeed": settled.level,
         "stage": zero.get("stage", 0),
         "nvme": "nvme" in devices,

@@ -48,13 +48,13 @@ def next_plan(plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str], c
         if "signal" in status:  # who asked a run to stop does not want it to start again
             return None
         if change:
-            return _say(_made(_lighter_request(plan, change, found), plan, run, environ), ON_OOM)
+            return _say(_made_lighter(_lighter_request(plan, change, found), plan, run, environ), ON_OOM)
         flag = RESTARTS
         if not plan.request.max_restarts or not _may_pass(code, found):
             return None
         refusal = _refusal(plan, run)
         if not refusal:
-            return _say(_made(_same_request(plan, found), plan, run, environ), RESTARTS)
+            return _say(_made(_same_request(plan, found), plan, environ), RESTARTS)
     except TunerError as error:
         refusal = str(error)
     _tell(f"{flag}: not possible: {refusal}")
@@ -77,7 +77,7 @@ def _with_other_nodes(plan: LaunchPlan, run: RunDirectory, environ: Mapping[str,
         else:
             launch_id, refusal = nodes.decision(run, plan.launch_id)
         if not refusal:
-            made = _made(_same_request(plan, found), plan, run, environ)
+            made = _made(_same_request(plan, found), plan, environ)
             return replace(made, launch_id=launch_id) if launch_id else _say(made, RESTARTS)
     except TunerError as error:
         refusal, objection = str(error), None
@@ -130,22 +130,22 @@ def _same_request(plan: LaunchPlan, found: Mapping[str, Any]) -> Request:
     )
 
 
-def _made(request: Request, plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str]) -> LaunchPlan:
-    made = _planned(request, plan, run, environ)
+def _made(request: Request, plan: LaunchPlan, environ: Mapping[str, str]) -> LaunchPlan:
+    made = plans.make(request, environ, plan.hardware, datetime.now().astimezone())
     preflight.check(made, environ)
     return made
 
 
-def _planned(request: Request, plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str]) -> LaunchPlan:
-    now = datetime.now().astimezone()
+def _made_lighter(request: Request, plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str]) -> LaunchPlan:
     try:
-        return plans.make(request, environ, plan.hardware, now)
+        return _made(request, plan, environ)
     except RunDirectoryError:
-        if not (run.checkpoints.is_dir() and plan.topology.leads):
+        newest, _ = checkpoints.newest_valid(run.checkpoints)
+        if newest is None:  # where all are damaged, nobody has asked to begin anew
             raise
-        # Its state cannot move to this level, or none is valid: the failure struck while the first one was written.
-    checkpoints.set_aside(run.checkpoints, f"attempt {len(request.attempts)}")
-    return plans.make(request, environ, plan.hardware, now)
+        # Its state cannot move to this level.
+    checkpoints.set_aside(run.checkpoints, len(request.attempts))
+    return _made(request, plan, environ)
 
 
 def _say(made: LaunchPlan, flag: str) -> LaunchPlan:

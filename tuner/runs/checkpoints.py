@@ -1,7 +1,7 @@
 """Checkpoints that can be trusted: a manifest of sizes and hashes, written last, is what makes one valid.
 
 checkpoints/
-    checkpoint-STEP   whole: it gets this name when its manifest is on the disk
+    checkpoint-STEP   whole: it gets this name when its manifest is on the disk; recipe.py in it is that of its run
     unfinished/       what is being written or removed; after a kill nothing there is worth keeping
     latest            the name of the newest one, a hint for people and scripts: nothing here reads it
 
@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tuner.files import disk_errors, flush, sha256, write_json, write_text
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
+RECIPE = "recipe.py"
 _UNFINISHED = "unfinished"
 _NUM_THREADS = 8
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -50,15 +52,23 @@ def clear_unfinished(folder: Path) -> None:
     shutil.rmtree(unfinished(folder), ignore_errors=True)
 
 
-def commit(folder: Path, step: int, facts: dict[str, Any]) -> int:
+def commit(folder: Path, step: int, facts: dict[str, Any], recipe: Path | None = None) -> int:
     """Make a checkpoint of what all ranks have written into `unfinished(folder)/checkpoint-STEP`.
 
     A kill at any instant leaves the older ones as they are, and this one whole or not there.
+
+    Args:
+        folder: The run's checkpoints.
+        step: The optimizer step.
+        facts: For the manifest.
+        recipe: Goes into it as recipe.py: wherever it is moved, it tells what it is a checkpoint of.
 
     Returns:
         Its size in bytes.
     """
     name = f"checkpoint-{step}"
+    if recipe:
+        shutil.copyfile(recipe, unfinished(folder) / name / RECIPE)
     num_bytes = seal(unfinished(folder) / name, {**facts, "step": step})
     put_in_place(folder, folder / name)
     write_text(folder / LATEST, f"{name}\n")
@@ -113,11 +123,14 @@ def inspect(folder: Path, *, hashes: bool = True) -> str | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
-        int(manifest.get("facts", {}).get("step", 0))
+        named = _NAME.fullmatch(folder.name)
+        step = int(manifest.get("facts", {}).get("step", named[1] if named else 0))
     except OSError:
         return "it has no manifest: the save never finished"
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return "its manifest is not readable"
+    if named and int(named[1]) != step:  # it was renamed: whoever sorts by names would take it for another
+        return f"it was saved at step {step}"
     try:
         return _first_difference(folder, expected, hashes)
     except OSError as error:  # a bad disk, or a run that removes this checkpoint while it is looked at
@@ -197,11 +210,15 @@ def prune(folder: Path, keep: int, step: int, protected: int | None = None) -> N
     clear_unfinished(folder)
 
 
-def set_aside(folder: Path, name: str) -> None:
-    """Rename a run's checkpoints to `checkpoints of NAME`, where they are kept and nothing resumes from them."""
+def set_aside(folder: Path, attempt: int) -> None:
+    """Rename a run's checkpoints to `checkpoints of attempt N`, where they are kept and nothing resumes from them.
+
+    N is `attempt`, or the next number that is free: attempts are counted anew each time that a run is resumed.
+    """
     clear_unfinished(folder)
+    places = (folder.with_name(f"{folder.name} of attempt {number}") for number in count(attempt))
     with disk_errors(folder):
-        folder.rename(folder.with_name(f"{folder.name} of {name}"))
+        folder.rename(next(place for place in places if not place.exists()))
 
 
 def set_later_aside(folder: Path, step: int, place: Path) -> None:
@@ -225,8 +242,11 @@ def require_valid(folder: Path) -> Path:
     """
     if not os.path.isdir(folder):  # noqa: PTH112 (a name too long is no folder, and no error)
         raise RunDirectoryError(f"no checkpoint {folder}", where="--resume", fix="Name a checkpoint-STEP folder.")
+    if not (_NAME.fullmatch(folder.name) or (folder / MANIFEST).is_file()):
+        fix = "Name a run directory, or a checkpoint-STEP folder in its checkpoints."
+        raise RunDirectoryError(f"{folder} is neither a run nor a checkpoint", where="--resume", fix=fix)
     problem = inspect(folder)
     if problem:
-        fix = "Take an older checkpoint, or --resume auto."
+        fix = "Take an older checkpoint, or name the run directory: its newest valid one is taken."
         raise RunDirectoryError(f"{folder} is not a valid checkpoint: {problem}", where="--resume", fix=fix)
     return folder

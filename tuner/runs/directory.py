@@ -80,6 +80,10 @@ class RunDirectory:
     def universal(self) -> Path:
         return self.path / "universal"
 
+    def converted(self, checkpoint: Path, way: str) -> Path:
+        """Return where a checkpoint is written as this run's ranks can load it."""
+        return self.universal / f"{checkpoint.name}-{way}"
+
     @property
     def final(self) -> Path:
         return self.path / "final"
@@ -223,7 +227,8 @@ def _keep_earlier_attempt(path: Path, step: int) -> None:
     if not any(file.exists() for file in earlier):
         return
     home = path / "attempts"
-    folder = home / str(1 + sum(1 for _ in home.glob("*")))
+    # After the last one, not as many as there are: somebody may have removed one, with the checkpoints in it.
+    folder = home / str(1 + max((int(one.name) for one in home.glob("*") if one.name.isdecimal()), default=0))
     folder.mkdir(parents=True)
     for file in earlier:
         if file.is_dir():

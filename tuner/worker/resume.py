@@ -30,13 +30,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import TrainerCallback
 
-from tuner.errors import RunDirectoryError, TunerError
+from tuner.errors import DataError, RunDirectoryError, TunerError
+from tuner.files import sha256
 from tuner.machine.topology import Rank
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
+from tuner.worker.data.prepare import Prepared
 from tuner.worker.saving import disk_errors
 
-_SAVED, _WEIGHTS = "saved", "weights"
+SAVED, WEIGHTS = "saved", "weights"
 _OF_DEEPSPEED = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
 """All that DeepSpeed 0.19.8's files hold beside tensors and plain values (measured: stages 0 to 3, fp32 and bf16;
 DynamicLossScaler read in its source, for fp16)."""
@@ -61,12 +63,13 @@ def folder_of(run: RunDirectory, facts: Mapping[str, Any], rank: Rank) -> Path |
     if facts["resume"] is None:
         return None
     checkpoint = Path(facts["resume"])
-    if facts["resume_as"] == _SAVED:
+    if facts["resume_as"] == SAVED:
         return checkpoint
-    folder = run.universal / f"{checkpoint.name}-{facts['resume_as']}"
-    if rank.rank == 0 and checkpoints.inspect(folder) is not None:
+    folder = run.converted(checkpoint, facts["resume_as"])
+    if rank.rank == 0 and not _is_of(folder, checkpoint):
         print(f"Converting {checkpoint} for this run.", flush=True)
-        with disk_errors(run.checkpoints, "the converted checkpoint"), data_alone(checkpoint), _silence():
+        with disk_errors(run.checkpoints, "the converted checkpoint"), data_alone(checkpoint), silenced():
+            checkpoints.clear_unfinished(run.checkpoints)
             _convert(checkpoint, checkpoints.unfinished(run.checkpoints) / folder.name, facts["resume_as"])
             run.universal.mkdir(exist_ok=True)
             checkpoints.put_in_place(run.checkpoints, folder)
@@ -77,22 +80,55 @@ def folder_of(run: RunDirectory, facts: Mapping[str, Any], rank: Rank) -> Path |
     return folder
 
 
+def _is_of(folder: Path, checkpoint: Path) -> bool:
+    """Return whether a folder is whole, and was converted of this very checkpoint: not of another of the same step."""
+    return checkpoints.inspect(folder) is None and checkpoints.facts(folder).get("of") == _identity(checkpoint)
+
+
+def _identity(checkpoint: Path) -> str:
+    return sha256(checkpoint / checkpoints.MANIFEST)
+
+
 def _convert(checkpoint: Path, target: Path, way: str) -> None:
-    shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    source = checkpoint / (checkpoint / "latest").read_text(encoding="utf-8").strip()
-    if way == _WEIGHTS:
-        _write_weights(checkpoint, source, target / source.name)
+    source = _source(checkpoint)
+    if way == WEIGHTS:
+        write_weights(checkpoint, target / source.name)
     else:
         _deal_out(source, target / f"{source.name}_universal")
     for name in _OF_TRAINER:
         if (checkpoint / name).is_file():
             shutil.copy2(checkpoint / name, target / name)
-    checkpoints.seal(target, checkpoints.facts(checkpoint))
+    checkpoints.seal(target, {**checkpoints.facts(checkpoint), "of": _identity(checkpoint)})
+
+
+def data_of(prepared: Prepared) -> dict[str, int]:
+    """Return what tells prepared data from others: the order of the samples follows from the number of rows."""
+    return {"rows": len(prepared.dataset), "tokens": prepared.counts.tokens}
+
+
+def check_data(facts: Mapping[str, Any], prepared: Prepared) -> None:
+    """Check that the checkpoint to go on from was trained on the same data, whatever its path says.
+
+    Raises:
+        DataError: it was not.
+    """
+    saved = checkpoints.facts(Path(facts["resume"])).get("data") if facts["resume"] else None
+    found = data_of(prepared)
+    if saved not in (None, found):
+        now, before = (f"{one['rows']:,} rows of {one['tokens']:,} tokens" for one in (found, saved))
+        what = f"the data are {now} by now, and {Path(facts['resume']).name} was trained on {before}"
+        fix = "Put the data back as they were, or start a new run without --resume."
+        raise DataError(f"{what}: its place in them means nothing", where="train_dataloader.dataset", fix=fix)
+
+
+def _source(checkpoint: Path) -> Path:
+    return checkpoint / (checkpoint / "latest").read_text(encoding="utf-8").strip()
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silenced() -> Iterator[None]:
+    """Hide what DeepSpeed prints while it reads and writes."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
@@ -112,15 +148,16 @@ def _deal_out(source: Path, target: Path) -> None:
     )
 
 
-def _write_weights(checkpoint: Path, source: Path, target: Path) -> None:
+def write_weights(checkpoint: Path, target: Path) -> None:
     """Write the trained weights in fp32; of stage 0 in 16 bits, whose masters have no names, the 16 bits as fp32."""
+    source = _source(checkpoint)
     if list(source.glob("*_optim_states.pt")):
         found = get_fp32_state_dict_from_zero_checkpoint(
             str(checkpoint), exclude_frozen_parameters=True, lazy_mode=True
         )
     else:
         found = torch.load(source / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=True)["module"]
-    target.mkdir()
+    target.mkdir(parents=True)
     part: dict[str, torch.Tensor] = {}
     for name, weight in _once(found):
         part[name] = weight.contiguous().float().clone()  # on its own: safetensors takes no parts of a larger tensor
@@ -179,7 +216,7 @@ class Continued(TrainerCallback):  # type: ignore[misc]
         made = self._create(*given, **named)
         self.lrs = list(self._schedule.base_lrs)
         self.settings = [{key: group[key] for key in group if key != "params"} for group in self._groups]
-        if self.facts["resume_as"] == _WEIGHTS:
+        if self.facts["resume_as"] == WEIGHTS:
             self.trainer.accelerator.deepspeed_engine_wrapped.engine.load_checkpoint = self._load_weights
         return made
 
@@ -194,7 +231,7 @@ class Continued(TrainerCallback):  # type: ignore[misc]
         return groups
 
     def _loaded(self, folder: str) -> None:
-        if self.facts["resume_as"] == _WEIGHTS:
+        if self.facts["resume_as"] == WEIGHTS:
             self._schedule.last_epoch = self.trainer.state.global_step
         else:
             self._load(folder)
@@ -224,17 +261,21 @@ class Continued(TrainerCallback):  # type: ignore[misc]
         transformers.set_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
     def _load_weights(self, folder: str, **_: Any) -> tuple[str, dict[str, Any]]:
-        """Take the place of the engine's load_checkpoint: weights into its parameters and their fp32 masters."""
-        engine = self.trainer.model_wrapped
-        masters = _masters(engine.optimizer)
-        if masters:
-            engine.optimizer.optimizer.state.clear()  # of the step that it takes when it is set up: see FreshAdam
-        places = {name: file for file in Path(folder).rglob("*.safetensors") for name in _names(file)}
-        for name, parameter in engine.module.named_parameters():
-            if parameter.requires_grad:
-                with safe_open(places[name], "pt") as file:
-                    _put(engine, parameter, file.get_tensor(name).float(), masters.get(parameter))
+        """Take the place of the engine's load_checkpoint."""
+        put_weights(self.trainer.model_wrapped, Path(folder))
         return folder, {}
+
+
+def put_weights(engine: Any, folder: Path) -> None:
+    """Copy what `write_weights` has written into the engine's parameters and their fp32 masters."""
+    masters = _masters(engine.optimizer)
+    if masters:
+        engine.optimizer.optimizer.state.clear()  # of the step that it takes when it is set up: see FreshAdam
+    places = {name: file for file in folder.rglob("*.safetensors") for name in _names(file)}
+    for name, parameter in engine.module.named_parameters():
+        if parameter.requires_grad:
+            with safe_open(places[name], "pt") as file:
+                _put(engine, parameter, file.get_tensor(name).float(), masters.get(parameter))
 
 
 def _names(file: Path) -> list[str]:

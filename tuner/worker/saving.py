@@ -21,6 +21,7 @@ from peft import PeftModel
 from tuner.errors import DiskError
 from tuner.files import is_disk_error
 from tuner.runs import causes, checkpoints
+from tuner.runs.directory import RunDirectory
 from tuner.worker.validation import best_step
 
 _FIX = "Free space, then go on with --resume auto; or keep fewer: --set checkpoint.max_keep_ckpts=1."
@@ -29,17 +30,20 @@ _FIX = "Free space, then go on with --resume auto; or keep fewer: --set checkpoi
 class Saver:
     """Takes the place of the trainer's own saving."""
 
-    def __init__(self, trainer: Any, home: Path, facts: dict[str, Any], keep: int, *, keeps_best: bool = False) -> None:
+    def __init__(
+        self, trainer: Any, run: RunDirectory, facts: dict[str, Any], keep: int, *, keeps_best: bool = False
+    ) -> None:
         """Take over.
 
         Args:
-            trainer: It writes into `checkpoints.unfinished(home)`.
-            home: The folder of the run's checkpoints.
+            trainer: It writes into `checkpoints.unfinished(run.checkpoints)`.
+            run: The run that saves.
             facts: For the manifest.
             keep: How many checkpoints stay.
             keeps_best: That of the lowest validation loss stays beside them.
         """
-        self.trainer, self.home, self.facts, self.keep, self.keeps_best = trainer, home, facts, keep, keeps_best
+        self.trainer, self.facts, self.keep, self.keeps_best = trainer, facts, keep, keeps_best
+        self.home, self.recipe = run.checkpoints, run.recipe
         self._write, trainer._save_checkpoint = trainer._save_checkpoint, self.save
         self._last_bytes = 0
         self._has_frozen = not all(weight.requires_grad for weight in trainer.model.parameters())
@@ -50,7 +54,7 @@ class Saver:
             # A file of the trained weights alone would be loaded by from_pretrained, with random ones for the rest.
             trainer.save_model = lambda *_, **__: None
         if dist.get_rank() == 0:
-            checkpoints.clear_unfinished(home)
+            checkpoints.clear_unfinished(self.home)
 
     def save(self, model: Any, trial: Any) -> None:
         """Write one checkpoint, which is valid afterwards, and remove older ones; every rank takes part.
@@ -67,7 +71,7 @@ class Saver:
             self._write(model, trial)
             dist.barrier()
             if dist.get_rank() == 0:
-                self._last_bytes = checkpoints.commit(self.home, step, self.facts)
+                self._last_bytes = checkpoints.commit(self.home, step, self.facts, self.recipe)
                 best = best_step(self.trainer.state) if self.keeps_best else None
                 checkpoints.prune(self.home, self.keep, step, best)
             dist.barrier()

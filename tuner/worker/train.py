@@ -28,6 +28,7 @@ from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.worker import resume, trainers
 from tuner.worker.agree import Agree
+from tuner.worker.best import load_best
 from tuner.worker.callbacks import Alive, AsWritten, FreshAdam, KeptNorm
 from tuner.worker.data.prepare import Prepared, describe, prepare
 from tuner.worker.guard import Guard
@@ -37,7 +38,7 @@ from tuner.worker.samples import show_samples
 from tuner.worker.save import save_result
 from tuner.worker.saving import Saver, disk_errors
 from tuner.worker.trackers import trackers
-from tuner.worker.validation import Validation, load_best
+from tuner.worker.validation import Validation, best_step
 
 _FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
 
@@ -60,6 +61,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     arguments = trainers.arguments(config, zero, run, device)
     tokenizer = load_tokenizer(config.model, path)
     data = _data(config, tokenizer, rank, run, guard)
+    resume.check_data(facts, data[0])
     guard.heart.beat("loading the model")
     how = (config, path, trainers.dtype(zero), str(device))
     models = load_model(*how, shards=_stage(zero) == 3), load_reference(*how, shards=_stage(zero) == 3)
@@ -68,7 +70,8 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     guard.heart.beat("setting up the training")
     trainer = trainers.trainer(config, arguments, models, tokenizer, data, run)
     keeps_best = bool(config.checkpoint.save_best)
-    Saver(trainer, run.checkpoints, facts["state"], config.checkpoint.max_keep_ckpts, keeps_best=keeps_best)
+    saved_facts = {**facts["state"], "data": resume.data_of(data[0])}
+    Saver(trainer, run, saved_facts, config.checkpoint.max_keep_ckpts, keeps_best=keeps_best)
     agree = Agree(trainer, guard, tokenizer)
     for callback in (agree, *_callbacks(config, run, facts, guard, rank), *_mended(trainer, zero)):
         trainer.add_callback(callback)
@@ -80,7 +83,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
         again = f"Go on: {shlex.join(('tuner', 'train', str(run.recipe), '--resume', str(run.path)))}"
         raise Stopped(f"at step {agree.stopped_at} on request; its checkpoint is saved", fix=again)
     guard.heart.beat("saving the result")
-    best = load_best(trainer, run, is_adapter=config.adapter is not None) if keeps_best else None
+    best = load_best(trainer, run, facts, is_adapter=config.adapter is not None) if keeps_best else None
     with disk_errors(run.checkpoints, "the result"):
         save_result(trainer, tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
         if rank.rank == 0:
@@ -157,6 +160,9 @@ def _finish(run: RunDirectory, config: RecipeConfig, trainer: Any, seconds: floa
     print(f"Trained {step} steps in {seconds:.0f} s.", flush=True)
     if best:
         print(f"The result has the weights of step {best}, whose validation loss is the lowest.", flush=True)
+    elif config.checkpoint.save_best and (wanted := best_step(trainer.state)) not in (None, step):
+        gone = f"WARNING: the validation loss was the lowest at step {wanted}, whose checkpoint is not in this run"
+        print(f"{gone}: the result has the weights of step {step}.", flush=True)
     if config.log.num_samples and config.val_dataloader:
         show_samples(config, run)
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")

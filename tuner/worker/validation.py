@@ -5,15 +5,11 @@ All of it follows from the log that every checkpoint holds: a resumed run decide
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from tuner.recipes.schema import RecipeConfig
-from tuner.runs import checkpoints
-from tuner.runs.directory import RunDirectory
 
 
 def best_step(state: Any) -> int | None:
@@ -35,22 +31,3 @@ class Validation(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
         if self.patience and len(steps) - 1 - steps.index(best) >= self.patience:
             control.should_training_stop = True
-
-
-def load_best(trainer: Any, run: RunDirectory, *, is_adapter: bool) -> int | None:
-    """Give the trained model the weights of its best checkpoint; every rank takes part.
-
-    Returns:
-        Its step, or None where the last step is the best, or the checkpoint is gone.
-    """
-    step = best_step(trainer.state)
-    folder = run.checkpoints / f"checkpoint-{step}"
-    if step in (None, trainer.state.global_step) or not _is_whole(folder):
-        return None
-    deepspeed_load_checkpoint(trainer.model_wrapped, str(folder), load_module_strict=not is_adapter)
-    return step
-
-
-def _is_whole(folder: Path) -> bool:
-    # A retry after running out of memory may have set the checkpoints of its first attempt aside.
-    return checkpoints.inspect(folder, hashes=False) is None

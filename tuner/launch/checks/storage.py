@@ -17,9 +17,11 @@ from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan, batch_json
+from tuner.launch.resuming import SAVED, UNIVERSAL
 from tuner.machine import hardware
 from tuner.recipes import paths
 from tuner.runs import checkpoints as runs
+from tuner.runs.directory import RunDirectory
 
 SHM = Path("/dev/shm")  # noqa: S108 (asked for its size)
 _NCCL_SHM_BYTES = 1024**3
@@ -36,13 +38,52 @@ def checkpoints(plan: LaunchPlan) -> Iterator[Finding]:
         return
     one, final = sizes
     number = _num_checkpoints(plan)
-    needed, place = one * number + final, existing(plan.run_path)
-    # What a killed save has left is removed before the next one.
-    free = shutil.disk_usage(place).free + _bytes_below(runs.unfinished(plan.run_path / "checkpoints"))
+    needed, free, place = one * number + final, _free(plan), existing(plan.run_path)
     if free < needed:
         what = f"{gib(free)} are free, and {number} checkpoints of {gib(one)} and the result need {gib(needed)}"
         fix = "Free space, choose another --work-dir, or keep fewer: --set checkpoint.max_keep_ckpts=1."
         yield DiskError(what, where=place, fix=fix)
+
+
+def conversion(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a disk without room for the checkpoint that is resumed from, written once more as these ranks load it."""
+    if plan.resume is None or plan.resume_as in (None, SAVED) or not plan.topology.leads:
+        return
+    if RunDirectory(plan.run_path).converted(plan.resume, plan.resume_as).is_dir():
+        return
+    most, left = _conversion_bytes(plan, plan.resume)
+    sizes, place = checkpoint_bytes(plan), existing(plan.run_path)
+    # It stays until the next checkpoint is whole.
+    needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(plan)
+    if free < needed:
+        what = f"{gib(free)} are free, and {plan.resume.name} needs {gib(needed)} to be written as these ranks load it"
+        fix = f"Free space, choose another --work-dir, or take the {_saved_by(plan.resume)} that saved it."
+        yield DiskError(f"{what}, until the next one is saved", where=place, fix=fix)
+
+
+def _conversion_bytes(plan: LaunchPlan, checkpoint: Path) -> tuple[float, float]:
+    """Return the most bytes that a conversion takes while it is made, and what it leaves.
+
+    DeepSpeed 0.19.8 cuts all states into pieces before it puts them together: twice their size. The weights alone are
+    fp32.
+    """
+    states = sum(path.stat().st_size for path in checkpoint.rglob("*_optim_states.pt"))
+    if plan.resume_as == UNIVERSAL:
+        return 2 * states, states
+    states = states or sum(path.stat().st_size for path in checkpoint.rglob("*_model_states.pt"))
+    weights = states * 4 / (4 + state_bytes(plan.recipe.config))
+    return weights, weights
+
+
+def _saved_by(checkpoint: Path) -> str:
+    saved = runs.facts(checkpoint)
+    return f"{saved['world_size']} ranks and --deepspeed {saved['deepspeed']}"
+
+
+def _free(plan: LaunchPlan) -> int:
+    # What a killed save has left is removed before the next one.
+    left = _bytes_below(runs.unfinished(plan.run_path / "checkpoints"))
+    return shutil.disk_usage(existing(plan.run_path)).free + left
 
 
 def _bytes_below(folder: Path) -> int:
