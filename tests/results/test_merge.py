@@ -80,7 +80,7 @@ def test_a_merged_model_says_what_the_adapter_on_its_base_said(
     done = merge(adapter, tmp_path / "merged")
 
     assert done.num_files > 3
-    torch.testing.assert_close(logits(tmp_path / "merged"), logits(base, adapter=adapter), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits(tmp_path / "merged"), logits(base, adapter=adapter), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits(tmp_path / "merged"), logits(base), atol=1e-2), "the adapter does something"
 
 
