@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.cli.command import Result, Tuner
+from tuner.results.chat import Answer
 
 TINY = "package:tiny"
 SHORT = ("--max-new-tokens", 6, "--temperature", 0)
@@ -62,3 +63,18 @@ def test_json_is_for_scripts(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> N
     result = tuner("chat", TINY, "--json")
 
     assert result.code == 2 and "--json answers one prompt" in result.err
+
+
+def test_a_standard_input_that_is_closed_is_an_empty_prompt(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+
+    result = tuner("chat", TINY)
+
+    assert result.code == 2 and "the prompt is empty" in result.err
+
+
+def test_an_answer_to_a_prompt_does_not_steer_the_terminal(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Answer("\x1b[2Jgone", 4, is_whole=True)
+    monkeypatch.setattr("tuner.results.chat.Chat.ask", lambda *_: said)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert asked(tuner, monkeypatch, b"Why?", TINY, *SHORT).out == "[2Jgone\n"

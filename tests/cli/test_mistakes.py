@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -245,3 +247,12 @@ def test_a_bug_of_ours_keeps_its_traceback(tuner: Tuner, monkeypatch: pytest.Mon
 
     with pytest.raises(ZeroDivisionError):
         tuner("train", TINY)
+
+
+def test_output_that_finds_no_room_is_one_line_and_code_74() -> None:
+    with Path("/dev/full").open("w") as full:
+        argv = [sys.executable, "-m", "tuner", "list"]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True)
+
+    assert done.returncode == 74
+    assert done.stderr == "disk: cannot write the standard output: No space left on device. Free space.\n"

@@ -12,7 +12,7 @@ import torch
 from tests.machine.gpus import CPU
 from tests.results.made import make_result
 from tuner.errors import MachineError, UsageError
-from tuner.results.benchmarks import Harness, check_installed, scores
+from tuner.results.benchmarks import Harness, check, scores
 from tuner.results.subject import Loaded, load, subject_of
 
 TASK = """
@@ -44,7 +44,7 @@ def test_a_missing_lm_eval_is_told_before_anything_is_loaded(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "lm_eval", None)
 
     with pytest.raises(MachineError, match=r"task scores need lm-eval.*pip install 'tuner\[eval\]'"):
-        check_installed()
+        check(("hellaswag",))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -60,4 +60,4 @@ def test_a_task_is_scored_by_lm_eval(tmp_path: Path) -> None:
     assert found["colours"]["sample_len"] == 4
     assert found["colours"]["acc,none"] == sum(likelier(tiny, f"{n}?") == n % 2 for n in range(4)) / 4
     with pytest.raises(UsageError, match=r"lm-eval has no task 'hellaswak'.*'hellaswag'"):
-        scores(tiny, Harness(("hellaswak",)), 2)
+        check(("hellaswag", "mine.yaml", "hellaswak"))

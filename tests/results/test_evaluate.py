@@ -17,8 +17,8 @@ from tuner.errors import DataError, ModelError, TunerError, UsageError
 from tuner.recipes.recipe import load as load_recipe
 from tuner.recipes.schema import Dataset
 from tuner.results.chat import Settings
-from tuner.results.evaluate import Asked, generations, judged, likelihood, rows_of
-from tuner.results.subject import Loaded, load, subject_of
+from tuner.results.evaluate import Asked, generations, judged, likelihood, questions, rows_of
+from tuner.results.subject import Loaded, load, subject_of, tokenizer_of
 from tuner.worker.data.prepare import Prepared, prepare
 from tuner.worker.models.load import load_model, source
 
@@ -140,7 +140,8 @@ def test_rows_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
 def test_generations_stand_beside_the_right_answers(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1")
 
-    lines = generations(found, rows_of(found.subject, Asked()), 3, Settings(4, temperature=0))
+    asked = questions(found.subject, found.tokenizer, rows_of(found.subject, Asked()), 3)
+    lines = generations(found, asked, Settings(4, temperature=0))
 
     assert len(lines) == 3
     for line in lines:
@@ -154,7 +155,23 @@ def test_what_cannot_be_asked_generates_nothing(tmp_path: Path) -> None:
     plain = Dataset(path=str(tmp_path / "text.jsonl"), format="text", max_length=64, packing=False)
     scores = result(tmp_path / "scores", "tiny_reward_full_sample_preferences_e1")
 
+    long = tmp_path / "long.jsonl"
+    long.write_text("".join(json.dumps({"instruction": "why " * n, "output": "So."}) + "\n" for n in (1, 2000)))
+
     with pytest.raises(DataError):
-        generations(found, plain, 1, Settings(4))
+        questions(found.subject, found.tokenizer, plain, 1)
     with pytest.raises(ModelError, match="scores answers and writes none"):
-        generations(scores, rows_of(scores.subject, Asked()), 1, Settings(4))
+        questions(scores.subject, scores.tokenizer, rows_of(scores.subject, Asked()), 1)
+    with pytest.raises(UsageError, match=r"a prompt has [\d,]+ tokens, and the model's context 512"):
+        questions(found.subject, found.tokenizer, rows_of(found.subject, Asked(str(long))), 2)
+
+
+def test_questions_are_spread_evenly_over_the_rows_and_no_more_than_there_are(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"instruction": f"{n}?", "output": "So."}) + "\n" for n in range(7)))
+    subject = subject_of("package:tiny", None)
+    block, tokenizer = rows_of(subject, Asked(str(rows))), tokenizer_of(subject)
+
+    asked = [[one[0]["content"] for one in questions(subject, tokenizer, block, count)] for count in (4, 9)]
+
+    assert asked == [["0?", "1?", "3?", "5?"], [f"{n}?" for n in range(7)]]

@@ -95,6 +95,17 @@ def test_the_base_on_the_hub_is_recorded_and_told(tmp_path: Path, run: RunDirect
     assert "AutoPeftModelForCausalLM" in text
 
 
+def test_a_base_named_from_here_is_found_from_everywhere(
+    tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    exported(adapter, "out", "--base", "./base")
+
+    recorded = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert recorded == str(tmp_path / "base")
+
+
 def test_every_tensor_is_counted_and_hashed_in_the_manifest(tmp_path: Path, run: RunDirectory, adapter: Path) -> None:
     finish(run, adapter)
 
@@ -252,3 +263,54 @@ def test_xtuners_words_export_and_name_the_command(
     assert len(list((tmp_path / "merged").glob("model-*.safetensors"))) > 3
     split = CliRunner().invoke(tuner, ["convert", "split", "a", "b"])
     assert (getattr(split.exception, "exit_code", None), "no conversion 'split'" in str(split.exception)) == (2, True)
+
+
+def use_of(card: Path) -> str:
+    """Return the code that a card shows."""
+    return (card / "README.md").read_text().split("```python\n")[1].split("```")[0]
+
+
+@pytest.mark.parametrize("scores", [False, True])
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_code_of_the_card_loads_what_was_exported(
+    scores: bool, merge: bool, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", base, scores=scores)
+    make_tokenizer(CHATML).save_pretrained(adapter)
+
+    done = exported(adapter, tmp_path / "my-model", *(("--merge",) if merge else ()))
+
+    assert done.exit_code == 0, done.output
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(use_of(tmp_path / "my-model"), names)  # noqa: S102 (it is what is tested)
+    said = names["model"].eval()(TOKENS).logits
+    assert said.shape[1:] == ((1,) if scores else (TOKENS.shape[1], said.shape[-1]))
+
+
+def test_an_internlm2_that_only_tuner_reads_is_told_and_its_card_says_how_to_load_it(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "base")
+    run = make_run(tmp_path / "run", "internlm2_chat_7b_lora_oasst1_e1", tmp_path / "base")
+    finish(run, write_adapter(tmp_path / "adapter", tmp_path / "base"))
+
+    alone = exported(run.path, tmp_path / "alone")
+    merged = exported(run.path, tmp_path / "merged", "--merge")
+    llama = exported(run.path, tmp_path / "llama", "--merge", "--as", "llama")
+
+    assert "its layers have Llama's names" in alone.output and "--merge --as llama" in alone.output
+    assert "transformers and vLLM alone do not know" in merged.output and "--as llama" in merged.output
+    assert "alone do not know" not in llama.output
+    assert "alone do not know" not in exported(run.path, tmp_path / "moved", "--base", tmp_path / "llama").output
+    taught = "import tuner.worker.models"
+    assert [taught in use_of(tmp_path / name) for name in ("alone", "merged", "llama")] == [True, True, False]
+
+
+def test_a_torn_line_of_metrics_takes_no_result_away(tmp_path: Path, run: RunDirectory, adapter: Path) -> None:
+    finish(run, adapter)
+    with run.metrics.open("a") as stream:
+        stream.write('{"step": 4, "lo')
+
+    done = exported(run.path, tmp_path / "out")
+
+    assert done.exit_code == 0, done.exception
+    assert "| training loss | 1.0000 at step 3 |" in card_of(tmp_path / "out")[1]

@@ -9,6 +9,7 @@ import pytest
 from tests.results.runs import checkpoint, finish, make_run
 from tuner.errors import RunDirectoryError, UsageError
 from tuner.results.source import check_dest, find
+from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 
 
@@ -59,6 +60,29 @@ def test_a_checkpoint_knows_its_run_and_is_hashed_first(run: RunDirectory, weigh
         find(folder)
 
 
+def test_a_folder_beside_no_run_is_weights_whatever_it_is_called_and_may_be_edited(
+    tmp_path: Path, weights: Path
+) -> None:
+    (weights / "README.md").write_text("card")
+    checkpoints.seal(weights, {"num_tensors": 1})  # as an export is
+    (weights / "README.md").write_text("card with a licence")
+    of_another_tool = weights.rename(tmp_path / "checkpoint-500")
+
+    assert find(of_another_tool).told == f"the weights in {of_another_tool}"
+
+
+def test_a_checkpoint_that_was_moved_is_known_by_its_step(run: RunDirectory, weights: Path, tmp_path: Path) -> None:
+    moved = checkpoint(run, 2, weights).rename(tmp_path / "mine")
+
+    assert find(moved).step == 2
+    (moved / "model.safetensors").write_bytes(b"WEIGHTS")
+    with pytest.raises(RunDirectoryError, match=r"model.safetensors has changed"):
+        find(moved)
+    (moved / "manifest.json").write_text("{")
+    with pytest.raises(RunDirectoryError, match="its manifest is not readable"):
+        find(moved)
+
+
 def test_a_run_that_never_saved_is_told_how_to_go_on(run: RunDirectory) -> None:
     with pytest.raises(RunDirectoryError, match=f"no result and no valid checkpoint.*--resume {run.path}"):
         find(run.path)
@@ -90,3 +114,20 @@ def test_a_destination_that_holds_something_is_refused(tmp_path: Path, weights: 
     for taken in (weights, weights / "model.safetensors", tmp_path / "link"):
         with pytest.raises(UsageError, match="nothing was overwritten"):
             check_dest(taken)
+
+
+def test_a_destination_that_no_folder_can_be_renamed_to_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.chdir(tmp_path / "here")
+
+    for taken in (Path(), tmp_path / "here", tmp_path / "link"):
+        with pytest.raises(UsageError, match=r"cannot be replaced by an export.*Name a new folder in it"):
+            check_dest(taken)
+    with pytest.raises(UsageError, match="file is a file"):
+        check_dest(tmp_path / "file" / "new" / "out")
+    with pytest.raises(UsageError, match="no name of a new folder"):
+        check_dest(tmp_path / "new" / "..")

@@ -133,8 +133,36 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "rum", None, UsageError, "does not exist.*'run'")
     refused(run.path, run.final, UsageError, "is an adapter itself")
     refused(TINY, Path(source(loaded(TINY).subject.model)), UsageError, "is a whole model, no adapter")
-    refused(torn, None, ModelError, "cannot load")
+    refused(torn, None, ModelError, "adapter_config.json is not readable")
     shutil.rmtree(run.final)
     refused(run.path, None, RunDirectoryError, "no result and no valid checkpoint.*--resume")
     (run.checkpoints / "checkpoint-3").mkdir(parents=True)
     refused(run.checkpoints / "checkpoint-3", None, RunDirectoryError, "not a valid checkpoint: it has no manifest")
+
+
+DAMAGE = {
+    "full": (
+        ("model.safetensors", b"half", "cannot load .*header too small.*fetch or copy it again"),
+        ("config.json", b'{"model_type": "llama", "hidden_size": "x"}', "'hidden_size' expected int, got str"),
+        ("tokenizer_config.json", b"[]", "cannot load .*fetch or copy it again"),
+        ("generation_config.json", b"[]", "cannot load .*fetch or copy it again"),
+    ),
+    "lora": (
+        ("adapter_model.safetensors", b"half", "adapter_model.safetensors is damaged"),
+        ("adapter_config.json", b'{"peft_type": "LORA", "r": "x"}', "does not fit"),
+        ("adapter_config.json", b"[]", "adapter_config.json is not readable"),
+        ("generation_config.json", b"{", "cannot load "),  # of a result, beside the adapter; last, as none was there
+    ),
+}
+
+
+@pytest.mark.parametrize("method", DAMAGE)
+def test_a_damaged_file_is_told(method: str, tmp_path: Path) -> None:
+    run, _ = make_result(tmp_path / "run", f"tiny_{method}_sample_e1")
+
+    whole = shutil.copytree(run.final, tmp_path / "whole")
+
+    for file, content, words in DAMAGE[method]:
+        shutil.copytree(whole, run.final, dirs_exist_ok=True)
+        (run.final / file).write_bytes(content)
+        refused(run.path, None, ModelError, words)

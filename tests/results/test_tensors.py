@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tuner.errors import DiskError, ModelError
+from tuner.errors import DiskError, ModelError, TunerError
 from tuner.results.tensors import _CODES, Piece, Stored, write
 
 MOST = 10**9
@@ -49,6 +49,13 @@ def test_another_type_is_asked_of_floating_point_numbers_alone(tmp_path: Path) -
     found = load_file(tmp_path / "model.safetensors")
     assert (found["weight"].dtype, found["steps"].dtype) == (torch.bfloat16, torch.int64)
     assert torch.equal(found["weight"], torch.full((3,), 1 / 3).bfloat16())
+
+
+def test_a_number_that_is_too_large_for_the_type_that_is_asked_for_is_no_infinity(tmp_path: Path) -> None:
+    large = piece(weight=torch.tensor([1.0, 70000.0]))
+
+    with pytest.raises(TunerError, match=r"a weight of 70000 is too large for fp16.*--dtype. Write bf16"):
+        write([large], tmp_path, "model", MOST, torch.float16)
 
 
 def test_shards_are_as_large_as_asked_and_the_index_names_every_tensor(tmp_path: Path) -> None:
@@ -90,3 +97,12 @@ def test_a_tensor_that_is_read_leaves_the_others_on_the_disk(tmp_path: Path) -> 
         "b": ("meta", (2,)),
     }
     assert torch.equal(stored.load("a"), torch.ones(3))
+
+
+def test_a_file_that_goes_away_while_it_is_read_is_told(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    stored = Stored(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+
+    with pytest.raises(ModelError, match=r"model.safetensors is missing"):
+        stored.load("weight")

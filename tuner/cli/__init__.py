@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tuner import __version__
-from tuner.errors import TunerError, did_you_mean
+from tuner.errors import DiskError, TunerError, did_you_mean
 
 _LET_THE_FIRST_SPEAK_S = 5
 COMMANDS = {
@@ -91,3 +91,12 @@ def main() -> None:
         else:  # srun --kill-on-bad-exit would end the first task before it has spoken
             time.sleep(_LET_THE_FIRST_SPEAK_S)
         sys.exit(error.exit_code)
+    except OSError as error:
+        from tuner.files import is_disk_error
+
+        if debug or error.filename or not is_disk_error(error):
+            raise
+        # A file's own error names it: this one is of what the command prints, and Python would flush it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        click.echo(f"disk: cannot write the standard output: {error.strerror}. Free space.", err=True)
+        sys.exit(DiskError.exit_code)

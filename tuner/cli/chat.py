@@ -50,7 +50,7 @@ def command(
     SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
     hub. In a terminal it is a conversation. Otherwise all of stdin is one prompt, and the answer alone goes to stdout.
     """
-    talks = sys.stdin.isatty()
+    talks = sys.stdin is not None and sys.stdin.isatty()  # a shell may have closed it: <&-
     if talks and as_json:
         raise UsageError("--json answers one prompt, from stdin", where="--json", fix="Add: < PROMPT.txt.")
     prompt = None if talks else _prompt()
@@ -72,7 +72,7 @@ def command(
 
 def _prompt() -> str:
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
+        text = sys.stdin.buffer.read().decode("utf-8") if sys.stdin else ""
     except UnicodeDecodeError as error:
         raise UsageError(f"the prompt is not UTF-8: byte {error.start}", where="stdin", fix="Convert it.") from None
     if not text.strip():
@@ -90,7 +90,7 @@ def _answer_once(chat: Chat, prompt: str, seed: int, *, as_json: bool) -> None:
         value: dict[str, Any] = {"prompt": prompt, "answer": answer.text, "tokens": answer.num_tokens}
         click.echo(dump_json(value | {"is_whole": answer.is_whole, "seed": seed}), nl=False)
     else:
-        click.echo(answer.text)
+        click.echo(answer.text.translate(_UNSHOWN) if sys.stdout.isatty() else answer.text)
 
 
 def _talk(chat: Chat) -> None:
@@ -103,6 +103,9 @@ def _talk(chat: Chat) -> None:
         except EOFError:
             click.echo()
             return
+        except UnicodeDecodeError:
+            click.echo("That is not UTF-8, and was not asked.", err=True)
+            continue
         except KeyboardInterrupt:
             click.echo("\nCtrl-D or /exit ends.")
             continue

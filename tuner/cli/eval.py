@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,14 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.subjects import loaded, named, stdout_is_the_answers, subject_options
-from tuner.errors import UsageError
+from tuner.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
     from tuner.machine.hardware import Hardware
     from tuner.recipes.schema import Dataset
     from tuner.results.subject import Loaded, Subject
     from tuner.worker.data.prepare import Prepared
+    from tuner.worker.data.sample import Message
 
 
 @click.command()
@@ -59,25 +61,25 @@ def command(
     names = tuple(name.strip() for name in (tasks or "").split(",") if name.strip())
     if tasks is not None and not names:
         raise UsageError("no task is named", where="--tasks", fix="Name some: --tasks arc_easy,hellaswag.")
-    if names:
-        from tuner.results.benchmarks import check_installed
-
-        check_installed()
     with stdout_is_the_answers():
+        if names:
+            from tuner.results.benchmarks import check
+
+            check(names)
         subject = named(source, adapter)
         from tuner.results.benchmarks import Harness, scores
         from tuner.results.evaluate import Asked, rows_of
 
         on_rows = data or generate or not names
         rows = rows_of(subject, Asked(data, row_format, split, max_rows)) if on_rows else None
-        prepared = _prepared(subject, rows, answers=generate is not None) if rows else None
+        prepared, asked = _prepared(subject, rows, generate or 0) if rows else (None, [])
         found, hardware = loaded(subject, bits)
         value: dict[str, Any] = {"source": subject.told, "dtype": str(found.dtype)[6:], "bits": found.bits}
         if prepared:
             value |= _measured(found, hardware, prepared, batch_size)
-        if rows and generate and out:
-            _write_answers(found, rows, generate, out, max_new_tokens)
-            value["generations"] = str(out)
+        if asked and out:
+            _write_answers(found, asked, out, max_new_tokens)
+            value |= {"generations": str(out), "num_generations": len(asked)}
         if names:
             value["tasks"] = scores(found, Harness(names, num_fewshot, apply_chat_template, max_rows), batch_size or 1)
     if as_json:
@@ -94,11 +96,13 @@ def _check_out(generate: int | None, out: Path | None) -> None:
     if out and (out.exists() or not out.absolute().parent.is_dir()):
         what = f"{out} is there already" if out.exists() else f"the folder of {out} does not exist"
         raise UsageError(what, where="--out", fix="Name a new file.")
+    if out and not os.access(out.absolute().parent, os.W_OK | os.X_OK):
+        raise DiskError(f"{out.absolute().parent} cannot be written", where="--out", fix="Name a file elsewhere.")
 
 
-def _prepared(subject: Subject, rows: Dataset, *, answers: bool) -> Prepared:
+def _prepared(subject: Subject, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
     """Read the rows before any weights are loaded: they may be wrong, or nothing that this model can be judged on."""
-    from tuner.results.chat import check_can_answer
+    from tuner.results.evaluate import questions
     from tuner.results.subject import tokenizer_of
     from tuner.worker.data import preferences
     from tuner.worker.data.prepare import describe, prepare
@@ -107,11 +111,10 @@ def _prepared(subject: Subject, rows: Dataset, *, answers: bool) -> Prepared:
         what = f"nothing says how {subject.told} was trained to score"
         raise UsageError(what, where="SOURCE", fix="Name the run directory that it comes from.")
     tokenizer = tokenizer_of(subject)
-    if answers:
-        check_can_answer(subject, tokenizer)
+    asked = questions(subject, tokenizer, rows, num_questions) if num_questions else []
     prepared = prepare(rows, tokenizer, objective=subject.objective)
     click.echo(describe(prepared, "rows"), err=True)
-    return prepared
+    return prepared, asked
 
 
 def _measured(found: Loaded, hardware: Hardware, prepared: Prepared, batch_size: int | None) -> dict[str, Any]:
@@ -133,14 +136,14 @@ def _measured(found: Loaded, hardware: Hardware, prepared: Prepared, batch_size:
     return {"objective": objective, "sets": sets, "counts": asdict(prepared.counts), "metrics": metrics}
 
 
-def _write_answers(found: Loaded, rows: Dataset, count: int, out: Path, max_new_tokens: int) -> None:
+def _write_answers(found: Loaded, asked: list[list[Message]], out: Path, max_new_tokens: int) -> None:
     import json
 
     from tuner.files import write_new_text
     from tuner.results.chat import Settings
     from tuner.results.evaluate import generations
 
-    answers = generations(found, rows, count, Settings(max_new_tokens, temperature=0))
+    answers = generations(found, asked, Settings(max_new_tokens, temperature=0))
     write_new_text(out, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in answers))
 
 
@@ -155,4 +158,4 @@ def _print(value: dict[str, Any], found: Loaded) -> None:
                 shown = f" ± {error:.4f}" if isinstance(error, float) else ""
                 click.echo(f"{task:20} {name:24} {number:.4f}{shown}")
     if "generations" in value:
-        click.echo(f"answers: {value['generations']}")
+        click.echo(f"answers: {value['num_generations']}, in {value['generations']}")

@@ -77,3 +77,13 @@ def run(
             f"Others cannot load its base from here ({done.base.path}): name its id on the hub, --base ORG/MODEL, "
             "or write a whole model, --merge."
         )
+    if done.needs_tuner and done.kind == "adapter":
+        click.echo(
+            "transformers and vLLM alone do not know its base, and its layers have Llama's names: elsewhere it fits "
+            "the base written as Llama (tuner export BASE DEST --as llama), or write a whole model, --merge --as llama."
+        )
+    elif done.needs_tuner:
+        click.echo(
+            "It has its publisher's layout, which transformers and vLLM alone do not know, and none of its publisher's "
+            "code: for them, write it as Llama, --as llama."
+        )

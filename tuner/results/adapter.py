@@ -19,6 +19,8 @@ from tuner.results.source import ADAPTER
 from tuner.results.tensors import Stored
 
 STEM = "adapter_model"
+MISFITS = (ValueError, TypeError, AttributeError, RuntimeError)
+"""What PEFT raises over an adapter that does not fit the model, or whose fields are of another type."""
 _PREFIX = "base_model.model."
 _NAME = "default"
 _NOT_MERGED = ("lora_bias", "target_parameters", "trainable_token_indices", "layer_replication", "use_qalora")
@@ -32,9 +34,13 @@ def read_config(folder: Path) -> Any:
         ModelError: it is not readable.
     """
     try:
-        return PeftConfig.from_pretrained(str(folder))
-    except (ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{folder / ADAPTER} is not readable: {error}", fix="Copy the adapter again.") from error
+        config = PeftConfig.from_pretrained(str(folder))
+        if not isinstance(config.base_model_name_or_path, str | None):
+            raise TypeError("base_model_name_or_path is no text")
+        return config
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = f"{folder / ADAPTER} is not readable: {type(error).__name__}: {error}"
+        raise ModelError(what, fix="Copy the adapter again.") from error
 
 
 class Adapter:
@@ -53,7 +59,7 @@ class Adapter:
         lora.inference_mode = True
         try:
             adapted = get_peft_model(model, lora, low_cpu_mem_usage=True, autocast_adapter_dtype=False)
-        except ValueError as error:
+        except MISFITS as error:
             raise self._misfit(str(error).splitlines()[0]) from error
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
         # PEFT saves an embedding as it was beside the adapter on it.

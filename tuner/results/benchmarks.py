@@ -25,34 +25,35 @@ class Harness:
     limit: int | None = None
 
 
-def check_installed() -> None:
-    """Check that lm-eval is here, without importing it.
+def check(tasks: Sequence[str]) -> None:
+    """Check that lm-eval is here and has every task, before a model is loaded.
 
     Raises:
-        MachineError: it is not.
+        MachineError: it is not here.
+        UsageError: no such task.
     """
     if find_spec("lm_eval") is None:
         fix = "Install it: pip install 'tuner[eval]', or pip install lm-eval."
         raise MachineError("task scores need lm-eval, which is not installed", where="--tasks", fix=fix)
+    from lm_eval.tasks import TaskManager  # an extra; it reads the names of thousands of tasks
+
+    known = TaskManager().all_tasks
+    for name in tasks:
+        if name not in known and not name.endswith((".yaml", ".yml")):
+            fix = did_you_mean(name, known, "lm-eval ls tasks")
+            raise UsageError(f"lm-eval has no task {name!r}", where="--tasks", fix=fix)
 
 
 def scores(loaded: Loaded, asked: Harness, batch_size: int) -> dict[str, Any]:
-    """Return lm-eval's results by task: metrics with their standard errors, by lm-eval's names.
-
-    Raises:
-        UsageError: no such task.
-    """
-    from lm_eval import simple_evaluate  # an extra; it reads the names of thousands of tasks
+    """Return lm-eval's results by task: metrics with their standard errors, by lm-eval's names."""
+    from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    known = TaskManager()
-    for name in asked.tasks:
-        _check_task(name, known.all_tasks)
     done = simple_evaluate(
         model=HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size),
         tasks=[*asked.tasks],
-        task_manager=known,
+        task_manager=TaskManager(),
         num_fewshot=asked.num_fewshot,
         apply_chat_template=asked.chat_template,
         limit=asked.limit,
@@ -62,9 +63,3 @@ def scores(loaded: Loaded, asked: Harness, batch_size: int) -> dict[str, Any]:
     # numpy's numbers, and NaN where a task has too few rows for an error
     results: dict[str, Any] = json.loads(json.dumps(done["results"], default=float), parse_constant=lambda _: None)
     return results
-
-
-def _check_task(name: str, known: Sequence[str]) -> None:
-    if name not in known and not name.endswith((".yaml", ".yml")):
-        fix = did_you_mean(name, known, "lm-eval ls tasks")
-        raise UsageError(f"lm-eval has no task {name!r}", where="--tasks", fix=fix)

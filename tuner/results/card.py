@@ -5,7 +5,6 @@ It leaves the license to the user, and names no folder of the machine that the m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.results.base import Base
 from tuner.results.source import Source
 from tuner.runs.directory import RunDirectory
+from tuner.runs.metrics import course
 
 Kind = Literal["adapter", "merged", "whole"]
 _KINDS: dict[Kind, str] = {
@@ -26,15 +26,23 @@ _KINDS: dict[Kind, str] = {
 _USE = """{imports}
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = {auto}.from_pretrained("{name}", dtype="auto")
+model = {auto}.from_pretrained("{name}", dtype="auto"{head})
 """
 Row = tuple[str, Any]
 
 
-def card(name: str, kind: Kind, base: Base | None, source: Source) -> ModelCard:
-    """Return the card of what is exported under `name`; `base` where there is one, facts of the run if it has one."""
+def card(name: str, kind: Kind, base: Base | None, source: Source, *, scores: bool, needs_tuner: bool) -> ModelCard:
+    """Return the card of what is exported under `name`; facts of the run if it comes from one.
+
+    Args:
+        name: Of the folder.
+        kind: What is exported.
+        base: Where there is one.
+        source: Where it comes from.
+        scores: It scores texts and writes none.
+        needs_tuner: transformers alone does not know its architecture.
+    """
     recipe, run = source.recipe(), source.run
-    scores = recipe is not None and recipe.objective.type == "reward"
     data = ModelCardData(
         base_model=base.hub_id if base else None,
         base_model_relation=("adapter" if kind == "adapter" else "finetune") if base and base.hub_id else None,
@@ -48,11 +56,14 @@ def card(name: str, kind: Kind, base: Base | None, source: Source) -> ModelCard:
     auto = f"Auto{'Peft' if kind == 'adapter' else ''}ModelFor{'SequenceClassification' if scores else 'CausalLM'}"
     peft = f"from peft import {auto}\nfrom transformers import AutoTokenizer"
     imports = peft if kind == "adapter" else f"from transformers import {auto}, AutoTokenizer"
+    if needs_tuner:
+        imports = f"import tuner.worker.models  # teaches transformers this architecture\n{imports}"
+    head = ", num_labels=1" if scores and kind == "adapter" else ""
     parts = [
         f"---\n{data.to_yaml()}\n---\n",
         f"# {name}\n",
         _table("Trained with tuner", rows),
-        f"## Use\n\n```python\n{_USE.format(imports=imports, auto=auto, name=name)}```\n",
+        f"## Use\n\n```python\n{_USE.format(imports=imports, auto=auto, name=name, head=head)}```\n",
     ]
     if run:
         parts += [_table("Results", _losses(run, source.step)), _table("Versions", _versions(run))]
@@ -95,10 +106,7 @@ def _training(recipe: RecipeConfig, run: RunDirectory, step: int | None) -> Iter
 
 
 def _losses(run: RunDirectory, step: int | None) -> Iterator[Row]:
-    if not run.metrics.is_file():
-        return
-    lines = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
-    upto = [line for line in lines if step is None or line.get("step", 0) <= step]
+    upto = [line for line in course(run) if step is None or line["step"] <= step]
     for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):
         found = [line for line in upto if key in line]
         if found:

@@ -80,6 +80,17 @@ def check_can_answer(subject: Subject, tokenizer: Any) -> None:
         raise ModelError(what, fix="Take a chat model, or train with model.chat_template.")
 
 
+def check_room(subject: Subject, ids: torch.Tensor) -> None:
+    """Check that the model's context has room for an answer to a prompt, shape (1, tokens).
+
+    Raises:
+        UsageError: it has none.
+    """
+    if subject.context_tokens is not None and ids.shape[1] >= subject.context_tokens:
+        what = f"a prompt has {ids.shape[1]:,} tokens, and the model's context {subject.context_tokens:,}"
+        raise UsageError(what, fix="Shorten it.")
+
+
 class Chat:
     """A conversation with a model. `turns` are the user's and the model's, without the system prompt."""
 
@@ -148,13 +159,10 @@ def prompt_ids(tokenizer: Any, messages: list[Message]) -> torch.Tensor:
 
 
 def _generate(loaded: Loaded, ids: torch.Tensor, settings: Settings, told: Told, interruptible: bool) -> Answer:
-    num_prompt, most = ids.shape[1], loaded.subject.context_tokens
-    if most is not None and num_prompt >= most:
-        what = f"the prompt has {num_prompt:,} tokens, and the model's context {most:,}"
-        raise UsageError(what, fix="Shorten it.")
+    check_room(loaded.subject, ids)
     arguments = settings.arguments()
-    if most is not None:
-        arguments["max_new_tokens"] = min(settings.max_new_tokens, most - num_prompt)
+    if (most := loaded.subject.context_tokens) is not None:
+        arguments["max_new_tokens"] = min(settings.max_new_tokens, most - ids.shape[1])
     ids = ids.to(loaded.model.device)
     stream = _Stream(loaded.tokenizer, told)
     with torch.inference_mode(), _ended_by_interrupt(interruptible):

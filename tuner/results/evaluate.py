@@ -20,10 +20,11 @@ from tuner.machine.hardware import Hardware
 from tuner.recipes import mixture
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Dataset, RecipeConfig
-from tuner.results.chat import Settings, answer, check_can_answer
+from tuner.results.chat import Settings, answer, check_can_answer, check_room, prompt_ids
 from tuner.results.subject import Loaded, Subject, load_frozen
 from tuner.worker.data.masks import IGNORED
 from tuner.worker.data.prepare import Prepared
+from tuner.worker.data.sample import Message
 from tuner.worker.models.load import source
 from tuner.worker.samples import prompts, shown
 from tuner.worker.trainers import evaluator
@@ -131,18 +132,25 @@ def _reference(loaded: Loaded, config: RecipeConfig, hardware: Hardware) -> Any 
     return load_frozen(config.model, source(config.model), loaded.dtype, hardware, None, scores=False).eval()
 
 
-def generations(loaded: Loaded, dataset: Dataset, count: int, settings: Settings) -> list[dict[str, Any]]:
-    """Return the model's answers to `count` prompts, spread evenly over a data set, beside the right ones.
+def questions(subject: Subject, tokenizer: Any, dataset: Dataset, count: int) -> list[list[Message]]:
+    """Return `count` conversations that end in a right answer, or all that there are; the model can be asked each.
 
     Raises:
         DataError: the data set or a row of it is wrong, it asks nothing, or the chat template refuses it.
         UsageError: a prompt is longer than the context.
         ModelError: the model cannot be asked.
     """
-    check_can_answer(loaded.subject, loaded.tokenizer)
-    asked = prompts(dataset, count, loaded.subject.objective)
+    check_can_answer(subject, tokenizer)
+    asked = prompts(dataset, count, subject.objective)
     if not asked:
         raise DataError("the rows ask nothing", where="--generate", fix="Name rows of conversations: --data FILE.")
+    for messages in asked:
+        check_room(subject, prompt_ids(tokenizer, messages[:-1]))
+    return asked
+
+
+def generations(loaded: Loaded, asked: list[list[Message]], settings: Settings) -> list[dict[str, Any]]:
+    """Return the model's answers to what `questions` returned, beside the right ones."""
     found = []
     for messages in asked:
         said = answer(loaded, messages[:-1], settings)

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import ModelCard
-from transformers import LlamaConfig
+from transformers import CONFIG_MAPPING, LlamaConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tuner.errors import DiskError, UsageError
 from tuner.files import disk_errors, write_json
 from tuner.fit.sizes import gib
+from tuner.recipes import paths
 from tuner.results.adapter import STEM, Adapter, read_config
 from tuner.results.base import Base, base_of, check_facts, read_model_config
 from tuner.results.card import Kind, card
@@ -59,6 +61,8 @@ class Exported:
     num_bytes: int
     num_files: int
     base: Base | None
+    needs_tuner: bool
+    """transformers alone does not know its architecture, or that of its base."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,14 @@ class _Content:
     """Of the model, or of the adapter."""
     tokenizer: Any
     generation: Any
-    base: Base | None = None
+    base: Base | None
+    scores: bool
+    model_type: str | None
+    """Of the model, or of the adapter's base, where it is known."""
+
+    @property
+    def needs_tuner(self) -> bool:
+        return self.model_type in CONFIG_MAPPING and self.model_type not in CONFIG_MAPPING_NAMES
 
 
 def export(source: Source, dest: Path, options: Options) -> Exported:
@@ -98,13 +109,13 @@ def export(source: Source, dest: Path, options: Options) -> Exported:
             draft.mkdir()
             stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
             tensors = write(content.pieces, draft, stem, most, dtype)
-            _write_besides(content, draft, card(dest.name, content.kind, content.base, source))
+            told = {"scores": content.scores, "needs_tuner": content.needs_tuner}
+            _write_besides(content, draft, card(dest.name, content.kind, content.base, source, **told))
             checkpoints.seal(draft, {"num_tensors": len(tensors), "tensors": tensors})
             check_dest(dest)
             draft.replace(dest)
-    return Exported(
-        content.kind, len(tensors), needed, len({entry["file"] for entry in tensors.values()}), content.base
-    )
+    files = {entry["file"] for entry in tensors.values()}
+    return Exported(content.kind, len(tensors), needed, len(files), content.base, content.needs_tuner)
 
 
 def _content(source: Source, options: Options) -> _Content:
@@ -113,15 +124,24 @@ def _content(source: Source, options: Options) -> _Content:
             raise UsageError(f"{source.told} is a whole model: there is nothing to merge", where="--merge")
         return _whole(source, options)
     adapter = read_config(source.folder)
-    base = base_of(adapter, source.recipe(), options.base)
+    recipe = source.recipe()
+    base = base_of(adapter, recipe, options.base)
     if options.merge:
         return _merged(source, options, adapter, base)
     if options.as_llama:
         raise UsageError("an adapter has no layout of its own", where="--as", fix="Add --merge.")
-    adapter.base_model_name_or_path, adapter.revision = base.path, base.revision
+    place = paths.local(base.path)
+    adapter.base_model_name_or_path = str(place.absolute()) if place else base.path
+    adapter.revision = base.revision
     tokenizer = _tokenizer((source.folder,))
+    scores = adapter.task_type == "SEQ_CLS"
     generation = _generation((source.folder,), tokenizer) if adapter.task_type == "CAUSAL_LM" else None
-    return _Content("adapter", Stored(source.folder, STEM).pieces(), adapter, tokenizer, generation, base)
+    # A folder that the user names may hold the base as Llama.
+    facts = recipe.architecture if recipe and (options.base is None or base.hub_id) else None
+    pieces = Stored(source.folder, STEM).pieces()
+    return _Content(
+        "adapter", pieces, adapter, tokenizer, generation, base, scores, facts.model_type if facts else None
+    )
 
 
 def _whole(source: Source, options: Options) -> _Content:
@@ -137,7 +157,8 @@ def _whole(source: Source, options: Options) -> _Content:
     tokenizer = _tokenizer((source.folder,))
     base = Base(recipe.model.path, recipe.model.revision) if recipe and recipe.model.path else None
     generation = None if scores else _generation((source.folder,), tokenizer)
-    return _as_asked(_Content("whole", pieces, config, tokenizer, generation, base), model, options)
+    content = _Content("whole", pieces, config, tokenizer, generation, base, scores, config.model_type)
+    return _as_asked(content, model, options)
 
 
 def _merged(source: Source, options: Options, adapter: Any, base: Base) -> _Content:
@@ -157,7 +178,8 @@ def _merged(source: Source, options: Options, adapter: Any, base: Base) -> _Cont
     if scores and config.pad_token_id is None and tokenizer:
         config.pad_token_id = tokenizer.pad_token_id
     generation = None if scores else _generation((source.folder, folder), tokenizer)
-    return _as_asked(_Content("merged", pieces, config, tokenizer, generation, base), model, options)
+    content = _Content("merged", pieces, config, tokenizer, generation, base, scores, config.model_type)
+    return _as_asked(content, model, options)
 
 
 def _never(name: str) -> torch.Tensor:
@@ -167,7 +189,10 @@ def _never(name: str) -> torch.Tensor:
 def _as_asked(content: _Content, model: Any, options: Options) -> _Content:
     if options.dtype:
         content.config.dtype = DTYPES[options.dtype]
-    return replace(content, config=_llama(content.config, type(model).__name__)) if options.as_llama else content
+    if not options.as_llama:
+        return content
+    llama = _llama(content.config, type(model).__name__)
+    return replace(content, config=llama, model_type=llama.model_type)
 
 
 def _llama(config: Any, architecture: str) -> LlamaConfig:
@@ -220,7 +245,8 @@ def _generation(folders: Iterable[Path], tokenizer: Any) -> transformers.Generat
     """Return how the model generates: as in the first folder that says it, and it stops where its answers end."""
     folder = next((one for one in folders if (one / "generation_config.json").is_file()), None)
     if folder:
-        generation = transformers.GenerationConfig.from_pretrained(folder)
+        with explained(str(folder)):
+            generation = transformers.GenerationConfig.from_pretrained(folder)
     elif tokenizer:
         ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         generation = transformers.GenerationConfig(**ids)

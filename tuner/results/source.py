@@ -57,9 +57,21 @@ def find(path: Path) -> Source:
         raise UsageError(what, where="SOURCE", fix="Name a run directory of tuner, or a checkpoint in it.")
     if is_run(path):
         return _of_run(RunDirectory(path))
-    if (path / checkpoints.MANIFEST).is_file() or path.name.startswith("checkpoint-"):
+    if _is_checkpoint(path):
         return _of_checkpoint(path)
     return _whole(Source(path, f"the weights in {path}", _run_around(path.absolute().parent)))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    if path.name.startswith("checkpoint-") and _run_around(path.absolute().parent.parent):
+        return True
+    if not (path / checkpoints.MANIFEST).is_file():
+        return False
+    try:
+        # An export has a manifest too, and no step: its card is the user's to edit.
+        return "step" in checkpoints.facts(path)
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return True
 
 
 def _of_run(run: RunDirectory) -> Source:
@@ -109,8 +121,15 @@ def check_dest(dest: Path) -> None:
     """Check that an export may be written to `dest`, creating nothing.
 
     Raises:
-        UsageError: something is there.
+        UsageError: something is there, or no folder can be.
     """
     if os.path.lexists(dest) and not (dest.is_dir() and not any(dest.iterdir())):
         what = f"{dest} is not empty" if dest.is_dir() else f"{dest} is a file"
+        raise UsageError(what, where="DEST", fix="Choose another; nothing was overwritten.")
+    if dest.is_dir() and (dest.is_symlink() or dest.is_mount() or dest.samefile(".")):
+        what = f"{dest} is a link, a mount point or the folder that you are in, and cannot be replaced by an export"
+        raise UsageError(what, where="DEST", fix=f"Name a new folder in it: {dest / 'my-model'}.")
+    above = next(folder for folder in dest.absolute().parents if paths.exists(folder))
+    if dest.name == ".." or not above.is_dir():
+        what = f"{above} is a file" if not above.is_dir() else f"{dest} is no name of a new folder"
         raise UsageError(what, where="DEST", fix="Choose another; nothing was overwritten.")

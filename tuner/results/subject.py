@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 import transformers
-from peft import PeftConfig, get_peft_model
+from peft import get_peft_model
 
 from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.recipes import catalog, paths
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.results.adapter import MISFITS, STEM, read_config
 from tuner.results.base import Base, base_of, check_facts
 from tuner.results.source import Source, find
+from tuner.results.tensors import Stored
 from tuner.worker.models.load import DTYPES, explained, load_tokenizer, load_weights, pinned, quantized, source
 from tuner.worker.save import stop_where_answers_end
 from tuner.zero.precision import decide
@@ -100,7 +102,7 @@ def _whole(name: str, named: Source | None) -> Subject:
 
 def _adapted(found: Source, asked: str | None) -> Subject:
     recipe = found.recipe()
-    adapter = _adapter_config(found.folder)
+    adapter = read_config(found.folder)
     base = base_of(adapter, recipe, asked, "SOURCE")
     model = _model(base.path, base.revision, base.trust_remote_code)
     path = source(model)
@@ -121,11 +123,6 @@ def _config(model: Model, path: str) -> Any:
 def _context(config: Any) -> int | None:
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
     return int(most) if most else None
-
-
-def _adapter_config(folder: Path) -> Any:
-    with explained(str(folder), "SOURCE"):
-        return PeftConfig.from_pretrained(str(folder))
 
 
 def _model(path: str, revision: str | None, trusted: bool) -> Model:
@@ -161,7 +158,8 @@ def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loade
     model.config.use_cache = True  # switched off while training
     if not subject.scores:
         if subject.adapter and (subject.adapter / _CARD).is_file():
-            model.generation_config = transformers.GenerationConfig.from_pretrained(subject.adapter)
+            with explained(str(subject.adapter), "SOURCE"):
+                model.generation_config = transformers.GenerationConfig.from_pretrained(subject.adapter)
         stop_where_answers_end(model.generation_config, tokenizer)
     return Loaded(subject, model, tokenizer, dtype, block.bits if block else 16)
 
@@ -200,15 +198,16 @@ def _with_adapter(model: Any, subject: Subject) -> Any:
     """Return the base with the trained adapter on it: every tensor of the one has a place in the other.
 
     Raises:
-        ModelError: it has not, so the adapter is of another base.
+        ModelError: it has not, so the adapter is of another base; or the adapter is damaged.
     """
     assert subject.adapter is not None
-    config = _adapter_config(subject.adapter)
+    Stored(subject.adapter, STEM)  # says what is damaged
+    config = read_config(subject.adapter)
     config.inference_mode, config.base_model_name_or_path = True, None  # it may be elsewhere than in training
     try:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
         report = adapted.load_adapter(str(subject.adapter), "default", autocast_adapter_dtype=False)
-    except (ValueError, RuntimeError) as error:  # no such modules, or of another size
+    except MISFITS as error:
         raise _misfit(subject, str(error).strip().splitlines()[-1].strip()) from error
     if report.unexpected_keys:
         raise _misfit(subject, f"{report.unexpected_keys[0]} has no place there")

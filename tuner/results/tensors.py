@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tuner.errors import DiskError, ModelError
+from tuner.errors import DiskError, ModelError, TunerError
 from tuner.files import write_json
 
 Tensors = dict[str, Tensor]
@@ -58,19 +59,18 @@ class Stored:
         self.shapes: Tensors = {}
         self._files: dict[str, Path] = {}
         for file in _files(folder, stem):
-            try:
-                with safe_open(file, framework="pt") as opened:
-                    for name in opened.keys():  # noqa: SIM118 (it is no mapping)
-                        # The tensor is a view of the file: nothing of it is read for its shape and type.
-                        self._files[name], self.shapes[name] = file, opened.get_tensor(name).to("meta")
-            except FileNotFoundError:
-                raise ModelError(f"{file} is missing", where=folder, fix="Fetch or copy the model again.") from None
-            except SafetensorError as error:
-                raise ModelError(f"{file} is damaged: {error}", where=folder, fix="Fetch or copy it again.") from error
+            with _opened(file) as opened:
+                for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+                    # The tensor is a view of the file: nothing of it is read for its shape and type.
+                    self._files[name], self.shapes[name] = file, opened.get_tensor(name).to("meta")
 
     def load(self, name: str) -> Tensor:
-        """Return one tensor. The file is opened for it alone, so that no page of another one stays in memory."""
-        with safe_open(self._files[name], framework="pt") as opened:
+        """Return one tensor. The file is opened for it alone, so that no page of another one stays in memory.
+
+        Raises:
+            ModelError: the file is gone meanwhile: a run that goes on removes its older checkpoints.
+        """
+        with _opened(self._files[name]) as opened:
             tensor: Tensor = opened.get_tensor(name)
         return tensor
 
@@ -81,6 +81,17 @@ class Stored:
     def piece(self, name: str) -> Piece:
         """Return one tensor as it is."""
         return Piece({name: self.shapes[name]}, lambda: {name: self.load(name)})
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except FileNotFoundError:
+        raise ModelError(f"{file} is missing", where=file.parent, fix="Fetch or copy the model again.") from None
+    except SafetensorError as error:
+        raise ModelError(f"{file} is damaged: {error}", where=file.parent, fix="Fetch or copy it again.") from error
 
 
 def _files(folder: Path, stem: str) -> list[Path]:
@@ -100,8 +111,18 @@ def _files(folder: Path, stem: str) -> list[Path]:
 
 
 def typed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a tensor in another type, where it holds floating-point numbers and a type is asked for."""
-    return tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+    """Return a tensor in another type, where it holds floating-point numbers and a type is asked for.
+
+    Raises:
+        TunerError: a number is too large for that type.
+    """
+    if dtype is None or not tensor.is_floating_point():
+        return tensor
+    found = tensor.to(dtype)
+    if dtype == torch.float16 and not found.is_meta and found.isinf().sum() > tensor.isinf().sum():
+        what = f"a weight of {float(tensor.abs().max()):g} is too large for fp16, whose largest number is 65,504"
+        raise TunerError(what, where="--dtype", fix="Write bf16 or fp32.")
+    return found
 
 
 def write(

@@ -85,8 +85,8 @@ def prompts(dataset: Dataset, count: int, objective: str) -> list[list[Message]]
     opened = mixture.open(dataset)
     stream = samples(opened, formats_of(opened, objective), objective, Tally.of(opened, dataset.bad_rows))
     chats = [chat for _, sample in itertools.islice(stream, 100_000) if (chat := _right(sample))]
-    step = max(1, len(chats) // max(count, 1))
-    return chats[::step][:count]
+    count = min(count, len(chats))
+    return [chats[i * len(chats) // count] for i in range(count)]
 
 
 def _right(sample: Sample) -> list[Message] | None:

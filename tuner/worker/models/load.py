@@ -5,6 +5,7 @@ It does not train, and it never runs a model's own code unless the recipe pins a
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,18 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    StrictDataclassError,
+)
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
 
-from tuner.errors import MachineError, ModelError
+from tuner.errors import DiskError, MachineError, ModelError
 from tuner.recipes import catalog, paths
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
@@ -29,6 +36,12 @@ CACHE = Path(os.environ.get("TUNER_CACHE") or Path.home() / ".cache" / "tuner")
 
 _UNPACKED = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
 """How checkpoints are stored that transformers turns into 16-bit weights while it loads them."""
+
+_OF_ITS_FILES = (ValueError, KeyError, TypeError, AttributeError, SafetensorError, StrictDataclassError)
+"""What transformers raises over files that are damaged; tokenizers raises a bare Exception.
+
+Of RuntimeErrors only that of shapes: a GPU that is out of memory is one too.
+"""
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """Of weights and arithmetic, by the names that recipes and flags have for them."""
@@ -246,6 +259,7 @@ class explained:
     Raises:
         MachineError: the hub cannot be reached, or a package is missing.
         ModelError: there is no such model, it is not whole, or it needs code of its own.
+        DiskError: there is no room to download it.
     """
 
     def __init__(self, path: str, where: str = "model.path", flag: str = "--model") -> None:
@@ -254,6 +268,9 @@ class explained:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = "Free space, or set HF_HOME to a folder that has some."
+            raise DiskError(f"no room to download {self.path!r}: {error.strerror}", fix=fix) from error
         offline = OfflineModeIsEnabled | LocalEntryNotFoundError | ConnectionError
         if isinstance(error, offline) or _is_network(error):
             fix = f"Check the network and HF_TOKEN, or name a local folder with {self.flag}."
@@ -269,8 +286,10 @@ class explained:
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             fix = "Set model.trust_remote_code=True and model.revision to a commit that you have read."
             raise ModelError(f"{self.path!r} needs code of its own", where=self.where, fix=fix) from error
-        if isinstance(error, ValueError | KeyError):
-            raise ModelError(f"cannot load {self.path!r}: {_first_line(error)}", where=self.where) from error
+        if isinstance(error, _OF_ITS_FILES) or type(error) is Exception or "mismatched_sizes" in str(error):
+            fix = "Its files do not fit together, or are damaged: fetch or copy it again."
+            told = " ".join(str(error).split())
+            raise ModelError(f"cannot load {self.path!r}: {told}", where=self.where, fix=fix) from error
 
 
 def _is_network(error: BaseException | None) -> bool:
