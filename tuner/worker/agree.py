@@ -66,6 +66,10 @@ class Agree(TrainerCallback):  # type: ignore[misc]
         if control.should_save or control.should_training_stop:
             self._check_weights(state.global_step)
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # A stop ends the loop over an epoch too: that is no epoch's end, and who stops has no time to validate.
+        control.should_evaluate &= not self.stopped_at
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._vote(torch.tensor(False, device=args.device))[1]:
             # Asked during the save: its checkpoint is the one to resume from.
