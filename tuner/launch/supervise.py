@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tuner.errors import DiskError, Stopped
+from tuner.errors import DiskError, RunDirectoryError, Stopped
 from tuner.launch.local import GRACE_S
 from tuner.machine.kernel import die_with_parent, num_oom_kills, stopped
 from tuner.runs import beats
@@ -175,6 +175,12 @@ class _Watch:
     def verdict(self, agent_code: int) -> int:
         """Return the run's exit code, write status.json, and print what went wrong."""
         reports = self.directory.failures()
+        if self._is_done():
+            if agent_code != 0 or reports:
+                text = "WARNING: the run is done and its result is whole; what comes after it was cut short."
+                with contextlib.suppress(OSError):
+                    print(text, file=sys.stderr)
+            return 0
         if len(self.received) > 1:
             return self._end("failed", 128 + self.received[-1], "killed at the second signal")
         if agent_code == 0 and not reports and not self.overdue:
@@ -184,6 +190,12 @@ class _Watch:
         if reports and reports[0]["exit_code"] == Stopped.exit_code:
             return self._end("stopped", Stopped.exit_code, str(reports[0]["message"]))
         return self._diagnose(agent_code, reports)
+
+    def _is_done(self) -> bool:
+        """Return whether rank 0 has said so, when the result was in its place: nothing after that can undo it."""
+        with contextlib.suppress(RunDirectoryError, AttributeError):
+            return bool(self.directory.read_json(self.directory.status).get("state") == "done")
+        return False
 
     def _diagnose(self, agent_code: int, reports: Sequence[Mapping[str, Any]]) -> int:
         kills = (num_oom_kills() or 0) - (self.num_oom_kills or 0)
