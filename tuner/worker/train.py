@@ -158,6 +158,8 @@ def _finish(
     facts["loss"] = losses[-1] if losses else None
     run.write_status("done", exit_code=0, seconds=round(seconds, 1), **facts)
     print(f"Trained {step} steps in {seconds:.0f} s.", flush=True)
+    if step < trainer.state.max_steps:
+        print(f"It ended early, of {trainer.state.max_steps} steps: the validation loss got no lower.", flush=True)
     if best:
         print(f"The result has the weights of step {best}, whose validation loss is the lowest.", flush=True)
     if config.log.num_samples and config.val_dataloader:

@@ -35,7 +35,6 @@ class Validation(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
         if self.patience and len(steps) - 1 - steps.index(best) >= self.patience:
             control.should_training_stop = True
-            print(f"Training ends early: no validation has had a lower loss since that at step {best}.", flush=True)
 
 
 def load_best(trainer: Any, run: RunDirectory, *, is_adapter: bool) -> int | None:
