@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,14 @@ def test_one_run_gets_its_report_inside_it_and_several_one_here(tuner: Tuner) ->
         (["."], "'.' is no run directory"),
         (["run", "-o", "mine.txt"], "mine.txt is there and no report"),
         (["run", "-o", "run"], "run is a folder"),
+        (["run", "-o", "pipe"], "pipe is no file"),
         (["run", "-o", "no/such/report.html"], "no folder 'no/such'"),
     ],
 )
 def test_a_mistake_is_one_message_and_writes_nothing(arguments: list[str], message: str, tuner: Tuner) -> None:
     made.failed(Path("run").absolute())
     Path("mine.txt").write_text("mine")
+    os.mkfifo("pipe")
 
     result = tuner("report", *arguments)
 

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,14 @@ def test_the_table_has_a_line_for_each_run(tuner: Tuner) -> None:
     assert first.split()[1:5] == ["stopped", "1,200", "1.2346", "4,321"]
     assert "stopped: at step 1200 on request. Goes on from step 1,200" in first
     assert "[red]odd/second" in result.out
+
+
+def test_what_a_run_holds_moves_no_cursor(tuner: Tuner) -> None:
+    run = written_run(Path("work_dirs/odd").absolute())
+    run.write_status("failed", diagnosis={"cause": "odd", "what": "row \x1b]0;title\x07"})
+    run.path.rename("work_dirs/odd\x1b[2J")
+
+    assert "\x1b" not in (out := tuner("runs").out) and "odd\\x1b[2J" in out
 
 
 def test_json_holds_every_fact(tuner: Tuner) -> None:
@@ -61,6 +70,25 @@ def test_watch_shows_what_changes_until_ctrl_c(tmp_path: Path) -> None:
         assert shown(master, "done")
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def test_watch_shows_the_end_of_a_table_that_is_longer_than_the_terminal(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "a")
+    for name in "bcdefgh":
+        shutil.copytree(run.path, tmp_path / name)
+        (tmp_path / name / "lock").unlink()
+    os.utime(run.recipe, (2**32, 2**32))  # the one at work wrote last, and stands at the end
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "tuner", "runs", str(tmp_path), "--watch"]
+    environment = {**os.environ, "COLUMNS": "120", "LINES": "6"}
+    process = subprocess.Popen(command, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    try:
+        assert shown(master, "running")
     finally:
         process.kill()
         process.wait()

@@ -41,4 +41,5 @@ def test_a_run_that_gets_worse_ends_early_with_its_best_weights_and_tells_it_all
     assert line["memory_bytes"] > 100 * 1024**2 and "mfu" not in line, "nobody knows the peak of this CPU"
     report = (run.path / "report.html").read_text()
     assert "the tracker tensorboard is off" in report and "before training" in report
+    assert "It ended early, of 12 steps" in run.text and f"Training ended early, at step {best + 2} of 12" in report
     assert f"the weights of step {best}" in report and "chart-loss" in report

@@ -102,6 +102,17 @@ def test_a_run_that_succeeds_is_0_and_its_status_is_the_workers(
     assert _status(run)["state"] == "done"
 
 
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "report(0, 124, 'hang'); sys.exit(1)"])
+def test_a_run_that_is_done_stays_done_whatever_becomes_of_its_samples(
+    end: str, run: RunDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.write_status("done", exit_code=0)
+
+    assert _supervised(run, end) == 0
+    assert capfd.readouterr().err.startswith("WARNING: the run is done and its result is whole")
+    assert _status(run)["state"] == "done"
+
+
 def test_a_ranks_report_decides_over_torchruns_1(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
     code = _supervised(run, "report(1, 2, 'bad-data: row 3 is torn.', cause='bad-data', step=None); sys.exit(1)")
 

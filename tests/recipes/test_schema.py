@@ -81,7 +81,10 @@ def test_a_value_that_does_not_fit_is_refused(key: str, value: Any, reason: str)
         RecipeConfig.model_validate(changed(key, value))
 
 
-@pytest.mark.parametrize(("key", "value"), [("checkpoint.save_best", "auto"), ("train_cfg.early_stopping_patience", 3)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("checkpoint.save_best", "auto"), ("train_cfg.early_stopping_patience", 3), ("train_cfg.val_interval", 100)],
+)
 def test_what_a_validation_decides_needs_one(key: str, value: Any) -> None:
     assert RecipeConfig.model_validate(changed(key, value)).val_dataloader
     with pytest.raises(ValidationError, match=f"{key.split('.')[1]} needs a validation loss; set val_dataloader too"):

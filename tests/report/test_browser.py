@@ -37,7 +37,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    home = tmp_path_factory.mktemp("runs")
+    home = tmp_path_factory.mktemp("a_long_name_" * 8)
     one = made.trained(home / "a" / "first", name="<script>document.title = 'taken'</script>")
     several = [one, made.trained(home / "<b>b" / "second", num_steps=90, seed=3), made.failed(home / "c")]
     page.write([one.path], one.report)

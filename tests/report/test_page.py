@@ -66,7 +66,7 @@ def test_a_failed_run_tells_why_what_to_do_and_how_often_it_was_started(tmp_path
 
     assert "gpu-out-of-memory: a GPU has too little memory for this" in told["summary"]
     assert "Next: tuner train mine.py --set train_dataloader.batch_size=1" in told["summary"]
-    assert "It can go on from step 4" in told["summary"]
+    assert f"It can go on from step 4: tuner train {tmp_path}/run/recipe.py --resume {tmp_path}/run" in told["summary"]
     assert "this run may not fit" in told["warnings"] and "the tracker wandb is off" in told["warnings"]
     assert "no: model.safetensors is missing" in told["checkpoints"]
     assert "stopped stopped: at step 4 on request" in told["restarts"] and "4 failed" in told["restarts"]
@@ -151,6 +151,46 @@ def test_many_points_are_thinned_and_the_last_is_kept() -> None:
     assert 1000 < len(thinned) <= 2001
     assert (thinned[0], thinned[-1]) == (points[0], points[-1])
     assert _thinned(points[:3]) == points[:3] and _thinned([]) == []
+
+
+def test_no_peak_is_lost_among_many_points() -> None:
+    points = [(step, 0.0) for step in range(1, 100_001)]
+    points[54_320], points[54_321] = (54_321, 9.0), (54_322, -9.0)
+
+    assert {(54_321, 9.0), (54_322, -9.0)} < set(_thinned(points))
+
+
+def test_a_warning_at_the_start_of_a_long_run_and_long_samples_are_shown(tmp_path: Path) -> None:
+    run = made.failed(tmp_path / "run")
+    with (run.ranks / "0.log").open("a") as log:
+        log.writelines(
+            f"step {step}/100000  loss 1.2345  lr 1.98e-04  5,120 tokens/s  54.3 GiB\n" for step in range(2000)
+        )
+    samples = [{"prompt": f"question {number} " + "x" * 20_000, "answer": ""} for number in range(9)]
+    (run.path / "samples.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
+
+    (found,) = gather([run.path])
+
+    assert any("the tracker wandb is off" in warning for warning in found.warnings)
+    assert [str(sample["prompt"])[:10] for sample in found.samples] == [f"question {number}" for number in range(9)]
+
+
+def test_early_stopping_is_told_and_a_last_step_that_was_not_logged_is_no_best_one(tmp_path: Path) -> None:
+    run = made.trained(tmp_path / "run")
+    run.write_status("done", exit_code=0, step=306, max_steps=900, result_step=306)
+    told = read(run).sections["summary"]
+
+    assert "Training ended early, at step 306 of 900" in told and "whose validation loss is the lowest" not in told
+    run.write_status("done", exit_code=0, step=306, max_steps=306, result_step=306)
+    assert "ended early" not in read(run).sections["summary"]
+
+
+def test_a_folder_whose_name_is_no_text_has_a_report(tmp_path: Path) -> None:
+    folder = made.failed(tmp_path / "run").path.rename(tmp_path / "caf\udce9")
+
+    page.write([folder], folder / "report.html")
+
+    assert "caf\\udce9" in (folder / "report.html").read_text()
 
 
 def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.plans import checkpoint, written_run
-from tuner.runs import listing, lock, metrics
+from tuner.runs import beats, listing, lock, metrics
 from tuner.runs.directory import RunDirectory
 
 
@@ -118,6 +118,24 @@ def test_the_run_that_wrote_last_stands_at_the_end(tmp_path: Path) -> None:
     assert [found.name for found in listing.below(tmp_path)] == ["c", "b", "a"]
 
 
+def test_a_run_that_logs_nothing_for_long_is_seen_by_its_sign_of_life(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run")
+    for file in (run.run, run.status, run.recipe):
+        os.utime(file, (1e9, 1e9))
+    run.ranks.mkdir()
+    beats.path_of(run, 0).write_text("")
+    os.utime(beats.path_of(run, 0), (1e9 + 3600, 1e9 + 3600))
+
+    assert one(tmp_path).seen == 1e9 + 3600
+
+
+def test_a_run_that_is_the_working_directory_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+
+    assert one(Path()).name == "run"
+
+
 def lines(run: RunDirectory, *found: dict[str, object]) -> None:
     for line in found:
         run.log_metrics(line)
@@ -132,6 +150,14 @@ def test_step_loss_and_speed_are_the_last_that_were_logged(tmp_path: Path) -> No
 
     found = one(tmp_path)
     assert (found.step, found.loss, found.tokens_per_second) == (2, 2.0, 10.0)
+
+
+def test_a_run_that_is_done_came_further_than_it_logged(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run")
+    lines(run, {"step": 4000, "loss": 3.0})
+    run.write_status("done", exit_code=0, step=4006)
+
+    assert one(tmp_path).step == 4006
 
 
 def test_of_steps_that_were_done_twice_the_later_lines_count(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class _Engine:
 
 
 class _Control:
-    should_save = should_training_stop = False
+    should_save = should_training_stop = should_evaluate = False
 
 
 def _begun(engine: _Engine) -> Agree:
@@ -109,3 +109,18 @@ def test_weights_that_a_finite_gradient_has_spoilt_are_not_saved() -> None:
     control.should_save = True
     with pytest.raises(NotANumber, match="weights are no numbers after step 2"):
         agree.on_step_end(None, SimpleNamespace(global_step=2), control)
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_stop_in_the_middle_of_an_epoch_waits_for_no_validation(is_asked: bool) -> None:
+    engine, control, state = _Engine(), _Control(), SimpleNamespace(global_step=2)
+    agree = _begun(engine)
+    agree.guard.stop_requested = is_asked
+    _step(engine, 1.0)
+
+    agree.on_step_end(None, state, control)
+    control.should_evaluate = True  # as transformers does after the loop over an epoch, however that has ended
+    agree.on_epoch_end(None, state, control)
+
+    assert control.should_training_stop is is_asked
+    assert control.should_evaluate is not is_asked

@@ -63,6 +63,37 @@ def test_the_bar_and_its_values_stand_in_one_line(
     assert there in last and not_there not in last
 
 
+def test_the_time_left_is_told_of_steps_that_take_a_minute_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    now_s = 0.0
+    with io.StringIO() as terminal:
+        bar = Bar(terminal)
+        bar.progress.get_time = lambda: now_s
+        bar.start(12, 2)
+        for step in (3, 4, 5):
+            now_s += 60
+            bar.step(step)
+        bar.stop()
+        last = terminal.getvalue().splitlines()[-1]
+
+    assert last.split()[-2:] == ["0:07:00", "left"]
+
+
+def test_a_terminal_that_cannot_draw_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as terminal:
+        bar = Bar(terminal)
+        bar.start(4, 0)
+        bar.log(1, 4, dict(LOGS))
+        bar.stop()
+
+    os.close(master)
+    assert capfd.readouterr().out.startswith("step 1/4  loss 2.5000")
+
+
 def test_on_a_terminal_the_bar_is_there_and_lines_of_others_are_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as terminal:
@@ -77,4 +108,4 @@ def test_on_a_terminal_the_bar_is_there_and_lines_of_others_are_in_the_log(capfd
 
     os.close(master)
     assert "1/4" in shown and "library" not in shown
-    assert capfd.readouterr().out == "validation loss 2.2500\na library's line\n"
+    assert capfd.readouterr().out == "step 1/4  validation loss 2.2500\na library's line\n"

@@ -50,6 +50,8 @@ def _check_free(file: Path, mark: str) -> None:
         raise UsageError(f"no folder {str(file.parent)!r}", where="--output", fix="Make it, or choose another.")
     if file.is_dir():
         raise UsageError(f"{file} is a folder", where="--output", fix=f"Name a file: {file}/report.html.")
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{file} is no file", where="--output", fix="Choose another.")
     if file.exists():
         with file.open("rb") as stream:
             if mark.encode() not in stream.read(1000):

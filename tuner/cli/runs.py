@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.errors import UsageError
+from tuner.errors import UsageError, visible
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.segment import SegmentLines
     from rich.table import Table
 
     from tuner.runs.listing import Listed
@@ -55,17 +57,28 @@ def _print(folder: Path, runs: Sequence[Listed]) -> None:
 
 
 def _watch(folder: Path) -> None:
+    from rich.console import Console
     from rich.live import Live
 
     from tuner.runs import listing
 
+    console = Console(highlight=False)
     try:
-        with Live(_table(listing.below(folder)), auto_refresh=False) as live:
+        with Live(_end_of_table(listing.below(folder), console), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(_EVERY_S)
-                live.update(_table(listing.below(folder)), refresh=True)
+                live.update(_end_of_table(listing.below(folder), console), refresh=True)
     except KeyboardInterrupt:
         return
+
+
+def _end_of_table(runs: Sequence[Listed], console: Console) -> SegmentLines:
+    """Return as many lines of the table's end as the terminal shows: there stand the runs that are at work."""
+    from rich.segment import SegmentLines
+
+    height = console.height - 1
+    header, *lines = console.render_lines(_table(runs[-height:]), pad=False)
+    return SegmentLines([header, *lines[-(height - 1) :]], new_lines=True)
 
 
 def _table(runs: Sequence[Listed]) -> Table:
@@ -80,13 +93,13 @@ def _table(runs: Sequence[Listed]) -> Table:
     table.add_column("why")
     for run in runs:
         table.add_row(
-            escape(run.name),
+            escape(visible(run.name)),
             f"[{_STYLES.get(run.state, 'yellow')}]{run.state}[/]",
             "" if run.step is None else f"{run.step:,}",
             "" if run.loss is None else f"{run.loss:.4f}",
             "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
             _age(time.time() - run.seen),
-            escape(". ".join(filter(None, (run.why.rstrip("."), _going_on(run))))),
+            escape(visible(". ".join(filter(None, (run.why.rstrip("."), _going_on(run)))))),
         )
     return table
 

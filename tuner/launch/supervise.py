@@ -182,21 +182,26 @@ class _Watch:
     def verdict(self, agent_code: int) -> int:
         """Return the run's exit code, write status.json, and print what went wrong."""
         reports = self.directory.failures()
+        if self._is_done():
+            if agent_code != 0 or reports:
+                text = "WARNING: the run is done and its result is whole; what comes after it was cut short."
+                with contextlib.suppress(OSError):
+                    print(text, file=sys.stderr)
+            return 0
         if self.insisted:
             return self._end("failed", 128 + self.received[-1], "killed at the second signal")
         if agent_code == 0 and not reports and not self.overdue:
             return 0
         if self.forwarded and not reports and not self.overdue:
-            if self._is_done():  # the signal came while the result was being written, and torchrun calls that a failure
-                return 0
             return self._end("failed", 128 + self.forwarded, f"stopped by {signal.Signals(self.forwarded).name}")
         if reports and reports[0]["exit_code"] == Stopped.exit_code:
             return self._end("stopped", Stopped.exit_code, str(reports[0]["message"]))
         return self._diagnose(agent_code, reports)
 
     def _is_done(self) -> bool:
-        with contextlib.suppress(RunDirectoryError):
-            return bool(self.directory.read_json(self.directory.status)["state"] == "done")
+        """Return whether rank 0 has said so, when the result was in its place: nothing after that can undo it."""
+        with contextlib.suppress(RunDirectoryError, AttributeError):
+            return bool(self.directory.read_json(self.directory.status).get("state") == "done")
         return False
 
     def _diagnose(self, agent_code: int, reports: Sequence[Mapping[str, Any]]) -> int:

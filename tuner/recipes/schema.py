@@ -205,10 +205,9 @@ class RecipeConfig(Block):
     @field_validator("train_cfg", "checkpoint")
     @classmethod
     def _what_is_best_is_known_by_validation(cls, block: TrainCfg | Checkpoint, info: ValidationInfo) -> Any:
-        asked = block.early_stopping_patience if isinstance(block, TrainCfg) else block.save_best
-        if asked and info.data.get("val_dataloader", asked) is None:
-            key = "early_stopping_patience" if isinstance(block, TrainCfg) else "save_best"
-            raise ValueError(f"{key} needs a validation loss; set val_dataloader too")
+        for key in ("val_interval", "early_stopping_patience", "save_best"):
+            if getattr(block, key, None) and info.data.get("val_dataloader", block) is None:
+                raise ValueError(f"{key} needs a validation loss; set val_dataloader too")
         return block
 
     @field_validator("train_cfg")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import plotly.io
@@ -112,5 +113,10 @@ def _traces(quantity: Quantity, run: Gathered, index: int) -> Iterator[dict[str,
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
-    every = -(-len(points) // _MAX_POINTS) or 1
-    return [*points[:-1:every], *points[-1:]]
+    """Return so many points as can be told apart: of neighbours the lowest and the highest, so that no peak is lost."""
+    if len(points) <= _MAX_POINTS:
+        return points
+    size = -(-2 * len(points) // _MAX_POINTS)
+    parts = [points[first : first + size] for first in range(0, len(points), size)]
+    ends = [end(part, key=itemgetter(1)) for part in parts for end in (min, max)]
+    return sorted({points[0], *ends, points[-1]})

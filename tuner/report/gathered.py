@@ -5,6 +5,8 @@ It reads files and renders nothing.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +19,15 @@ from tuner.recipes import catalog, recipe
 from tuner.recipes.diff import Section, differences
 from tuner.recipes.layers import leaves
 from tuner.recipes.source import read_file
-from tuner.runs import checkpoints, evidence, listing, metrics
+from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.listing import Listed
 
 Facts = dict[str, Any]
 _NOT_COMPARED = "architecture"
-_MAX_SAMPLES = 50
+MAX_SAMPLES = 50
+"""Of a run, from the first on."""
+_MAX_WARNINGS = 200
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,13 @@ def _object(run: RunDirectory, file: Path) -> Facts:
     return value if isinstance(value, dict) else {}
 
 
+def _lines(file: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError), file.open(encoding="utf-8", errors="replace") as stream:
+        yield from stream
+
+
 def _samples(run: RunDirectory) -> Iterator[Facts]:
-    for line in evidence.tail(run.path / "samples.jsonl").splitlines()[:_MAX_SAMPLES]:
+    for line in itertools.islice(_lines(run.path / "samples.jsonl"), MAX_SAMPLES):
         try:
             value = json.loads(line)
         except ValueError:
@@ -135,9 +144,9 @@ def _attempt(folder: Path) -> Facts:
 
 
 def _warnings(run: RunDirectory) -> list[str]:
-    said = [line for line in evidence.tail(run.ranks / "0.log").splitlines() if line.startswith("WARNING: ")]
-    found = [*listed(_object(run, run.run), "warnings"), *(line.removeprefix("WARNING: ") for line in said)]
-    return list(dict.fromkeys(map(str, found)))
+    said = (line for line in _lines(run.ranks / "0.log") if line.startswith("WARNING: "))
+    found = [*listed(_object(run, run.run), "warnings"), *(line.removeprefix("WARNING: ").strip() for line in said)]
+    return list(dict.fromkeys(map(str, found)))[:_MAX_WARNINGS]
 
 
 def _recipe(run: RunDirectory) -> Section | None:
@@ -160,9 +169,11 @@ def listed(facts: Mapping[str, Any], key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def hardware(facts: Mapping[str, Any]) -> str:
-    """Return the machine of a run in a line, as run.json has it."""
+def hardware(facts: Mapping[str, Any]) -> str | None:
+    """Return the machine of a run in a line, as run.json has it, or None."""
     found = table(facts, "hardware")
+    if not found:
+        return None
     names = [str(gpu.get("name")) for gpu in listed(found, "gpus")]
     kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     return kinds or f"CPU, {found.get('num_cpus')} cores"

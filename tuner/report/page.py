@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 from tuner import __version__
 from tuner.files import write_text
 from tuner.report.curves import COLOURS, charts
-from tuner.report.gathered import Gathered, gather, hardware, listed, recipe_differences, table
+from tuner.report.gathered import MAX_SAMPLES, Gathered, gather, hardware, listed, recipe_differences, table
 
 MARK = '<meta name="generator" content="tuner">'
 """Near the beginning of every report: what says so may be written over."""
@@ -45,7 +45,8 @@ def write(paths: Sequence[Path], file: Path) -> None:
     Raises:
         DiskError: the file cannot be written.
     """
-    write_text(file, render(gather(paths)))
+    # Names of files need not be UTF-8.
+    write_text(file, render(gather(paths)).encode(errors="backslashreplace").decode())
 
 
 def render(runs: Sequence[Gathered]) -> str:
@@ -66,14 +67,27 @@ def render(runs: Sequence[Gathered]) -> str:
         differences=recipe_differences(runs),
         memory=[_memory(run) for run in runs],
         machines=[_machine(run.facts) for run in runs],
+        ended_early=[_ended_early(run.status) for run in runs],
         best=[min((value for _, value in run.values("eval_loss")), default=None) for run in runs],
         commands=[shlex.join(map(str, listed(run.facts, "command"))) for run in runs],
+        resumes=[_resume(run.listed.path) for run in runs],
+        max_samples=MAX_SAMPLES,
         next_commands=[table(run.status, "diagnosis").get("next_command") for run in runs],
     )
 
 
 def _title(runs: Sequence[Gathered]) -> str:
     return str(runs[0].facts.get("name") or runs[0].name) if len(runs) == 1 else f"{len(runs)} runs"
+
+
+def _resume(run: str) -> str:
+    return shlex.join(("tuner", "train", f"{run}/recipe.py", "--resume", run))
+
+
+def _ended_early(status: Mapping[str, Any]) -> bool:
+    """Return whether a run is done with fewer steps than it was to take, which early stopping alone does."""
+    step, planned = status.get("step"), status.get("max_steps")
+    return isinstance(step, int) and isinstance(planned, int) and step < planned
 
 
 def _memory(run: Gathered) -> dict[str, Any]:
@@ -92,7 +106,7 @@ def _memory(run: Gathered) -> dict[str, Any]:
 def _machine(facts: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         "hardware": hardware(facts),
-        "ranks": f"{facts.get('world_size')} on {facts.get('num_nodes')} node(s)",
+        "ranks": f"{facts['world_size']} on {facts.get('num_nodes')} node(s)" if "world_size" in facts else None,
         "DeepSpeed": facts.get("deepspeed"),
         "compute type": table(facts, "precision").get("dtype"),
         "global batch": table(facts, "batch").get("global_batch"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner.errors import RunDirectoryError
-from tuner.runs import checkpoints, lock, metrics
+from tuner.runs import beats, checkpoints, lock, metrics
 from tuner.runs.directory import RunDirectory
 
 State = Literal["running", "done", "failed", "stopped", "died", "damaged"]
@@ -50,6 +50,7 @@ class Listed:
 
 def below(folder: Path) -> list[Listed]:
     """Return the runs below a folder (or in it), the one that wrote last at the end."""
+    folder = folder.absolute()  # '.' may be a run, and has no name
     runs = [look(path, str(path.relative_to(folder)) if path != folder else path.name) for path in _find(folder)]
     return sorted(runs, key=lambda run: run.seen)
 
@@ -64,7 +65,7 @@ def look(path: Path, name: str) -> Listed:
         name=name,
         state=state,
         why=why,
-        step=last.get("step"),
+        step=_step(run, last.get("step")),
         loss=_number(last.get("loss")),
         tokens_per_second=_number(last.get("tokens_per_second")),
         resumable_step=_resumable_step(run),
@@ -104,6 +105,14 @@ def _state(run: RunDirectory) -> tuple[State, str]:
     return state, "" if state == "done" else next(iter(str(status.get("message") or "").splitlines()), "")
 
 
+def _step(run: RunDirectory, logged: int | None) -> int | None:
+    """Return how far a run came: one that is done says it, of another the last step that was logged is known."""
+    with contextlib.suppress(RunDirectoryError):
+        taken = _object(run, run.status).get("step")
+        return taken if isinstance(taken, int) else logged
+    return logged
+
+
 def _object(run: RunDirectory, file: Path) -> dict[str, Any]:
     value = run.read_json(file)
     if not isinstance(value, dict):
@@ -130,7 +139,7 @@ def _resumable_step(run: RunDirectory) -> int | None:
 
 def _seen(run: RunDirectory) -> float:
     times = []
-    for file in (run.run, run.status, run.metrics, run.ranks / "0.log", run.recipe):
+    for file in (run.run, run.status, run.metrics, run.ranks / "0.log", beats.path_of(run, 0), run.recipe):
         with contextlib.suppress(OSError):
             times.append(file.stat().st_mtime)
     return max(times, default=0.0)

@@ -67,9 +67,8 @@ class Agree(TrainerCallback):  # type: ignore[misc]
             self._check_weights(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.stopped_at and state.epoch % 1:
-            # The trainer takes any stop for the epoch's end, and a validation can be longer than Slurm waits.
-            control.should_evaluate = False
+        # A stop ends the loop over an epoch too: that is no epoch's end, and who stops has no time to validate.
+        control.should_evaluate &= not self.stopped_at
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._vote(torch.tensor(False, device=args.device))[1]:

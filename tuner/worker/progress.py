@@ -30,12 +30,16 @@ class Metrics(TrainerCallback):  # type: ignore[misc]
     def __init__(self, run: RunDirectory, facts: dict[str, Any], show: Bar | None) -> None:
         self.run, self.show = run, show
         self.world_size, self.arithmetic = int(facts["world_size"]), facts.get("arithmetic")
-        self.tokens, self.since = 0.0, time.monotonic()
+        self.tokens, self.since, self.learning_rate = 0.0, time.monotonic(), 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.since, self.tokens = time.monotonic(), float(state.num_input_tokens_seen)
         if self.show:
             self.show.start(state.max_steps, state.global_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        # After the update the scheduler may already say the next step's: DeepSpeed's own optimizers take it along.
+        self.learning_rate = float(optimizer.param_groups[0]["lr"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.show:
@@ -50,6 +54,7 @@ class Metrics(TrainerCallback):  # type: ignore[misc]
             return
         if "loss" in logs:
             # TRL's trainers count in this session, but for the one that leaves it to transformers, which counts in all.
+            logs["learning_rate"] = self.learning_rate
             logs |= self._measured(float(logs.get("num_tokens", state.num_input_tokens_seen)))
         self._record({"step": state.global_step, **_finite(logs)})
         if self.show:
@@ -98,16 +103,19 @@ def _margin(logs: Logs, prefix: str = "") -> str:
 
 
 class Bar:
-    """A bar with the last values and the time left on a terminal; plain lines in the log without one."""
+    """A bar with the last values and the time left on a terminal; plain lines in the log without one that can draw."""
 
     def __init__(self, terminal: TextIO | None) -> None:
-        self.is_terminal = terminal is not None
+        console = Console(file=terminal)
+        self.is_terminal = terminal is not None and not console.is_dumb_terminal
         self.text = ""
         self.progress = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(None), TextColumn("{task.fields[text]}"),
             TimeRemainingColumn(), TextColumn("left"), expand=True,
+            # Over all steps so far: rich takes the last 30 seconds, in which a large model takes no two steps.
+            speed_estimate_period=math.inf,
             # What others print stays in the log, from where it is shown above the bar.
-            console=Console(file=terminal), redirect_stdout=False, redirect_stderr=False,
+            console=console, redirect_stdout=False, redirect_stderr=False,
         )  # fmt: skip
 
     def start(self, total: int, done: int) -> None:
@@ -129,7 +137,7 @@ class Bar:
         if self.is_terminal:
             self.progress.update(self.task, text=self._fitting())
             if "eval_loss" in logs:
-                print(text, flush=True)
+                print(f"step {step}/{total}  {text}", flush=True)
         else:
             seconds = (time.monotonic() - self.began) / max(step - self.first, 1) * (total - step)
             print(f"step {step}/{total}  {text}  {timedelta(seconds=round(seconds))} left", flush=True)

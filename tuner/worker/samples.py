@@ -5,12 +5,14 @@ It loads the saved result as any user would, so it shows too that the result loa
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from rich.console import Console
@@ -26,24 +28,26 @@ from tuner.runs.directory import RunDirectory
 from tuner.worker.data import mixture
 from tuner.worker.data.reading import Tally, formats_of, samples
 from tuner.worker.data.sample import Chat, Feedback, Message, Pair, Sample
+from tuner.worker.guard import Guard
 from tuner.worker.models.load import pinned, source
 
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160
+_WIDTH = 120
 
 
-def show_samples(config: RecipeConfig, run: RunDirectory) -> None:
+def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard) -> None:
     """Print `log.num_samples` validation prompts with right and given answers; keep them in samples.jsonl.
 
-    The run is done by then: whatever fails is a warning.
+    The run is done by then: whatever fails is a warning, and who asks it to stop gets no more answers.
     """
     try:
-        _show(config, run)
+        _show(config, run, guard)
     except Exception as error:
         print(f"WARNING: no samples: {_told(error)}", flush=True)
 
 
-def _show(config: RecipeConfig, run: RunDirectory) -> None:
+def _show(config: RecipeConfig, run: RunDirectory, guard: Guard) -> None:
     assert config.val_dataloader is not None
     if config.objective.type == "reward":
         print("log.num_samples is not used: a model that scores gives no answers.", flush=True)
@@ -56,8 +60,10 @@ def _show(config: RecipeConfig, run: RunDirectory) -> None:
     questions = [messages[:-1] for messages in asked]
     tokenizer = AutoTokenizer.from_pretrained(run.final)
     model = AutoModelForCausalLM.from_pretrained(run.final)  # loads an adapter's base too
-    answers = _answers(model, tokenizer, questions)
-    before = _before(config, model, tokenizer, questions)
+    answers = _answers(model, tokenizer, questions, guard)
+    if not config.adapter:
+        model = None  # two of them at once may be too much for the host
+    before = _before(config, model, tokenizer, questions, guard)
     table = Table(title="Validation prompts", title_justify="left")
     for title in ("prompt", "right answer", "before training", "after it", ""):
         table.add_column(title)
@@ -75,9 +81,16 @@ def _show(config: RecipeConfig, run: RunDirectory) -> None:
             json.dumps({"prompt": prompt, "right": right, "before": first, "answer": answer, "is_right": is_right})
         )
     write_text(run.path / "samples.jsonl", "\n".join(lines) + "\n")
-    console = Console(width=None if Console().is_terminal else 120)
-    console.print(table)
+    Console(width=_width(guard.terminal)).print(table)
     print(f"{num_right} of {len(asked)} right.", flush=True)
+
+
+def _width(terminal: TextIO | None) -> int:
+    """Return the columns of the terminal that the log is shown on, or what suits a file."""
+    with contextlib.suppress(OSError):
+        if terminal:
+            return os.get_terminal_size(terminal.fileno()).columns or _WIDTH
+    return _WIDTH
 
 
 def prompts(dataset: Dataset, count: int, objective: str) -> list[list[Message]]:
@@ -99,22 +112,31 @@ def _right(sample: Sample) -> list[Message] | None:
     return None
 
 
-def _before(config: RecipeConfig, model: Any, tokenizer: Any, prompts: list[list[dict[str, Any]]]) -> Sequence[Any]:
-    """Return the answers of the model that training began with, or None for each where it cannot give any."""
+def _before(
+    config: RecipeConfig, model: Any | None, tokenizer: Any, prompts: list[list[dict[str, Any]]], guard: Guard
+) -> Sequence[Any]:
+    """Return the answers of the model that training began with, or None for each where it cannot give any.
+
+    Training began with `model` without its adapter, or, where that is None, with what the recipe names.
+    """
     try:
-        if config.adapter:
-            model.disable_adapters()
+        if model is None:
+            model = AutoModelForCausalLM.from_pretrained(source(config.model), **pinned(config.model))
         else:
-            del model  # two of them at once may be too much for the host
-            path = source(config.model)
-            model = AutoModelForCausalLM.from_pretrained(path, **pinned(config.model))
-        return _answers(model, tokenizer, prompts)
+            model.disable_adapters()
+        return _answers(model, tokenizer, prompts, guard)
     except Exception as error:  # a base model may not know the tokens of the chat template
         print(f"WARNING: no answers from before training: {_told(error)}", flush=True)
         return [None] * len(prompts)
 
 
-def _answers(model: Any, tokenizer: Any, prompts: list[list[dict[str, Any]]]) -> list[str]:
+def _answers(model: Any, tokenizer: Any, prompts: list[list[dict[str, Any]]], guard: Guard) -> list[str]:
+    def go_on(*_: Any) -> None:
+        if guard.stop_requested:
+            raise RuntimeError("a signal asked to stop")
+        guard.heart.tick()  # a large model takes seconds for a token here, which is no hang
+
+    model.register_forward_pre_hook(go_on)
     found = []
     for prompt in prompts:
         inputs = tokenizer.apply_chat_template(

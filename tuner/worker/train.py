@@ -90,7 +90,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
             checkpoints.put_in_place(run.checkpoints, run.final)
     guard.heart.beat("at the end")
     if rank.rank == 0:
-        _finish(run, config, trainer, time.monotonic() - started, best)
+        _finish(run, config, trainer, guard, time.monotonic() - started, best)
         if not rank.supervised:
             end.write(run)
 
@@ -152,19 +152,26 @@ def _mended(trainer: Any, zero: dict[str, Any]) -> tuple[TrainerCallback, ...]:
     return AsWritten(trainer, zero), FreshAdam(trainer), KeptNorm(trainer)
 
 
-def _finish(run: RunDirectory, config: RecipeConfig, trainer: Any, seconds: float, best: int | None) -> None:
+def _finish(
+    run: RunDirectory, config: RecipeConfig, trainer: Any, guard: Guard, seconds: float, best: int | None
+) -> None:
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     step = trainer.state.global_step
-    facts = {"step": step, "loss": losses[-1] if losses else None, "result_step": best or step}
+    facts = {"step": step, "max_steps": trainer.state.max_steps, "result_step": best or step}
+    facts["loss"] = losses[-1] if losses else None
     run.write_status("done", exit_code=0, seconds=round(seconds, 1), **facts)
     print(f"Trained {step} steps in {seconds:.0f} s.", flush=True)
+    if step < trainer.state.max_steps:
+        print(f"It ended early, of {trainer.state.max_steps} steps: the validation loss got no lower.", flush=True)
     if best:
         print(f"The result has the weights of step {best}, whose validation loss is the lowest.", flush=True)
     elif config.checkpoint.save_best and (wanted := best_step(trainer.state)) not in (None, step):
         gone = f"WARNING: the validation loss was the lowest at step {wanted}, whose checkpoint is not in this run"
         print(f"{gone}: the result has the weights of step {step}.", flush=True)
     if config.log.num_samples and config.val_dataloader:
-        show_samples(config, run)
+        show_samples(config, run, guard)
+    elif config.log.num_samples:
+        print("No samples: log.num_samples asks the prompts of val_dataloader, and there is none.", flush=True)
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
     print(f"Next: change a copy of the recipe and train it: tuner train {run.recipe} --set lr=...", flush=True)
 
