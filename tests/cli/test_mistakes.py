@@ -207,7 +207,7 @@ FILES: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
         ("is a file", "--work-dir", "Choose a folder"),
     ),
     "below a file": (_file("run", ""), ["--work-dir", "run/1"], ("is a file", "--work-dir", "Choose a folder")),
-    "no checkpoint": (_file("run/x", ""), ["--resume", "run"], ("no manifest", "--resume")),
+    "no checkpoint": (_file("run/x", ""), ["--resume", "run"], ("neither a run nor a checkpoint", "--resume")),
 }
 
 

@@ -294,14 +294,14 @@ def test_a_grandchild_that_ignores_sigterm_in_a_session_of_its_own_is_killed(run
     grandchild = f"{IGNORES_TERM}said('grandchild'); time.sleep(60)"
     child = f"spawn({grandchild!r}, start_new_session=True); time.sleep(60)"
 
-    code = _supervised(run, f"spawn({child!r}, start_new_session=True); until('grandchild'); time.sleep(0.5)")
+    code = _supervised(run, f"spawn({child!r}, start_new_session=True); until('grandchild'); time.sleep(1.5)")
 
     assert code == 0
     assert alive(run.path) == []
 
 
 def test_an_orphan_that_was_seen_is_killed(run: RunDirectory) -> None:
-    child = "spawn('time.sleep(60)'); said('spawned'); time.sleep(0.5)"
+    child = "spawn('time.sleep(60)'); said('spawned'); time.sleep(1.5)"
 
     _supervised(run, f"spawn({child!r}).wait()")
 

@@ -71,9 +71,8 @@ def run(
         if shows:
             shown.start()
         while agent.poll() is None:
-            watch.remember_ranks()
             watch.forward()
-            watch.end_late_ranks()
+            watch.look()
             time.sleep(_POLL_S)
         watch.kill_ranks()
     if shows:
@@ -132,12 +131,16 @@ class _Watch:
             if self.agent:
                 _send(self.agent, signal.SIGTERM)
 
-    def end_late_ranks(self) -> None:
-        """Kill the ranks that do not end when they have to: after a failure of another, or when told to stop."""
+    def look(self) -> None:
+        """Note the ranks and end the late ones, once a second: finding them reads of every process of the machine."""
         now_s = time.monotonic()
-        if now_s - self.looked_s < _LOOK_S:
-            return
-        self.looked_s = now_s
+        if now_s - self.looked_s >= _LOOK_S:
+            self.looked_s = now_s
+            self.remember_ranks()
+            self.end_late_ranks(now_s)
+
+    def end_late_ranks(self, now_s: float) -> None:
+        """Kill the ranks that do not end when they have to: after a failure of another, or when told to stop."""
         if not self.failed and any(report["exit_code"] != Stopped.exit_code for report in self.directory.failures()):
             self.failed, self.told_s = True, now_s
             self._wake()
@@ -183,7 +186,7 @@ class _Watch:
         """Return the run's exit code, write status.json, and print what went wrong."""
         reports = self.directory.failures()
         if self._is_done():
-            if agent_code != 0 or reports:
+            if reports or (agent_code != 0 and not self.forwarded):  # torchrun fails at a signal, whatever its ranks do
                 text = "WARNING: the run is done and its result is whole; what comes after it was cut short."
                 with contextlib.suppress(OSError):
                     print(text, file=sys.stderr)
