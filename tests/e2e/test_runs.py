@@ -67,11 +67,11 @@ def test_a_copied_recipe_and_the_one_in_the_run_directory_train_to_the_same_loss
 
 
 def test_a_users_json_trains_and_is_kept_where_nobody_else_owns_the_value(tmp_path: Path) -> None:
-    run = ok(train(quick(tmp_path, "full"), tmp_path / "run", "--deepspeed", GUIDE, "--set", "max_steps=2"))
+    run = ok(train(quick(tmp_path, "full"), tmp_path / "run", "--deepspeed", GUIDE, "--set", "max_steps=2", ranks=1))
 
     used = run.json("deepspeed.json")
     assert used["tensorboard"]["job_name"] == "my_deepspeed_experiment"
-    assert (used["train_micro_batch_size_per_gpu"], used["train_batch_size"]) == (2, 8)
+    assert (used["train_micro_batch_size_per_gpu"], used["train_batch_size"]) == (2, 4)
     assert "sparse_attention" not in used
     assert run.text.count("WARNING") >= 7
 
@@ -104,7 +104,7 @@ def test_sigterm_ends_a_run_at_a_step_with_a_valid_checkpoint_and_code_75(tmp_pa
 
 def test_two_signals_end_a_run_at_once_with_the_signals_code(tmp_path: Path) -> None:
     work_dir = tmp_path / "run"
-    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG)
+    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=1)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
 
     process.send_signal(signal.SIGINT)
@@ -160,7 +160,7 @@ def test_a_bad_row_ends_the_run_with_code_2_and_its_file_and_line(tmp_path: Path
     good = json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})
     data.write_text(f"{good}\n" * 20 + f"{row}\n")  # the first rows are looked at before any rank starts
 
-    run = train(quick(tmp_path, "full"), tmp_path / "run", "--data", data)
+    run = train(quick(tmp_path, "full"), tmp_path / "run", "--data", data, ranks=1)
 
     assert run.code == 2, run.text
     assert f"{data}:21" in run.text and told in run.text, run.text

@@ -22,20 +22,16 @@ def smoke(*arguments: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, cwd=scratch, capture_output=True, text=True, timeout=400)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "deepspeed"),
-    [("qwen3_0_6b_lora_sample_e1", "zero2"), ("mixtral_8x7b_dpo_full_sample_preferences_e1", "zero3")],
-)
-def test_every_stage_works_and_nothing_is_left(recipe: str, deepspeed: str, tmp_path: Path) -> None:
-    arguments = ("--deepspeed", deepspeed, "--set", "dtype=fp32", "--json")
+def test_every_stage_works_and_nothing_is_left(tmp_path: Path) -> None:
+    arguments = ("--deepspeed", "zero3", "--set", "dtype=fp32", "--json")
 
-    done = smoke(recipe, *arguments, scratch=tmp_path)
+    done = smoke("mixtral_8x7b_dpo_lora_sample_preferences_e1", *arguments, scratch=tmp_path)
 
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     stages = {stage["name"]: stage["told"] for stage in told["stages"]}
     assert list(stages) == STAGES
-    assert f"2 ranks, deepspeed_{deepspeed}, fp32" in stages["train"]
+    assert "2 ranks, deepspeed_zero3, fp32" in stages["train"]
     assert "the same loss" in stages["resume"]
     assert "the same outputs" in stages["export"]
     assert "NCCL" in told["not_tried"]
