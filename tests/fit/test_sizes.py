@@ -29,7 +29,7 @@ def test_a_size_is_read_in_the_unit_it_names(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GB", "-80GB", "80 QB", "eighty", "1e3GB", "nan", "inf", "8 0GB", "0x10", "80GB80", "٣GB "]
+    "text", ["", "GB", "-80GB", "80 QB", "eighty", "1e3GB", "nan", "inf", "8 0GB", "0x10", "80GB80", "٣GB ", "9" * 400]
 )
 def test_what_is_no_size_is_refused_with_its_flag(text: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -104,8 +104,8 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path, below: str) -> None:
     assert _tree(tmp_path) == {"file": "mine"}
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\rb", "\x1b[31m", "\x7f"])
-def test_a_name_that_fits_on_no_line_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", "\x1b[31m", "\x7f", "\udcff"])
+def test_a_name_that_fits_on_no_line_or_is_no_text_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunDirectoryError, match="control character"):
         check_free(tmp_path / name / "run", resume=False)
 

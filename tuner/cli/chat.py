@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.cli.options import Finite
 from tuner.cli.subjects import loaded, named, stdout_is_the_answers, subject_options
 from tuner.errors import TunerError, UsageError, nearest
 
@@ -27,10 +28,8 @@ _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
 @subject_options
 @click.option("--system", metavar="TEXT", help="A system prompt.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="Of one answer.")
-@click.option(
-    "--temperature", type=click.FloatRange(0), help="0 takes the likeliest token.  [default: as the model says]"
-)
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sample from so much of the probability.")
+@click.option("--temperature", type=Finite(0), help="0 takes the likeliest token.  [default: as the model says]")
+@click.option("--top-p", type=Finite(0, 1, min_open=True), help="Sample from so much of the probability.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True, help="Of sampling.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer to stdin as JSON.")
 def command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -11,6 +12,17 @@ from tuner.cli import complete
 from tuner.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Finite(click.FloatRange):
+    """A number of a range: click's own lets NaN into every one, and infinity into one without an end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
+
 
 _OVERRIDES = (
     click.option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
-from tuner.cli.options import override_options, overrides
+from tuner.cli.options import Finite, override_options, overrides
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ LAUNCHERS = ("torchrun", "slurm", "none")
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     default=300,
     metavar="SECONDS",
     show_default=True,

@@ -11,10 +11,9 @@ from tuner.errors import UsageError
 
 GIB = 1024**3
 _PREFIXES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) *(?P<prefix>[KMGTP]?)(?P<binary>i?)(?P<unit>B?)", re.IGNORECASE)
-_RATE = re.compile(
-    r"((?P<links>[1-9][0-9]{0,2}) *x *)?(?P<number>[0-9]+(\.[0-9]+)?) *(?P<prefix>[KMGT]?)(?P<unit>[Bb])(it)?(/s|ps)"
-)
+_NUMBER = r"(?P<number>[0-9]{1,15}(\.[0-9]{1,15})?)"
+_SIZE = re.compile(rf"{_NUMBER} *(?P<prefix>[KMGTP]?)(?P<binary>i?)(?P<unit>B?)", re.IGNORECASE)
+_RATE = re.compile(rf"((?P<links>[1-9][0-9]{{0,2}}) *x *)?{_NUMBER} *(?P<prefix>[KMGT]?)(?P<unit>[Bb])(it)?(/s|ps)")
 
 
 def parse_bytes(text: str, where: str) -> int:

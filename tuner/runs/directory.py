@@ -35,7 +35,8 @@ from tuner.runs import checkpoints, lock
 
 State = Literal["running", "done", "failed", "stopped"]
 _WAIT_S = 300.0
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and what Python makes of bytes that are not UTF-8: neither can be written into a file as text."""
 _OF_A_JOB = re.compile(r"submit\.sh|slurm-\d+\.out")
 """`tuner submit` and Slurm put them there before the run begins."""
 _OF_A_START = re.compile(r"lock|recipe\.py|deepspeed\.json|\.(recipe\.py|(deepspeed|run)\.json)\..*\.tmp")
@@ -148,8 +149,8 @@ def check_free(path: Path, *, resume: bool) -> None:
 
 
 def _check_free(path: Path, resume: bool) -> None:
-    if _CONTROL.search(str(path)):
-        what = f"{str(path)!r} holds a control character"
+    if _UNPRINTABLE.search(str(path)):
+        what = f"{str(path)!r} holds a control character, or bytes that are not UTF-8"
         raise RunDirectoryError(what, where="--work-dir", fix="Choose a name that fits on a line.")
     if os.path.lexists(path) and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file", where="--work-dir", fix="Choose a folder.")
