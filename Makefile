@@ -1,5 +1,6 @@
 # make quickstart   set up, then train a small model on the CPU and show what it learned
 # make test         set up, then run the test suite
+# make test-long    the tests that take minutes each: the quickstart's answers, every preset, every objective
 # make check        lint and types
 # make install      set up alone: .venv/bin/tuner
 
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TESTS ?= tests
 
-.PHONY: install quickstart test check clean
+.PHONY: install quickstart test test-long check clean
 
 install: $(INSTALLED)
 
@@ -26,6 +27,9 @@ quickstart: install
 
 test: install
 	$(BIN)/pytest -n 2 --dist worksteal $(TESTS)
+
+test-long: install
+	$(BIN)/pytest -n 2 --dist worksteal -m long $(TESTS)
 
 check: install
 	$(BIN)/ruff check .

@@ -46,6 +46,7 @@ def test_the_missions_recipe_trains_saves_and_reloads(tmp_path: Path, oasst1: Pa
     assert "<|im_start|>" in tokenizer.chat_template
 
 
+@pytest.mark.long
 def test_full_training_under_zero3_saves_the_published_layout(tmp_path: Path, oasst1: Path) -> None:
     base = tmp_path / "internlm2"
     published = write_checkpoint(base)

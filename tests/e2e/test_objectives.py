@@ -34,6 +34,8 @@ checkpoint = dict(interval=5)
 log = dict(interval=1, num_samples=0)
 """
 SIDES = ("chosen", "rejected")
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("dpo_lora", "orpo_rslora")]
+RUNS = ["dpo_full", "kto_freeze", *LONG]
 STAGES = {"dpo_full": "zero3", "reward_lora": "zero3"}
 
 
@@ -83,7 +85,7 @@ def told_apart(model: Any, base: Any, tokenizer: Any) -> float:
     return sum(chosen > rejected for chosen, rejected in gains) / len(gains)
 
 
-@pytest.mark.parametrize("name", ["dpo_full", "dpo_lora", "orpo_rslora", "kto_freeze"])
+@pytest.mark.parametrize("name", RUNS)
 def test_the_margin_between_held_out_answers_grows(run_of: Any, name: str) -> None:
     run = run_of(name)
 
@@ -95,7 +97,7 @@ def test_the_margin_between_held_out_answers_grows(run_of: Any, name: str) -> No
     assert all(line["tokens_per_second"] > 0 for line in run.metrics[:-1])
 
 
-@pytest.mark.parametrize("name", ["dpo_full", "dpo_lora", "orpo_rslora", "kto_freeze"])
+@pytest.mark.parametrize("name", RUNS)
 def test_the_result_prefers_what_held_out_judges_chose_in_plain_transformers(run_of: Any, name: str) -> None:
     final = run_of(name).path / "final"
 
@@ -140,6 +142,7 @@ def test_freezing_trains_the_last_layers_alone_and_saves_a_whole_model(run_of: A
     AutoModelForCausalLM.from_pretrained(run.path / "final")
 
 
+@pytest.mark.long
 def test_rank_stabilized_lora_says_how_it_is_scaled(run_of: Any) -> None:
     run = run_of("orpo_rslora")
 

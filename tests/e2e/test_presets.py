@@ -23,6 +23,7 @@ def losses_of(recipe: Path, folder: Path, preset: str, *more: str) -> Finished:
     return ok(train(recipe, folder / preset, "--deepspeed", preset, *more))
 
 
+@pytest.mark.long
 def test_all_presets_give_the_same_loss_and_weights_in_fp32_and_a_result_for_plain_transformers(tmp_path: Path) -> None:
     recipe = quick(tmp_path, "full")
 
@@ -50,6 +51,7 @@ def _answers_with_plain_transformers(final: Path) -> None:
     assert next(model.parameters()).dtype == torch.float32
 
 
+@pytest.mark.long
 def test_every_kind_of_level_gives_the_same_loss_with_lora_within_bf16_noise(tmp_path: Path) -> None:
     recipe = quick(tmp_path, "lora")
 

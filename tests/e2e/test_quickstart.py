@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.runs import ok, train
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def test_the_quickstart_answers_most_validation_prompts_right(tmp_path: Path) -> None:

@@ -48,7 +48,16 @@ def test_resume_refuses_a_damaged_checkpoint_and_takes_a_done_run_for_done(tmp_p
 
 
 def test_a_copied_recipe_and_the_one_in_the_run_directory_train_to_the_same_loss(tmp_path: Path) -> None:
-    short = ("--set", "max_steps=2", "--set", "max_length=128", "--set", "log.interval=1", "--set", "num_samples=0")
+    short = (
+        "--set",
+        "max_steps=2",
+        "--set",
+        "train_dataloader.dataset.max_length=128",
+        "--set",
+        "log.interval=1",
+        "--set",
+        "num_samples=0",
+    )
     flags = (*short, "--set", "val_dataloader=none", "--seed", "7")
     command = [*COMMAND, "copy", "tiny_full_sample_e1", tmp_path / "mine.py"]
     subprocess.run(command, check=True, env=environment(), capture_output=True)

@@ -22,6 +22,7 @@ def smoke(*arguments: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, cwd=scratch, capture_output=True, text=True, timeout=400)
 
 
+@pytest.mark.long
 def test_every_stage_works_and_nothing_is_left(tmp_path: Path) -> None:
     arguments = ("--deepspeed", "zero3", "--set", "dtype=fp32", "--json")
 
