@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,8 @@ class Submitted:
         wait_until(lambda: self.show("JobState") == "PENDING")
         # An srun that still ends would end the step of the same number in the next attempt.
         wait_until(lambda: not processes_of(self.run))
+        # slurmd refuses what starts in the second of the requeue: it counts in seconds when a credential was revoked.
+        time.sleep(2)
         wait_until(self._starts, timeout_s=300)
 
     def _starts(self) -> bool:
