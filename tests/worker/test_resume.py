@@ -146,7 +146,7 @@ def test_data_that_are_others_than_the_checkpoints_are_refused_with_both_counts(
     tmp_path: Path, num_rows: int, num_tokens: int
 ) -> None:
     def prepared(rows: int, tokens: int) -> Any:
-        return SimpleNamespace(dataset=range(rows), counts=SimpleNamespace(tokens=tokens))
+        return SimpleNamespace(dataset=range(rows), counts=SimpleNamespace(tokens=tokens), sha256="0")
 
     checkpoint = _stage_0(tmp_path)
     facts = {"resume": str(checkpoint)}
@@ -159,6 +159,18 @@ def test_data_that_are_others_than_the_checkpoints_are_refused_with_both_counts(
 
     assert f"{num_rows:,} rows of {num_tokens:,} tokens by now" in str(caught.value)
     assert "checkpoint-2 was trained on 100 rows of 5,000 tokens" in str(caught.value)
+
+
+def test_data_of_the_same_counts_that_changed_or_are_in_another_order_are_refused(tmp_path: Path) -> None:
+    def prepared(sha256: str) -> Any:
+        return SimpleNamespace(dataset=range(3), counts=SimpleNamespace(tokens=9), sha256=sha256)
+
+    checkpoint = _stage_0(tmp_path)
+    checkpoints.seal(checkpoint, {"step": 2, "data": resume.data_of(prepared("a"))})
+
+    resume.check_data({"resume": str(checkpoint)}, prepared("a"))
+    with pytest.raises(DataError, match="other rows, or the same in another order"):
+        resume.check_data({"resume": str(checkpoint)}, prepared("b"))
 
 
 class Canary:

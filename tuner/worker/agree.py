@@ -128,6 +128,8 @@ class Agree(TrainerCallback):  # type: ignore[misc]
         loader.set_epoch(epoch)
         place = update * args.gradient_accumulation_steps + index
         rows = next(rows for at, rows in enumerate(loader.batch_sampler) if at == place)
+        if not rows:
+            return "no row: this rank had none in the epoch's last step"
         named = "row" if len(rows) == 1 else "rows"
         numbers = ", ".join(map(str, rows))
         return f"{named} {numbers} of the prepared data, the first of which begins {self._text(rows[0])!r}"

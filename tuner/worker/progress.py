@@ -53,9 +53,10 @@ class Metrics(TrainerCallback):  # type: ignore[misc]
         if dist.get_rank() != 0 or not {"loss", "eval_loss"} & logs.keys():
             return
         if "loss" in logs:
-            # TRL's trainers count in this session, but for the one that leaves it to transformers, which counts in all.
             logs["learning_rate"] = self.learning_rate
-            logs |= self._measured(float(logs.get("num_tokens", state.num_input_tokens_seen)))
+            # TRL's own number counts the tokens of this process's life, and stand-ins among them.
+            logs["num_tokens"] = state.num_input_tokens_seen
+            logs |= self._measured(float(state.num_input_tokens_seen))
         self._record({"step": state.global_step, **_finite(logs)})
         if self.show:
             self.show.log(state.global_step, state.max_steps, logs, self.world_size)

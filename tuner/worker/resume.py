@@ -102,9 +102,9 @@ def _convert(checkpoint: Path, target: Path, way: str) -> None:
     checkpoints.seal(target, {**checkpoints.facts(checkpoint), "of": _identity(checkpoint)})
 
 
-def data_of(prepared: Prepared) -> dict[str, int]:
-    """Return what tells prepared data from others: the order of the samples follows from the number of rows."""
-    return {"rows": len(prepared.dataset), "tokens": prepared.counts.tokens}
+def data_of(prepared: Prepared) -> dict[str, Any]:
+    """Return what tells prepared data from others: the order of the samples follows from the rows and their number."""
+    return {"rows": len(prepared.dataset), "tokens": prepared.counts.tokens, "sha256": prepared.sha256}
 
 
 def check_data(facts: Mapping[str, Any], prepared: Prepared) -> None:
@@ -113,10 +113,11 @@ def check_data(facts: Mapping[str, Any], prepared: Prepared) -> None:
     Raises:
         DataError: it was not.
     """
-    saved = checkpoints.facts(Path(facts["resume"])).get("data") if facts["resume"] else None
+    saved = checkpoints.facts(Path(facts["resume"])).get("data", {}) if facts["resume"] else {}
     found = data_of(prepared)
-    if saved not in (None, found):
+    if any(saved[key] != found[key] for key in saved):
         now, before = (f"{one['rows']:,} rows of {one['tokens']:,} tokens" for one in (found, saved))
+        now = "other rows, or the same in another order," if now == before else now
         what = f"the data are {now} by now, and {Path(facts['resume']).name} was trained on {before}"
         fix = "Put the data back as they were, or start a new run without --resume."
         raise DataError(f"{what}: its place in them means nothing", where="train_dataloader.dataset", fix=fix)

@@ -30,7 +30,9 @@ from tuner.recipes.objective import Kto
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
+from tuner.worker.batching import EachRowOnce
 from tuner.worker.data import batches
+from tuner.worker.data.masks import IGNORED
 from tuner.worker.data.prepare import Prepared
 from tuner.worker.models.load import DTYPES
 
@@ -42,15 +44,26 @@ class _AsPrepared:
         return dataset
 
 
-class _Dpo(_AsPrepared, DPOTrainer):  # type: ignore[misc]
+class _Sft(EachRowOnce, SFTTrainer):  # type: ignore[misc]
+    """SFT and pre-training, whose loss is normalised by the step's trained tokens."""
+
+    weighs_rows = False
+
+    @staticmethod
+    def stand_in(row: dict[str, Any]) -> dict[str, Any]:
+        ids = row["input_ids"][:2]
+        return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)]}
+
+
+class _Dpo(EachRowOnce, _AsPrepared, DPOTrainer):  # type: ignore[misc]
     """DPO on prepared rows."""
 
 
-class _Kto(_AsPrepared, KTOTrainer):  # type: ignore[misc]
+class _Kto(EachRowOnce, _AsPrepared, KTOTrainer):  # type: ignore[misc]
     """KTO on prepared rows."""
 
 
-class _Orpo(ORPOTrainer):  # type: ignore[misc]
+class _Orpo(EachRowOnce, ORPOTrainer):  # type: ignore[misc]
     """ORPO on prepared rows."""
 
     def __init__(self, *, train_dataset: Any, eval_dataset: Any, **others: Any) -> None:
@@ -58,6 +71,10 @@ class _Orpo(ORPOTrainer):  # type: ignore[misc]
         nothing = train_dataset.select(())
         super().__init__(train_dataset=nothing, eval_dataset=nothing if eval_dataset else None, **others)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+
+
+class _Reward(EachRowOnce, RewardTrainer):  # type: ignore[misc]
+    """Reward models on prepared rows."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +89,7 @@ class _Kind:
 
 # The rows come tokenized and packed; the collator separates the samples of a row by their position_ids.
 _SFT = _Kind(
-    SFTTrainer,
+    _Sft,
     SFTConfig,
     {
         "dataset_kwargs": {"skip_prepare_dataset": True},
@@ -85,10 +102,9 @@ _KINDS = {
     "sft": _SFT,
     "pretrain": _SFT,
     "dpo": _Kind(_Dpo, DPOConfig, {}, batches.pairs),
-    # The only one without a count of tokens.
-    "orpo": _Kind(_Orpo, ORPOConfig, {"include_num_input_tokens_seen": "non_padding"}, batches.odds),
+    "orpo": _Kind(_Orpo, ORPOConfig, {}, batches.odds),
     "kto": _Kind(_Kto, KTOConfig, {}, batches.feedback),
-    "reward": _Kind(RewardTrainer, RewardConfig, {}),
+    "reward": _Kind(_Reward, RewardConfig, {}),
 }
 
 

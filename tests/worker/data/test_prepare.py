@@ -53,6 +53,19 @@ def test_packing_loses_and_repeats_no_token(jsonl: Callable[..., Path], tokenize
     assert counts.efficiency == counts.tokens / (len(prepared.dataset) * 64) > 0.98
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_the_hash_of_prepared_rows_tells_changed_and_reordered_rows_apart(
+    jsonl: Callable[..., Path], tokenizer: Any, packing: bool
+) -> None:
+    def hashed(rows: list[dict[str, str]]) -> str:
+        given = Settings(str(jsonl(rows)), max_length=64, packing=packing)
+        return prepare(given, tokenizer, objective="pretrain").sha256
+
+    rows = texts(600)
+    assert hashed(rows) == hashed(rows)
+    assert len({hashed(rows), hashed(rows[::-1]), hashed([*rows[:-1], rows[0]])}) == 3
+
+
 def test_a_longer_sample_is_split_into_samples_of_their_own(jsonl: Callable[..., Path], tokenizer: Any) -> None:
     text = " ".join(WORDS * 10)
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tuner.errors import DataError
 from tuner.files import disk_errors, sha256, write_json
@@ -75,6 +77,8 @@ class Prepared:
     counts: Counts
     sets: tuple[SetCounts, ...]
     objective: str
+    sha256: str
+    """Of the rows' values, in their order."""
     bad_rows: tuple[dict[str, str], ...] = ()
     """Place (`where`) and reason (`what`) of each row that was left out."""
 
@@ -175,7 +179,7 @@ def _load(folder: Path, objective: str) -> Prepared:
     facts = json.loads((folder / _COUNTS_FILE).read_text(encoding="utf-8"))
     sets = tuple(SetCounts(**one) for one in facts["sets"])
     rows = datasets.Dataset.from_file(str(folder / _ROWS_FILE))
-    return Prepared(rows, Counts(**facts["counts"]), sets, objective, tuple(facts["bad_rows"]))
+    return Prepared(rows, Counts(**facts["counts"]), sets, objective, facts["sha256"], tuple(facts["bad_rows"]))
 
 
 def _build(
@@ -208,9 +212,22 @@ def _build(
     facts = {
         "sets": [asdict(one) for one in told],
         "counts": asdict(_counts(tally, len(rows), dataset, objective)),
+        "sha256": _sha256_of(rows),
         "bad_rows": [{"where": place, "what": error.what} for place, error in tally.bad.items()],
     }
     write_json(done / _COUNTS_FILE, facts)
+
+
+def _sha256_of(rows: datasets.Dataset) -> str:
+    """Return a hash of the values alone: libraries of other versions write the same rows into other files."""
+    hashes = {name: hashlib.sha256() for name in rows.column_names}
+    for table in rows.with_format("arrow").iter(_BATCH_ROWS):
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+            parts = (pc.list_value_length(column), pc.list_flatten(column)) if is_list else (column,)
+            for part in parts:
+                hashes[name].update(part.to_numpy().tobytes())
+    return hashlib.sha256(json.dumps({name: one.hexdigest() for name, one in hashes.items()}).encode()).hexdigest()
 
 
 def _batches(stream: Iterator[Any], tick: Callable[[], None]) -> Iterator[list[Any]]:

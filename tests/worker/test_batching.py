@@ -1,0 +1,55 @@
+"""Every row once an epoch on any number of ranks, as accelerate deals the batches out; whole runs are in tests/e2e."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from accelerate.data_loader import BatchSamplerShard
+from torch.utils.data import SequentialSampler
+
+from tuner.worker.batching import Collator, RoundRobinBatchSampler
+
+
+def dealt(num_rows: int, micro_batch: int, num_ranks: int) -> list[list[list[int]]]:
+    """Return the batches of each rank."""
+    sampler = RoundRobinBatchSampler(SequentialSampler(range(num_rows)), micro_batch, num_ranks)
+    shards = [BatchSamplerShard(sampler, num_ranks, rank, even_batches=True) for rank in range(num_ranks)]
+    found = [list(shard) for shard in shards]
+    assert [len(one) for one in shards] == [len(one) for one in found]
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 8, 16, 131])
+def test_each_row_is_dealt_out_once_and_ranks_have_equally_many_batches(
+    num_rows: int, micro_batch: int, num_ranks: int
+) -> None:
+    ranks = dealt(num_rows, micro_batch, num_ranks)
+
+    assert sorted(row for batches in ranks for batch in batches for row in batch) == list(range(num_rows))
+    assert len({len(batches) for batches in ranks}) == 1
+    assert all(len(batch) <= micro_batch for batches in ranks for batch in batches)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 6])
+def test_a_step_of_the_same_global_batch_has_the_same_rows_on_any_number_of_ranks(num_ranks: int) -> None:
+    per_step = 12 // 2 // num_ranks  # micro-batches of two rows
+    ranks = dealt(31, 2, num_ranks)
+
+    steps = [
+        sorted(row for batches in ranks for batch in batches[at : at + per_step] for row in batch)
+        for at in range(0, len(ranks[0]), per_step)
+    ]
+    assert steps == [list(range(12)), list(range(12, 24)), list(range(24, 31))]
+
+
+def test_a_rank_without_rows_gets_the_stand_in_and_is_told_that_it_counts_for_none() -> None:
+    def collate(rows: Any) -> dict[str, Any]:
+        return {"input_ids": list(rows)}
+
+    collator = Collator(collate, "stand-in")
+
+    assert collator(["a", "b"]) == {"input_ids": ["a", "b"], "num_rows": 2}
+    assert collator([]) == {"input_ids": ["stand-in"], "num_rows": 0}

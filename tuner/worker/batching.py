@@ -1,0 +1,128 @@
+"""Which rows each rank's micro-batches hold, and what they weigh: every row once an epoch, on any number of ranks.
+
+It computes no loss. `accelerate` repeats rows where ranks do not divide them, and `Trainer` weighs the micro-batches of
+an epoch's last step alike whatever they hold: with either, the number of ranks decides what is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import BatchSampler, DataLoader, Sampler
+from transformers.trainer_utils import seed_worker
+
+_NUM_ROWS = "num_rows"
+"""The key of a batch that says how many rows of the data set it holds; 0 for a stand-in."""
+
+
+class RoundRobinBatchSampler(BatchSampler):  # type: ignore[misc]
+    """The micro-batches of all ranks in turns, as many for each: ranks that get no row in the last round get `[]`.
+
+    `batch_size` is None, which tells accelerate that batches differ in size and are to be taken as they are.
+    """
+
+    batch_size: int | None
+
+    def __init__(self, sampler: Sampler[int], micro_batch: int, num_ranks: int) -> None:
+        super().__init__(sampler, micro_batch, drop_last=False)
+        self.micro_batch, self.num_ranks, self.batch_size = micro_batch, num_ranks, None
+
+    def __len__(self) -> int:
+        rows = len(self.sampler)
+        rounds: int = -(-rows // (self.micro_batch * self.num_ranks))
+        return rounds * self.num_ranks
+
+    def __iter__(self) -> Iterator[list[int]]:
+        at, batch = 0, []
+        for row in self.sampler:
+            batch.append(row)
+            if len(batch) == self.micro_batch:
+                yield batch
+                at, batch = at + 1, []
+        for _ in range(at, len(self)):
+            yield batch
+            batch = []
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Collate rows, or the stand-in where a rank has none in this round, and say how many rows there are."""
+
+    collate: Callable[[Sequence[Any]], dict[str, Any]]
+    stand_in: Any
+
+    def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
+        return {**self.collate(rows or [self.stand_in]), _NUM_ROWS: len(rows)}
+
+
+class EachRowOnce:
+    """Mixed into a trainer of TRL: an epoch trains on every row once, and a step's rows weigh alike.
+
+    A loss that is normalised by the step's trained tokens (SFT) has that already: a stand-in has none of them. A loss
+    that is a mean over a micro-batch's rows is weighed by their number.
+    """
+
+    weighs_rows = True
+    """Whether `compute_loss` returns a mean over rows."""
+
+    def get_train_dataloader(self: Any) -> DataLoader[Any]:
+        args, rows = self.args, self.train_dataset
+        sampler = self._get_train_sampler(rows)
+        loader = DataLoader(
+            rows,
+            batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size),
+            collate_fn=Collator(self.data_collator, self.stand_in(rows[0])),
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            worker_init_fn=partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index),
+        )
+        return self.accelerator.prepare(loader)
+
+    @staticmethod
+    def stand_in(row: dict[str, Any]) -> dict[str, Any]:
+        """Return the row that a rank computes on where it has none, so that all ranks do the same."""
+        return row
+
+    def get_batch_samples(self: Any, iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+        """Return a step's micro-batches and trained tokens, and count its tokens and rows over all ranks."""
+        batches, num_items = super().get_batch_samples(iterator, num_batches, device)  # type: ignore[misc]
+        here = [(_num_tokens(batch), batch[_NUM_ROWS]) for batch in batches if batch[_NUM_ROWS]]
+        counts = torch.tensor([sum(count) for count in zip(*here, strict=True)] or [0, 0], device=device)
+        dist.all_reduce(counts)
+        tokens, self.rows_of_step = counts.tolist()
+        self.state.num_input_tokens_seen += tokens
+        return batches, num_items
+
+    def compute_loss(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
+        """Return TRL's loss; a mean over rows by the share of the step's rows that are in this micro-batch."""
+        num_rows = inputs.pop(_NUM_ROWS, None)
+        if num_rows is None or not self.weighs_rows:
+            return super().compute_loss(model, inputs, *args, **options)  # type: ignore[misc]
+        num_batches = self.current_gradient_accumulation_steps * self.args.world_size
+        is_even = self.rows_of_step == num_batches * self.args.train_batch_size
+        with nullcontext() if is_even else _gathers_scalars_alone(self.accelerator):
+            loss = super().compute_loss(model, inputs, *args, **options)  # type: ignore[misc]
+        # Trainer divides by the step's micro-batches, and the mean of all ranks' gradients is taken.
+        return loss * (num_rows * num_batches / self.rows_of_step)
+
+
+@contextmanager
+def _gathers_scalars_alone(accelerator: Any) -> Iterator[None]:
+    """Leave TRL's metrics of single rows to each rank: they cannot be gathered where ranks differ in rows."""
+    gather = accelerator.gather
+    accelerator.gather = lambda tensor: tensor if tensor.ndim else gather(tensor)
+    try:
+        yield
+    finally:
+        accelerator.gather = gather
+
+
+def _num_tokens(batch: dict[str, Any]) -> int:
+    """Return the tokens that are not padding; without a mask there is none."""
+    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].numel()
