@@ -20,7 +20,7 @@ setup(
         "accelerate>=1.10",
         "click>=8.1",
         "datasets>=4.0",
-        "deepspeed>=0.18.5",
+        "deepspeed>=0.19.5",
         "hjson",
         "jinja2>=3.1",
         "mmengine>=0.10.7",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 from datetime import timedelta
@@ -9,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.launch.plans import NOW, PATH, TINY, made, task, written_run
 from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
 from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError, UsageError
-from tuner.launch import fitting, local
+from tuner.launch import fitting, local, plan
 from tuner.launch.plan import batch_json
 from tuner.machine.topology import Topology
 from tuner.recipes import recipe
@@ -126,6 +128,26 @@ def test_deepspeed_is_told_its_accelerator(hardware: Any, name: str) -> None:
 def test_cores_are_shared_among_the_processes() -> None:
     assert made(hardware=TWO_GPUS).env["OMP_NUM_THREADS"] == "8"
     assert made(flags={"nproc_per_node": 5}).env["OMP_NUM_THREADS"] == "1"
+
+
+def test_memory_of_gpus_is_taken_in_segments_that_grow() -> None:
+    assert made(hardware=TWO_GPUS).env["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert not [name for name in made().env if "ALLOC_CONF" in name]
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+def test_settings_of_the_allocator_that_the_user_made_stand(name: str) -> None:
+    env = made(hardware=TWO_GPUS, environ={**PATH, name: "max_split_size_mb:128"}).env
+
+    assert not [name for name in env if "ALLOC_CONF" in name]
+
+
+def test_the_settings_of_the_allocator_have_the_names_that_torch_reads() -> None:
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+
+    names = set(re.findall(rb"\bPYTORCH_\w*ALLOC_CONF\b", library.read_bytes()))
+
+    assert {name.decode() for name in names} == set(plan._ALLOCATORS)
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])

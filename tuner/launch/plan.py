@@ -25,6 +25,12 @@ from tuner.zero import merge, precision
 
 WORK_DIRS = Path("work_dirs")
 _UNSAFE_LOAD = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+_ALLOCATORS = (_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Every name that torch 2.9 to 2.13 reads settings of CUDA's allocator from; of two that are set, an older one may win.
+
+Source: torch, c10/cuda/CUDAAllocatorConfig.h and c10/core/AllocatorConfig.h.
+"""
 _MAX_COUNTED_BYTES = 64 * 1024**2
 
 
@@ -163,6 +169,9 @@ def _environment(environ: Mapping[str, str], topology: Topology, hardware: Hardw
     defaults = {"OMP_NUM_THREADS": str(max(1, hardware.num_cpus // topology.nproc_per_node))}
     if topology.launcher == "torchrun":
         defaults |= local.environment(grace_s)
+    if hardware.gpus and not any(name in environ for name in _ALLOCATORS):
+        # Batches of different lengths leave holes that a segment of fixed size cannot give to a longer one.
+        defaults[_ALLOCATOR] = "expandable_segments:True"
     env |= {name: value for name, value in defaults.items() if name not in environ}
     path = tool_path(environ)
     return env if path == environ.get("PATH") else {**env, "PATH": path}
