@@ -18,8 +18,8 @@ from tuner.fit.memory import LEVELS
 from tuner.launch.remedies import share_states
 from tuner.launch.settled import Settled
 from tuner.machine.topology import Batch, Topology
-from tuner.recipes.layers import Origin
 from tuner.recipes.objective import least_batch_size
+from tuner.recipes.origin import Origin
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints, directory
@@ -170,7 +170,7 @@ def keep_global_batch(loaded: Recipe, found: Found, world_size: int) -> tuple[Re
     values["optim_wrapper"]["accumulative_counts"] = accumulation = wanted // world_size // micro
     changed = {key for key, old, new in _both(batch, micro, accumulation) if old != new}
     origins = {
-        key: Origin(reason, ((_value(loaded, key), origin.source), *origin.beat)) if key in changed else origin
+        key: Origin.derived(reason, ((_value(loaded, key), origin.source), *origin.beat)) if key in changed else origin
         for key, origin in loaded.origins.items()
     }
     note = (
@@ -304,7 +304,7 @@ def marked(final: FinalConfig, way: str | None) -> FinalConfig:
     if way != UNIVERSAL:
         return final
     block = {**final.config.get("checkpoint", {}), "load_universal": True}
-    origin = Origin("--resume: saved by another number of ranks")
+    origin = Origin.derived("--resume: saved by another number of ranks")
     return replace(
         final,
         config={**final.config, "checkpoint": block},
