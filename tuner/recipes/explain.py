@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tuner.errors import RecipeError, did_you_mean
+from tuner.errors import RecipeError, did_you_mean, together
 from tuner.recipes.layers import Merged
 from tuner.recipes.objective import objectives_with
 from tuner.recipes.origin import Place
@@ -38,10 +38,10 @@ def validate(merged: Merged) -> RecipeConfig:
             keys = _keys(dict(detail), merged)
             # A union says once for each of its branches that one value is wrong.
             found.setdefault(keys, _explain(dict(detail), keys, merged))
-    first, *others = found.values()
-    more = [f"These are the first {_MAX_TOLD} mistakes."] if len(found) == _MAX_TOLD else []
-    fix = "\n".join([first.fix or "Also:", *map(str, others), *more]) if others else first.fix
-    raise RecipeError(first.what, where=first.where, fix=fix)
+    told = [*found.values()]
+    if len(told) == _MAX_TOLD:
+        told[-1].fix = f"{told[-1].fix or ''} These are the first {_MAX_TOLD} mistakes.".strip()
+    raise together(told)
 
 
 def key_hint(key: str, known: Iterable[str]) -> str:
@@ -87,7 +87,7 @@ def _explain(detail: dict[str, Any], keys: Keys, merged: Merged) -> RecipeError:
             return _none_of(f"{dotted}.type", told["tag"], told["expected_tags"], merged.place_of((*keys, "type")))
         case "literal_error":
             return _none_of(dotted, detail["input"], detail["ctx"]["expected"], where)
-    message = detail["msg"].removeprefix("Value error, ")
+    message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
     if isinstance(detail["input"], dict) and keys:
         return RecipeError(f"{dotted}: {message}", where=_newest(message, keys, merged) or where)
     return RecipeError(f"{dotted} = {short(detail['input'])}: {message[:1].lower()}{message[1:]}", where=where)

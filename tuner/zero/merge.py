@@ -16,7 +16,7 @@ from tuner.recipes.layers import leaves
 from tuner.recipes.recipe import Origin, Recipe
 from tuner.zero import blocks
 from tuner.zero.blocks import Wish
-from tuner.zero.check import check, check_device
+from tuner.zero.check import Checked, check, check_device
 from tuner.zero.choice import AUTO as AUTO
 from tuner.zero.choice import NONE
 from tuner.zero.choice import open_config as open_config
@@ -48,6 +48,8 @@ class FinalConfig:
     warnings: tuple[str, ...]
     from_catalog: bool
     """The values come from a preset or 'none', not from a user's JSON."""
+    config_warnings: tuple[str, ...]
+    """Those of the warnings that the config gives by itself, whatever the recipe and the machine."""
 
 
 def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware) -> FinalConfig:
@@ -59,7 +61,7 @@ def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision
     """
     checked = check(document)
     check_device(checked.value, "cuda" if hardware.gpus else "cpu", document.where)
-    merger = _Merger(recipe, document, checked.value, list(checked.warnings))
+    merger = _Merger(recipe, document, checked)
     merger.batch(batch)
     merger.clipping()
     merger.precision(precision)
@@ -75,9 +77,11 @@ def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision
 class _Merger:
     recipe: Recipe
     document: Document
-    config: dict[str, Any]
-    warnings: list[str]
+    checked: Checked
     origins: dict[str, Origin] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.config, self.warnings = self.checked.value, list(self.checked.warnings)
 
     def own(self, keys: Keys, value: Any, source: str, *, note: str = "") -> None:
         """Write a value that the document does not own; a document's own number that differs is said aloud."""
@@ -215,7 +219,8 @@ class _Merger:
         present = {dotted for dotted, _ in leaves(self.config)}
         origins = {key: origin for key, origin in self.origins.items() if key in present}
         from_catalog = self.document.preset is not None
-        return FinalConfig(self.document.name, self.config, origins, tuple(self.warnings), from_catalog)
+        warnings = tuple(self.warnings)
+        return FinalConfig(self.document.name, self.config, origins, warnings, from_catalog, self.checked.warnings)
 
 
 def _bucket(key: str, hidden: int) -> tuple[int, str]:
