@@ -315,7 +315,7 @@ def test_a_recipe_repeats_no_value_of_what_it_builds_on(name: str) -> None:
     delta = read_part("recipes", name).values
     below = Merged()
     for source in (read_file(catalog.BASE), *itertools.starmap(read_part, catalog.parse(delta["_base_"]).kinds())):
-        below.lay(Layer(source.values, lambda _: ""))
+        below.lay(Layer(source.values, source.place))
 
     assert repeated(delta, below.values) == []
 

@@ -21,11 +21,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 _MAX_PART, _END_OF_PART = 4_000, 500
 """Characters of one part of a message, and how many of them are its last: a name or a value can be a megabyte."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+Error = TypeVar("Error", bound="TunerError")
 
 
 def visible(text: str) -> str:
@@ -40,6 +44,9 @@ class TunerError(Exception):
         what: What is wrong, with the value that is wrong; no full stop at the end.
         where: `file:line`, a flag or a variable.
         fix: What to do; an imperative sentence.
+
+    Attributes:
+        others: What is wrong besides, where one error tells of all that was found.
     """
 
     code = "training-failed"
@@ -47,9 +54,13 @@ class TunerError(Exception):
 
     def __init__(self, what: str, *, where: object = None, fix: str | None = None) -> None:
         self.what, self.where, self.fix = what, None if where is None else str(where), fix
+        self.others: tuple[TunerError, ...] = ()
         super().__init__(what, self.where, fix)
 
     def __str__(self) -> str:
+        return "\n".join((self._line(), *map(str, self.others)))
+
+    def _line(self) -> str:
         what, where, fix = (_shortened(part or "") for part in (self.what, self.where, self.fix))
         text = f"{self.code}: {what}."
         if where:
@@ -57,6 +68,14 @@ class TunerError(Exception):
         if fix:
             text += f" {fix}" if fix.endswith((".", "?")) else f" {fix}."
         return visible(text)
+
+
+def together(errors: Sequence[Error]) -> Error:
+    """Return the first error, which tells of all, with the lowest exit code: a wrong recipe before a wrong machine."""
+    first, *others = errors
+    first.others = (*first.others, *others)
+    first.exit_code = min(error.exit_code for error in errors)
+    return first
 
 
 def _shortened(part: str) -> str:
@@ -88,10 +107,18 @@ class DeepSpeedConfigError(TunerError):
 
 
 class DataError(TunerError):
-    """A data set, a row of it, or a chat template that is wrong."""
+    """A data set, a row of it, or a chat template that is wrong.
+
+    Args:
+        of_row: One row is wrong by itself, and may be left out; `where` is its place.
+    """
 
     code = "bad-data"
     exit_code = 2
+
+    def __init__(self, what: str, *, where: object = None, fix: str | None = None, of_row: bool = False) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.of_row = of_row
 
 
 class ModelError(TunerError):

@@ -98,6 +98,20 @@ def test_every_mistake_of_a_recipe_and_of_its_json_is_told(tuner: Tuner, tmp_pat
     assert "Also:" not in result.out
 
 
+def test_json_holds_code_place_and_fix_of_every_mistake_of_a_recipe(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BAD_RECIPE)
+
+    found = _findings(tuner("check", "./mine.py", "--json"))
+
+    assert [(one["code"], one["where"]) for one in found] == [
+        ("bad-recipe", "./mine.py:3"),
+        ("bad-recipe", "./mine.py:2"),
+        ("bad-recipe", "./mine.py:4"),
+    ]
+    assert found[2]["what"] == "no key 'train_cfg.max_epoch'"
+    assert found[2]["fix"] == "Did you mean 'max_epochs'?"
+
+
 def test_a_model_and_data_that_are_not_there_are_told_together(tuner: Tuner) -> None:
     result = tuner("check", TINY, "--model", "./nowhere", "--data", "none.jsonl", "--set", "chat_template=chatl")
 

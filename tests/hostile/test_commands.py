@@ -156,6 +156,20 @@ def test_a_function_of_an_installed_package_is_no_row_function(tuner: Tuner, com
 
 
 @pytest.mark.usefixtures("nothing_starts")
+def test_a_base_whose_path_reads_like_a_flag_is_a_file_all_the_same(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "--set x").mkdir()
+    (tmp_path / "--set x" / "base.py").write_text(FUNCTION)
+    (tmp_path / "mine.py").write_text("_base_ = '--set x/base.py'\n")
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+
+    result = tuner("train", "mine.py", "--dry-run")
+
+    assert result.code == 2, result.out
+    assert "'subprocess:Popen' names code of an installed package" in result.err
+    assert "In --set x/base.py:3" in result.err
+
+
+@pytest.mark.usefixtures("nothing_starts")
 def test_a_function_that_the_user_names_is_the_users(tuner: Tuner, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FUNCTION)
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')

@@ -27,7 +27,7 @@ def test_node_0_waits_until_the_ranks_of_all_nodes_have_ended(run: RunDirectory)
     nodes.ended(run, 0, None)
     nodes.ended(run, 2, None)
     heard: list[str | None] = []
-    waits = threading.Thread(target=lambda: heard.append(nodes.objection(run, 3)))
+    waits = threading.Thread(target=lambda: heard.append(nodes.objection(run, 3, 60)))
     waits.start()
     waits.join(0.3)
     assert waits.is_alive()
@@ -42,40 +42,71 @@ def test_where_nobody_objects_there_is_no_objection(run: RunDirectory) -> None:
     nodes.ended(run, 0, None)
     nodes.ended(run, 1, None)
 
-    assert nodes.objection(run, 2) is None
+    assert nodes.objection(run, 2, 60) is None
 
 
-def test_a_node_that_never_ends_is_named(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "_OTHERS_S", 0.2)
+def test_a_node_that_never_ends_is_named(run: RunDirectory) -> None:
     nodes.ended(run, 0, None)
 
-    assert nodes.objection(run, 3) == "no word of node 1, 2 for 0 s"
+    assert nodes.objection(run, 3, 0.2) == "no word of node 1, 2 for 0 s"
+
+
+def test_a_node_whose_ranks_still_move_is_waited_for(run: RunDirectory) -> None:
+    nodes.ended(run, 0, None)
+    heard: list[str | None] = []
+    waits = threading.Thread(target=lambda: heard.append(nodes.objection(run, 2, 2.0)))
+    waits.start()
+    for moment in range(1, 7):
+        (run.ranks / "1.beat").write_text(str(moment))
+        waits.join(0.5)
+    assert waits.is_alive()
+
+    nodes.ended(run, 1, None)
+
+    waits.join(20)
+    assert heard == [None]
+
+
+@pytest.mark.parametrize(("hang_timeout", "grace"), [(1800, 300), (7200, 300), (60, 3600)])
+def test_ranks_that_wait_for_a_lost_peer_have_their_whole_hang_timeout_to_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang_timeout: int, grace: int
+) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(nodes, "objection", lambda run, num_nodes, patience_s: given.append(patience_s) or "enough")
+    run, first, _ = _two(tmp_path / "run", f"hang_timeout={hang_timeout}", grace_s=grace)
+
+    retry.next_plan(first, run, {}, 1)
+
+    assert given == [hang_timeout + grace + 120]
 
 
 def test_the_next_attempt_or_a_refusal_is_node_0s_word(run: RunDirectory) -> None:
     write_json(run.run, {"launch_id": "second"})
-    assert nodes.decision(run, "first") == ("second", None)
+    assert nodes.decision(run, "first", 60) == ("second", None)
 
     nodes.ended(run, 1, None)
     nodes.refuse(run, "too often")
-    assert nodes.decision(run, "second") == (None, "too often")
+    assert nodes.decision(run, "second", 60) == (None, "too often")
 
 
 def test_a_node_0_that_is_gone_is_not_waited_for_without_end(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "_OTHERS_S", 0.2)
+    monkeypatch.setattr(nodes, "_DECIDING_S", 0)
 
-    assert nodes.decision(run, "first") == (None, "no word of node 0 for 0 s")
+    assert nodes.decision(run, "first", 0.2) == (None, "no word of node 0 for 0 s")
 
 
 # What one of two launchers does when its attempt ended
 
 
-def _two(folder: Path, **facts: object) -> tuple[RunDirectory, LaunchPlan, LaunchPlan]:
+def _two(
+    folder: Path, *sets: str, grace_s: float = 300, **facts: object
+) -> tuple[RunDirectory, LaunchPlan, LaunchPlan]:
     """Return a run that both nodes have planned and node 0 has begun, and what its status says."""
     where = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29_555, "nproc_per_node": 1}
-    plans = [made(flags={**where, "node_rank": rank}, work_dir=folder, max_restarts=2) for rank in (0, 1)]
+    asked = {"work_dir": folder, "max_restarts": 2, "grace_s": grace_s}
+    plans = [made(*sets, flags={**where, "node_rank": rank}, **asked) for rank in (0, 1)]
     run = directory.create(folder, plans[0].files, resume=False)
     run.ranks.mkdir()
     run.write_status("failed", **facts)
@@ -90,7 +121,7 @@ def test_node_0_that_did_not_crash_tells_the_others_to_end_and_says_nothing(
 
     assert retry.next_plan(first, run, {}, code) is None
 
-    assert nodes.decision(run, first.launch_id) == (None, f"node 0 ended with code {code}")
+    assert nodes.decision(run, first.launch_id, 60) == (None, f"node 0 ended with code {code}")
     assert capfd.readouterr().err == ""
 
 

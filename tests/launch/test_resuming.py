@@ -14,6 +14,7 @@ from tests.machine.gpus import H200, machine
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.launch.plan import LaunchPlan
 from tuner.recipes import recipe
+from tuner.runs import checkpoints
 
 SETS = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
 """A global batch of 16 on two ranks."""
@@ -466,3 +467,38 @@ def test_whatever_loads_a_checkpoint_takes_it_for_data_alone() -> None:
 
     assert plain.env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
     assert unsafe.env["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "0"
+
+
+# Who reads every byte of a checkpoint
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files of checkpoints that were hashed."""
+    names: list[str] = []
+    real = checkpoints.sha256
+    monkeypatch.setattr(checkpoints, "sha256", lambda path: (names.append(path.name), real(path))[1])
+    return names
+
+
+@pytest.mark.parametrize("way", ["auto", "run", "checkpoint"])
+def test_of_a_job_of_slurm_the_leader_alone_reads_every_byte_of_a_checkpoint(
+    tmp_path: Path, way: str, hashed: list[str]
+) -> None:
+    run = written_run(tmp_path / "run").path
+    newest = checkpoint(run, 10)
+    resume = {"auto": "auto", "run": str(run), "checkpoint": str(newest)}[way]
+    hashed.clear()
+
+    def looked(rank: int) -> LaunchPlan:
+        return made(
+            environ=task(rank),
+            flags={"launcher": "slurm"},
+            work_dir=run,
+            resume=resume,
+        )
+
+    assert looked(1).resume == newest
+    assert hashed == []
+    assert looked(0).resume == newest
+    assert sorted(hashed) == ["model.safetensors", "recipe.py"]

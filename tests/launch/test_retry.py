@@ -15,6 +15,7 @@ from tests.machine.gpus import H200, machine
 from tuner.errors import MachineError, UsageError
 from tuner.launch import fitting, local, preflight, start
 from tuner.machine.hardware import Hardware
+from tuner.runs import checkpoints
 
 FITS = """
 facts = json.loads(open(sys.argv[1] + '/run.json').read())
@@ -140,6 +141,22 @@ def test_checkpoints_whose_state_cannot_move_to_the_next_level_are_kept_aside(
     assert _json(run / "run.json")["resume"] is None
     assert (run / "checkpoints of attempt 1" / "checkpoint-2").is_dir()
     assert not (run / "checkpoints").exists()
+
+
+def test_between_two_attempts_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Path] = []
+    real = checkpoints.inspect
+    looks = lambda path, *, hashes=True: (hashed.append(path) if hashes else None, real(path, hashes=hashes))[1]  # noqa: E731
+    monkeypatch.setattr(checkpoints, "inspect", looks)
+
+    _saves_one(monkeypatch, tmp_path / "oom", valid=True)
+    fits = "facts['deepspeed'] == 'deepspeed_zero1'"
+    assert _run(monkeypatch, tmp_path / "oom", fits, "train_dataloader.batch_size=1", deepspeed="none") == 0
+    assert [path.name for path in hashed] == ["checkpoint-2"]
+
+    hashed.clear()
+    assert _dies(monkeypatch, tmp_path / "crash", saves=[2, 4], max_restarts=2) == 0
+    assert [path.name for path in hashed] == ["checkpoint-2", "checkpoint-4"]
 
 
 @pytest.mark.parametrize(

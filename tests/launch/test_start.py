@@ -22,9 +22,10 @@ from pathlib import Path
 from tests.launch.plans import made
 from tuner.launch import start
 plan = made(flags={"launcher": "none"}, work_dir=Path(sys.argv[1]))
-code = "import os, sys; print(os.getpid(), os.environ['RANK'], os.environ['MINE'], sys.argv[1]); sys.exit(7)"
-plan = dataclasses.replace(plan, argv=[sys.executable, "-c", code, plan.argv[-1]])
-start.start(plan, {**os.environ, "MINE": "kept"})
+seen = "os.environ['RANK'], os.environ['MINE'], 'PET_NNODES' in os.environ"
+code = f"import os, sys; print(os.getpid(), {seen}, sys.argv[1])"
+plan = dataclasses.replace(plan, argv=[sys.executable, "-c", f"{code}; sys.exit(7)", plan.argv[-1]])
+start.start(plan, {**os.environ, "MINE": "kept", "PET_NNODES": "2"})
 """
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +51,18 @@ def test_the_plans_variables_reach_the_ranks_over_the_users(tmp_path: Path) -> N
     assert (run / "told").read_text() == "1kept"
 
 
+def test_what_another_launcher_left_reaches_no_rank_and_is_told(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    left = {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "10.255.255.1:1", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
+    plan = made(work_dir=run, environ={**os.environ, **left})
+    tells = "open(sys.argv[1] + '/told', 'w').write('\\n'.join(os.environ))"
+
+    start.start(replace(plan, argv=process(run, tells)), {**os.environ, **left})
+
+    assert not left.keys() & set((run / "told").read_text().splitlines())
+    assert all(any(name in told for told in plan.warnings) for name in left)
+
+
 def test_a_taken_directory_starts_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
     plan = replace(made(work_dir=run), argv=process(run, "said('started')"))
@@ -70,7 +83,7 @@ def test_without_a_launcher_this_process_becomes_the_rank(tmp_path: Path) -> Non
     ) as child:
         text, _ = child.communicate(timeout=60)
 
-    assert text == f"{child.pid} 0 kept {tmp_path / 'my run'}\n"
+    assert text == f"{child.pid} 0 kept False {tmp_path / 'my run'}\n"
     assert child.returncode == 7
     assert json.loads((tmp_path / "my run" / "status.json").read_text())["pid"] == child.pid
 

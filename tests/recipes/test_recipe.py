@@ -13,7 +13,8 @@ import pytest
 
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, recipe
-from tuner.recipes.recipe import Origin, Overrides
+from tuner.recipes.origin import DEFAULT, Kind, Origin, Place
+from tuner.recipes.recipe import Overrides
 from tuner.recipes.source import read_file
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -85,7 +86,7 @@ def test_an_origin_names_all_that_was_beaten_latest_first() -> None:
 
     line = next(n for n, text in enumerate(catalog.BASE.read_text().splitlines(), 1) if "lr=2e-5" in text)
     assert origin == Origin(
-        "--set lr=5e-4",
+        Place(Kind.FLAG, "--set lr=5e-4"),
         ((1e-3, "./my.py:2"), (2e-4, "configs/methods/lora.py:4"), (2e-5, f"configs/base.py:{line}")),
     )
     assert json.loads(json.dumps(origin.to_json()))["beat"][0] == {"value": 1e-3, "from": "./my.py:2"}
@@ -94,7 +95,7 @@ def test_an_origin_names_all_that_was_beaten_latest_first() -> None:
 def test_the_same_value_again_beats_nothing() -> None:
     origin = recipe.load("tiny_full_sample_e1", sets("seed=42")).origins["randomness.seed"]
 
-    assert origin == Origin("--set seed=42")
+    assert origin == Origin(Place(Kind.FLAG, "--set seed=42"))
 
 
 def test_every_leaf_has_an_origin_and_nothing_else_has() -> None:
@@ -107,7 +108,7 @@ def test_every_leaf_has_an_origin_and_nothing_else_has() -> None:
         ]
 
     assert list(found.origins) == leaves(found.values, "")
-    assert found.origins["adapter.use_rslora"] == Origin("default")
+    assert found.origins["adapter.use_rslora"] == DEFAULT
     assert found.origins["deepspeed.zero_optimization.stage"].source.startswith("--set deepspeed=")
 
 
@@ -128,8 +129,8 @@ def test_delete_replaces_a_block_and_tells_what_it_beat() -> None:
 
     assert found.config.adapter is not None
     assert (found.config.adapter.r, found.config.adapter.lora_dropout) == (8, 0.0)
-    assert found.origins["adapter.r"] == Origin("./my.py:2", ((64, "configs/methods/lora.py:3"),))
-    assert found.origins["adapter.lora_dropout"] == Origin("default")
+    assert found.origins["adapter.r"] == Origin(Place(Kind.FILE, "./my.py", 2), ((64, "configs/methods/lora.py:3"),))
+    assert found.origins["adapter.lora_dropout"] == DEFAULT
 
 
 def test_delete_reaches_the_blocks_inside() -> None:
@@ -233,7 +234,7 @@ def test_model_takes_the_facts_of_a_local_folder() -> None:
 
     assert found.values["architecture"] == FACTS
     origin = found.origins["architecture.hidden_size"]
-    assert origin == Origin("./model/config.json", ((4096, "configs/models/qwen3_8b.py:7"),))
+    assert origin == Origin(Place(Kind.DERIVED, "./model/config.json"), ((4096, "configs/models/qwen3_8b.py:7"),))
 
 
 def test_model_finds_a_folder_below_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -315,7 +316,8 @@ def test_seed_is_the_one_seed() -> None:
     found = recipe.load("tiny_full_sample_e1", Overrides(seed=0))
 
     assert found.config.randomness.seed == 0
-    assert found.origins["randomness.seed"] == Origin("--seed 0", ((42, found.origins["randomness.seed"].beat[0][1]),))
+    origin = found.origins["randomness.seed"]
+    assert origin == Origin(Place(Kind.FLAG, "--seed 0"), ((42, origin.beat[0][1]),))
 
 
 def test_set_wins_over_the_flags() -> None:

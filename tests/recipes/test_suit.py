@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -63,6 +65,19 @@ def test_a_users_own_all_linear_is_refused_instead() -> None:
         recipe(f"{MOE}_lora_alpaca_e3", "target_modules=all-linear")
 
     assert "--set target_modules=all-linear" in str(caught.value)
+
+
+def test_a_value_of_the_users_own_folder_configs_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("configs").mkdir()
+    Path("configs/mine.py").write_text(
+        f'_base_ = "{MOE}_lora_alpaca_e3"\nadapter = dict(target_modules="all-linear")\n'
+    )
+
+    with pytest.raises(RecipeError, match="fused experts of qwen3_moe") as caught:
+        load("configs/mine.py")
+
+    assert caught.value.where == "configs/mine.py:2"
 
 
 def test_a_model_that_leaks_between_packed_samples_does_not_pack() -> None:

@@ -23,16 +23,13 @@ _WRONG = 2
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to tell; where is a file:line:column, a flag or a key."""
+    """One thing to tell; code is an error's, where is a file:line:column, a flag or a key."""
 
     severity: Literal["error", "warning"]
     what: str
     where: str | None = None
     fix: str | None = None
-
-    def foretells(self, error: Finding) -> bool:
-        """Say whether this warning of a config alone became an error with the recipe."""
-        return self.where == error.where and self.what.startswith(error.what)
+    code: str | None = None
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
@@ -104,7 +101,7 @@ def _settled(loaded: Recipe, deepspeed: str | None, machines: tuple[int | None, 
     from tuner.zero import choice
 
     is_auto = choice.chosen(loaded, deepspeed)[0] == choice.AUTO
-    found = [] if is_auto else _config(lambda: choice.open_chosen(loaded, deepspeed))
+    found = [] if is_auto else _config(lambda: choice.open_chosen(loaded, deepspeed), to_run=True)
     if any(one.severity == "error" for one in found):
         return found + [Finding("warning", warning) for warning in loaded.warnings]
     warnings: list[str] = []
@@ -112,13 +109,12 @@ def _settled(loaded: Recipe, deepspeed: str | None, machines: tuple[int | None, 
     def settle() -> None:
         hardware, topology = targets.machines(*machines)
         made = settled.settle(loaded, deepspeed, topology, hardware, ignore_fit=True)
-        warnings.extend(made.warnings)
+        told = () if is_auto else made.final.config_warnings
+        warnings.extend(warning for warning in made.warnings if warning not in told)
         fitting.refuse_hopeless(made.fit, loaded.config)
 
     errors = _errors(settle)
-    found = [one for one in found if not any(one.foretells(error) for error in errors)] + errors
-    told = {f"{one.what}. In {one.where}. {one.fix or ''}".strip() for one in found}
-    return found + [Finding("warning", warning) for warning in warnings if warning not in told]
+    return found + errors + [Finding("warning", warning) for warning in warnings]
 
 
 def _run(path: Path) -> list[Finding]:
@@ -141,18 +137,17 @@ def _open(chosen: Any, where: str) -> Document:
     return choice.open_config(chosen, where)
 
 
-def _config(opened: Callable[[], Document]) -> list[Finding]:
-    """Check one DeepSpeed config by itself."""
+def _config(opened: Callable[[], Document], *, to_run: bool = False) -> list[Finding]:
+    """Check one DeepSpeed config by itself; `to_run`: a run is to start with it."""
     from tuner.zero.check import inspect
 
     found: list[Findings] = []
-    errors = _errors(lambda: found.append(inspect(opened())[1]))
+    errors = _errors(lambda: found.append(inspect(opened(), to_run=to_run)[1]))
     return [*errors, *(finding for one in found for finding in _of(one))]
 
 
 def _of(findings: Findings) -> Iterator[Finding]:
-    for keys, what, fix in findings.in_order(findings.problems):
-        yield Finding("error", what, findings.document.where(keys), fix or None)
+    yield from map(_error, findings.errors())
     for keys, what, fix in findings.in_order(findings.warnings):
         yield Finding("warning", what, findings.document.where(keys), fix or None)
 
@@ -161,10 +156,12 @@ def _errors(act: Callable[[], object]) -> list[Finding]:
     try:
         act()
     except TunerError as error:
-        # A recipe's error tells of further ones in lines of their own.
-        fix, *more = (error.fix or "").removeprefix("Also:").split(f"\n{error.code}: ")
-        return [Finding("error", error.what, error.where, fix or None), *(Finding("error", text) for text in more)]
+        return [_error(one) for one in (error, *error.others)]
     return []
+
+
+def _error(error: TunerError) -> Finding:
+    return Finding("error", error.what, error.where, error.fix, error.code)
 
 
 def _print(name: str, found: list[Finding], *, as_json: bool) -> None:

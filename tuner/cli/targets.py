@@ -133,9 +133,10 @@ def known_gpu(name: str) -> Gpu:
 def config_section(document: Document) -> Section:
     """Return a DeepSpeed config as it is written, each value with its line and column."""
     from tuner.recipes.diff import Section
-    from tuner.recipes.layers import Origin, leaves
+    from tuner.recipes.layers import leaves
+    from tuner.recipes.origin import Origin
 
-    origins = {key: Origin(document.where(tuple(key.split(".")))) for key, _ in leaves(document.value)}
+    origins = {key: Origin(document.place(tuple(key.split(".")))) for key, _ in leaves(document.value)}
     return Section(document.value, origins)
 
 
@@ -147,7 +148,8 @@ def run_section(path: Path) -> Section:
     """
     from tuner.errors import RunDirectoryError
     from tuner.recipes.diff import Section
-    from tuner.recipes.layers import Origin, leaves
+    from tuner.recipes.layers import leaves
+    from tuner.recipes.origin import Kind, Origin, Place
     from tuner.runs.directory import RunDirectory
 
     run = RunDirectory(path)
@@ -155,4 +157,4 @@ def run_section(path: Path) -> Section:
     if not isinstance(facts, dict):
         raise RunDirectoryError("run.json holds no object", where=path)
     values = {key: facts[key] for key in _RUN_FACTS if key in facts}
-    return Section(values, {key: Origin(str(run.run)) for key, _ in leaves(values)})
+    return Section(values, {key: Origin(Place(Kind.DERIVED, str(run.run))) for key, _ in leaves(values)})

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tuner.recipes.diff import Difference
-from tuner.recipes.layers import Origin, leaves
+from tuner.recipes.layers import leaves
+from tuner.recipes.origin import DEFAULT, Origin
 
 
 def with_origins(values: Mapping[str, Any], origins: Mapping[str, Origin], *, width: int = 44) -> Iterator[str]:
     """Yield `key = value  # origin, over what it beat`, one line a leaf."""
     for key, value in leaves(values):
-        yield _line(f"{key} = {value!r}", origins.get(key, Origin("default")), width)
+        yield _line(f"{key} = {value!r}", origins.get(key, DEFAULT), width)
 
 
 def differing(found: Iterable[Difference]) -> Iterator[tuple[str, str | None]]:

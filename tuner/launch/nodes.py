@@ -13,12 +13,25 @@ from typing import TypeVar
 
 from tuner.errors import RunDirectoryError
 from tuner.files import write_text
+from tuner.runs import beats
 from tuner.runs.directory import RunDirectory
 
 Answer = TypeVar("Answer")
 _POLL_S = 0.1
-_OTHERS_S = 900.0
-"""NCCL notices a lost peer after 10 minutes at the latest (its default time-out), and ranks have 5 to end."""
+_LOOK_S = 10.0
+_ENDING_S = 120.0
+"""Two looks of a rank's watchdog (a minute), its stacks, the end of the others, and the shared folder's delay."""
+_DECIDING_S = 600.0
+"""What node 0 has to make the next attempt's plan: it hashes a checkpoint."""
+
+
+def patience_s(hang_timeout_s: float, grace_s: float) -> float:
+    """Return how long another node's ranks can take to end after their last sign of life, in seconds.
+
+    A lost peer ends no collective by itself: the process group waits for ever. So a rank ends when its watchdog has
+    seen no progress for `hang_timeout_s`, or `grace_s` after it was told to stop.
+    """
+    return hang_timeout_s + grace_s + _ENDING_S
 
 
 def ended(run: RunDirectory, node_rank: int, objection: str | None) -> None:
@@ -26,16 +39,21 @@ def ended(run: RunDirectory, node_rank: int, objection: str | None) -> None:
     write_text(_word(run, f"node-{node_rank}"), objection or "")
 
 
-def objection(run: RunDirectory, num_nodes: int) -> str | None:
+def objection(run: RunDirectory, num_nodes: int, patience_s: float) -> str | None:
     """Wait until the ranks of all nodes have ended, and return the first objection of one.
 
-    Ranks of the last attempt that still live would write into the next one's folder.
+    Ranks of the last attempt that still live would write into the next one's folder. `patience_s` counts from their
+    last sign of life.
     """
     words = [_word(run, f"node-{rank}") for rank in range(num_nodes)]
-    said = _await(lambda: [word.read_text() for word in words] if all(map(Path.is_file, words)) else None)
+
+    def heard() -> list[str] | None:
+        return [word.read_text() for word in words] if all(map(Path.is_file, words)) else None
+
+    said = _await(heard, run, patience_s)
     if said is None:
         missing = [str(rank) for rank, word in enumerate(words) if not word.is_file()]
-        return f"no word of node {', '.join(missing)} for {_OTHERS_S:.0f} s"
+        return f"no word of node {', '.join(missing)} for {patience_s:.0f} s"
     return next(filter(None, said), None)
 
 
@@ -44,9 +62,9 @@ def refuse(run: RunDirectory, why: str) -> None:
     write_text(_word(run, "restart"), why)
 
 
-def decision(run: RunDirectory, launch_id: str) -> tuple[str | None, str | None]:
+def decision(run: RunDirectory, launch_id: str, patience_s: float) -> tuple[str | None, str | None]:
     """Wait for node 0's word: the next attempt's launch id, or why there is none."""
-    refusal = _word(run, "restart")
+    refusal, waits_s = _word(run, "restart"), patience_s + _DECIDING_S
 
     def heard() -> tuple[str | None, str | None] | None:
         if refusal.is_file():
@@ -57,18 +75,23 @@ def decision(run: RunDirectory, launch_id: str) -> tuple[str | None, str | None]
             return None
         return (latest, None) if latest != launch_id else None
 
-    return _await(heard) or (None, f"no word of node 0 for {_OTHERS_S:.0f} s")
+    return _await(heard, run, waits_s) or (None, f"no word of node 0 for {waits_s:.0f} s")
 
 
 def _word(run: RunDirectory, name: str) -> Path:
     return run.ranks / f"{name}.word"
 
 
-def _await(look: Callable[[], Answer | None]) -> Answer | None:
-    deadline = time.monotonic() + _OTHERS_S
-    while time.monotonic() < deadline:
+def _await(look: Callable[[], Answer | None], run: RunDirectory, patience_s: float) -> Answer | None:
+    """Return what `look` sees in the end, or None once no rank has given a sign of life for `patience_s` seconds."""
+    moved_s = looked_s = time.monotonic()
+    seen = beats.written(run)
+    while time.monotonic() - moved_s < patience_s:
         found = look()
         if found is not None:
             return found
         time.sleep(_POLL_S)
+        if time.monotonic() - looked_s >= min(_LOOK_S, patience_s / 4):  # many ranks have as many files
+            before, seen, looked_s = seen, beats.written(run), time.monotonic()
+            moved_s = looked_s if seen != before else moved_s
     return None

@@ -15,6 +15,7 @@ from tuner.files import dump_json, sha256
 from tuner.fit.advice import Fit
 from tuner.launch import changes, fitting, local, remedies, resuming, slurm
 from tuner.launch.settled import settle
+from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware, tool_path
 from tuner.machine.libraries import versions
 from tuner.machine.topology import Batch, LaunchFlags, Topology, resolve
@@ -142,7 +143,7 @@ def make(
         resume_as=resume_as,
         state=state,
         notes=(*found.notes, *changed, *batch_notes, *state_notes),
-        warnings=settled.warnings,
+        warnings=(*settled.warnings, *filter(None, [leftovers.warning(environ)])),
         fit=settled.fit,
     )
     plan.files.update(_files(plan, whole, now))

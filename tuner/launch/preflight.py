@@ -5,10 +5,10 @@ It chooses which checks run and ends the run; what can be wrong is known in `lau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-from tuner.errors import TunerError
+from tuner.errors import TunerError, together
 from tuner.launch import fitting
 from tuner.launch.checks import Finding, data, gpus, hub, model, storage, system
 from tuner.launch.plan import LaunchPlan
@@ -32,23 +32,11 @@ _ELSEWHERE = (model.architecture, model.weights, model.context)
 _SLOW = (data.first_rows, hub.reachable, storage.download, gpus.driver, gpus.busy, system.installed, system.port)
 
 
-class Refused(TunerError):
-    """Several things stand in the way of a run; the exit code is the lowest: a wrong recipe before a wrong machine."""
-
-    def __init__(self, errors: Sequence[TunerError]) -> None:
-        super().__init__(f"{len(errors)} things stand in the way of this run")
-        self.errors = tuple(errors)
-        self.exit_code = min(error.exit_code for error in errors)
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.errors))
-
-
 def check(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Refuse a run that cannot succeed, and return what may go wrong with it.
 
     Raises:
-        TunerError: the one thing that stands in its way, or `Refused` with all of them.
+        TunerError: all that stands in its way.
     """
     checks = [partial(one, plan) for one in (*_QUICK, *_SLOW)]
     around = (partial(one, plan, environ) for one in (system.builds, system.forgotten_srun))
@@ -72,7 +60,7 @@ def _judge(checks: Iterable[Callable[[], Iterator[Finding]]]) -> tuple[str, ...]
     found = list(_findings(checks))
     errors = [finding for finding in found if isinstance(finding, TunerError)]
     if errors:
-        raise errors[0] if len(errors) == 1 else Refused(errors)
+        raise together(errors)
     return tuple(finding for finding in found if isinstance(finding, str))
 
 

@@ -18,8 +18,8 @@ from tuner.fit.memory import LEVELS
 from tuner.launch.remedies import share_states
 from tuner.launch.settled import Settled
 from tuner.machine.topology import Batch, Topology
-from tuner.recipes.layers import Origin
 from tuner.recipes.objective import least_batch_size
+from tuner.recipes.origin import Origin
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints, directory
@@ -32,6 +32,10 @@ SAVED, UNIVERSAL, WEIGHTS = "saved", "universal", "weights"
 _DEALT_OUT = frozenset(("Adam", "AdamW", "RAdam"))
 """Optimizers whose states are those that DeepSpeed 0.19.8's ds_to_universal knows: exp_avg, exp_avg_sq and step."""
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
+
+
+class Immovable(RunDirectoryError):
+    """A valid checkpoint whose optimizer states this run cannot load."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ def find(asked: str | None, work_dir: Path | None, home: Path, default_name: str
         work_dir: What --work-dir says.
         home: The folder of the recipe's runs.
         default_name: What a new run in it is called.
-        topology: Who looks: other tasks and nodes may find what their leader has begun to write.
+        topology: Who looks: other tasks and nodes may find what their leader has begun to write. The leader of a job
+            of Slurm alone reads every byte of a checkpoint; its other tasks do what it has written.
 
     Raises:
         RunDirectoryError: the directory is taken, or there is no valid checkpoint.
@@ -72,17 +77,22 @@ def find(asked: str | None, work_dir: Path | None, home: Path, default_name: str
         return Found(fresh)
     if asked == "auto":
         return _auto(work_dir, home, fresh, topology)
-    owner, checkpoint, passed = _named(Path(asked).absolute())
+    owner, checkpoint, passed = _named(Path(asked).absolute(), hashes=_verifies(topology))
     target = fresh if work_dir or not directory.is_run(owner) else owner
     directory.check_free(target, resume=target == owner or _already_started(target, topology))
     return _resumed(target, checkpoint, passed)
 
 
-def _named(folder: Path) -> tuple[Path, Path, list[str]]:
+def _verifies(topology: Topology) -> bool:
+    # The other nodes of torchrun choose for themselves: the choice is a part of the name by which they know the launch.
+    return topology.leads or topology.launcher == "torchrun"
+
+
+def _named(folder: Path, *, hashes: bool) -> tuple[Path, Path, list[str]]:
     """Return the run that a run directory or one of its checkpoints belongs to, and the checkpoint."""
     if not directory.is_run(folder):
-        return folder.parent.parent, checkpoints.require_valid(folder), []
-    found, passed = checkpoints.newest_valid(folder / "checkpoints")
+        return folder.parent.parent, checkpoints.require_valid(folder, hashes=hashes), []
+    found, passed = checkpoints.newest_valid(folder / "checkpoints", hashes=hashes)
     if found is None:
         fix = " ".join((*passed, "Start new without --resume."))
         raise RunDirectoryError(f"{folder} has no valid checkpoint", where="--resume", fix=fix)
@@ -94,7 +104,7 @@ def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) ->
     if known is None or not directory.is_run(known):
         directory.check_free(fresh, resume=_already_started(fresh, topology))
         return Found(fresh, None, ("--resume auto: no earlier run here, so this one starts new.",))
-    found, passed = checkpoints.newest_valid(known / "checkpoints")
+    found, passed = checkpoints.newest_valid(known / "checkpoints", hashes=_verifies(topology))
     if found is None and passed:
         fix = f"{' '.join(passed)} Start new with another --work-dir."
         raise RunDirectoryError(f"{known} has no valid checkpoint", where="--resume auto", fix=fix)
@@ -170,7 +180,7 @@ def keep_global_batch(loaded: Recipe, found: Found, world_size: int) -> tuple[Re
     values["optim_wrapper"]["accumulative_counts"] = accumulation = wanted // world_size // micro
     changed = {key for key, old, new in _both(batch, micro, accumulation) if old != new}
     origins = {
-        key: Origin(reason, ((_value(loaded, key), origin.source), *origin.beat)) if key in changed else origin
+        key: Origin.derived(reason, ((_value(loaded, key), origin.source), *origin.beat)) if key in changed else origin
         for key, origin in loaded.origins.items()
     }
     note = (
@@ -253,7 +263,7 @@ def how(found: Found, state: Mapping[str, Any], *, weights: bool) -> tuple[str |
         weights: Where the optimizer's states cannot move, the weights may alone (--resume-weights).
 
     Raises:
-        RunDirectoryError: the states cannot move, and that was not asked for.
+        Immovable: the states cannot move, and that was not asked for.
     """
     saved = found.state
     if found.checkpoint is None or "stage" not in saved:
@@ -262,7 +272,7 @@ def how(found: Found, state: Mapping[str, Any], *, weights: bool) -> tuple[str |
     if reasons and not weights:
         fix = f"{' and '.join(fixes)}, or add --resume-weights: the weights move, and the optimizer starts fresh."
         what = f"{name} {', and '.join(reasons)}: its optimizer states cannot be loaded"
-        raise RunDirectoryError(what, where="--resume", fix=fix[0].upper() + fix[1:])
+        raise Immovable(what, where="--resume", fix=fix[0].upper() + fix[1:])
     if reasons:
         rest = "the optimizer's states start fresh; steps, data order and learning rate go on"
         return WEIGHTS, (f"--resume-weights: {name} {', and '.join(reasons)}, so its weights move alone: {rest}.",)
@@ -304,7 +314,7 @@ def marked(final: FinalConfig, way: str | None) -> FinalConfig:
     if way != UNIVERSAL:
         return final
     block = {**final.config.get("checkpoint", {}), "load_universal": True}
-    origin = Origin("--resume: saved by another number of ranks")
+    origin = Origin.derived("--resume: saved by another number of ranks")
     return replace(
         final,
         config={**final.config, "checkpoint": block},

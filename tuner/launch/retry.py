@@ -12,11 +12,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from tuner.errors import DiskError, RunDirectoryError, TunerError
+from tuner.errors import DiskError, TunerError
 from tuner.launch import nodes, preflight
 from tuner.launch import plan as plans
 from tuner.launch.plan import LaunchPlan, Request
 from tuner.launch.remedies import Lighter, lighter
+from tuner.launch.resuming import Immovable
 from tuner.runs import attempts, checkpoints
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
 from tuner.runs.directory import RunDirectory
@@ -52,9 +53,9 @@ def next_plan(plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str], c
         flag = RESTARTS
         if not plan.request.max_restarts or not _may_pass(code, found):
             return None
-        refusal = _refusal(plan, run)
-        if not refusal:
-            return _say(_made(_same_request(plan, found), plan, environ), RESTARTS)
+        made, refusal = _made_again(plan, run, environ, found)
+        if made:
+            return _say(made, RESTARTS)
     except TunerError as error:
         refusal = str(error)
     _tell(f"{flag}: not possible: {refusal}")
@@ -64,6 +65,7 @@ def next_plan(plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str], c
 def _with_other_nodes(plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str], code: int) -> LaunchPlan | None:
     """Return what all nodes do next: node 0 decides when the ranks of every node have ended."""
     here, launch_id, refusal = plan.topology.node_rank, None, None
+    patience_s = nodes.patience_s(plan.recipe.config.train_cfg.hang_timeout, plan.request.grace_s)
     try:
         status = run.read_json(run.status)
         found = status.get("diagnosis") or {}
@@ -73,12 +75,14 @@ def _with_other_nodes(plan: LaunchPlan, run: RunDirectory, environ: Mapping[str,
         if objection and not plan.topology.leads:
             return None
         if plan.topology.leads:
-            refusal = objection or nodes.objection(run, plan.topology.num_nodes) or _refusal(plan, run)
+            refusal = objection or nodes.objection(run, plan.topology.num_nodes, patience_s)
+            made, refusal = (None, refusal) if refusal else _made_again(plan, run, environ, found)
+            if made:
+                return _say(made, RESTARTS)
         else:
-            launch_id, refusal = nodes.decision(run, plan.launch_id)
-        if not refusal:
-            made = _made(_same_request(plan, found), plan, environ)
-            return replace(made, launch_id=launch_id) if launch_id else _say(made, RESTARTS)
+            launch_id, refusal = nodes.decision(run, plan.launch_id, patience_s)
+            if launch_id:
+                return replace(_made(_same_request(plan, found), plan, environ), launch_id=launch_id)
     except TunerError as error:
         refusal, objection = str(error), None
     if plan.topology.leads:
@@ -94,9 +98,17 @@ def _may_pass(code: int, found: Mapping[str, Any]) -> bool:
     return (code in _MAY_PASS or code > 128) and found.get("cause") not in _COMES_AGAIN
 
 
-def _refusal(plan: LaunchPlan, run: RunDirectory) -> str | None:
+def _made_again(
+    plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str], found: Mapping[str, Any]
+) -> tuple[LaunchPlan | None, str | None]:
+    """Return the plan of the same attempt once more, or why there is none; a checkpoint is verified once for both."""
     restarts = [attempt for attempt in plan.request.attempts if attempt["cause"] not in _OUT_OF_MEMORY]
-    return attempts.refusal(run, len(restarts), plan.request.max_restarts)
+    num, limit = len(restarts), plan.request.max_restarts
+    if refusal := attempts.too_often(num, limit):
+        return None, refusal
+    made = _made(_same_request(plan, found), plan, environ)
+    refusal = attempts.refusal(run, num, limit, checkpoints.step_of(made.resume) if made.resume else 0)
+    return (None, refusal) if refusal else (made, None)
 
 
 def _lighter(plan: LaunchPlan, found: Mapping[str, Any]) -> Lighter | None:
@@ -137,13 +149,8 @@ def _made(request: Request, plan: LaunchPlan, environ: Mapping[str, str]) -> Lau
 
 
 def _made_lighter(request: Request, plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str]) -> LaunchPlan:
-    try:
+    with contextlib.suppress(Immovable):  # where all are damaged it is another error: nobody asked to begin anew
         return _made(request, plan, environ)
-    except RunDirectoryError:
-        newest, _ = checkpoints.newest_valid(run.checkpoints)
-        if newest is None:  # where all are damaged, nobody has asked to begin anew
-            raise
-        # Its state cannot move to this level.
     checkpoints.set_aside(run.checkpoints, len(request.attempts))
     return _made(request, plan, environ)
 

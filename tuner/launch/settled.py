@@ -59,6 +59,6 @@ def settle(
         deepspeed, reason = found.level, found.reason
     document = choice.open_chosen(loaded, deepspeed)
     final = merge.merge(loaded, document, batch, decided, hardware)
-    level = document.name.removeprefix("preset ")
+    level = document.preset or document.name
     fit = fitting.judge(config, final.config, topology, hardware, decided, level)
     return Settled(loaded, topology, hardware, batch, decided, document, final, level, reason, fit)

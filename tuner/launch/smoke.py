@@ -19,7 +19,7 @@ from tuner.errors import ModelError, TunerError
 from tuner.files import disk_errors, write_text
 from tuner.launch import plan, preflight, supervise
 from tuner.launch.plan import LaunchPlan, Request
-from tuner.machine import hardware
+from tuner.machine import hardware, leftovers
 from tuner.machine.topology import LaunchFlags, without_variables
 from tuner.recipes import paths, recipe
 from tuner.recipes.mixture import LOADERS
@@ -219,7 +219,7 @@ class _Smoke:
     def _run(self, made: LaunchPlan) -> dict[int, float]:
         """Run a plan to its end and return the loss of each step."""
         run = directory.create(made.run_path, made.files, resume=False)
-        code = supervise.run(made.argv, {**self.environ, **made.env}, run, out=None)
+        code = supervise.run(made.argv, {**leftovers.without(self.environ), **made.env}, run, out=None)
         if code:
             raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)
         return _losses(run)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tuner.launch import retry, supervise
 from tuner.launch.plan import LaunchPlan
-from tuner.machine import slurm
+from tuner.machine import leftovers, slurm
 from tuner.report import end
 from tuner.runs import directory, lock
 from tuner.runs.directory import RunDirectory
@@ -21,7 +21,7 @@ def start(plan: LaunchPlan, environ: Mapping[str, str]) -> int:
     """
     try:
         while True:
-            run, env = _directory(plan, environ), {**environ, **plan.env}
+            run, env = _directory(plan, environ), {**leftovers.without(environ), **plan.env}
             if plan.topology.launcher != "torchrun":
                 os.execve(plan.argv[0], plan.argv, env)  # noqa: S606 (a list built by us, no shell)
             code = supervise.run(plan.argv, env, run, plan.topology.node_rank, grace_s=plan.request.grace_s)

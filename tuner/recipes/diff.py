@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.recipes.layers import Origin, leaves
+from tuner.recipes.layers import leaves
+from tuner.recipes.origin import DEFAULT, Origin
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Section:
 
     def sides(self) -> dict[str, Side]:
         """Return every leaf by its dotted key."""
-        return {key: Side(value, self.origins.get(key, Origin("default"))) for key, value in leaves(self.values)}
+        return {key: Side(value, self.origins.get(key, DEFAULT)) for key, value in leaves(self.values)}
 
 
 @dataclass(frozen=True)

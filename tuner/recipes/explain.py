@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tuner.errors import RecipeError, did_you_mean
+from tuner.errors import RecipeError, did_you_mean, together
 from tuner.recipes.layers import Merged
 from tuner.recipes.objective import objectives_with
+from tuner.recipes.origin import Place
 from tuner.recipes.overrides import schema_keys
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.source import Keys
@@ -37,10 +38,10 @@ def validate(merged: Merged) -> RecipeConfig:
             keys = _keys(dict(detail), merged)
             # A union says once for each of its branches that one value is wrong.
             found.setdefault(keys, _explain(dict(detail), keys, merged))
-    first, *others = found.values()
-    more = [f"These are the first {_MAX_TOLD} mistakes."] if len(found) == _MAX_TOLD else []
-    fix = "\n".join([first.fix or "Also:", *map(str, others), *more]) if others else first.fix
-    raise RecipeError(first.what, where=first.where, fix=fix)
+    told = [*found.values()]
+    if len(told) == _MAX_TOLD:
+        told[-1].fix = f"{told[-1].fix or ''} These are the first {_MAX_TOLD} mistakes.".strip()
+    raise together(told)
 
 
 def key_hint(key: str, known: Iterable[str]) -> str:
@@ -70,7 +71,7 @@ def _keys(detail: dict[str, Any], merged: Merged) -> Keys:
 
 
 def _explain(detail: dict[str, Any], keys: Keys, merged: Merged) -> RecipeError:
-    dotted, where = ".".join(keys), merged.source_of(keys)
+    dotted, where = ".".join(keys), merged.place_of(keys)
     match detail["type"]:
         case "extra_forbidden" if keys == ("objective", "type"):
             return _wrong_objective(str(detail["loc"][-1]), merged)
@@ -83,16 +84,16 @@ def _explain(detail: dict[str, Any], keys: Keys, merged: Merged) -> RecipeError:
             return RecipeError(f"{dotted}.type is missing", where=where, fix=f"Set {dotted}.type.")
         case "union_tag_invalid":
             told = detail["ctx"]
-            return _none_of(f"{dotted}.type", told["tag"], told["expected_tags"], merged.source_of((*keys, "type")))
+            return _none_of(f"{dotted}.type", told["tag"], told["expected_tags"], merged.place_of((*keys, "type")))
         case "literal_error":
             return _none_of(dotted, detail["input"], detail["ctx"]["expected"], where)
-    message = detail["msg"].removeprefix("Value error, ")
+    message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
     if isinstance(detail["input"], dict) and keys:
         return RecipeError(f"{dotted}: {message}", where=_newest(message, keys, merged) or where)
     return RecipeError(f"{dotted} = {short(detail['input'])}: {message[:1].lower()}{message[1:]}", where=where)
 
 
-def _none_of(dotted: str, value: Any, expected: str, where: str | None) -> RecipeError:
+def _none_of(dotted: str, value: Any, expected: str, where: Place | None) -> RecipeError:
     hint = did_you_mean(value, re.findall(r"'([^']*)'", expected)) if isinstance(value, str) else ""
     return RecipeError(f"{dotted} = {short(value)}: input should be {expected}", where=where, fix=hint or None)
 
@@ -106,15 +107,15 @@ def _wrong_objective(setting: str, merged: Merged) -> RecipeError:
     kind = merged.values["objective"]["type"]
     what = f"objective.{setting} belongs to {', '.join(objectives_with(setting))}, and objective.type is {kind!r}"
     if merged.order["objective.type"] < merged.order[f"objective.{setting}"]:
-        return RecipeError(what, where=merged.source_of(("objective", setting)), fix=f"Take {setting} out.")
+        return RecipeError(what, where=merged.place_of(("objective", setting)), fix=f"Take {setting} out.")
     fix = f"Take the part of the recipe's name instead, which brings its own settings: tiny_{kind}_full_sample_e3."
-    return RecipeError(what, where=merged.source_of(("objective", "type")), fix=fix)
+    return RecipeError(what, where=merged.place_of(("objective", "type")), fix=fix)
 
 
-def _newest(message: str, block: Keys, merged: Merged) -> str | None:
+def _newest(message: str, block: Keys, merged: Merged) -> Place | None:
     """Return where that key of a block stands which a message about several names, and which was laid last."""
     named = [key for word in re.findall(r"\w+", message) if (key := ".".join((*block, word))) in merged.order]
-    return merged.source_of(tuple(max(named, key=merged.order.__getitem__).split("."))) if named else None
+    return merged.place_of(tuple(max(named, key=merged.order.__getitem__).split("."))) if named else None
 
 
 def _holds(values: Any, keys: Keys) -> bool:

@@ -9,30 +9,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.recipes.origin import Origin, Place
 from tuner.recipes.source import Keys
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a value came from, and the values it beat, latest first."""
-
-    source: str
-    beat: tuple[tuple[Any, str], ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "from": self.source,
-            "beat": [{"value": value, "from": source} for value, source in self.beat],
-        }
-
-
-@dataclass(frozen=True)
 class Layer:
-    """Values to lay over those before, how to name where each stands, and what the user must be told of them."""
+    """Values to lay over those before, where each stands, and what the user must be told of them."""
 
     values: dict[str, Any]
-    where: Callable[[Keys], str]
+    place: Callable[[Keys], Place]
     warning: str | None = None
+
+    @classmethod
+    def at(cls, place: Place, values: dict[str, Any], warning: str | None = None) -> Layer:
+        """Return a layer whose values all stand at one place."""
+        return cls(values, lambda _: place, warning)
 
 
 @dataclass
@@ -51,13 +43,13 @@ class Merged:
         self.warnings += [layer.warning] if layer.warning else []
         self._lay(self.values, layer.values, (), layer)
 
-    def source_of(self, keys: Keys) -> str | None:
+    def place_of(self, keys: Keys) -> Place | None:
         """Return where a key's value came from: the key's own origin, its first inner one, or its block's."""
         for end in range(len(keys), 0, -1):
             dotted = ".".join(keys[:end])
             for key, origin in self.origins.items():
                 if key == dotted or key.startswith(f"{dotted}."):
-                    return origin.source
+                    return origin.place
         return None
 
     def _lay(self, below: dict[str, Any], above: dict[str, Any], prefix: Keys, layer: Layer) -> None:
@@ -93,7 +85,7 @@ class Merged:
         beat = before.beat if before else ()
         if existed and before and old != value:
             beat = ((old, before.source), *beat)
-        self.origins[".".join(keys)] = Origin(layer.where(keys), beat)
+        self.origins[".".join(keys)] = Origin(layer.place(keys), beat)
 
     def _forget(self, keys: Keys) -> Origin | None:
         """Drop the origins of a key and of all below it; return the first of them."""

@@ -14,6 +14,7 @@ from tuner.recipes.explain import key_hint, short
 from tuner.recipes.layers import Layer, Merged
 from tuner.recipes.part import read_part
 from tuner.recipes.schema import Rows, Share
+from tuner.recipes.source import Keys
 
 LOADERS = ("train_dataloader", "val_dataloader")
 OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))
@@ -38,25 +39,31 @@ def settle(merged: Merged) -> None:
         if isinstance(dataset, dict) and isinstance(dataset.get("mixture"), list | tuple):
             _keep_later(merged, loader, dataset)
             if shares := dataset["mixture"]:
-                where = str(merged.source_of((loader, "dataset", "mixture")))
+                where = str(merged.place_of((loader, "dataset", "mixture")))
                 dataset["mixture"] = [share for entry in shares for share in _shares(entry, where, ())]
 
 
 def _keep_later(merged: Merged, loader: str, dataset: dict[str, Any]) -> None:
-    mixture, source = _order(merged, f"{loader}.dataset.mixture"), merged.source_of((loader, "dataset", "mixture"))
+    mixture = _order(merged, f"{loader}.dataset.mixture")
     given = {key: _order(merged, f"{loader}.dataset.{key}") for key in ("path", *OF_ONE_DATA_SET) if dataset.get(key)}
     if given.get("path", 0) > mixture:
-        path_source = str(merged.source_of((loader, "dataset", "path")))
-        merged.lay(Layer({loader: {"dataset": {"mixture": None}}}, lambda _: path_source))
+        _lay_where(merged, (loader, "dataset", "path"), {loader: {"dataset": {"mixture": None}}})
         return
     for key, order in given.items():
         if order >= mixture:
             what = f"{loader}.dataset has both a mixture and {key} = {short(dataset[key])}"
             fix = "Take one." if key == "path" else f"Write {key} into the mixture's entries, each its own."
-            raise RecipeError(what, where=merged.source_of((loader, "dataset", key)), fix=fix)
+            raise RecipeError(what, where=merged.place_of((loader, "dataset", key)), fix=fix)
     beaten: dict[str, Any] = {key: None for key in given}
     if beaten:
-        merged.lay(Layer({loader: {"dataset": beaten}}, lambda _: str(source)))
+        _lay_where(merged, (loader, "dataset", "mixture"), {loader: {"dataset": beaten}})
+
+
+def _lay_where(merged: Merged, keys: Keys, values: dict[str, Any]) -> None:
+    """Lay values where a key stands that is there."""
+    place = merged.place_of(keys)
+    assert place is not None
+    merged.lay(Layer.at(place, values))
 
 
 def _order(merged: Merged, key: str) -> int:

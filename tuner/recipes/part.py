@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import catalog
+from tuner.recipes.origin import Kind
 from tuner.recipes.source import Source, read_file
 
 
@@ -33,4 +34,4 @@ def read_part(kind: str, name: str) -> Source:
 
 def _read(kind: str, name: str) -> Source:
     path = catalog.part_path(kind, name)
-    return read_file(path, str(path.relative_to(catalog.PACKAGE)))
+    return read_file(path, str(path.relative_to(catalog.PACKAGE)), Kind.PACKAGE)

@@ -22,7 +22,8 @@ from tuner.recipes.config_json import read_facts
 from tuner.recipes.explain import key_hint, short, validate
 from tuner.recipes.flatten import flatten
 from tuner.recipes.layers import Layer, Merged, leaves
-from tuner.recipes.layers import Origin as Origin
+from tuner.recipes.origin import DEFAULT, Kind, Place
+from tuner.recipes.origin import Origin as Origin
 from tuner.recipes.overrides import parse_override
 from tuner.recipes.part import read_part
 from tuner.recipes.schema import RecipeConfig
@@ -87,7 +88,7 @@ def load(name: str, overrides: Overrides | None = None, *, allow_code: bool = Fa
     config = validate(merged)
     if not is_writable(name):
         raise RecipeError(f"the name {name!r} is not UTF-8", fix="Rename the file or folder.")
-    merged.origins = {key: merged.origins.get(key, Origin("default")) for key, _ in leaves(config.model_dump())}
+    merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(config.model_dump())}
     name = Path(name).stem if _is_path(name) else name
     return Recipe(name, config, merged.origins, tuple(merged.warnings))
 
@@ -103,13 +104,13 @@ def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
     for key in () if allow_code else mixture.LOADERS:
         loader = getattr(recipe.config, key)
         for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())) if loader else ():
-            source = recipe.origins[f"{key}.dataset.{name}"].source
+            place = recipe.origins[f"{key}.dataset.{name}"].place
             for one in rows:
                 module = (one.format or "").partition(":")[0] if ":" in (one.format or "") else None
-                if module and _is_installed(module) and not source.startswith(("--set ", "--cfg-options ")):
+                if module and _is_installed(module) and place.kind is not Kind.FLAG:
                     what = f"format = {one.format!r} names code of an installed package, which was not written for rows"
                     fix = "Look at that code, then add --allow-code."
-                    raise RecipeError(what, where=source, fix=fix)
+                    raise RecipeError(what, where=place, fix=fix)
 
 
 def _is_installed(module: str) -> bool:
@@ -151,12 +152,12 @@ def _is_path(name: str) -> bool:
 
 
 def _base() -> Source:
-    return read_file(catalog.BASE, "configs/base.py")
+    return read_file(catalog.BASE, "configs/base.py", Kind.PACKAGE)
 
 
 def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
     base = _base()
-    yield Layer(base.values, base.where)
+    yield Layer(base.values, base.place)
     if _is_path(name):
         yield from _file_layers(Path(name), name, allow_code, count())
     else:
@@ -171,9 +172,9 @@ def _named_layers(name: str, hidden: str | None = None) -> Iterator[Layer]:
         for kind, part in reading.base.kinds():
             yield _layer(read_part(kind, part))
     if reading.epochs:
-        yield Layer({"train_cfg": {"max_epochs": reading.epochs}}, lambda _: f"name {name}")
+        yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
     for word in reversed(reading.words):
-        yield Layer(word.values, lambda _, text=word.text: f"{text} in name {name}", word.loses)  # type: ignore[misc]
+        yield Layer.at(Place(Kind.NAME, f"{word.text} in name {name}"), word.values, word.loses)
 
 
 def _catalog_recipe(name: str) -> Iterator[Layer]:
@@ -224,22 +225,22 @@ def _layer(source: Source) -> Layer:
             values[key] = value
         elif key not in source.helpers and key != "_base_":
             raise RecipeError(f"no key {key!r}", where=source.where((key,)), fix=key_hint(key, sorted(known)))
-    return Layer(values, source.where)
+    return Layer(values, source.place)
 
 
 def _override_layers(overrides: Overrides, merged: Merged) -> Iterator[Layer]:
     if overrides.model is not None:
         values: dict[str, Any] = {"model": {"path": overrides.model, "revision": None, "remote_code": False}}
-        yield Layer(values, lambda _: f"--model {overrides.model}")
+        yield Layer.at(Place(Kind.FLAG, f"--model {overrides.model}"), values)
     if overrides.data is not None:
         values = {"train_dataloader": {"dataset": mixture.only(overrides.data)}, "val_dataloader": None}
-        yield Layer(values, lambda _: f"--data {overrides.data}")
+        yield Layer.at(Place(Kind.FLAG, f"--data {overrides.data}"), values)
     if overrides.seed is not None:
-        yield Layer({"randomness": {"seed": overrides.seed}}, lambda _: f"--seed {overrides.seed}")
+        yield Layer.at(Place(Kind.FLAG, f"--seed {overrides.seed}"), {"randomness": {"seed": overrides.seed}})
     for flag, text in overrides.pairs:
         keys, value = parse_override(text, flag, merged.values)
         _refuse_below_none(keys, merged.values, f"{flag} {text}")
-        yield Layer(_nested(keys, value), lambda _, flag=flag, text=text: f"{flag} {text}")  # type: ignore[misc]
+        yield Layer.at(Place(Kind.FLAG, f"{flag} {text}"), _nested(keys, value))
 
 
 def _refuse_below_none(keys: Keys, values: Any, where: str) -> None:
@@ -266,19 +267,19 @@ def _derive_architecture(merged: Merged) -> None:
     path = model.get("path") if isinstance(model, dict) else None
     if not isinstance(path, str) or (merged.order["model.path"] <= facts_order and merged.values["architecture"]):
         return
-    facts, source = read_facts(paths.expanded(catalog.asset(path))), f"{path}/config.json"
+    facts, place = read_facts(paths.expanded(catalog.asset(path))), Place(Kind.DERIVED, f"{path}/config.json")
     if facts is None:
-        facts, source = _known_facts(path)
-    merged.lay(Layer({"architecture": {"_delete_": True, **facts} if facts else None}, lambda _: source))
+        facts, place = _known_facts(path)
+    merged.lay(Layer.at(place, {"architecture": {"_delete_": True, **facts} if facts else None}))
 
 
-def _known_facts(path: str) -> tuple[dict[str, Any] | None, str]:
+def _known_facts(path: str) -> tuple[dict[str, Any] | None, Place]:
     needle = re.compile(rf"""path=["']{re.escape(path)}["']""")
     for name in catalog.names("models"):
         if needle.search(catalog.part_path("models", name).read_text(encoding="utf-8")):
             found = read_part("models", name)
-            return found.values.get("architecture"), found.name
-    return None, "unknown model"
+            return found.values.get("architecture"), found.place(())
+    return None, Place(Kind.DERIVED, "unknown model")
 
 
 def _difference(base: Any, values: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import operator
 import stat
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tuner.errors import RecipeError
+from tuner.recipes.origin import Kind, Place
 
 MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_TEXT, MAX_NUMBER = 64_000, 32, 10_000, 16_000, 1e18
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -39,17 +40,25 @@ class Source:
     lines: dict[Keys, int] = field(default_factory=dict)
     helpers: frozenset[str] = frozenset()
     """Top-level scalars that a later expression uses; a name neither used nor a recipe's key is a typo."""
+    kind: Kind = Kind.FILE
+
+    def place(self, keys: Keys) -> Place:
+        """Return the line of the innermost enclosing key that has one."""
+        inner = (keys[:end] for end in range(len(keys), 0, -1))
+        return Place(self.kind, self.name, next((self.lines[key] for key in inner if key in self.lines), None))
 
     def where(self, keys: Keys) -> str:
-        """Return `file:line` of the innermost enclosing key that has a line."""
-        for end in range(len(keys), 0, -1):
-            if keys[:end] in self.lines:
-                return f"{self.name}:{self.lines[keys[:end]]}"
-        return self.name
+        """Return that place for a message, as `file:line`."""
+        return str(self.place(keys))
 
 
-def read_file(path: Path, name: str | None = None) -> Source:
+def read_file(path: Path, name: str | None = None, kind: Kind = Kind.FILE) -> Source:
     """Read a recipe file.
+
+    Args:
+        path: The file.
+        name: What messages call it, where not by its path.
+        kind: Whose file it is.
 
     Raises:
         RecipeError: the file is not there, too large, not UTF-8, or holds anything but data.
@@ -66,7 +75,7 @@ def read_file(path: Path, name: str | None = None) -> Source:
     if len(data) > MAX_BYTES:
         raise RecipeError(f"the recipe is larger than {MAX_BYTES} bytes", where=shown)
     try:
-        return read_text(data.decode("utf-8-sig"), shown)
+        return replace(read_text(data.decode("utf-8-sig"), shown), kind=kind)
     except UnicodeDecodeError as error:
         raise RecipeError(f"the recipe is not UTF-8 (byte {error.start})", where=shown) from None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.origin import Kind, Place
 from tuner.recipes.source import Keys
 
 _GROUPED = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -59,13 +60,13 @@ def _packing(merged: Merged, kind: str) -> Iterator[tuple[Keys, Any, str]]:
 
 
 def _give_way(merged: Merged, keys: Keys, value: Any, why: str) -> None:
-    dotted, source, old = ".".join(keys), str(merged.source_of(keys)), merged.values
+    dotted, place, old = ".".join(keys), merged.place_of(keys), merged.values
     for key in keys:
         old = old[key]
-    if not source.startswith("configs/"):
-        raise RecipeError(f"{dotted} = {old!r}: {why}", where=source, fix=f"Set {dotted}={value!r}, or leave it out.")
+    if place is None or place.kind is not Kind.PACKAGE:
+        raise RecipeError(f"{dotted} = {old!r}: {why}", where=place, fix=f"Set {dotted}={value!r}, or leave it out.")
     nested: Any = value
     for key in reversed(keys):
         nested = {key: nested}
-    warning = f"{dotted} is {value!r} here, not {old!r} ({source}): {why}."
-    merged.lay(Layer(nested, lambda _: f"derived: {why}", warning))
+    warning = f"{dotted} is {value!r} here, not {old!r} ({place}): {why}."
+    merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested, warning))

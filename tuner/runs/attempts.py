@@ -21,14 +21,21 @@ def refusal(run: RunDirectory, num_restarts: int, limit: int, saved: int | None 
     Raises:
         RunDirectoryError: run.json is missing or not JSON.
     """
-    if num_restarts >= limit:
-        return f"it was started again {num_restarts} times, and {limit} is the limit"
+    if often := too_often(num_restarts, limit):
+        return often
     if not num_restarts:
         return None
     began = _began(run)
     # Every byte of a checkpoint is read to find it valid: minutes that a job about to be killed may not have.
     reached = _reached(run) if saved is None else saved
     return None if reached > began else f"no checkpoint is newer than step {began}, where its last attempt began"
+
+
+def too_often(num_restarts: int, limit: int) -> str | None:
+    """Return why a run that was started again so often must not be once more, or None."""
+    if num_restarts < limit:
+        return None
+    return f"it was started again {num_restarts} times, and {limit} is the limit"
 
 
 def _began(run: RunDirectory) -> int:

@@ -5,13 +5,17 @@ It judges nothing: how long is too long, the watchers know.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tuner.runs.directory import RunDirectory
 
+_NAME = re.compile(r"([0-9]{1,7})\.beat")
 _WIDTH = 512
 """Bytes of a beat: all are as long, so that a new one covers the old one whole."""
 
@@ -55,6 +59,16 @@ def read(run: RunDirectory) -> dict[int, Beat]:
         except (OSError, ValueError, TypeError):  # half written, or by another version
             continue
         found[beat.rank] = beat
+    return found
+
+
+def written(run: RunDirectory) -> dict[int, int]:
+    """Return when each rank wrote its beat: only that it changes counts, whatever the clocks of other machines say."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for file in os.scandir(run.ranks):
+            if match := _NAME.fullmatch(file.name):
+                found[int(match[1])] = file.stat().st_mtime_ns
     return found
 
 

@@ -166,11 +166,11 @@ def step_of(folder: Path) -> int:
     return int(facts(folder).get("step", 0))
 
 
-def survey(folder: Path) -> list[Verdict]:
+def survey(folder: Path, *, hashes: bool = True) -> list[Verdict]:
     """Return the checkpoints of a run up to the newest valid one, newest first; older ones are not hashed."""
     verdicts: list[Verdict] = []
     for step, path in _newest_first(folder):
-        verdicts.append(Verdict(path, step, inspect(path)))
+        verdicts.append(Verdict(path, step, inspect(path, hashes=hashes)))
         if verdicts[-1].problem is None:
             break
     return verdicts
@@ -181,9 +181,9 @@ def listed(folder: Path) -> list[Verdict]:
     return [Verdict(path, step, inspect(path, hashes=False)) for step, path in _newest_first(folder)]
 
 
-def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
+def newest_valid(folder: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
     """Return the newest valid checkpoint and one line for each newer one that was passed over."""
-    verdicts = survey(folder)
+    verdicts = survey(folder, hashes=hashes)
     passed = [f"{verdict.path.name} is passed over: {verdict.problem}" for verdict in verdicts if verdict.problem]
     valid = [verdict.path for verdict in verdicts if verdict.problem is None]
     return (valid[0] if valid else None), passed
@@ -234,7 +234,7 @@ def _newest_first(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def require_valid(folder: Path) -> Path:
+def require_valid(folder: Path, *, hashes: bool = True) -> Path:
     """Return `folder` if it is a valid checkpoint.
 
     Raises:
@@ -245,7 +245,7 @@ def require_valid(folder: Path) -> Path:
     if not (_NAME.fullmatch(folder.name) or (folder / MANIFEST).is_file()):
         fix = "Name a run directory, or a checkpoint-STEP folder in its checkpoints."
         raise RunDirectoryError(f"{folder} is neither a run nor a checkpoint", where="--resume", fix=fix)
-    problem = inspect(folder)
+    problem = inspect(folder, hashes=hashes)
     if problem:
         fix = "Take an older checkpoint, or name the run directory: its newest valid one is taken."
         raise RunDirectoryError(f"{folder} is not a valid checkpoint: {problem}", where="--resume", fix=fix)

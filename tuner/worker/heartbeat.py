@@ -75,7 +75,7 @@ class Heartbeat:
     def _watch(self, limit_s: float, on_hang: Callable[[Hang], None]) -> None:
         look_s = min(limit_s / 10, _LOOK_S)
         idle_s, looked_s, seen = 0.0, time.monotonic(), self._signs()
-        others: dict[str, int] | None = None
+        others: dict[int, int] | None = None
         while idle_s < limit_s:
             # A thread in C, for a main thread that never gives up the interpreter: this one cannot run then. Nobody
             # else would end the only rank; among several the others see that it lags, and their supervisor ends it.
@@ -113,15 +113,9 @@ class Heartbeat:
         ticks, moved, faults = (new - old for old, new in zip(before, now, strict=True))
         return ticks > 0 or moved >= _MOVED_BYTES or faults >= _MOVED_FAULTS
 
-    def _others(self) -> dict[str, int]:
-        """Return when the others' beats were written: only that it changes counts, whatever their clocks say."""
-        found = {}
-        with contextlib.suppress(OSError):
-            own = beats.path_of(self.run, self.rank.rank).name
-            for file in os.scandir(self.run.ranks):
-                if file.name.endswith(".beat") and file.name != own:
-                    found[file.name] = file.stat().st_mtime_ns
-        return found
+    def _others(self) -> dict[int, int]:
+        """Return when the others' beats were written."""
+        return {rank: at for rank, at in beats.written(self.run).items() if rank != self.rank.rank}
 
     def _write(self) -> None:
         self._written_s = now_s = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 
 _NOISY = (
@@ -17,19 +18,25 @@ _NOISY = (
     "torch.distributed",
     "bitsandbytes",
 )
+_QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DATASETS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "DS_LOG_LEVEL": "error",
+}
 
 
 def hush() -> None:
-    """Silence warnings and logs of libraries below errors, and their progress bars. Call it before importing them."""
-    os.environ |= {
-        "TRANSFORMERS_VERBOSITY": "error",
-        "DATASETS_VERBOSITY": "error",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TRL_EXPERIMENTAL_SILENCE": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "DS_LOG_LEVEL": "error",
-    }
-    warnings.filterwarnings("ignore")
+    """Silence warnings and logs of libraries below errors, and their progress bars. Call it before importing them.
+
+    Whoever has set one of these variables, or asked Python for warnings, wants to hear it.
+    """
+    for variable, value in _QUIET.items():
+        os.environ.setdefault(variable, value)
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore")
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -46,15 +46,18 @@ def check(document: Document) -> Checked:
     return checked
 
 
-def inspect(document: Document) -> tuple[Checked, Findings]:
-    """Check a whole config and refuse nothing: the value is of use where the findings hold no problem."""
+def inspect(document: Document, *, to_run: bool = False) -> tuple[Checked, Findings]:
+    """Check a whole config and refuse nothing: the value is of use where the findings hold no problem.
+
+    `to_run`: what no run of tuner survives is a problem too, and not a warning.
+    """
     findings = Findings(document)
     value = copy.deepcopy(document.value)
     obsolete.drop(value, findings)
     cleaned = _block(value, (), {"keys": schema()["keys"], "parsed": "legacy"}, findings)
     conflicts.check_optimizer(cleaned, findings, _block)
     conflicts.check_scheduler(cleaned, findings, _block)
-    conflicts.check_rules(cleaned, findings)
+    conflicts.check_rules(cleaned, findings, to_run=to_run)
     return Checked(cleaned, tuple(findings.lines(findings.warnings))), findings
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tuner.errors import DeepSpeedConfigError, did_you_mean
 from tuner.recipes import catalog
+from tuner.recipes.origin import Place
 from tuner.recipes.recipe import Recipe
 from tuner.zero.jsonfile import Document, Keys, read
 
@@ -46,9 +47,9 @@ def open_chosen(recipe: Recipe, flag: str | None) -> Document:
     return open_config(choice, where)
 
 
-def _sources(recipe: Recipe) -> dict[Keys, str]:
-    paths = {tuple(key.split(".")): origin.source for key, origin in recipe.origins.items()}
-    return {path[1:]: source for path, source in paths.items() if path[0] == "deepspeed"}
+def _sources(recipe: Recipe) -> dict[Keys, Place]:
+    paths = {tuple(key.split(".")): origin.place for key, origin in recipe.origins.items()}
+    return {path[1:]: place for path, place in paths.items() if path[0] == "deepspeed"}
 
 
 def open_config(choice: str | dict[str, Any], where: str) -> Document:
@@ -64,11 +65,12 @@ def open_config(choice: str | dict[str, Any], where: str) -> Document:
     if isinstance(choice, dict):
         return Document.of(copy.deepcopy(choice), where)
     if choice == NONE:
-        return Document.of({"zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 0}}, "none")
+        value = {"zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 0}}
+        return Document(value, NONE, preset=NONE)
     preset = preset_name(choice)
     if preset:
         document = read(catalog.PRESETS / f"{preset}.json")
-        return Document.of(document.value, f"preset {preset}")
+        return Document(document.value, f"preset {preset}", preset=preset)
     if choice.endswith((".yaml", ".yml")):
         raise _yaml(choice, where)
     if choice.endswith(".json") or "/" in choice or os.path.exists(choice):  # noqa: PTH110 (no error for a long name)

@@ -18,7 +18,7 @@ from tuner.zero.rules import INERT, RULES, UNRUNNABLE, ZERO, Config, device, sta
 CheckBlock = Callable[[dict[str, Any], Keys, Field, Findings, str], dict[str, Any]]
 
 
-def check_rules(config: Config, findings: Findings) -> None:
+def check_rules(config: Config, findings: Findings, *, to_run: bool) -> None:
     """Report every rule that `config` breaks, and drop offloading that has no effect at its stage."""
     if any(keys == (ZERO, "stage") for keys, *_ in findings.problems):
         # Without a stage, half of the rules would accuse keys that are right.
@@ -31,7 +31,9 @@ def check_rules(config: Config, findings: Findings) -> None:
         keys = (ZERO, "offload_optimizer", "device")
         findings.warn(keys, f'{named(keys, "nvme")} means "cpu" below stage 3', "Set stage to 3 to use the disk.")
     for rule in UNRUNNABLE:
-        if rule.holds(config):
+        if rule.holds(config) and to_run:
+            findings.problem(rule.keys, rule.what, rule.fix)
+        elif rule.holds(config):
             findings.warn(rule.keys, f"{rule.what}: no run is started with it", rule.fix)
     for path, (why, fix) in INERT.items():
         if not is_off(lookup(config, path)):

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.errors import DeepSpeedConfigError
+from tuner.errors import DeepSpeedConfigError, together
 from tuner.zero.jsonfile import Document, Keys
 
 _MAX_SHOWN = 60
@@ -45,13 +45,18 @@ class Findings:
         """Raise all problems as one error, in the order of the file.
 
         Raises:
-            DeepSpeedConfigError: there is a problem; the first one in full, each other one on a line of its own.
+            DeepSpeedConfigError: there is a problem.
         """
-        if not self.problems:
-            return
-        (keys, what, fix), *others = self.in_order(self.problems)
-        lines = [fix or "Remove it.", *self.lines(others)]
-        raise DeepSpeedConfigError(what, where=self.document.where(keys), fix="\n".join(lines))
+        if errors := self.errors():
+            raise together(errors)
+
+    def errors(self) -> list[DeepSpeedConfigError]:
+        """Return each problem as an error, in the order of the file."""
+        found = self.in_order(self.problems)
+        return [
+            DeepSpeedConfigError(what, where=self.document.where(keys), fix=fix or "Remove it.")
+            for keys, what, fix in found
+        ]
 
     def _place(self, problem: Found) -> tuple[int, int]:
         keys = problem[0]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from tuner.errors import DeepSpeedConfigError
+from tuner.recipes.origin import Kind, Place
 
 Keys = tuple[str | int, ...]
 
@@ -46,29 +47,35 @@ class Document:
         value: The config; numbers are as written, so 5e8 is a float.
         name: The path as the user gave it, or what the value is called in messages.
         positions: Line and column, both from 1, of each key of an object, by its full path.
-        sources: Where each leaf of a value that comes from no file of its own was written, such as 'mine.py:4'.
+        sources: Where each leaf of a value that comes from no file of its own was written, such as mine.py's line 4.
+        preset: The preset's name, or 'none', where the package brings the value.
     """
 
     value: dict[str, Any]
     name: str
     positions: dict[Keys, tuple[int, int]] = field(default_factory=dict)
-    sources: dict[Keys, str] = field(default_factory=dict)
+    sources: dict[Keys, Place] = field(default_factory=dict)
+    preset: str | None = None
 
     @classmethod
-    def of(cls, value: dict[str, Any], name: str, sources: dict[Keys, str] | None = None) -> Self:
+    def of(cls, value: dict[str, Any], name: str, sources: dict[Keys, Place] | None = None) -> Self:
         """Return a document for a value that comes from no file."""
         return cls(value, name, sources=sources or {})
 
-    def where(self, keys: Keys = ()) -> str:
-        """Return `name:line:column` of the key or of the nearest key around it; `name` when there is none."""
+    def place(self, keys: Keys = ()) -> Place:
+        """Return the line and column of the key or of the nearest key around it that has one."""
+        kind = Kind.PACKAGE if self.preset else Kind.FILE
         while keys:
             if keys in self.sources:
                 return self.sources[keys]
             if keys in self.positions:
-                line, column = self.positions[keys]
-                return f"{self.name}:{line}:{column}"
+                return Place(kind, self.name, *self.positions[keys])
             keys = keys[:-1]
-        return self.name
+        return Place(kind, self.name)
+
+    def where(self, keys: Keys = ()) -> str:
+        """Return that place for a message, as `name:line:column`."""
+        return str(self.place(keys))
 
 
 def read(path: Path) -> Document:

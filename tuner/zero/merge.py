@@ -12,12 +12,11 @@ from typing import Any
 from tuner.errors import MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
-from tuner.recipes import catalog
 from tuner.recipes.layers import leaves
 from tuner.recipes.recipe import Origin, Recipe
 from tuner.zero import blocks
 from tuner.zero.blocks import Wish
-from tuner.zero.check import check, check_device
+from tuner.zero.check import Checked, check, check_device
 from tuner.zero.choice import AUTO as AUTO
 from tuner.zero.choice import NONE
 from tuner.zero.choice import open_config as open_config
@@ -47,15 +46,10 @@ class FinalConfig:
     config: dict[str, Any]
     origins: dict[str, Origin]
     warnings: tuple[str, ...]
-
-    @property
-    def from_catalog(self) -> bool:
-        """The values come from a preset or 'none', not from a user's JSON."""
-        return _is_catalog(self.name)
-
-
-def _is_catalog(name: str) -> bool:
-    return name == NONE or name in {f"preset {preset}" for preset in catalog.presets()}
+    from_catalog: bool
+    """The values come from a preset or 'none', not from a user's JSON."""
+    config_warnings: tuple[str, ...]
+    """Those of the warnings that the config gives by itself, whatever the recipe and the machine."""
 
 
 def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware) -> FinalConfig:
@@ -67,7 +61,7 @@ def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision
     """
     checked = check(document)
     check_device(checked.value, "cuda" if hardware.gpus else "cpu", document.where)
-    merger = _Merger(recipe, document, checked.value, list(checked.warnings))
+    merger = _Merger(recipe, document, checked)
     merger.batch(batch)
     merger.clipping()
     merger.precision(precision)
@@ -83,9 +77,11 @@ def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision
 class _Merger:
     recipe: Recipe
     document: Document
-    config: dict[str, Any]
-    warnings: list[str]
+    checked: Checked
     origins: dict[str, Origin] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.config, self.warnings = self.checked.value, list(self.checked.warnings)
 
     def own(self, keys: Keys, value: Any, source: str, *, note: str = "") -> None:
         """Write a value that the document does not own; a document's own number that differs is said aloud."""
@@ -99,7 +95,7 @@ class _Merger:
             beat = ((old, where),)
             self.warnings.append(f"{dotted} = {value!r} from {source} wins over {old!r} in {where}.{note}")
         block[keys[-1]] = value
-        self.origins[dotted] = Origin(source, beat)
+        self.origins[dotted] = Origin.derived(source, beat)
 
     def recipe_source(self, key: str) -> str:
         origin = self.recipe.origins.get(key)
@@ -122,7 +118,7 @@ class _Merger:
 
     def precision(self, precision: Precision) -> None:
         source = f"detected: {precision.reason}"
-        if precision.reason.startswith("optim_wrapper"):
+        if precision.asked:
             source = self.recipe_source("optim_wrapper.dtype")
         note = " The compute type is the machine's and the recipe's to choose (--set dtype=...)."
         for block in ("bf16", "fp16"):
@@ -174,12 +170,12 @@ class _Merger:
     def offload(self, hardware: Hardware) -> None:
         zero = self.config["zero_optimization"]
         device = (zero.get("offload_optimizer") or {}).get("device", NONE)
-        if not hardware.gpus and _is_catalog(self.document.name):
+        if not hardware.gpus and self.document.preset:
             for block in [name for name in ("offload_optimizer", "offload_param") if name in zero]:
                 # Nothing is copied to a GPU, and pinning makes DeepSpeed build an op.
                 beat = ((zero[block]["pin_memory"], self.document.name),)
                 zero[block]["pin_memory"] = False
-                self.origins[f"zero_optimization.{block}.pin_memory"] = Origin("detected: no GPU", beat)
+                self.origins[f"zero_optimization.{block}.pin_memory"] = Origin.derived("detected: no GPU", beat)
         if device in (None, NONE):
             return
         key = "zero_force_ds_cpu_optimizer"
@@ -213,16 +209,18 @@ class _Merger:
             self.warnings.append(f"{'.'.join(keys)} = 'auto' in {where} is dropped: DeepSpeed's own default holds.")
         for dotted, _ in leaves(self.config):
             keys = tuple(dotted.split("."))
-            self.origins.setdefault(dotted, Origin(self.document.where(keys)))
+            self.origins.setdefault(dotted, Origin(self.document.place(keys)))
 
     def _stamp(self, key: str, source: str) -> None:
         for dotted, _ in leaves({key: self.config[key]}):
-            self.origins[dotted] = Origin(source)
+            self.origins[dotted] = Origin.derived(source)
 
     def result(self) -> FinalConfig:
         present = {dotted for dotted, _ in leaves(self.config)}
         origins = {key: origin for key, origin in self.origins.items() if key in present}
-        return FinalConfig(self.document.name, self.config, origins, tuple(self.warnings))
+        from_catalog = self.document.preset is not None
+        warnings = tuple(self.warnings)
+        return FinalConfig(self.document.name, self.config, origins, warnings, from_catalog, self.checked.warnings)
 
 
 def _bucket(key: str, hidden: int) -> tuple[int, str]:

@@ -13,10 +13,11 @@ Dtype = Literal["bf16", "fp16", "fp32"]
 
 @dataclass(frozen=True)
 class Precision:
-    """The compute type, and why."""
+    """The compute type, and why; `asked`: the recipe says so, not the machine."""
 
     dtype: Dtype
     reason: str
+    asked: bool = False
 
     @property
     def weight_bytes(self) -> int:
@@ -37,7 +38,8 @@ def decide(wanted: str, hardware: Hardware) -> Precision:
         raise MachineError("fp16 training needs a GPU, none is visible", where="optim_wrapper.dtype", fix=fix)
     if wanted != "auto":
         slow = wanted == "bf16" and hardware.gpus and not hardware.has_native_bf16
-        return Precision(wanted, "optim_wrapper.dtype" + (", emulated on this GPU" if slow else ""))  # type: ignore[arg-type]
+        reason = "optim_wrapper.dtype" + (", emulated on this GPU" if slow else "")
+        return Precision(wanted, reason, asked=True)  # type: ignore[arg-type]
     if not hardware.gpus:
         return Precision("fp32", "no GPU: a CPU computes fp32 fastest and exactly")
     weakest = min(gpu.compute_capability for gpu in hardware.gpus)

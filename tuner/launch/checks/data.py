@@ -61,7 +61,7 @@ def _read(rows: Rows, objective: str, *, tolerant: bool) -> None:
             sample = formats.read(name, row, place, columns=rows.columns, system=rows.system)
             for_objective(sample, objective, name, place)
         except DataError as error:
-            if not tolerant or error.where != place:
+            if not tolerant or not error.of_row:
                 raise
 
 

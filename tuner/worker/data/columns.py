@@ -57,7 +57,7 @@ def _sources(source: str, row: Row) -> set[str]:
 def _check(source: str, row: Row, name: str, place: str) -> None:
     if source not in row:
         what = f"dataset.columns takes {name!r} from {source!r}, and the row has no such column, only {names(row)}"
-        raise DataError(what, where=place, fix=did_you_mean(source, map(str, row)) or "Name one of them.")
+        raise DataError(what, where=place, of_row=True, fix=did_you_mean(source, map(str, row)) or "Name one of them.")
 
 
 def _filled(source: str, row: Row, place: str) -> str:
@@ -68,7 +68,9 @@ def _filled(source: str, row: Row, place: str) -> str:
         return _PLACE.sub(part, source)
     except Misfit as misfit:
         fix = f"Take columns of text for {source!r}, or correct the row."
-        raise DataError(f"dataset.columns cannot make a text of it: {misfit}", where=place, fix=fix) from misfit
+        raise DataError(
+            f"dataset.columns cannot make a text of it: {misfit}", where=place, of_row=True, fix=fix
+        ) from misfit
 
 
 def _as_text(value: object, name: str) -> str:

@@ -108,7 +108,7 @@ def read(name: str, row: Row, place: str, *, columns: Columns | None = None, sys
         return _with_system(FORMATS[name].read(mapped), system, place)
     except Misfit as misfit:
         what = f"the row does not fit format {name!r}: {misfit}; its columns are {names(mapped)}"
-        raise DataError(what, where=place, fix=_other_format(name, mapped)) from misfit
+        raise DataError(what, where=place, of_row=True, fix=_other_format(name, mapped)) from misfit
 
 
 def _with_system(sample: Sample, system: str | None, place: str) -> Sample:
@@ -116,7 +116,7 @@ def _with_system(sample: Sample, system: str | None, place: str) -> Sample:
         return sample
     if isinstance(sample, str):
         what = "dataset.system is set, and a plain text has no system turn"
-        raise DataError(what, where=place, fix="Unset dataset.system, or take a format of conversations.")
+        raise DataError(what, where=place, of_row=True, fix="Unset dataset.system, or take a format of conversations.")
     turns = sample.messages if isinstance(sample, Chat) else sample.prompt
     if any(turn["role"] == "system" for turn in turns):
         return sample

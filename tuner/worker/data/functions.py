@@ -51,7 +51,7 @@ def sample_of(name: str, row: Row, place: str) -> Sample:
             "Return a text, a list of messages, or a row of format 'messages', 'prompt_completion', 'preference' "
             "or 'feedback'."
         )
-        raise DataError(f"{name} returned no sample: {error}", where=place, fix=fix) from error
+        raise DataError(f"{name} returned no sample: {error}", where=place, of_row=True, fix=fix) from error
 
 
 # The first column that one of a user's rows has tells what it is.

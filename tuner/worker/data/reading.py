@@ -94,7 +94,7 @@ def samples(opened: Opened, names: Sequence[str], objective: str, tally: Tally) 
             sample = formats.read(name, row, place, columns=one.columns, system=one.system)
             parts = for_objective(sample, objective, name, place)
         except DataError as error:
-            if error.where != place:
+            if not error.of_row:
                 raise
             tally.refuse(error)
             continue
@@ -145,7 +145,7 @@ class Encoder:
         try:
             return batch, self.encode(placed)
         except DataError as error:
-            if not tally.max_bad or error.where not in {place for place, _ in placed}:
+            if not tally.max_bad or not error.of_row:
                 raise
         bad = dict(self.refused(placed))
         for reason in bad.values():
@@ -158,7 +158,7 @@ class Encoder:
             self.encode(placed)
             return
         except DataError as error:
-            if error.where not in {place for place, _ in placed}:
+            if not error.of_row:
                 raise
         for one in placed:
             try:

@@ -80,7 +80,7 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
         what = (
             f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} learns from {_wanted(objective)}"
         )
-        raise DataError(what, where=place, fix=_way_out(sample, objective))
+        raise DataError(what, where=place, of_row=True, fix=_way_out(sample, objective))
     if objective == "kto" and isinstance(sample, Pair) and teaches(sample):
         return (
             Feedback(sample.prompt, sample.chosen, True, sample.tools),

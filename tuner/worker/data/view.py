@@ -162,7 +162,7 @@ def _chats_or_errors(
         try:
             sample = formats.read(name, row, place, columns=one.columns, system=one.system)
         except DataError as error:
-            if error.where != place:
+            if not error.of_row:
                 raise
             yield place, error
         else:

@@ -1,0 +1,42 @@
+"""What other launchers left in the environment does not reach the ranks, and is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuner.machine import leftovers
+
+LEFT = {
+    "PET_NNODES": "2",
+    "PET_RDZV_ENDPOINT": "10.0.0.1:29400",
+    "PET_NO_PYTHON": "1",
+    "PYTHON_EXEC": "/usr/bin/python3",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+    "ACCELERATE_MIXED_PRECISION": "fp16",
+    "FSDP_SHARDING_STRATEGY": "1",
+    "PARALLELISM_CONFIG_TP_SIZE": "2",
+    "DEEPSPEED_TIMEOUT": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+}
+THE_USERS = {
+    **{"PATH": "/usr/bin", "CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth0"},
+    **{"HF_HOME": "/cache", "HF_TOKEN": "x", "WANDB_MODE": "offline", "OMP_NUM_THREADS": "4", "MASTER_ADDR": "n1"},
+    **{"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHDYNAMO_VERBOSE": "1"},
+    **{"ACCELERATE_LOG_LEVEL": "debug", "DS_ACCELERATOR": "cpu", "PYTORCH_CUDA_ALLOC_CONF": "x", "PETS": "2"},
+}
+
+
+def test_what_other_launchers_left_is_taken_out_and_all_else_stays() -> None:
+    assert leftovers.without({**LEFT, **THE_USERS}) == THE_USERS
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_each_is_named_with_the_reason(name: str) -> None:
+    told = leftovers.warning({name: LEFT[name], **THE_USERS})
+
+    assert told and told.startswith(f"another launcher left {name} in the environment, which the ranks do not get: ")
+
+
+def test_an_environment_of_the_users_own_is_worth_no_word() -> None:
+    assert leftovers.warning(THE_USERS) is None

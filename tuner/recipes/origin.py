@@ -1,0 +1,68 @@
+"""Where a value was written: of which kind the place is, for decisions, and its text, for users.
+
+It decides nothing; whatever does asks for the kind, never for the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+
+class Kind(Enum):
+    """Who wrote a value."""
+
+    PACKAGE = auto()
+    """A part, a recipe or a preset that ships with the package."""
+    FILE = auto()
+    """A file of the user's."""
+    FLAG = auto()
+    """The user, on this command line."""
+    NAME = auto()
+    """The recipe's name, as its epochs."""
+    DERIVED = auto()
+    """Worked out of other values, or seen on the machine."""
+    DEFAULT = auto()
+    """The schema."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value stands: `name` is a file as messages call it, or what was typed; line and column count from 1."""
+
+    kind: Kind
+    name: str
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self.name, self.line, self.column) if part is not None)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from, and the values it beat, latest first, each with the text of its place."""
+
+    place: Place
+    beat: tuple[tuple[Any, str], ...] = ()
+
+    @classmethod
+    def derived(cls, text: str, beat: tuple[tuple[Any, str], ...] = ()) -> Origin:
+        """Return the origin of a value that tuner worked out, and `text` says how."""
+        return cls(Place(Kind.DERIVED, text), beat)
+
+    @property
+    def source(self) -> str:
+        """The place, to be shown."""
+        return str(self.place)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "from": self.source,
+            "beat": [{"value": value, "from": source} for value, source in self.beat],
+        }
+
+
+DEFAULT = Origin(Place(Kind.DEFAULT, "default"))
+"""The origin of a value that nobody wrote."""
