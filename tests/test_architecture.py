@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import tuner
+from tests.each import each
 from tuner.recipes import catalog
 from tuner.recipes.layers import Layer, Merged, leaves
 from tuner.recipes.overrides import schema_keys
@@ -163,7 +164,7 @@ def test_every_room_has_a_floor() -> None:
     assert rooms <= FLOORS.keys()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
+@each(MODULES)
 def test_a_room_imports_only_from_floors_below(path: Path) -> None:
     room = path.relative_to(ROOT).parts[0].removesuffix(".py")
     above = [
@@ -181,7 +182,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
     TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
+@each(MODULES)
 def test_heavy_libraries_are_imported_in_the_worker_alone(path: Path) -> None:
     heavy = HEAVY & {module.split(".")[0] for module in imports(path)}
 
@@ -291,7 +292,7 @@ def test_the_disk_is_changed_in_known_places() -> None:
     assert holding(writes) == WRITES.keys()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
+@each(MODULES)
 def test_a_module_says_what_it_owns_and_is_no_longer_than_a_sitting(path: Path) -> None:
     assert ast.get_docstring(tree_of(path))
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 350
@@ -305,12 +306,12 @@ def repeated(values: Mapping[str, Any], below: Mapping[str, Any]) -> list[str]:
 PARTS = [(kind, name) for kind in catalog.KINDS if kind != "recipes" for name in catalog.names(kind)]
 
 
-@pytest.mark.parametrize(("kind", "name"), PARTS)
+@each(PARTS)
 def test_a_part_repeats_no_default(kind: str, name: str) -> None:
     assert repeated(read_part(kind, name).values, read_file(catalog.BASE).values) == []
 
 
-@pytest.mark.parametrize("name", catalog.names("recipes"))
+@each(catalog.names("recipes"))
 def test_a_recipe_repeats_no_value_of_what_it_builds_on(name: str) -> None:
     delta = read_part("recipes", name).values
     below = Merged()

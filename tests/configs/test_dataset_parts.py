@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.configs.rows_of_parts import ROWS
+from tests.each import each
 from tuner.recipes import catalog, paths, recipe
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows
 from tuner.worker.data import formats
@@ -38,7 +39,7 @@ def test_there_is_a_row_for_every_part() -> None:
     assert set(ROWS) == set(PARTS)
 
 
-@pytest.mark.parametrize("name", PARTS)
+@each(PARTS)
 def test_a_published_row_becomes_a_sample_that_teaches(name: str) -> None:
     for rows, row in sets_of(name):
         assert rows.format is not None
@@ -50,7 +51,7 @@ def test_a_published_row_becomes_a_sample_that_teaches(name: str) -> None:
         assert for_objective(sample, objective, rows.format, name) == (sample,)
 
 
-@pytest.mark.parametrize("name", PARTS)
+@each(PARTS)
 def test_a_part_that_sets_an_objective_sets_the_one_of_its_rows(name: str) -> None:
     objective = config_with(name).objective.type
 
@@ -100,7 +101,7 @@ def test_tools_and_their_calls_reach_the_conversation() -> None:
     assert read("xlam_function_calling").tools
 
 
-@pytest.mark.parametrize("name", catalog.names("datasets"))
+@each(catalog.names("datasets"))
 def test_a_part_says_in_one_line_what_it_is(name: str) -> None:
     summary = catalog.summary("datasets", name)
 
@@ -108,13 +109,13 @@ def test_a_part_says_in_one_line_what_it_is(name: str) -> None:
     assert len(summary) < 120
 
 
-@pytest.mark.parametrize("name", catalog.names("datasets"))
+@each(catalog.names("datasets"))
 def test_a_part_limits_no_rows(name: str) -> None:
     """A mixture takes a part's rows without its limit, so one there would be lost."""
     assert dataset_of(name).max_rows is None
 
 
-@pytest.mark.parametrize("name", PARTS)
+@each(PARTS)
 def test_a_part_names_the_hub_or_a_file_that_is_to_be_fetched(name: str) -> None:
     for rows, _ in sets_of(name):
         assert rows.path is None or paths.local(rows.path) is None or rows.path.startswith("./data/")

@@ -8,9 +8,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-import pytest
-
 from tests.configs.test_published_counts import PUBLISHED_PARAMETERS
+from tests.each import each
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.part import read_part
@@ -23,7 +22,7 @@ def values_of(part: str) -> dict[str, Any]:
     return read_part("models", part).values
 
 
-@pytest.mark.parametrize("part", [part for part in PARTS if "remote_code" not in values_of(part)["model"]])
+@each(part for part in PARTS if "remote_code" not in values_of(part)["model"])
 def test_model_part_states_each_fact_that_every_model_has(part: str) -> None:
     architecture = values_of(part)["architecture"]
 
@@ -32,7 +31,7 @@ def test_model_part_states_each_fact_that_every_model_has(part: str) -> None:
     Architecture(**architecture)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@each(PARTS)
 def test_model_part_begins_with_one_line_on_the_model(part: str) -> None:
     docstring = ast.get_docstring(ast.parse(catalog.part_path("models", part).read_text(encoding="utf-8")))
 
@@ -41,7 +40,7 @@ def test_model_part_begins_with_one_line_on_the_model(part: str) -> None:
     assert catalog.summary("models", part) == docstring
 
 
-@pytest.mark.parametrize("part", PARTS)
+@each(PARTS)
 def test_model_part_names_a_chat_template_that_is_there(part: str) -> None:
     template = values_of(part)["model"].get("chat_template")
 

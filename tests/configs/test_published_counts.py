@@ -5,8 +5,7 @@ It builds no model: `tests/fit` holds the count against what transformers builds
 
 from __future__ import annotations
 
-import pytest
-
+from tests.each import each
 from tuner.fit.parameters import num_parameters
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.part import read_part
@@ -251,7 +250,7 @@ PUBLISHED_PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("part", sorted(PUBLISHED_PARAMETERS))
+@each(sorted(PUBLISHED_PARAMETERS))
 def test_facts_of_a_part_give_the_published_number_of_parameters(part: str) -> None:
     facts = read_part("models", part).values["architecture"]
 

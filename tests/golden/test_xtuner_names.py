@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.each import each
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, recipe, spellings
 from tuner.recipes.schema import RecipeConfig
@@ -168,7 +169,7 @@ def test_the_table_is_whole() -> None:
     assert {*SETTINGS, *DELIBERATE, *WHERE_THE_DATA_IS} == {*ROWS[TEXT[0]]}
 
 
-@pytest.mark.parametrize("name", TEXT)
+@each(TEXT)
 def test_a_name_of_xtuner_s_gives_its_numbers(name: str) -> None:
     known = {key: value for (other, key), (value, _) in OTHERWISE.items() if other == name}
 
@@ -221,7 +222,7 @@ def spelt(spelling: spellings.Spelling, name: str) -> bool:
     return any(word.spelling is spelling for word in catalog.read(name).words)
 
 
-@pytest.mark.parametrize("name", sorted(VISION))
+@each(sorted(VISION))
 def test_a_vision_recipe_is_refused_as_one(name: str) -> None:
     with pytest.raises(RecipeError) as caught:
         recipe.load(name)
@@ -229,7 +230,7 @@ def test_a_vision_recipe_is_refused_as_one(name: str) -> None:
     assert caught.value.what == f"{name!r} is a vision recipe of XTuner; tuner trains text models"
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@each(sorted(REFUSED))
 def test_a_reward_model_against_reference_answers_is_refused_as_one(name: str) -> None:
     with pytest.raises(RecipeError, match="reference answers"):
         recipe.load(name)

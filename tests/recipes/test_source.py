@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
+from tests.each import each
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, recipe
 from tuner.recipes.code import mmengine_config
@@ -129,7 +130,7 @@ def by_mmengine(path: Path) -> Any:
     return typed(mmengine_config().fromfile(path).to_dict())
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@each(SHIPPED)
 def test_a_shipped_file_has_the_value_that_mmengine_reads(path: Path) -> None:
     assert typed(read_file(path).values) == by_mmengine(path)
 
