@@ -46,6 +46,15 @@ def test_a_dry_run_prints_the_script_and_does_nothing_else(tuner: Tuner, fake: F
     assert [path.name for path in tmp_path.iterdir()] == ["slurm"]
 
 
+def test_the_steps_of_a_job_are_told_as_those_of_a_run(tuner: Tuner, fake: FakeSlurm) -> None:
+    values = ["--set", "max_rows=10", "--set", "train_dataloader.dataset.packing=False", "--set", "max_epochs=3"]
+    values += ["--set", "train_dataloader.batch_size=2", "--set", "accumulative_counts=1"]
+
+    told = tuner("submit", TINY, *CPU, "--tasks-per-node", 2, *values, "--dry-run").err
+
+    assert "steps: 9 (exact unless samples are dropped: no token to train on within max_length)" in told
+
+
 def test_the_job_trains_what_train_would(tuner: Tuner, fake: FakeSlurm, tmp_path: Path) -> None:
     (tmp_path / "my data.jsonl").write_text('{"text": "a"}\n')
     changes = ["--deepspeed", "zero2", "--data", "my data.jsonl", "--seed", 7, "--set", "lr=1e-5", "--ignore-fit"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.launch.plans import NOW, PATH, TINY, made, task, written_run
+from tests.launch.plans import NOW, PATH, TINY, checkpoint, made, task, written_run
 from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
 from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError, UsageError
 from tuner.launch import fitting, local, plan
@@ -21,6 +21,7 @@ from tuner.machine.topology import Topology
 from tuner.recipes import recipe
 
 TWO_GPUS = machine(A100, A100)
+UNLESS_DROPPED = "exact unless samples are dropped: no token to train on within max_length"
 
 
 @pytest.fixture(autouse=True)
@@ -317,32 +318,55 @@ def test_the_batch_is_counted_over_all_ranks(tmp_path: Path) -> None:
         "ranks": 2,
         "global_batch": 4,
         "rows": 5,
+        "rows_are": "exact",
+        "samples": 5,
         "steps_per_epoch": 2,
-        "steps_per_epoch_is": "exact",
+        "steps_per_epoch_is": UNLESS_DROPPED,
         "epochs": 0,
         "max_steps": 0,
+        "steps": 2,
+        "steps_are": UNLESS_DROPPED,
+        "steps_done": 0,
+        "steps_left": 2,
     }
     assert found.final.config["train_batch_size"] == 4
 
 
-@pytest.mark.parametrize("name", ["data.json", "folder", "folder.jsonl"])
+@pytest.mark.parametrize("name", ["folder", "folder.jsonl"])
 def test_rows_that_cannot_be_counted_on_paper_are_left_open(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    if name.startswith("folder"):
-        path.mkdir()
-        path = path / "data.json"
-    path.write_text("[{}]")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "data.json").write_text("[{}]")
 
     found = batch_json(made(f"train_dataloader.dataset.path=./{name}", "val_dataloader=None"))
 
     assert (found["rows"], found["steps_per_epoch"]) == (None, None)
-    assert found["steps_per_epoch_is"] == "known once the data is read"
+    assert found["steps_per_epoch_is"] == f"known once the data is read: ./{name} is a folder"
 
 
-def test_packing_makes_the_steps_an_upper_bound() -> None:
+def test_packing_makes_the_steps_an_upper_bound_of_samples_that_are_not_split() -> None:
     found = batch_json(made("train_dataloader.dataset.packing=True"))
 
-    assert str(found["steps_per_epoch_is"]).startswith("at most")
+    assert str(found["steps_per_epoch_is"]).startswith("at most unless samples are split")
+
+
+def test_a_mixture_is_counted_with_its_weights_up_to_max_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}\n" * 10)
+    (tmp_path / "b.csv").write_text("a\n" + "1\n" * 5)
+    mixture = "train_dataloader.dataset.mixture=[dict(path='a.jsonl', weight=0.25), dict(path='b.csv', weight=2.0)]"
+
+    assert batch_json(made(mixture, "val_dataloader=None"))["rows"] == 3 + 10
+    assert batch_json(made(mixture, "val_dataloader=None", "max_rows=4"))["rows"] == 4
+
+
+def test_a_resumed_run_has_the_samples_of_its_checkpoint(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run").path
+    checkpoint(run, 4, data={"rows": 25, "tokens": 9})
+
+    found = batch_json(made("max_epochs=3", resume="run"))
+
+    assert found["global_batch"] == 2
+    assert (found["samples"], found["steps_per_epoch"], found["steps_per_epoch_is"]) == (25, 13, "exact")
+    assert (found["steps"], found["steps_done"], found["steps_left"], found["steps_are"]) == (39, 4, 35, "exact")
 
 
 # What is refused before anything starts

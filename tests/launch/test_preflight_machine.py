@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.plans import checkpoint, made, task
+from tests.launch.plans import checkpoint, made, task, written_run
 from tests.machine.gpus import A100, CPU, GIB, T4, V100, machine
 from tuner.errors import DiskError, MachineError, RecipeError
 from tuner.launch.checks import Finding, gpus, storage, system
@@ -277,6 +277,49 @@ def test_a_run_too_short_for_many_checkpoints_needs_no_room_for_them(disk: Calla
     disk(one + final)
 
     assert list(storage.checkpoints(plan)) == []
+
+
+def test_checkpoints_are_counted_by_the_steps_that_max_rows_leaves(disk: Callable[[float], None]) -> None:
+    alone = ("val_dataloader=none", "train_dataloader.dataset.packing=False", "checkpoint.interval=1")
+    plan = made(*alone, "max_rows=1", "checkpoint.max_keep_ckpts=5")
+    one, final = needed(plan)
+
+    disk(2 * one + final)  # one step, and one at the end
+
+    assert list(storage.checkpoints(plan)) == []
+
+
+def test_packing_may_make_more_steps_than_there_are_rows(disk: Callable[[float], None]) -> None:
+    plan = made("val_dataloader=none", "max_rows=1", "checkpoint.max_keep_ckpts=5", "checkpoint.interval=1")
+    one, final = needed(plan)
+
+    disk(6 * one + final - 1)
+    (error,) = storage.checkpoints(plan)
+
+    assert "6 checkpoints" in str(error)
+
+
+def test_a_resumed_run_needs_room_for_the_steps_that_are_left(disk: Callable[[float], None], tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run").path
+    saved = checkpoint(run, 90)
+    keeps = ("checkpoint.interval=10", "checkpoint.max_keep_ckpts=9", "train_cfg.max_steps=100")
+    plan = made(*keeps, work_dir=tmp_path / "other", resume=str(saved))
+    one, final = needed(plan)
+
+    disk(2 * one + final)
+
+    assert plan.steps.left == 10
+    assert list(storage.checkpoints(plan)) == []
+
+
+def test_the_best_checkpoint_needs_room_beside_the_newest(disk: Callable[[float], None]) -> None:
+    plan = made("train_cfg.max_steps=10", "checkpoint.max_keep_ckpts=2", "checkpoint.save_best=auto")
+    one, final = needed(plan)
+
+    disk(4 * one + final - 1)
+    (error,) = storage.checkpoints(plan)
+
+    assert "4 checkpoints" in str(error)
 
 
 def test_a_disk_without_room_for_the_download_is_refused(disk: Callable[[float], None]) -> None:

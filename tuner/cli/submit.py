@@ -130,6 +130,7 @@ def command(
     text = sbatch.script(job, folder, [sys.executable, "-P", "-m", "tuner", "train", *train], Path.cwd())
     for warning in warnings:
         click.echo(f"WARNING: {warning}", err=True)
+    click.echo(f"steps: {made.steps.describe()}", err=True)
     if dry_run:
         click.echo(text, nl=False)
         return

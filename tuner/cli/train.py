@@ -137,6 +137,7 @@ def announce(made: LaunchPlan, warnings: tuple[str, ...]) -> None:
         f"{made.recipe.name} on {made.hardware.describe()}; {made.topology.describe()}",
         f"DeepSpeed: {made.level}{why}; {made.precision.dtype}: {made.precision.reason}",
         f"batch: {batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks = {batch.global_batch}",
+        f"steps: {made.steps.describe()}",
         *memory,
         f"run directory: {made.run_path}",
         *made.notes,

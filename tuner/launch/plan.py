@@ -13,7 +13,7 @@ from typing import Any
 from tuner import __version__
 from tuner.files import dump_json, sha256
 from tuner.fit.advice import Fit
-from tuner.launch import changes, fitting, local, remedies, resuming, slurm
+from tuner.launch import changes, counting, fitting, local, remedies, resuming, slurm, steps
 from tuner.launch.settled import settle
 from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware, tool_path
@@ -32,7 +32,6 @@ _ALLOCATORS = (_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 Source: torch, c10/cuda/CUDAAllocatorConfig.h and c10/core/AllocatorConfig.h.
 """
-_MAX_COUNTED_BYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class LaunchPlan:
     topology: Topology
     hardware: Hardware
     batch: Batch
+    steps: steps.Steps
     precision: precision.Precision
     level: str
     level_reason: str | None
@@ -130,6 +130,7 @@ def make(
         topology=topology,
         hardware=hardware,
         batch=settled.batch,
+        steps=steps.count(loaded.config, settled.batch, counting.sources(loaded.config), resuming.place(found)),
         precision=settled.precision,
         level=settled.level,
         level_reason=settled.level_reason,
@@ -236,33 +237,22 @@ def _run_facts(plan: LaunchPlan, now: datetime) -> dict[str, Any]:
 
 
 def batch_json(plan: LaunchPlan) -> dict[str, int | str | None]:
-    """Return the batch arithmetic: counts of samples, and optimizer steps an epoch where they are known on paper."""
-    batch, dataset = plan.batch, plan.recipe.config.train_dataloader.dataset
-    rows = _num_rows(dataset.path)
-    steps = batch.steps_per_epoch(rows) if rows is not None else None
-    if rows is None:
-        note = "known once the data is read"
-    elif dataset.packing:
-        note = "at most: packing makes fewer samples of these rows"
-    else:
-        note = "exact"
+    """Return the batch arithmetic: counts of rows and samples of an epoch, and of optimizer steps."""
+    batch, cfg, found = plan.batch, plan.recipe.config.train_cfg, plan.steps
     return {
         "micro_batch": batch.micro_batch,
         "accumulation": batch.accumulation,
         "ranks": batch.ranks,
         "global_batch": batch.global_batch,
-        "rows": rows,
-        "steps_per_epoch": steps,
-        "steps_per_epoch_is": note,
-        "epochs": plan.recipe.config.train_cfg.max_epochs,
-        "max_steps": plan.recipe.config.train_cfg.max_steps,
+        "rows": found.rows.value,
+        "rows_are": str(found.rows),
+        "samples": found.samples.value,
+        "steps_per_epoch": found.per_epoch.value,
+        "steps_per_epoch_is": str(found.per_epoch),
+        "epochs": cfg.max_epochs,
+        "max_steps": cfg.max_steps,
+        "steps": found.total.value,
+        "steps_are": str(found.total),
+        "steps_done": found.done,
+        "steps_left": found.left,
     }
-
-
-def _num_rows(path: str | None) -> int | None:
-    """Count the rows of a local JSONL of ordinary size; anything else is left to the worker."""
-    file = paths.local(path) if path else None
-    if file is None or file.suffix != ".jsonl" or not file.is_file() or file.stat().st_size > _MAX_COUNTED_BYTES:
-        return None
-    with file.open("rb") as stream:
-        return sum(1 for line in stream if line.strip())

@@ -17,6 +17,7 @@ from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.memory import LEVELS
 from tuner.launch.remedies import share_states
 from tuner.launch.settled import Settled
+from tuner.launch.steps import Resumed
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.objective import least_batch_size
 from tuner.recipes.origin import Origin
@@ -145,6 +146,14 @@ def _resumed(target: Path, checkpoint: Path, passed: list[str]) -> Found:
 def _already_started(path: Path, topology: Topology) -> bool:
     # The leader may have written the directory, or half of it, before another task or node looks.
     return not topology.leads and path.is_dir()
+
+
+def place(found: Found) -> Resumed | None:
+    """Return the step that a run goes on from, and how many samples its checkpoint was trained on."""
+    if found.checkpoint is None:
+        return None
+    data = found.state.get("data") or {}
+    return Resumed(checkpoints.step_of(found.checkpoint), data.get("rows"))
 
 
 def asked_batch(recipe: Recipe) -> dict[str, int]:

@@ -16,7 +16,7 @@ from tuner.fit.memory import count
 from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
-from tuner.launch.plan import LaunchPlan, batch_json
+from tuner.launch.plan import LaunchPlan
 from tuner.launch.resuming import SAVED, UNIVERSAL
 from tuner.machine import hardware
 from tuner.recipes import paths
@@ -110,15 +110,13 @@ def checkpoint_bytes(plan: LaunchPlan) -> tuple[float, float] | None:
 
 def _num_checkpoints(plan: LaunchPlan) -> int:
     """Return how many checkpoints this run will have at once beside those of its directory that will be removed."""
-    config, batch = plan.recipe.config, batch_json(plan)
-    steps = config.train_cfg.max_steps
-    if steps is None and isinstance(batch["steps_per_epoch"], int):
-        steps = batch["steps_per_epoch"] * config.train_cfg.max_epochs
-    most = config.checkpoint.max_keep_ckpts + 1
-    if steps is not None:  # and one at the end
-        most = min(most, steps // config.checkpoint.interval + 1)
-    there = len(list((plan.run_path / "checkpoints").glob("checkpoint-*")))
-    return max(1, most - there)
+    saving, steps = plan.recipe.config.checkpoint, plan.steps
+    # The best one stays beside the newest, and one more is being written.
+    room = saving.max_keep_ckpts + 1 + bool(saving.save_best)
+    room -= len(list((plan.run_path / "checkpoints").glob("checkpoint-*")))
+    if steps.total.most is not None and not saving.save_best:  # and one at the end
+        room = min(room, steps.total.most // saving.interval - steps.done // saving.interval + 1)
+    return max(1, room)
 
 
 def download(plan: LaunchPlan) -> Iterator[Finding]:

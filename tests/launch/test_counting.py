@@ -1,0 +1,137 @@
+"""Rows of local files are counted as the readers of training read them, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tuner.errors import DataError
+from tuner.launch import counting
+from tuner.recipes.schema import Rows
+from tuner.worker.data import readers
+
+FILES = {
+    "lines.jsonl": '{"a": 1}\n\n  \n{"a": 2}\r\n{"a": 3}',
+    "upper.JSONL": '{"a": 1}\n',
+    "mark.jsonl": '\ufeff\n{"a": 1}\n',
+    "spaces.jsonl": '{"a": "\u2028"}\n\u2003\n\x1c\n{"a": 2}\n',
+    "lines.txt": "one\n\n\x0btwo\rstill two\nthree",
+    "array.json": '\ufeff [{"a": 1},\n{"a": [1, 2]}, {"a": 3}]\n',
+    "empty.json": "[ ]",
+    "lines.json": '{"a": 1}\n{"a": 2}\n',
+    "records.csv": 'a,b\n1,2\n\n"two\nlines",""""\r\n5,6',
+    "mark.csv": "\ufeff\na,b\n1,2\n",
+    "header.csv": "a,b\n",
+    "long.csv": f"a\n{'x' * 200_000}\n",
+}
+
+
+def rows_of(place: object, **more: Any) -> Rows:
+    return Rows(path=str(place), **more)
+
+
+def counted(place: object) -> tuple[int | None, str]:
+    found = counting._counted(rows_of(place))
+    return found.rows, found.why
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_row_here_is_a_row_to_the_readers_of_training(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(FILES[name].encode())
+
+    assert counted(file) == (len(list(readers.read(file))), "")
+
+
+@given(text=st.text(st.sampled_from('a,"\n\r\t \ufeff\x0b\x1c\u2028\u00a0{}[]1'), max_size=30))
+@pytest.mark.parametrize("kind", [".txt", ".jsonl", ".csv"])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_has_as_many_rows_as_the_readers_find_or_is_not_counted(tmp_path: Path, kind: str, text: str) -> None:
+    file = tmp_path / f"any{kind}"
+    file.write_bytes(text.encode())
+    bad: list[DataError] = []
+    try:
+        number = len(list(readers.read(file, bad.append))) + len(bad)
+    except DataError:
+        assert kind == ".csv"
+        number = None
+
+    assert counted(file)[0] == number
+
+
+def test_a_pattern_means_all_its_files(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text("{}\n{}\n")
+
+    assert counted(tmp_path / "*.jsonl") == (4, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("rows.jsonl.gz", "{}", "rows.jsonl.gz is not plain text"),
+        ("rows.parquet", "{}", "rows.parquet is not plain text"),
+        ("half.json", "[{}, {", "is not readable as it stands"),
+        ("deep.json", "[" * 100_000, "is not readable as it stands"),
+        ("half.csv", 'a\n"b', "is not readable as it stands"),
+    ],
+)
+def test_what_is_not_counted_is_told_with_the_reason(tmp_path: Path, name: str, content: str, why: str) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+
+    number, told = counted(file)
+
+    assert number is None
+    assert why in told
+
+
+def test_folders_hub_data_and_large_files_are_left_to_the_worker(tmp_path: Path) -> None:
+    large = tmp_path / "large.json"
+    with large.open("wb") as stream:
+        stream.truncate(16 * 1024**2 + 1)
+
+    assert counted(tmp_path) == (None, f"{tmp_path} is a folder")
+    assert counted(large) == (None, f"{large} is larger than 16 MiB")
+    assert counted("owner/data") == (None, "owner/data is on the hub")
+    assert counted("hf://datasets/owner/data/*.jsonl") == (None, "hf://datasets/owner/data/*.jsonl is on the hub")
+
+
+PAIR = '{"prompt": "a", "chosen": "b", "rejected": "c"}\n'
+JUDGED = '{"prompt": "a", "completion": "b", "label": true}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "answers"),
+    [
+        (PAIR, {}, 2),
+        (JUDGED, {}, 1),
+        (PAIR.replace("chosen", "better"), {"columns": {"chosen": "better"}}, 2),
+        ("{}\n", {"format": "preference"}, 2),
+        ("{}\n", {"format": "feedback"}, 1),
+        (PAIR, {"format": "mine.py:rows"}, None),
+        (PAIR, {"format": "no such format"}, None),
+        ('{"other": 1}\n', {}, None),
+        ("torn\n", {}, None),
+        ("7\n", {}, None),
+    ],
+)
+def test_kto_has_two_answers_in_a_row_of_preference_data(
+    tmp_path: Path, content: str, more: dict[str, Any], answers: int | None
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(content * 9)
+
+    assert counting._answers_a_row(rows_of(file, **more)) == answers
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.csv"])
+def test_the_kind_of_row_is_told_from_arrays_and_records_too(tmp_path: Path, name: str) -> None:
+    text = f"[{PAIR}]" if name == "rows.json" else "prompt,chosen,rejected\na,b,c\n"
+    (tmp_path / name).write_text(text)
+
+    assert counting._answers_a_row(rows_of(tmp_path / name)) == 2

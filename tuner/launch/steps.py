@@ -1,0 +1,186 @@
+"""Rows -> samples -> steps of an epoch -> the steps of a run, and what each number is worth before the data is read.
+
+Arithmetic alone: `launch.counting` counts rows, `worker.data` reads them and the trainer of transformers counts the
+steps; the tests hold all three together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from fractions import Fraction
+
+from tuner.machine.topology import Batch
+from tuner.recipes.schema import RecipeConfig
+
+_WITHOUT_LOSS = "no token to train on within max_length"
+_DROPPED = {
+    "sft": _WITHOUT_LOSS,
+    "pretrain": "empty texts",
+    "dpo": f"equal answers, or {_WITHOUT_LOSS}",
+    "orpo": f"equal answers, or {_WITHOUT_LOSS}",
+    "kto": f"equal answers, or {_WITHOUT_LOSS}",
+    "reward": "equal answers, or longer than max_length",
+}
+"""The samples that an objective learns nothing from; see `worker.data`."""
+
+
+class Worth(Enum):
+    """What a count is worth before the data is read."""
+
+    EXACT = "exact"
+    UNLESS_DROPPED = "exact unless samples are dropped"
+    AT_MOST = "at most"
+    UNLESS_SPLIT = "at most unless samples are split"
+    UNKNOWN = "known once the data is read"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A count, None where it is not known, with what it is worth and why."""
+
+    value: int | None
+    worth: Worth = Worth.EXACT
+    why: str = ""
+
+    @property
+    def most(self) -> int | None:
+        """A number that the true one does not pass, if one is known."""
+        return None if self.worth is Worth.UNLESS_SPLIT else self.value
+
+    def times(self, factor: int) -> Number:
+        """Return so many times the count."""
+        return replace(self, value=None if self.value is None else self.value * factor)
+
+    def __str__(self) -> str:
+        return f"{self.worth.value}: {self.why}" if self.why else self.worth.value
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set: the rows of one pass over it (None, and `why`, where they are not counted).
+
+    `samples_a_row` is 2 where kto makes two samples of a row, None where that is not known: one or two.
+    """
+
+    rows: int | None
+    why: str = ""
+    weight: float = 1.0
+    samples_a_row: int | None = 1
+
+    @property
+    def taken(self) -> int | None:
+        """The rows of one epoch: a fraction of the weight takes that share of the rows, rounded up."""
+        if self.rows is None:
+            return None
+        # The decimal that was written: in floats 100 x 0.07 is more than 7.
+        whole, rest = divmod(Fraction(str(self.weight)), 1)
+        return int(whole) * self.rows + math.ceil(rest * self.rows)
+
+    @property
+    def samples(self) -> int | None:
+        """What the rows of one epoch become."""
+        return None if self.taken is None or self.samples_a_row is None else self.taken * self.samples_a_row
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run goes on: its checkpoint's step, and the samples (or packed rows) that it was trained on.
+
+    A run of other data is refused, so their number holds for this one too.
+    """
+
+    step: int
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The counts of one run: rows, samples and steps of an epoch, and `total`, the step at which it ends.
+
+    `samples` are packed rows where a checkpoint tells them, else what will be packed. `done` is the step to go on from.
+    """
+
+    rows: Number
+    samples: Number
+    per_epoch: Number
+    total: Number
+    done: int = 0
+
+    @property
+    def left(self) -> int | None:
+        """The steps that are still to be trained."""
+        return None if self.total.value is None else max(self.total.value - self.done, 0)
+
+    def describe(self) -> str:
+        """Return in a line from where to where the run goes, and what that is worth."""
+        if self.total.value is None:
+            return f"{self.total}" + (f"; from {self.done} on" if self.done else "")
+        if not self.left:
+            return f"{self.total.value}, and none is left: the result is saved once more"
+        resumed = f", from {self.done} on, so {self.left} are left" if self.done else ""
+        return f"{self.total.value}{resumed} ({self.total})"
+
+
+def count(config: RecipeConfig, batch: Batch, sources: Sequence[Source], resumed: Resumed | None = None) -> Steps:
+    """Return the steps of a run, as transformers 5.23 counts them.
+
+    An epoch's last micro-batch may be smaller, ranks that have none compute on a stand-in (`worker.batching`), and the
+    last accumulation may be shorter too. `max_steps` wins over epochs and goes through the data as often as it takes.
+
+    Args:
+        config: The recipe.
+        batch: Of all ranks.
+        sources: The data set, or those of the mixture.
+        resumed: Where the run goes on.
+    """
+    rows = _rows(sources, config.train_dataloader.dataset.max_rows)
+    samples = _samples(sources, rows, config)
+    if resumed and resumed.samples is not None:
+        samples = Number(resumed.samples)
+    per_epoch = replace(samples, value=None if samples.value is None else batch.steps_per_epoch(samples.value))
+    total = _total(config, per_epoch)
+    return Steps(rows, samples, per_epoch, total, resumed.step if resumed else 0)
+
+
+def _total(config: RecipeConfig, per_epoch: Number) -> Number:
+    cfg = config.train_cfg
+    total = Number(cfg.max_steps) if cfg.max_steps else per_epoch.times(cfg.max_epochs)
+    if cfg.early_stopping_patience and total.most is not None:
+        return replace(total, worth=Worth.AT_MOST, why="early stopping may end the run sooner")
+    return total
+
+
+def _rows(sources: Sequence[Source], max_rows: int | None) -> Number:
+    counted = sum(source.taken or 0 for source in sources)
+    why = "; ".join(source.why for source in sources if source.rows is None)
+    if max_rows is not None and counted >= max_rows:
+        return Number(max_rows)
+    if max_rows is not None and why:
+        return Number(max_rows, Worth.AT_MOST, f"max_rows, and {why}")
+    return Number(None, Worth.UNKNOWN, why) if why else Number(counted)
+
+
+def _samples(sources: Sequence[Source], rows: Number, config: RecipeConfig) -> Number:
+    """Return the samples of an epoch before packing, with what they are worth as a number of the trainer's rows."""
+    if rows.value is None:
+        return rows
+    samples = _of_rows(sources, rows.value)
+    if config.train_dataloader.dataset.packing and config.objective.type in ("sft", "pretrain"):
+        return Number(samples.value, Worth.UNLESS_SPLIT, "packing joins samples, and splits those above max_length")
+    if Worth.AT_MOST in (rows.worth, samples.worth):
+        return replace(rows if rows.worth is Worth.AT_MOST else samples, value=samples.value)
+    num_bad = config.train_dataloader.dataset.bad_rows
+    bad = f", and up to {num_bad} bad rows" if num_bad else ""
+    return Number(samples.value, Worth.UNLESS_DROPPED, f"{_DROPPED[config.objective.type]}{bad}")
+
+
+def _of_rows(sources: Sequence[Source], rows: int) -> Number:
+    each, samples = {source.samples_a_row for source in sources}, [source.samples for source in sources]
+    if each in ({1}, {2}):
+        return Number(rows * max(filter(None, each)))
+    if None not in samples and rows == sum(source.taken or 0 for source in sources):
+        return Number(sum(filter(None, samples)))
+    return Number(2 * rows, Worth.AT_MOST, "only a row with two answers is two samples")
