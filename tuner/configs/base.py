@@ -77,7 +77,7 @@ optim_wrapper = dict(
 )
 
 # The learning rate's course: 'cosine', 'linear', 'constant', 'cosine_with_restarts', 'polynomial', 'inverse_sqrt'.
-# warmup_ratio: the part of all steps over which it rises from 0.
+# warmup_ratio: the part of all steps over which it rises; the first step of w has 1/w of the rate, not 0.
 param_scheduler = dict(type="cosine", warmup_ratio=0.03)
 
 train_cfg = dict(

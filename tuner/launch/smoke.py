@@ -239,8 +239,6 @@ def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
         notes.append(f"sdpa for {attention}")
         values["model"]["attn_implementation"] = None
     optim["accumulative_counts"] = min(optim["accumulative_counts"], _MAX_BATCH)
-    # A first step without a learning rate would leave nothing to resume.
-    values["param_scheduler"]["warmup_ratio"] = 0.0
     values["train_cfg"] |= {"max_steps": _STEPS, "val_interval": None, "early_stopping_patience": None}
     values["checkpoint"] = {"interval": 1, "max_keep_ckpts": _STEPS, "save_best": None}
     values["log"] = {"interval": 1, "trackers": (), "num_samples": 0}

@@ -5,11 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.utils import clip_grad_norm_
 from transformers import TrainerCallback
 
+from tuner.errors import TunerError
 from tuner.worker.guard import Guard
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""An integer of as many bytes as a number."""
 
 
 class Alive(TrainerCallback):  # type: ignore[misc]
@@ -40,6 +46,42 @@ class Alive(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.guard.heart.saved(time.monotonic() - self.since_s)
+
+
+class WeightsMove(TrainerCallback):  # type: ignore[misc]
+    """Tells a run that taught nothing from one that did: by the bits of the trained weights before and after."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self._before = trainer, None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 0:  # what is left of a run that goes on may be too little to see
+            self._before = self._sums()
+
+    def check(self) -> None:
+        """Refuse the result of a whole run that is what it started from.
+
+        Raises:
+            TunerError: no trained weight has another value than before the first step, on any rank.
+        """
+        after, state = self._sums(), self.trainer.state
+        if self._before is None or after is None or not state.global_step:
+            return
+        moved = (self._before != after).any().int()
+        dist.all_reduce(moved, op=dist.ReduceOp.MAX)
+        if not moved:
+            lr = self.trainer.args.learning_rate
+            what = f"all trained weights are what they were before the first of {state.global_step} steps"
+            fix = f"Raise the learning rate, which is {lr:g}, or train longer; the checkpoints are kept."
+            raise TunerError(what, where="optim_wrapper.optimizer.lr", fix=fix)
+
+    def _sums(self) -> torch.Tensor | None:
+        """Return the sum of each trained weight's bits on this rank; None where weights are not in memory (NVMe)."""
+        weights = [getattr(one, "ds_tensor", one) for one in self.trainer.model.parameters() if one.requires_grad]
+        if not all(one.numel() for one in weights):
+            return None
+        sums = [one.detach().view(_BITS[one.element_size()]).sum(dtype=torch.int64) for one in weights]
+        return torch.stack([one.to(self.trainer.args.device) for one in sums])
 
 
 class FreshAdam(TrainerCallback):  # type: ignore[misc]

@@ -29,7 +29,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.worker import resume, trainers
 from tuner.worker.agree import Agree
 from tuner.worker.best import load_best
-from tuner.worker.callbacks import Alive, AsWritten, FreshAdam, KeptNorm
+from tuner.worker.callbacks import Alive, AsWritten, FreshAdam, KeptNorm, WeightsMove
 from tuner.worker.data.prepare import Prepared, describe, prepare
 from tuner.worker.guard import Guard
 from tuner.worker.models.load import load_model, load_reference, load_tokenizer, source
@@ -49,6 +49,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     Raises:
         TunerError: data, model or machine are not what the recipe needs.
         NotANumber: a loss, a gradient or a weight is none.
+        TunerError: no weight has changed.
         Stopped: a signal asked for it; a checkpoint of this very step was written.
     """
     started = time.monotonic()
@@ -72,8 +73,8 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     keeps_best = bool(config.checkpoint.save_best)
     saved_facts = {**facts["state"], "data": resume.data_of(data[0])}
     Saver(trainer, run, saved_facts, config.checkpoint.max_keep_ckpts, keeps_best=keeps_best)
-    agree = Agree(trainer, guard, tokenizer)
-    for callback in (agree, *_callbacks(config, run, facts, guard, rank), *_mended(trainer, zero)):
+    agree, moves = Agree(trainer, guard, tokenizer), WeightsMove(trainer)
+    for callback in (agree, moves, *_callbacks(config, run, facts, guard, rank), *_mended(trainer, zero)):
         trainer.add_callback(callback)
     if checkpoint:
         trainer.add_callback(resume.Continued(trainer, run, facts, config.randomness.seed))
@@ -82,6 +83,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     if agree.stopped_at:
         again = f"Go on: {shlex.join(('tuner', 'train', str(run.recipe), '--resume', str(run.path)))}"
         raise Stopped(f"at step {agree.stopped_at} on request; its checkpoint is saved", fix=again)
+    moves.check()
     guard.heart.beat("saving the result")
     best = load_best(trainer, run, facts, is_adapter=config.adapter is not None) if keeps_best else None
     with disk_errors(run.checkpoints, "the result"):

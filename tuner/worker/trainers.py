@@ -35,6 +35,7 @@ from tuner.worker.data import batches
 from tuner.worker.data.masks import IGNORED
 from tuner.worker.data.prepare import Prepared
 from tuner.worker.models.load import DTYPES
+from tuner.worker.schedule import WarmsUpFromFirstUpdate
 
 
 class _AsPrepared:
@@ -44,7 +45,7 @@ class _AsPrepared:
         return dataset
 
 
-class _Sft(EachRowOnce, SFTTrainer):  # type: ignore[misc]
+class _Sft(WarmsUpFromFirstUpdate, EachRowOnce, SFTTrainer):  # type: ignore[misc]
     """SFT and pre-training, whose loss is normalised by the step's trained tokens."""
 
     weighs_rows = False
@@ -55,15 +56,15 @@ class _Sft(EachRowOnce, SFTTrainer):  # type: ignore[misc]
         return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)]}
 
 
-class _Dpo(EachRowOnce, _AsPrepared, DPOTrainer):  # type: ignore[misc]
+class _Dpo(WarmsUpFromFirstUpdate, EachRowOnce, _AsPrepared, DPOTrainer):  # type: ignore[misc]
     """DPO on prepared rows."""
 
 
-class _Kto(EachRowOnce, _AsPrepared, KTOTrainer):  # type: ignore[misc]
+class _Kto(WarmsUpFromFirstUpdate, EachRowOnce, _AsPrepared, KTOTrainer):  # type: ignore[misc]
     """KTO on prepared rows."""
 
 
-class _Orpo(EachRowOnce, ORPOTrainer):  # type: ignore[misc]
+class _Orpo(WarmsUpFromFirstUpdate, EachRowOnce, ORPOTrainer):  # type: ignore[misc]
     """ORPO on prepared rows."""
 
     def __init__(self, *, train_dataset: Any, eval_dataset: Any, **others: Any) -> None:
@@ -73,7 +74,7 @@ class _Orpo(EachRowOnce, ORPOTrainer):  # type: ignore[misc]
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
 
 
-class _Reward(EachRowOnce, RewardTrainer):  # type: ignore[misc]
+class _Reward(WarmsUpFromFirstUpdate, EachRowOnce, RewardTrainer):  # type: ignore[misc]
     """Reward models on prepared rows."""
 
 

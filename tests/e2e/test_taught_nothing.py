@@ -1,0 +1,31 @@
+"""A run that changed no weight is no success, and the shortest one changes some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.e2e.runs import ok, quick, train
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_run_whose_weights_did_not_move_fails_and_leaves_no_result(tmp_path: Path) -> None:
+    run = train(quick(tmp_path, "full"), tmp_path / "run", "--set", "lr=1e-12", ranks=1)
+
+    assert run.code == 1
+    assert "all trained weights are what they were before the first of 4 steps" in run.text
+    assert "Raise the learning rate, which is 1e-12" in run.text
+    assert not (run.path / "final").exists()
+    assert (run.path / "checkpoints" / "checkpoint-4").is_dir()
+
+
+def test_a_run_of_one_step_with_a_warm_up_changes_its_adapter(tmp_path: Path) -> None:
+    asked = ("--set", "max_steps=1", "--set", "param_scheduler.type=cosine", "--set", "warmup_ratio=0.03")
+
+    run = ok(train(quick(tmp_path, "lora"), tmp_path / "run", *asked, ranks=1))
+
+    weights = load_file(run.path / "final" / "adapter_model.safetensors")
+    assert all(weight.any() for name, weight in weights.items() if "lora_B" in name)
