@@ -163,3 +163,12 @@ def test_a_frozen_layer_saves_nothing_and_a_pair_is_two_samples() -> None:
 
     assert last.kept == whole.kept / 4
     assert of_recipe(pairs, facts).kept == 2 * longer * whole.kept
+
+
+def test_a_4_bit_base_has_one_weight_unpacked_while_a_layer_runs() -> None:
+    recipe = load("tiny_qlora_sample_e1").config
+    facts = Architecture(model_type="llama", **FACTS)
+
+    plain, packed = (of_recipe(one, facts) for one in (recipe.model_copy(update={"quantization": None}), recipe))
+    assert packed.at_layer - plain.at_layer == 2 * 128 * 352
+    assert packed.kept == plain.kept

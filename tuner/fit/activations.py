@@ -71,9 +71,18 @@ def of_recipe(recipe: RecipeConfig, facts: Architecture, weight_bytes: int = 2) 
     if recipe.train_cfg.gradient_checkpointing:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
         kept = len(layers) * hidden + mask
-        return Work(kept, at_loss, logits, max(map(sum, zip(saved, steps, strict=True))))
+        at_layer = max(map(sum, zip(saved, steps, strict=True)))
+        return Work(kept, at_loss, logits, at_layer + _dequantized(recipe, layers, weight_bytes))
     # Of the head, the norm is what is left when the loss is gone.
-    return Work(sum(saved), at_loss, logits, max(at_loss + (_NORM_STEPS + trained) * hidden, *steps))
+    at_layer = max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
+    return Work(sum(saved), at_loss, logits, at_layer + _dequantized(recipe, layers, weight_bytes))
+
+
+def _dequantized(recipe: RecipeConfig, layers: tuple[Layer, ...], weight_bytes: int) -> int:
+    """Return the bytes of the one weight that bitsandbytes 0.50 unpacks to multiply with it."""
+    if recipe.quantization is None:
+        return 0
+    return weight_bytes * max(one.weights for layer in layers for one in layer.linears if one.quantizable)
 
 
 def _row_tokens(recipe: RecipeConfig) -> int:
