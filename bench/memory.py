@@ -1,11 +1,13 @@
 """Memory that `tuner plan` predicts beside what real ranks hold: sizes x {full, lora, qlora} x the five presets.
 
     python bench/memory.py [--all] [--size NAME] [--method NAME] [--preset NAME] [--dtype bf16]
+    python bench/memory.py --objectives        # each objective, full and lora, rows long enough to be seen
 
 It makes models of random weights and trains them through tuner's own worker, on every visible GPU, else on two CPU
 ranks. Reach on a CPU: weights, gradients and optimizer states of every rank exact at the end of backward (the larger of
-two micro-batches); docs/plan.md says what the last bytes are. Reach on GPUs: the allocator's peak over a step within
-10 %, 5 % in the median, where the predicted peak is without CUDA's context and fragmentation.
+two micro-batches), and the peak of all live storages over a step; docs/plan.md says what the last bytes are. Reach on
+GPUs: the allocator's peak over a step within 10 %, 5 % in the median. The predicted peak is without CUDA's context and
+fragmentation; on a CPU, GPU and host are one.
 """
 
 from __future__ import annotations
@@ -49,12 +51,15 @@ COLUMNS = (
     "optimizer states",
     "off by, bytes",
     "else alive",
+    "peak",
+    "off by",
 )
 CPU_RANKS = 2
 # hidden, intermediate, layers, heads, key-value heads, vocabulary, tied
 SIZES = {
     "5M": (256, 704, 4, 4, 2, 4096, False),
     "19M": (384, 1280, 7, 6, 2, 8192, False),
+    "36M": (256, 704, 4, 4, 2, 65536, False),
     "88M": (768, 2048, 10, 12, 4, 16384, False),
     "1B": (2048, 8192, 16, 32, 8, 128256, True),
     "3B": (3072, 8192, 28, 24, 8, 128256, True),
@@ -63,6 +68,9 @@ SIZES = {
 ON_CPU, ON_GPU = ("5M", "19M", "88M"), ("1B", "3B", "8B")
 TOKENS = {False: 64, True: 2048}
 """Length of a row on a CPU, on a GPU."""
+OBJECTIVES = ("sft", "dpo", "kto", "orpo", "reward")
+LONGER = 512
+"""Of the rows of `--objectives` on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +81,19 @@ class Case:
     method: str
     preset: str
     dtype: str
+    objective: str = "pretrain"
+    tokens: int | None = None
+    """Of a row; None: as many as `TOKENS` says."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Bytes of one rank by kind, GPU and host together; and the peak on the GPU, None on a CPU."""
+    """Bytes of one rank by kind, GPU and host together; and the peak of a step, on the GPU where there is one."""
 
     predicted: dict[str, float]
     measured: dict[str, int]
     predicted_peak: float
-    measured_peak: int | None
+    measured_peak: int
 
     @property
     def off_by(self) -> float:
@@ -91,7 +102,6 @@ class Found:
     @property
     def peak_off(self) -> float:
         """By how much the prediction is off, as a part of what was measured."""
-        assert self.measured_peak
         return self.predicted_peak / self.measured_peak - 1
 
 
@@ -116,10 +126,14 @@ def make_model(folder: Path, size: str, device: str) -> Path:
 
 
 def make_data(folder: Path) -> Path:
-    """Write texts long enough to fill every row that any case takes."""
-    path = folder / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": f"{row} " + "why so? " * 5_000}) + "\n" for row in range(8)))
-    return path
+    """Write texts and pairs of answers long enough to fill every row that any case takes; return their folder."""
+    longest = "why so? " * 5_000
+    texts = [{"text": f"{row} {longest}"} for row in range(8)]
+    turns = [{"messages": [{"role": "user", "content": "So?"}, {"role": "assistant", "content": longest}]}] * 32
+    pairs = [{"prompt": "So?", "chosen": longest, "rejected": longest[:-9]}] * 32
+    for name, rows in (("pretrain", texts), ("sft", turns), ("pairs", pairs)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
 
 
 def planned(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> LaunchPlan:
@@ -127,15 +141,21 @@ def planned(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> L
     sets = {
         "optim_wrapper.dtype": case.dtype,
         "accumulative_counts": 2,
-        "train_dataloader.dataset.max_length": TOKENS[bool(here.gpus)],
+        "train_dataloader.dataset.max_length": case.tokens or TOKENS[bool(here.gpus)],
         "max_steps": 2,
         "log.num_samples": 0,
     }
-    overrides = Overrides(str(model), str(data), pairs=[("--set", f"{key}={value}") for key, value in sets.items()])
+    if case.objective == "kto":
+        sets["train_dataloader.batch_size"] = 2
+    if case.objective != "pretrain":
+        sets["gradient_checkpointing"] = True
+    if case.method != "full" and not here.gpus:
+        sets["lora_dropout"] = 0.0  # its masks take 2 bytes a number on a CPU, 1 on a GPU
+    rows = data / f"{case.objective if case.objective in ('pretrain', 'sft') else 'pairs'}.jsonl"
+    overrides = Overrides(str(model), str(rows), pairs=[("--set", f"{key}={value}") for key, value in sets.items()])
     flags = LaunchFlags(nproc_per_node=len(here.gpus) or CPU_RANKS)
-    request = Request(
-        f"tiny_pretrain_{case.method}_custom_e1", overrides, case.preset, flags, work_dir=run, ignore_fit=True
-    )
+    name = f"tiny_{case.objective}_{case.method}_custom_e1".replace("sft_", "")
+    request = Request(name, overrides, case.preset, flags, work_dir=run, ignore_fit=True)
     return plan.make(request, os.environ, here, datetime.now(UTC))
 
 
@@ -152,7 +172,7 @@ def train(made: LaunchPlan) -> list[dict[str, Any]]:
     run = directory.create(made.run_path, made.files, resume=False)
     at = made.argv.index(WORKER)
     argv = [*made.argv[: at - 2], "--", str(RANK), *made.argv[at + 1 :]]  # a script in the place of --module
-    env = os.environ | made.env | {"HF_HUB_OFFLINE": "1"}
+    env = os.environ | made.env | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(RANK.parents[1])}
     run.ranks.mkdir()
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -167,8 +187,9 @@ def compare(made: LaunchPlan, seen: list[dict[str, Any]]) -> Found:
     predicted = {kind: expected.gpu[kind] + expected.host.get(kind, 0.0) / ranks for kind in KINDS}
     measured = max((held for one in seen for held in one["held"]), key=lambda held: sum(held[kind] for kind in KINDS))
     without = sum(size for kind, size in expected.gpu.items() if kind not in ("context", "fragmentation"))
-    peaks = [one["peak"] for one in seen]
-    return Found(predicted, measured, without, None if None in peaks else max(peaks))
+    if not made.hardware.gpus:
+        without += sum(expected.host.get(kind, 0.0) for kind in KINDS) / ranks
+    return Found(predicted, measured, without, max(one["peak"] for one in seen))
 
 
 def measure(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> Found | None:
@@ -180,13 +201,12 @@ def measure(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> F
 
 
 def row(case: Case, found: Found | None) -> str:
-    cells = [case.size, case.method, case.preset.removeprefix("deepspeed_"), case.dtype]
+    cells = [case.size, f"{case.objective} {case.method}", case.preset.removeprefix("deepspeed_"), case.dtype]
     if found is None:
         return "| " + " | ".join((*cells, "too large for this GPU")) + " |"
     cells += [f"{found.predicted[kind] / 1e6:,.3f} / {found.measured[kind] / 1e6:,.3f}" for kind in KINDS]
     cells += [f"{found.off_by:+,.0f}", f"{found.measured['other'] / 1e6:,.1f}"]
-    if found.measured_peak:
-        cells += [f"{found.predicted_peak / 1e9:.2f} / {found.measured_peak / 1e9:.2f}", f"{found.peak_off:+.1%}"]
+    cells += [f"{found.predicted_peak / 1e6:,.1f} / {found.measured_peak / 1e6:,.1f}", f"{found.peak_off:+.1%}"]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -194,12 +214,11 @@ def header(here: Hardware) -> str:
     """Return where this is measured, by its name, and the table's head."""
     import torch
 
-    names = [*COLUMNS, *(["peak on the GPU, GB", "off by"] if here.gpus else [])]
     ranks = len(here.gpus) or CPU_RANKS
     where = (
         f"{here.describe()} ({processor()}), {ranks} ranks, {TOKENS[bool(here.gpus)]} tokens, torch {torch.__version__}"
     )
-    return f"{where}; MB, predicted / measured\n\n| " + " | ".join(names) + " |\n|" + "---|" * len(names)
+    return f"{where}; MB, predicted / measured\n\n| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS)
 
 
 def processor() -> str:
@@ -212,6 +231,9 @@ def processor() -> str:
 def cases(given: argparse.Namespace, here: Hardware) -> Iterator[Case]:
     """Yield what was asked for: by default the smallest size, with --all every one, and that in fp32 too."""
     known = ON_GPU if here.gpus else ON_CPU
+    if given.objectives:
+        yield from of_objectives(given.size or known[0], here)
+        return
     sizes = (given.size,) if given.size else known if given.all else known[:1]
     methods = (given.method,) if given.method else METHODS
     presets = (given.preset,) if given.preset else tuple(catalog.presets())
@@ -221,9 +243,20 @@ def cases(given: argparse.Namespace, here: Hardware) -> Iterator[Case]:
         yield from (Case(sizes[0], "full", preset, "fp32") for preset in presets)
 
 
+def of_objectives(size: str, here: Hardware) -> Iterator[Case]:
+    """Yield each objective in full and with LoRA, and on a CPU one with a vocabulary that is large for its model."""
+    tokens = None if here.gpus else LONGER
+    for objective, method in product(OBJECTIVES, ("full", "lora")):
+        yield Case(size, method, "deepspeed_zero2", "bf16", objective, tokens)
+    if not here.gpus:
+        for objective in ("sft", "orpo"):
+            yield Case("36M", "lora", "deepspeed_zero2", "bf16", objective, LONGER // 2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every size, and fp32 too")
+    parser.add_argument("--objectives", action="store_true", help="each objective at ZeRO-2 instead")
     parser.add_argument("--size", choices=SIZES)
     parser.add_argument("--method", choices=METHODS)
     parser.add_argument("--preset", choices=catalog.presets())
@@ -234,7 +267,7 @@ def main() -> None:
     print(header(here))
     with tempfile.TemporaryDirectory() as scratch:
         found = list(table(cases(given, here), Path(scratch), here))
-    errors = [abs(one.peak_off) for one in found if one and one.measured_peak]
+    errors = [abs(one.peak_off) for one in found if one]
     if errors:
         print(f"\nlargest error {max(errors):.1%}, median {statistics.median(errors):.1%}")
 

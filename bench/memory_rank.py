@@ -1,6 +1,7 @@
 """One rank of bench/memory.py: tuner's own worker, with a look at what it holds while it takes its second step.
 
-It changes nothing in training; it writes what it saw into the run directory and ends there, before anything is saved.
+It changes nothing in training but for one thing: on a CPU, TRL's loss has the tensors that it has on a GPU. It writes
+what it saw into the run directory and ends there, before anything is saved.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from bench.gpu_loss import as_on_a_gpu
+from bench.live import Live
 from tuner.machine.topology import Rank
 from tuner.runs.directory import RunDirectory
 from tuner.worker.guard import Guard
@@ -91,6 +95,7 @@ class Watch:
 
     def __init__(self, report: Path) -> None:
         self.report, self.step = report, 1
+        self.live: Live | None = None
         self.held: list[dict[str, int]] = []
 
     def after_backward(self, engine: Any) -> None:
@@ -103,9 +108,11 @@ class Watch:
         self.step += 1
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
+        elif self.step == STEP:
+            self.live = Live().__enter__()  # the process ends inside it
 
     def leave(self) -> None:
-        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        peak = self.live.peak if self.live else torch.cuda.max_memory_allocated()
         self.report.write_text(json.dumps({"held": self.held, "peak": peak}), encoding="utf-8")
         dist.barrier()
         os._exit(0)  # torch 2.13's gloo may abort in its destructors
@@ -129,7 +136,8 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
         watch.after_step()
 
     DeepSpeedEngine.backward, DeepSpeedEngine.step = watched_backward, watched_step
-    train(run, rank, guard)
+    with nullcontext() if torch.cuda.is_available() else as_on_a_gpu():
+        train(run, rank, guard)
 
 
 def main() -> None:

@@ -111,30 +111,64 @@ def changed(**blocks: dict[str, Any]) -> RecipeConfig:
 
 def test_checkpointing_keeps_one_hidden_state_a_layer_and_one_layer_at_work() -> None:
     facts = Architecture(model_type="llama", **{**FACTS, "num_hidden_layers": 32, "vocab_size": 1})
-    plain = of_recipe(changed(train_cfg={"gradient_checkpointing": False}), facts)
-    kept = of_recipe(changed(train_cfg={"gradient_checkpointing": True}), facts)
+    one_row = {"dataset": full().train_dataloader.dataset.model_copy(update={"packing": False}), "batch_size": 1}
+    plain = of_recipe(changed(train_dataloader=one_row, train_cfg={"gradient_checkpointing": False}), facts)
+    kept = of_recipe(changed(train_dataloader=one_row, train_cfg={"gradient_checkpointing": True}), facts)
+    tokens = full().train_dataloader.dataset.max_length
+
+    assert kept.kept == 32 * 2 * 128 * tokens
+    assert kept.at_layer == pytest.approx(plain.kept / 32 + 2 * (128 + 2 * 352) * tokens)
+
+
+def test_packed_rows_have_a_mask_that_each_layer_saves_and_flash_attention_none() -> None:
+    facts = Architecture(model_type="llama", **FACTS)
     tokens = full().train_dataloader.batch_size * full().train_dataloader.dataset.max_length
+    masked, flash = (
+        of_recipe(changed(model={"attn_implementation": attention}, train_cfg={"gradient_checkpointing": True}), facts)
+        for attention in ("sdpa", "flash_attention_2")
+    )
 
-    layer = plain.activations / 32
-    assert kept.activations == pytest.approx(32 * 2 * 128 * tokens + layer - kept.logits)
+    assert full().train_dataloader.dataset.packing
+    assert masked.kept - flash.kept == tokens**2
+    assert masked.at_layer - flash.at_layer == 2 * tokens**2
 
 
-def test_logits_cost_fourteen_bytes_each_at_the_losses_peak() -> None:
+def test_orpo_holds_six_bytes_a_logit_and_the_fused_head_of_others_one_tile() -> None:
     facts = Architecture(model_type="llama", **{**FACTS, "vocab_size": 128_256})
-    dataset = full().train_dataloader.dataset.model_copy(update={"max_length": 4096})
+    for objective, pair in (("orpo", 2), ("dpo", 2), ("kto", 1), ("pretrain", 1)):
+        data = "sample" if objective == "pretrain" else "sample_preferences"
+        recipe = load(f"tiny_{objective}_full_{data}_e1").config
+        dataset = recipe.train_dataloader.dataset.model_copy(update={"max_length": 4096})
+        loader = recipe.train_dataloader.model_copy(update={"dataset": dataset, "batch_size": 2})
+        tokens = 2 * pair * 4096
+        logits = of_recipe(recipe.model_copy(update={"train_dataloader": loader}), facts).logits
 
-    work = of_recipe(changed(train_dataloader={"dataset": dataset, "batch_size": 1}), facts)
-    assert work.logits == 14 * 128_256 * 4096
+        fused = 2 * 4096 * 32768 + 6 * (tokens + 128_256) * 128
+        assert logits == (6 * 128_256 * tokens if objective == "orpo" else fused)
 
 
 def test_a_frozen_layer_saves_nothing_and_a_pair_is_two_samples() -> None:
     facts = Architecture(model_type="llama", **{**FACTS, "num_hidden_layers": 8})
-    batch = {"batch_size": 1}
-    whole = of_recipe(changed(train_dataloader=batch, train_cfg={"gradient_checkpointing": False}), facts)
+    batch = {"batch_size": 1, "dataset": full().train_dataloader.dataset.model_copy(update={"packing": False})}
+    flash = {"attn_implementation": "flash_attention_2"}
+    whole = of_recipe(changed(train_dataloader=batch, train_cfg={"gradient_checkpointing": False}, model=flash), facts)
     freeze = {"gradient_checkpointing": False, "trainable_layers": 2}
-    last = of_recipe(changed(train_dataloader=batch, train_cfg=freeze), facts)
+    last = of_recipe(changed(train_dataloader=batch, train_cfg=freeze, model=flash), facts)
     pairs = load("tiny_dpo_full_sample_e1").config
-    pairs = pairs.model_copy(update={"train_cfg": pairs.train_cfg.model_copy(update={"gradient_checkpointing": False})})
+    one = pairs.train_dataloader.model_copy(update={"batch_size": 1})
+    model = pairs.model.model_copy(update=flash)
+    cfg = pairs.train_cfg.model_copy(update={"gradient_checkpointing": False})
+    pairs = pairs.model_copy(update={"train_cfg": cfg, "train_dataloader": one, "model": model})
+    longer = pairs.train_dataloader.dataset.max_length / batch["dataset"].max_length
 
-    assert last.activations == whole.activations / 4
-    assert of_recipe(pairs, facts).activations == 2 * whole.activations
+    assert last.kept == whole.kept / 4
+    assert of_recipe(pairs, facts).kept == 2 * longer * whole.kept
+
+
+def test_a_4_bit_base_has_one_weight_unpacked_while_a_layer_runs() -> None:
+    recipe = load("tiny_qlora_sample_e1").config
+    facts = Architecture(model_type="llama", **FACTS)
+
+    plain, packed = (of_recipe(one, facts) for one in (recipe.model_copy(update={"quantization": None}), recipe))
+    assert packed.at_layer - plain.at_layer == 2 * 128 * 352
+    assert packed.kept == plain.kept

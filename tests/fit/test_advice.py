@@ -44,6 +44,21 @@ def test_the_lowest_level_that_fits_is_taken(name: str, machines: Machines, expe
     assert level(name, machines) == expected
 
 
+def test_32768_tokens_of_lora_on_8b_fit_one_h100_since_logits_are_never_whole() -> None:
+    sets = [("--set", "max_length=32768"), ("--set", "train_dataloader.batch_size=1")]
+    recipe = load("qwen3_8b_lora_alpaca_e3", Overrides(pairs=sets)).config
+    assert recipe.architecture is not None
+    best = recommended(levels(recipe, recipe.architecture, Machines(1, 80 * GIB)))
+
+    assert best is not None
+    lines = {name: size / GIB for name, size in best.peak.gpu.items()}
+    # 36 layers' inputs 9.0 and the mask 1.0; one layer again 7.9 and its mask in bf16 2.0; 1.75 for its backward.
+    assert lines["activations"] == pytest.approx(9.0 + 1.0 + 7.9 + 2.0 + 1.75, abs=0.1)
+    assert lines["logits"] == 0, "the tile of logits is gone when a layer's backward runs"
+    assert (best.level, lines["weights"]) == ("none", pytest.approx(15.6, abs=0.1))
+    assert best.peak.gpu_bytes / GIB == pytest.approx(42.6, abs=0.5)
+
+
 def test_several_gpus_never_take_stage_0() -> None:
     assert level("tiny_full_sample_e3", Machines(2, 80 * GIB)) == "deepspeed_zero1"
     assert level("tiny_full_sample_e3", Machines(1, 80 * GIB)) == "none"

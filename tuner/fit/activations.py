@@ -1,10 +1,12 @@
-"""Bytes that one micro-batch keeps for its backward pass: per layer and token, of the logits, of the loss.
+"""Bytes that one micro-batch holds in its forward and backward pass: of the layers, of the head, of the loss.
 
 It takes a recipe and facts; it knows no ZeRO level, which does not change activations.
 
-Counted on the tensors that autograd saves in transformers 5.23 (bf16, SDPA): exact for Llama, Qwen 2 and 3, Mistral and
-Gemma, within an eighth for the others (tests/fit/test_activations.py holds the measurement). Korthikanti et al., 2022
-(arXiv:2205.05198), section 4, counts the same way for another layer.
+What layers save is counted on the tensors that autograd keeps in transformers 5.23 (bf16, SDPA): exact for Llama, Qwen
+2 and 3, Mistral and Gemma, within an eighth for the others (tests/fit/test_activations.py). Korthikanti et al., 2022
+(arXiv:2205.05198), section 4, counts the same way for another layer. The loss is TRL 1.16's as a GPU computes it:
+trl/kernels/chunked_logprob.py for sft, pretrain, dpo and kto, trl/experimental/orpo for orpo; tests/fit/test_loss.py
+takes it through the real trainers.
 """
 
 from __future__ import annotations
@@ -21,16 +23,32 @@ _OWN_LAYER_NORM = {"cohere", "cohere2"}
 """A layer norm written out in fp32: its steps are saved one by one."""
 _FP32_WEIGHT_NORM = {"gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "olmo2", "olmo3"}
 _PAIRED = ("dpo", "orpo", "reward")
-_LOGITS_PEAK, _LOGITS_KEPT = 14, 6
-"""Bytes a logit in Hugging Face's loss: at its peak, and from the forward's end to the backward's start."""
+_PADDING_FREE = ("sft", "pretrain")
+"""The samples of a micro-batch stand in one row; only here do trainers leave an adapter's dropout on."""
+_TILE_TOKENS, _TILE_LOGITS = 4096, 32768
+"""TRL's fused head computes so many tokens' logits at a time, and of each so many; the tile is there whole in any case
+(TOKEN_CHUNK_SIZE in trl/kernels/chunked_logprob.py, _CHUNKED_LOGPROB_CHUNK_SIZE in trl/trainer/utils.py)."""
+_ORPO_LOGITS = 3
+"""Whole copies of the logits at the peak of ORPO's backward, in the compute type: the logits and half of their
+log-softmax kept, and gradients as they pass from slice to slice."""
+_NORM_STEPS = 7
+"""Copies of the hidden states, in the compute type, while an RMS norm's backward runs in fp32; its trained weight's
+gradient needs one more."""
+_LEAST_STEPS = 5
+"""The same of a whole layer whose MLP is narrow."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Bytes at the peak of forward and backward: `activations` beside `logits`."""
+    """Bytes of one micro-batch. Backward frees `kept` layer by layer; the others come on top, one after another.
 
-    activations: float
+    `at_loss` and `logits` stand there together while the loss's backward runs, `at_layer` while one layer's does.
+    """
+
+    kept: float
+    at_loss: float
     logits: float
+    at_layer: float
 
 
 def tokens_per_sample(recipe: RecipeConfig) -> int:
@@ -42,16 +60,82 @@ def tokens_per_sample(recipe: RecipeConfig) -> int:
 def of_recipe(recipe: RecipeConfig, facts: Architecture, weight_bytes: int = 2) -> Work:
     """Return what one micro-batch holds. fp32 (`weight_bytes` 4) doubles what is saved in 16 bits."""
     tokens = recipe.train_dataloader.batch_size * tokens_per_sample(recipe)
-    scale = tokens * weight_bytes / 2
+    scale, hidden = tokens * weight_bytes / 2, weight_bytes * tokens * facts.hidden_size
     layers = built(facts).layers[-(recipe.train_cfg.trainable_layers or 0) :]
-    saved = [scale * layer_bytes(recipe, facts, layer) for layer in layers]
-    width = 0 if recipe.objective.type == "reward" else facts.vocab_size
-    logits = _LOGITS_PEAK * width * tokens
-    if not recipe.train_cfg.gradient_checkpointing:
-        return Work(sum(saved), logits)
-    kept = scale * len(layers) * 2 * facts.hidden_size
-    # One layer is computed again while its backward runs; the logits are gone by then.
-    return Work(kept + max(0.0, max(saved) - logits), logits)
+    mask = _mask(recipe, tokens)
+    saved = [scale * layer_bytes(recipe, facts, layer) + weight_bytes * mask for layer in layers]
+    steps = [_backward_steps(facts, layer) * weight_bytes * tokens for layer in layers]
+    trained = recipe.adapter is None
+    norm = scale * _norm(facts.hidden_size, FAMILIES[facts.model_type], facts, trained=trained)
+    at_loss, logits = norm + hidden, _logits(recipe, facts, tokens, weight_bytes)
+    if recipe.train_cfg.gradient_checkpointing:
+        # Every layer's input, and the one mask of all; a layer is computed again before its backward.
+        kept = len(layers) * hidden + mask
+        at_layer = max(map(sum, zip(saved, steps, strict=True)))
+        return Work(kept, at_loss, logits, at_layer + _dequantized(recipe, layers, weight_bytes))
+    # Of the head, the norm is what is left when the loss is gone.
+    at_layer = max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
+    return Work(sum(saved), at_loss, logits, at_layer + _dequantized(recipe, layers, weight_bytes))
+
+
+def _dequantized(recipe: RecipeConfig, layers: tuple[Layer, ...], weight_bytes: int) -> int:
+    """Return the bytes of the one weight that bitsandbytes 0.50 unpacks to multiply with it."""
+    if recipe.quantization is None:
+        return 0
+    return weight_bytes * max(one.weights for layer in layers for one in layer.linears if one.quantizable)
+
+
+def _row_tokens(recipe: RecipeConfig) -> int:
+    """Return the tokens of one row of a micro-batch, which attend to each other."""
+    loader = recipe.train_dataloader
+    return loader.dataset.max_length * (loader.batch_size if recipe.objective.type in _PADDING_FREE else 1)
+
+
+def _mask(recipe: RecipeConfig, tokens: int) -> int:
+    """Return the pairs of tokens that a mask tells apart: SDPA takes it as a bool and saves it in the compute type.
+
+    It is there where samples share a row or are padded to one length; flash attention needs none.
+    """
+    loader, row = recipe.train_dataloader, _row_tokens(recipe)
+    alone = row == tokens == loader.dataset.max_length and not loader.dataset.packing
+    if alone or recipe.model.attn_implementation not in (None, "sdpa"):
+        return 0
+    return tokens * row
+
+
+def _backward_steps(facts: Architecture, layer: Layer) -> int:
+    """Return the numbers a token that a layer's backward makes beside what was saved, at its peak in the MLP.
+
+    They are the gradients of the hidden states, of the MLP's product, and of one of its factors.
+    """
+    family = FAMILIES[facts.model_type]
+    downs = (family.mlp[-1], family.shared[-1])
+    inner = sum(one.inputs for one in layer.linears if one.name in downs)
+    if layer.experts:
+        inner += layer.experts.per_token * layer.experts.width
+    return max(facts.hidden_size + 2 * inner, _LEAST_STEPS * facts.hidden_size)
+
+
+def _logits(recipe: RecipeConfig, facts: Architecture, tokens: int, weight_bytes: int) -> float:
+    """Return the bytes at the peak of the loss's backward, beside what it reads.
+
+    The fused head makes one tile of logits and turns it into their gradient in place. The gradients of the hidden
+    states and of a trained head are summed up in fp32, and stand there once more in the compute type at the end.
+    """
+    if recipe.objective.type == "reward":
+        return 0.0
+    if recipe.objective.type == "orpo":
+        return float(_ORPO_LOGITS * weight_bytes * facts.vocab_size * tokens)
+    tile = weight_bytes * min(tokens, _TILE_TOKENS) * _TILE_LOGITS
+    head = built(facts).head
+    rows = tokens + (head.outputs if _trains_head(recipe, head.name) else 0)
+    return float(tile + (4 + weight_bytes % 4) * rows * head.inputs)
+
+
+def _trains_head(recipe: RecipeConfig, name: str) -> bool:
+    if recipe.adapter is None:
+        return not recipe.train_cfg.trainable_layers
+    return any(name.endswith(module) for module in recipe.adapter.modules_to_save or ())
 
 
 def layer_bytes(recipe: RecipeConfig, facts: Architecture, layer: Layer) -> float:
@@ -60,7 +144,7 @@ def layer_bytes(recipe: RecipeConfig, facts: Architecture, layer: Layer) -> floa
     total = _norms(family, facts, trained=trained) + _mlp(family, facts, layer)
     total += _attention(family, facts, layer, trained=trained)
     if recipe.model.attn_implementation == "eager":
-        total += 6 * facts.num_attention_heads * recipe.train_dataloader.dataset.max_length
+        total += 6 * facts.num_attention_heads * _row_tokens(recipe)
     return total + (_adapter(recipe, facts, layer) if recipe.adapter else 0)
 
 
@@ -111,7 +195,7 @@ def _adapter(recipe: RecipeConfig, facts: Architecture, layer: Layer) -> float:
     adapter = recipe.adapter
     assert adapter is not None
     low_rank = 2 * adapter.r * len(layer.linears)
-    if not adapter.lora_dropout:
+    if not adapter.lora_dropout or recipe.objective.type not in _PADDING_FREE:
         return low_rank
     copies = 3 * sum(linear.inputs for linear in layer.linears)
     # The undropped inputs of attention, MLP and its last layer are then saved no more.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.fit import activations
+from tuner.fit.activations import Work
 from tuner.fit.memory import Parameters, count
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
@@ -117,17 +118,30 @@ def peak(
     states = model_states(recipe, parameters, level, world_size, weight_bytes)
     work = activations.of_recipe(recipe, facts, weight_bytes)
     buffers = _buffers(recipe, parameters, level, activations.largest_layer(facts), weight_bytes)
-    backward = {**states, "activations": work.activations, "logits": work.logits}
-    if recipe.optim_wrapper.accumulative_counts == 1:
-        # The one micro-batch's gradients grow as its activations go.
-        backward["gradients"] = max(0.0, states["gradients"] - work.activations - work.logits)
-    step = sum(states.values()) + _optimizer_step(parameters, level, world_size, weight_bytes)
-    held = backward if sum(backward.values()) >= step else {**states, "step": step - sum(states.values())}
+    update = max(0.0, _optimizer_step(parameters, level, world_size, weight_bytes))
+    accumulates = recipe.optim_wrapper.accumulative_counts > 1
+    held = max((*_backward(states, work, accumulates=accumulates), {**states, "step": update}), key=_total)
     lines = {**held, **buffers}
-    used = sum(lines.values())
+    used = _total(lines)
     gpu = {**lines, "context": CONTEXT_BYTES, "fragmentation": FRAGMENTATION * used}
     host = _host(recipe, parameters, level, world_size, gpus_per_node, weight_bytes)
     return Peak(gpu, host, sum(states.values()))
+
+
+def _total(lines: Mapping[str, float]) -> float:
+    return sum(lines.values())
+
+
+def _backward(states: dict[str, float], work: Work, *, accumulates: bool) -> tuple[dict[str, float], ...]:
+    """Return the lines while the loss's backward runs, and while a layer's does.
+
+    A micro-batch's own gradients are not there yet at the loss, and then grow as what its layers keep goes.
+    """
+    whole = states["gradients"]
+    first, then = (whole, whole) if accumulates else (0.0, max(0.0, whole - work.kept))
+    at_loss = {"gradients": first, "activations": work.kept + work.at_loss, "logits": work.logits}
+    at_layer = {"gradients": then, "activations": work.kept + work.at_layer, "logits": 0.0}
+    return {**states, **at_loss}, {**states, **at_layer}
 
 
 def model_states(
