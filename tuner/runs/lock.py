@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from tuner.errors import RunDirectoryError
-from tuner.files import disk_errors
+from tuner.files import disk_errors, load_json
 
 NAME = "lock"
 _SAME_S = 0.5
@@ -260,9 +260,9 @@ def _read(file: IO[str]) -> Holder | None:
     """Return who is written in a lock, or None: nobody yet."""
     file.seek(0)
     try:
-        found = Holder(**json.loads(file.read()))
+        found = Holder(**load_json(file.read()))
         whole = replace(found, pid=int(found.pid), started_s=float(found.started_s), restarts=int(found.restarts))
-    except (ValueError, TypeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, OverflowError):
         return None
     texts = (whole.host, whole.job or "", whole.cluster or "", whole.boot or "")
     return whole if all(isinstance(text, str) for text in texts) else None
