@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import resource
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +38,29 @@ def test_text_is_written_as_utf8_with_unix_lines(tmp_path: Path) -> None:
 
     assert path.read_bytes() == "Größe\n\r\n".encode()
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_who_may_read_a_file_says_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        files.write_text(tmp_path / "file", "text")
+    finally:
+        os.umask(before)
+
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("text", ["NaN", "[-Infinity]", "1e999", "9" * 19, "-" + "9" * 5_000, "[" * 100_000, "{", ""])
+def test_what_is_no_strict_json_is_refused_as_one_mistake(text: str) -> None:
+    with pytest.raises(ValueError):
+        files.load_json(text)
+
+
+def test_strict_json_is_read_as_it_is_written() -> None:
+    value = {"a": [1, -(2**63) + 1, 2**63 - 1, 1.5, 1e300, None, True, "ß"]}
+
+    assert files.load_json(files.dump_json(value)) == value
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ _DISK_ERRORS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG),
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ESTALE),
 }
+_MAX_WHOLE, _MAX_DIGITS = 1 << 63, 18
 _NOTHING_TO_FLUSH = {errno.EINVAL, errno.ENOTSUP}
 """What network file systems answer that have nothing to flush for a folder."""
 
@@ -54,17 +56,16 @@ def write_text(path: Path, text: str) -> None:
         DiskError: the file cannot be written; what was there before is untouched.
     """
     with disk_errors(path):
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            with temporary.open("x", encoding="utf-8", newline="\n") as stream:  # readable to whom the umask says
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
+            temporary.replace(path)
             flush(path.parent)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
@@ -104,6 +105,31 @@ def write_json(path: Path, value: Any) -> None:
 def dump_json(value: Any) -> str:
     """Return `value` as the text that `write_json` writes."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def load_json(text: str | bytes) -> Any:
+    """Return the value of strict JSON, as `dump_json` writes it.
+
+    Raises:
+        ValueError: it is none: NaN, infinity, a whole number beyond 64 bits, or nested deeper than Python reads.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_int=_whole, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text[:40]} is no number of JSON")
+
+
+def _whole(text: str) -> int:
+    return int(text) if len(text) < _MAX_DIGITS or abs(int(text[: 2 * _MAX_DIGITS])) < _MAX_WHOLE else _refuse(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
 
 
 def append_line(path: Path, line: str) -> None:

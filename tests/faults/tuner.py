@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tuner.cli import main
 from tuner.launch import local, slurm
+from tuner.runs import lock
 
 if __name__ == "__main__":
-    local.WORKER = slurm.WORKER = "tests.faults.worker"
+    local.WORKER = slurm.WORKER = lock.WORKER = "tests.faults.worker"
     main()

@@ -14,6 +14,7 @@ from tests.cli.command import Tuner
 from tests.cli.conftest import LAUNCHER
 from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
+from tests.launch.plans import written_run
 from tuner.recipes import catalog
 from tuner.worker.models.load import CACHE
 from tuner.worker.models.tiny import materialize
@@ -68,6 +69,36 @@ def test_a_name_that_is_none_is_refused_by_every_command(tuner: Tuner, command: 
         assert "Traceback" not in result.err
         assert "\x1b" not in result.out + result.err
         assert list(tmp_path.iterdir()) == [], name
+
+
+CONTROLS = "\x1b]0;title\x07\u202e"
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_control_characters_of_names_reach_no_terminal(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / CONTROLS).mkdir()
+    mine = f"./{CONTROLS}/{CONTROLS}.py"
+    Path(mine).write_text(f"_base_ = '{TINY}'\nlog = dict(interval=3)\n")
+    run = written_run(tmp_path / "run").path.rename(tmp_path / CONTROLS / "run")
+
+    for arguments in (
+        ["show", mine],
+        ["show", mine, "--diff", TINY],
+        ["show", mine, "--deepspeed", "zero2"],
+        ["show", run],
+        ["check", mine],
+        ["plan", mine, "--gpus=1", "--gpu=h100"],
+        ["copy", mine, tmp_path / CONTROLS / "copied.py"],
+        ["train", mine, "--dry-run"],
+        ["submit", mine, "--dry-run", "--gpus-per-node=0"],
+        ["report", run],
+        ["runs", tmp_path],
+        ["export", run, tmp_path / CONTROLS / "exported"],
+    ):
+        result = tuner(*arguments)
+
+        assert "Traceback" not in result.err, result.err
+        assert not set(CONTROLS) & {"\x1b", "\x07", "\u202e"} & set(result.out + result.err), arguments
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,15 @@ def _left(folder: Path) -> list[int]:
 # One checkpoint
 
 
+@pytest.mark.parametrize("name", ["../elsewhere", "/tmp", "..", ".", "", "a/../../b", "x" * 300])
+def test_a_checkpoint_whose_latest_names_a_folder_outside_is_not_valid(tmp_path: Path, name: str) -> None:
+    path = _save(tmp_path, 1, sealed=False)
+    (path / "latest").write_text(name)
+    seal(path, {"step": 1})
+
+    assert inspect(path) == "latest names a folder outside of the checkpoint"
+
+
 def test_a_sealed_checkpoint_is_valid_and_tells_its_facts(tmp_path: Path) -> None:
     path = _save(tmp_path, 7)
 

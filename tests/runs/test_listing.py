@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.launch.plans import checkpoint, written_run
+from tuner.files import dump_json
+from tuner.report import page
+from tuner.report.gathered import gather
 from tuner.runs import beats, listing, lock, metrics
 from tuner.runs.directory import RunDirectory
 
@@ -172,3 +176,48 @@ def test_of_steps_that_were_done_twice_the_later_lines_count(tmp_path: Path) -> 
         {"step": 2, "loss": 2.1},
         {"step": 2, "eval_loss": 2.6},
     ]
+
+
+# What one damaged run does to the others
+
+ODD = (
+    "NaN",
+    "9" * 5_000,
+    "1e999",
+    "[" * 50_000,
+    "[[1]]",
+    '{"a": [1]}',
+    '"text"',
+    "null",
+    "true",
+    "-1",
+    '{"gpus": [1], "gpu_bytes": {"weights": "x"}}',
+)
+
+
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+@pytest.mark.parametrize("file", ["run.json", "status.json", "metrics.jsonl", "lock", "samples.jsonl", "manifest.json"])
+def test_a_damaged_run_hides_no_other_from_the_list_and_from_the_report(tmp_path: Path, file: str, odd: str) -> None:
+    whole, damaged = written_run(tmp_path / "whole"), written_run(tmp_path / "damaged")
+    for run in (whole, damaged):
+        lines(run, {"step": 1, "loss": 2.5})
+    place = damaged.path / file if file != "manifest.json" else checkpoint(damaged.path, 2) / file
+    keys = json.loads(place.read_text()) if place.suffix == ".json" or file == "lock" else {"step": 2, "loss": 1.0}
+    texts = [odd, *(json.dumps({**keys, key: "@"}).replace('"@"', odd) for key in keys)]
+    for text in (*texts, json.dumps(dict.fromkeys(keys, "@")).replace('"@"', odd)):
+        place.write_text(text)
+
+        found = {run.name: run for run in listing.below(tmp_path)}
+        gathered = gather([whole.path, damaged.path])
+
+        assert (found["whole"].state, found["whole"].step, found["whole"].loss) == ("running", 1, 2.5)
+        assert dump_json([run.to_json() for run in found.values()])
+    assert re.search(r"whole</td>\s*<td class=\"state running\">running", page.render(gathered))
+
+
+@pytest.mark.parametrize("odd", ["NaN", "9" * 5_000, "[" * 50_000])
+def test_a_run_json_that_is_none_is_shown_as_damaged(tmp_path: Path, odd: str) -> None:
+    run = written_run(tmp_path / "run")
+    run.run.write_text(f'{{"launch_id": "x", "seed": {odd}}}')
+
+    assert (one(tmp_path).state, one(tmp_path).why) == ("damaged", "run.json is missing or not JSON")

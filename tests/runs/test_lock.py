@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -212,3 +213,50 @@ def test_a_jump_of_the_clock_takes_no_lock_away(tmp_path: Path, monkeypatch: pyt
 
         with pytest.raises(RunDirectoryError):
             lock.take(tmp_path, {})
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="a namespace of processes needs root")
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_holder_in_another_container_of_this_host_is_told_by_the_kernels_lock(tmp_path: Path, ended: bool) -> None:
+    inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", TAKES, tmp_path]
+    with subprocess.Popen(inside, stdin=subprocess.PIPE, env=environment()) as container:
+        wait_until(lambda: (tmp_path / NAME).is_file() and bool((tmp_path / NAME).read_text()))
+        assert held(tmp_path)["pid"] < 20, "a number that means another process here"
+        if ended:
+            container.kill()
+            container.wait()
+            wait_until(lambda: not lock._is_locked(tmp_path))
+            take(tmp_path, {})
+            assert held(tmp_path)["pid"] == os.getpid()
+        else:
+            with pytest.raises(RunDirectoryError, match=f"in use by process {held(tmp_path)['pid']} on"):
+                take(tmp_path, {})
+        container.kill()
+
+
+def test_a_holder_in_another_container_that_has_no_kernels_lock_cannot_be_judged(tmp_path: Path) -> None:
+    write(tmp_path, pids=1, pid=7, locked=False)
+
+    with pytest.raises(RunDirectoryError, match=f"remove {tmp_path / NAME}"):
+        take(tmp_path, {})
+
+
+def test_a_rank_that_becomes_of_the_holder_keeps_the_kernels_lock(tmp_path: Path) -> None:
+    becomes = "os.execv(sys.executable, [sys.executable, '-c', 'input()'])"
+    code = f"import os; {TAKES.removesuffix('input()')}{becomes}"
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, env=environment()) as rank:
+        wait_until(lambda: "input()" in Path(f"/proc/{rank.pid}/cmdline").read_text().split("\0"))
+        assert lock._is_locked(tmp_path)
+        rank.communicate(b"\n")
+
+    assert lock._is_locked(tmp_path) is False
+
+
+def test_a_left_rank_is_found_however_its_run_is_spelled(tmp_path: Path) -> None:
+    (run := tmp_path / "run").mkdir()
+    write(run, pid=2**22)
+    rank = [sys.executable, "-c", "input()", "tuner.worker", str(tmp_path / "run" / ".." / "run")]
+    with subprocess.Popen(rank, stdin=subprocess.PIPE) as process:
+        with pytest.raises(RunDirectoryError, match=f"in use by process {process.pid}, which is left"):
+            take(run, {})
+        process.communicate(b"\n")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli.options import Finite
+from tuner.cli.say import say
 from tuner.cli.subjects import loaded, named, stdout_is_the_answers, subject_options
 from tuner.errors import TunerError, UsageError, nearest
 
@@ -61,7 +62,7 @@ def command(
         check_can_answer(subject, tokenizer_of(subject))
         found, _ = loaded(subject, bits)
         chat = Chat(found, Settings(max_new_tokens, temperature, top_p), system, seed)
-    click.echo(f"{found.told}.", err=True)
+    say(f"{found.told}.", err=True)
     if prompt is not None:
         _answer_once(chat, prompt, seed, as_json=as_json)
     else:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from tuner.cli import complete, export
+from tuner.cli.say import say
 from tuner.errors import UsageError, did_you_mean
 
 _KINDS = ("pth_to_hf", "merge")
@@ -79,4 +80,4 @@ def merge(
 
 
 def _tell(source: Path, dest: Path, *words: str) -> None:
-    click.echo(f"The same: {shlex.join(('tuner', 'export', str(source), str(dest), *words))}")
+    say(f"The same: {shlex.join(('tuner', 'export', str(source), str(dest), *words))}")

@@ -9,6 +9,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.options import override_options, overrides
+from tuner.cli.say import say
 
 
 @click.command()
@@ -34,4 +35,4 @@ def command(name: str, dest: Path | None, allow_code: bool, debug: bool, **chang
         write_new_text(path, found.standalone(f" Train it: tuner train {path.name}"))
     except FileExistsError:
         raise UsageError(f"{path} exists", where="DEST", fix="Choose another name; nothing was overwritten.") from None
-    click.echo(f"Wrote {path}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")
+    say(f"Wrote {path}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")

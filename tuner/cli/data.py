@@ -10,7 +10,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.options import override_options, overrides
-from tuner.errors import DataError, TunerError
+from tuner.errors import DataError, TunerError, visible
 
 if TYPE_CHECKING:
     from tuner.recipes.schema import Dataset, RecipeConfig
@@ -135,5 +135,5 @@ def _print(name: str, views: Mapping[str, View], *, every: bool) -> None:
     for split, view in views.items():
         print_split(console, split, view)
     if not every and any(view.prepared.counts.read == _FIRST_ROWS for view in views.values()):
-        console.print(f"Only the first {_FIRST_ROWS:,} rows were read. All of them: tuner data {name} --all\n")
+        console.print(f"Only the first {_FIRST_ROWS:,} rows were read. All of them: tuner data {visible(name)} --all\n")
     print_samples(console, views["train"].samples)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete
+from tuner.cli.say import say
 from tuner.cli.subjects import loaded, named, stdout_is_the_answers, subject_options
 from tuner.errors import DiskError, UsageError
 
@@ -113,7 +114,7 @@ def _prepared(subject: Subject, rows: Dataset, num_questions: int) -> tuple[Prep
     tokenizer = tokenizer_of(subject)
     asked = questions(subject, tokenizer, rows, num_questions) if num_questions else []
     prepared = prepare(rows, tokenizer, objective=subject.objective)
-    click.echo(describe(prepared, "rows"), err=True)
+    say(describe(prepared, "rows"), err=True)
     return prepared, asked
 
 
@@ -148,7 +149,7 @@ def _write_answers(found: Loaded, asked: list[list[Message]], out: Path, max_new
 
 
 def _print(value: dict[str, Any], found: Loaded) -> None:
-    click.echo(f"{found.told}.")
+    say(f"{found.told}.")
     for name, number in value.get("metrics", {}).items():
         click.echo(f"{name:20} {number:,}" if isinstance(number, int) else f"{name:20} {number:.6g}")
     for task, results in value.get("tasks", {}).items():
@@ -158,4 +159,4 @@ def _print(value: dict[str, Any], found: Loaded) -> None:
                 shown = f" ± {error:.4f}" if isinstance(error, float) else ""
                 click.echo(f"{task:20} {name:24} {number:.4f}{shown}")
     if "generations" in value:
-        click.echo(f"answers: {value['num_generations']}, in {value['generations']}")
+        say(f"answers: {value['num_generations']}, in {value['generations']}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tuner.cli import complete
+from tuner.cli.say import say
 
 
 @click.command()
@@ -60,7 +61,7 @@ def run(
     most = parse_bytes(max_shard_size, "--max-shard-size")
     check_dest(dest)
     found = find(source)
-    click.echo(f"Exporting {found.told}.")
+    say(f"Exporting {found.told}.")
     hush()
     from tuner.results.export import Options, export  # torch
 
@@ -68,22 +69,22 @@ def run(
     done = export(found, dest, Options(merge, dtype, most, base, as_llama))
     size = f"{done.num_bytes / 1e9:.2f} GB" if done.num_bytes > 1e7 else f"{done.num_bytes / 1e6:.2f} MB"
     files = "one file" if done.num_files == 1 else f"{done.num_files} files"
-    click.echo(
+    say(
         f"Wrote {dest}: {done.num_tensors} tensors, {size} in {files}, every one read back, "
         f"{time.monotonic() - started:.0f} s. manifest.json has their hashes, README.md is the model card."
     )
     if done.kind == "adapter" and done.base and not done.base.hub_id:
-        click.echo(
+        say(
             f"Others cannot load its base from here ({done.base.path}): name its id on the hub, --base ORG/MODEL, "
             "or write a whole model, --merge."
         )
     if done.needs_tuner and done.kind == "adapter":
-        click.echo(
+        say(
             "transformers and vLLM alone do not know its base, and its layers have Llama's names: elsewhere it fits "
             "the base written as Llama (tuner export BASE DEST --as llama), or write a whole model, --merge --as llama."
         )
     elif done.needs_tuner:
-        click.echo(
+        say(
             "It has its publisher's layout, which transformers and vLLM alone do not know, and none of its publisher's "
             "code: for them, write it as Llama, --as llama."
         )

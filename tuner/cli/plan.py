@@ -9,7 +9,7 @@ import click
 
 from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
-from tuner.errors import UsageError
+from tuner.errors import UsageError, visible
 
 if TYPE_CHECKING:
     from tuner.fit.advice import Fit, Machines
@@ -112,6 +112,7 @@ def _network(interconnect: str | None, product: KnownGpu | None, utilisation: fl
 
 def _print(made: Report, said: str) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     from tuner.fit.parameters import num_parameters
     from tuner.fit.sizes import gib
@@ -119,8 +120,9 @@ def _print(made: Report, said: str) -> None:
     console = Console(width=None if Console().is_terminal else 160, highlight=False, soft_wrap=False)
     counts = made.parameters
     frozen = counts.frozen + counts.quantized
+    name = escape(visible(made.name))
     console.print(
-        f"{made.name} on {said}: {num_parameters(made.facts):,} parameters, {counts.trainable:,} trained"
+        f"{name} on {said}: {num_parameters(made.facts):,} parameters, {counts.trainable:,} trained"
         + (f", {frozen:,} frozen" if frozen else "")
         + (f" ({counts.quantized:,} of them in {counts.quantized_bits} bits)" if counts.quantized else "")
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tuner.cli import complete
+from tuner.cli.say import say
 from tuner.errors import RunDirectoryError, UsageError
 
 
@@ -27,7 +28,7 @@ def command(runs: Sequence[str], output: Path | None) -> None:
     file = output or (RunDirectory(paths[0]).report if len(paths) == 1 else Path("report.html"))
     _check_free(file, page.MARK)
     page.write(paths, file.absolute())
-    click.echo(str(file))
+    say(str(file))
 
 
 def _run(name: str) -> Path:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tuner.cli.say import say
 from tuner.errors import UsageError, visible
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
 
 def _print(folder: Path, runs: Sequence[Listed]) -> None:
     if not runs:
-        click.echo(f"No run below {folder}.")
+        say(f"No run below {folder}.")
         return
     from rich.console import Console
 

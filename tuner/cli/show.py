@@ -11,6 +11,7 @@ import click
 
 from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
+from tuner.cli.say import say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -147,14 +148,14 @@ def _print(shown: Shown, *, as_json: bool) -> None:
         click.echo(dump_json({**values, **origins, **shown.facts}), nl=False)
         return
     for line in shown.head:
-        click.echo(line)
+        say(line)
     for title, section in shown.sections.items():
         alone = len(shown.sections) == 1
         click.echo("" if alone else f"{_TITLES[title]}:\n", nl=False)
         for line in with_origins(section.values, section.origins, width=44 if alone else 64):
-            click.echo(line if alone else f"  {line}")
+            say(line if alone else f"  {line}")
     for warning in shown.warnings:
-        click.echo(f"WARNING: {warning}", err=True)
+        say(f"WARNING: {warning}", err=True)
 
 
 _TITLES: Mapping[str, str] = {"recipe": "recipe", "deepspeed": "deepspeed.json", "run": "run.json"}
@@ -175,12 +176,12 @@ def _print_diff(left: Shown, right: Shown, left_name: str, right_name: str, *, a
         told = {name: {one.key: one.to_json() for one in several} for name, several in found.items()}
         click.echo(dump_json({"left": left_name, "right": right_name, "differences": told}), nl=False)
         return
-    click.secho(f"--- {left_name}", fg="red")
-    click.secho(f"+++ {right_name}", fg="green")
+    say(f"--- {left_name}", fg="red")
+    say(f"+++ {right_name}", fg="green")
     for name, several in found.items():
         click.echo(f"{_TITLES[name]}:" if several else f"{_TITLES[name]}: no difference")
         for line, colour in differing(several):
-            click.secho(f"  {line}", fg=colour)
+            say(f"  {line}", fg=colour)
 
 
 def _contents(shown: Shown) -> str:

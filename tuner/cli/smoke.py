@@ -12,6 +12,7 @@ import click
 
 from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
+from tuner.cli.say import say
 
 if TYPE_CHECKING:
     from tuner.launch.smoke import Stage
@@ -52,14 +53,12 @@ def command(recipe: str, deepspeed: str | None, as_json: bool, allow_code: bool,
         click.echo(dump_json(value), nl=False)
         sys.exit(verdict.exit_code)
     if verdict.kept:
-        click.echo(
-            f"{verdict.name} failed at {verdict.stages[-1].name}. Everything is kept in {verdict.kept}", err=True
-        )
+        say(f"{verdict.name} failed at {verdict.stages[-1].name}. Everything is kept in {verdict.kept}", err=True)
     else:
-        click.echo(f"{verdict.name} works, {time.monotonic() - started:.0f} s. {UNKNOWN}")
+        say(f"{verdict.name} works, {time.monotonic() - started:.0f} s. {UNKNOWN}")
     sys.exit(verdict.exit_code)
 
 
 def _print(stage: Stage) -> None:
     mark = f"FAILED ({stage.exit_code})" if stage.exit_code else "ok"
-    click.echo(f"{stage.name:7} {mark:3} {stage.seconds:5.1f} s  {stage.told}", err=bool(stage.exit_code))
+    say(f"{stage.name:7} {mark:3} {stage.seconds:5.1f} s  {stage.told}", err=bool(stage.exit_code))

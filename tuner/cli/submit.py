@@ -13,6 +13,7 @@ import click
 
 from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
+from tuner.cli.say import say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -129,8 +130,8 @@ def command(
     # No torch.py of the working directory is imported in place of the real one.
     text = sbatch.script(job, folder, [sys.executable, "-P", "-m", "tuner", "train", *train], Path.cwd())
     for warning in warnings:
-        click.echo(f"WARNING: {warning}", err=True)
-    click.echo(f"steps: {made.steps.describe()}", err=True)
+        say(f"WARNING: {warning}", err=True)
+    say(f"steps: {made.steps.describe()}", err=True)
     if dry_run:
         click.echo(text, nl=False)
         return
@@ -189,4 +190,4 @@ def _announce(made: LaunchPlan, job: Job, folder: Path, number: str) -> None:
         f"run directory: {folder}{'/INDEX' if job.array else ''}",
         f"Next: squeue --job={number}; tail -F {shlex.quote(str(log))}; scancel {number}",
     ):
-        click.echo(line)
+        say(line)

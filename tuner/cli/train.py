@@ -12,6 +12,7 @@ import click
 
 from tuner.cli import complete, targets
 from tuner.cli.options import Finite, override_options, overrides
+from tuner.cli.say import say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def announce(made: LaunchPlan, warnings: tuple[str, ...]) -> None:
         *(f"WARNING: {warning}" for warning in (*made.warnings, *warnings)),
     ]
     for line in lines:
-        click.echo(line, err=True)
+        say(line, err=True)
 
 
 def print_plan(made: LaunchPlan, warnings: tuple[str, ...], *, as_json: bool) -> None:
@@ -180,6 +181,6 @@ def print_plan(made: LaunchPlan, warnings: tuple[str, ...], *, as_json: bool) ->
     for title, lines in sections.items():
         click.echo(f"{title}:")
         for line in lines:
-            click.echo(f"  {line}")
+            say(f"  {line}")
         click.echo()
     click.echo("Nothing was started (--dry-run).")

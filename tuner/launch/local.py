@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from tuner.machine.topology import Topology
+from tuner.runs.lock import WORKER
 
-WORKER = "tuner.worker"
 GRACE_S = 300.0
 """What ranks that are told to stop have by default, to finish the step and save."""
 _ORPHANED_S = 3600

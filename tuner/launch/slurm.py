@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tuner.launch.local import WORKER
 from tuner.machine.topology import Topology
+from tuner.runs.lock import WORKER
 
 
 def one_rank(topology: Topology, run_path: Path) -> tuple[list[str], dict[str, str]]:

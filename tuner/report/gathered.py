@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import RunDirectoryError, TunerError
+from tuner.files import load_json
 from tuner.recipes import catalog, recipe
 from tuner.recipes.diff import Section, differences
 from tuner.recipes.layers import leaves
@@ -116,7 +116,7 @@ def _lines(file: Path) -> Iterator[str]:
 def _samples(run: RunDirectory) -> Iterator[Facts]:
     for line in itertools.islice(_lines(run.path / "samples.jsonl"), MAX_SAMPLES):
         try:
-            value = json.loads(line)
+            value = load_json(line)
         except ValueError:
             continue
         if isinstance(value, dict):
@@ -124,8 +124,10 @@ def _samples(run: RunDirectory) -> Iterator[Facts]:
 
 
 def _checkpoint(verdict: checkpoints.Verdict) -> Facts:
-    files = [path.stat().st_size for path in verdict.path.rglob("*") if path.is_file()]
-    return {"step": verdict.step, "bytes": sum(files), "problem": verdict.problem}
+    num_bytes = 0
+    with contextlib.suppress(OSError):  # it may be removed while it is looked at
+        num_bytes = sum(path.stat().st_size for path in verdict.path.rglob("*") if path.is_file())
+    return {"step": verdict.step, "bytes": num_bytes, "problem": verdict.problem}
 
 
 def _earlier(run: RunDirectory) -> list[Path]:
@@ -174,6 +176,6 @@ def hardware(facts: Mapping[str, Any]) -> str | None:
     found = table(facts, "hardware")
     if not found:
         return None
-    names = [str(gpu.get("name")) for gpu in listed(found, "gpus")]
+    names = [str(gpu.get("name")) for gpu in listed(found, "gpus") if isinstance(gpu, dict)]
     kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     return kinds or f"CPU, {found.get('num_cpus')} cores"

@@ -93,7 +93,9 @@ def _ended_early(status: Mapping[str, Any]) -> bool:
 def _memory(run: Gathered) -> dict[str, Any]:
     """Return the estimate of a GPU's memory line by line, and what of it is to be set beside the tensors measured."""
     parts = {
-        name: size for name, size in table(table(run.facts, "fit"), "gpu_bytes").items() if name in _LINES and size
+        name: size
+        for name, size in table(table(run.facts, "fit"), "gpu_bytes").items()
+        if name in _LINES and size and isinstance(size, int | float)
     }
     return {
         "lines": [(_LINES[name], size) for name, size in parts.items()],

@@ -13,6 +13,7 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tuner.files import load_json
 from tuner.runs.directory import RunDirectory
 
 _NAME = re.compile(r"([0-9]{1,7})\.beat")
@@ -55,7 +56,7 @@ def read(run: RunDirectory) -> dict[int, Beat]:
     found = {}
     for file in run.ranks.glob("*.beat"):
         try:
-            beat = Beat(**json.loads(file.read_bytes()))
+            beat = Beat(**load_json(file.read_bytes()))
         except (OSError, ValueError, TypeError):  # half written, or by another version
             continue
         found[beat.rank] = beat

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import RunDirectoryError
-from tuner.files import disk_errors, flush, sha256, write_json, write_text
+from tuner.files import disk_errors, flush, load_json, sha256, write_json, write_text
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 RECIPE = "recipe.py"
 _UNFINISHED = "unfinished"
 _NUM_THREADS = 8
+_MAX_NAME = 255
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -121,13 +122,13 @@ def _hashes(paths: Sequence[Path]) -> Iterator[Iterator[str]]:
 def inspect(folder: Path, *, hashes: bool = True) -> str | None:
     """Return what is wrong with a checkpoint, naming the file, or None when every size (and hash) matches."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = load_json((folder / MANIFEST).read_text(encoding="utf-8"))
         expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
         named = _NAME.fullmatch(folder.name)
         step = int(manifest.get("facts", {}).get("step", named[1] if named else 0))
     except OSError:
         return "it has no manifest: the save never finished"
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return "its manifest is not readable"
     if named and int(named[1]) != step:  # it was renamed: whoever sorts by names would take it for another
         return f"it was saved at step {step}"
@@ -139,6 +140,8 @@ def inspect(folder: Path, *, hashes: bool = True) -> str | None:
 
 def _first_difference(folder: Path, expected: dict[str, tuple[int, str]], hashes: bool) -> str | None:
     root = folder.resolve()
+    if _leads_out(folder):
+        return f"{LATEST} names a folder outside of the checkpoint"
     for name, (size, _) in expected.items():
         path = folder / name
         if not os.path.isfile(path):  # noqa: PTH113 (a name too long is no file, and no error)
@@ -153,6 +156,16 @@ def _first_difference(folder: Path, expected: dict[str, tuple[int, str]], hashes
                 if hashed != digest:
                     return f"{name} has changed (its hash differs)"
     return None
+
+
+def _leads_out(folder: Path) -> bool:
+    """Return whether DeepSpeed's own file of the name of the states' folder names one that is not in the checkpoint."""
+    file = folder / LATEST
+    if not file.is_file():
+        return False
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        name = stream.read(_MAX_NAME + 1).strip()
+    return len(name) > _MAX_NAME or name in ("", ".", "..") or bool({"/", "\0"} & set(name))
 
 
 def facts(folder: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner.errors import DiskError, RunDirectoryError
-from tuner.files import append_line, disk_errors, write_json, write_new_text, write_text
+from tuner.files import append_line, disk_errors, load_json, write_json, write_new_text, write_text
 from tuner.runs import checkpoints, lock
 
 State = Literal["running", "done", "failed", "stopped"]
@@ -100,8 +100,8 @@ class RunDirectory:
             RunDirectoryError: it is missing or not JSON.
         """
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            return load_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise RunDirectoryError(f"{file.name} is missing or not JSON", where=self.path) from error
 
     def write_status(self, state: State, **facts: Any) -> None:

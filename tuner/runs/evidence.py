@@ -5,12 +5,12 @@ It reads the run directory and judges nothing.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tuner.errors import RunDirectoryError
+from tuner.files import load_json
 from tuner.runs import beats
 from tuner.runs.diagnose import Evidence
 from tuner.runs.directory import RunDirectory
@@ -73,6 +73,6 @@ def _last_step(run: RunDirectory) -> int | None:
 def _steps(lines: Iterable[str]) -> Iterator[int]:
     for line in lines:
         try:
-            yield int(json.loads(line)["step"])
+            yield int(load_json(line)["step"])
         except (ValueError, KeyError, TypeError):  # the last line may be torn
             continue

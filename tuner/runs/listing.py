@@ -122,9 +122,10 @@ def _object(run: RunDirectory, file: Path) -> dict[str, Any]:
 
 def _running(run: RunDirectory) -> tuple[State, str]:
     holder = lock.holder(run.path)
-    if holder and not holder.is_here:
+    lives = holder.lives(run.path) if holder else False
+    if lives is None:
         return "running", f"{holder}, as it says; that is not seen from here"
-    if holder and holder.lives:
+    if lives:
         return "running", ""
     return "died", "its process is gone without a word: killed, or the machine went down"
 

@@ -1,7 +1,8 @@
 """Who has a run directory: one run at a time, named by its process, its host and its Slurm job.
 
 The lock is RUN/lock. A run that was killed leaves it, and the next one on that host takes it over; nothing here ends
-the run that holds it, or looks into it.
+the run that holds it, or looks into it. Numbers of processes mean nothing in another container of the host: there the
+kernel's lock of the folder tells, which its holder keeps until it ends.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from tuner.errors import RunDirectoryError
-from tuner.files import disk_errors
+from tuner.files import disk_errors, load_json
 
 NAME = "lock"
 _SAME_S = 0.5
+_PAUSES_S = (0.05, 0.2, 0.5)
+WORKER = "tuner.worker"
+"""The module that a rank is, as its command line names it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class Holder:
     """The process that starts and watches a run, or its rank 0 where nobody does.
 
     `started_s` counts from the boot: a jump of the clock does not change it. A job that Slurm starts again keeps its
-    id and counts `restarts`; its id means nothing on another `cluster`.
+    id and counts `restarts`; its id means nothing on another `cluster`. `boot` and `pids` name the boot of the host
+    and the namespace in which `pid` counts; `locked`: the holder keeps the kernel's lock of the folder.
     """
 
     pid: int
@@ -37,6 +43,9 @@ class Holder:
     job: str | None
     restarts: int
     cluster: str | None = None
+    boot: str | None = None
+    pids: int | None = None
+    locked: bool = False
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Holder:
@@ -49,28 +58,39 @@ class Holder:
             environ.get("SLURM_JOB_ID"),
             int(restarts) if restarts.isdecimal() else 0,
             environ.get("SLURM_CLUSTER_NAME"),
+            _boot(),
+            _pid_namespace(),
         )
 
-    @property
-    def is_here(self) -> bool:
-        """Whether it is a process of this host, of which alone it is known whether it lives."""
-        return self.host == socket.gethostname()
+    def is_process(self, other: Holder) -> bool:
+        """Return whether both are one process."""
+        return (self.pid, self.host, self.boot, self.pids) == (other.pid, other.host, other.boot, other.pids)
 
-    @property
-    def lives(self) -> bool:
-        """Whether there is such a process on this host, and not another that got its number."""
-        started_s = _started_s(self.pid)
+    def lives(self, run: Path) -> bool | None:
+        """Return whether this holder of a folder lives; None where that cannot be seen from here."""
+        this = Holder.here({})
+        if self.host != this.host:
+            return None
+        if self.boot not in (None, this.boot):  # the host was started anew, or another has its name
+            return self.locked and bool(_is_locked(run))
+        if self.pids not in (None, this.pids):
+            return _is_locked(run) if self.locked else None
+        started_s = _started_s(self.pid)  # and not of another that got its number
         return started_s is not None and abs(started_s - self.started_s) < _SAME_S
 
-    def lets(self, other: Holder, has_ended: Callable[[str], bool] = lambda _: False) -> bool:
-        """Return whether another may take over: this one has ended for certain, or is the other.
+    def lets(self, run: Path, other: Holder, has_ended: Callable[[str], bool] = lambda _: False) -> bool:
+        """Return whether another may take a folder over: this one has ended for certain, or is the other.
 
         Args:
+            run: The folder.
             other: Who wants to.
             has_ended: Whether a job of this cluster is over, as Slurm knows it.
         """
-        if self.host == other.host:
-            return self.pid == other.pid or not self.lives
+        if self.is_process(other):
+            return True
+        lives = self.lives(run)
+        if lives is not None:
+            return not lives
         if self.job is None or self.job == other.job:
             return self.job is not None and self.restarts < other.restarts
         return self.cluster is not None and self.cluster == other.cluster and has_ended(self.job)
@@ -90,6 +110,70 @@ def _started_s(pid: int) -> float | None:
     return None
 
 
+def _boot() -> str | None:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return None
+
+
+def _pid_namespace() -> int | None:
+    with suppress(OSError):
+        return Path("/proc/self/ns/pid").stat().st_ino
+    return None
+
+
+_held: dict[str, int] = {}
+"""The folders whose kernel lock this process keeps, each with its descriptor."""
+
+
+def _keep(run: Path) -> bool:
+    """Keep the kernel's lock of a folder until this process ends, also as the rank that it becomes.
+
+    Returns:
+        Whether it does: a file system may have no such locks.
+    """
+    key = os.path.realpath(run)
+    if key in _held and os.path.samestat(os.fstat(_held[key]), run.stat()):
+        return True
+    _let_go(key)
+    folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
+    for pause_s in (*_PAUSES_S, None):  # another may be looking whether it is locked
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if isinstance(error, BlockingIOError) and pause_s is not None:
+                time.sleep(pause_s)
+                continue
+            os.close(folder)
+            return False
+        break
+    os.set_inheritable(folder, True)
+    _held[key] = folder
+    return True
+
+
+def _let_go(key: str) -> None:
+    if key in _held:
+        os.close(_held.pop(key))
+
+
+def _is_locked(run: Path) -> bool | None:
+    """Return whether another process keeps the kernel's lock of a folder; None where the file system cannot tell."""
+    try:
+        folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(folder)
+    return False
+
+
 def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool] = lambda _: False) -> None:
     """Make this process the holder of a run directory; who holds it already, holds it on. `has_ended`: see `lets`.
 
@@ -100,20 +184,21 @@ def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool]
     this = Holder.here(environ)
     with disk_errors(run), _opened(run / NAME, "a+") as file:
         holder = _read(file)
-        if holder and not holder.lets(this, has_ended):
-            raise _taken(run, holder, this)
-        if holder and holder.pid != this.pid:
+        if holder and not holder.lets(run, this, has_ended):
+            raise _taken(run, holder)
+        if holder and not holder.is_process(this):
             _refuse_ranks_left(run)
         file.truncate(0)
-        file.write(json.dumps(asdict(this)) + "\n")
+        file.write(json.dumps(asdict(replace(this, locked=_keep(run)))) + "\n")
 
 
 def release(run: Path) -> None:
     """Let a run directory go, if this process holds it."""
     with suppress(OSError), _opened(run / NAME, "r") as file:
         holder, this = _read(file), Holder.here({})
-        if holder and (holder.pid, holder.host) == (this.pid, this.host):
+        if holder and holder.is_process(this):
             (run / NAME).unlink()
+            _let_go(os.path.realpath(run))
 
 
 def check(run: Path) -> None:
@@ -123,8 +208,8 @@ def check(run: Path) -> None:
         RunDirectoryError: another run holds it, or may do so on another host.
     """
     this, found = Holder.here({}), holder(run)
-    if found and not found.lets(this):
-        raise _taken(run, found, this)
+    if found and not found.lets(run, this):
+        raise _taken(run, found)
 
 
 def holder(run: Path) -> Holder | None:
@@ -138,16 +223,17 @@ def _refuse_ranks_left(run: Path) -> None:
     """Refuse a directory whose launcher was killed while its ranks still end: they may be in the middle of a save."""
     import psutil
 
+    place = os.path.realpath(run)
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if str(run) in words and any(word.endswith(".worker") for word in words):
+        if WORKER in words and place in map(os.path.realpath, words):
             what = f"{run} is in use by process {process.pid}, which is left of a run whose launcher was killed"
             raise RunDirectoryError(what, where="--work-dir", fix="Wait until it has saved and ended.")
 
 
-def _taken(run: Path, holder: Holder, this: Holder) -> RunDirectoryError:
+def _taken(run: Path, holder: Holder) -> RunDirectoryError:
     fix = "Wait for it, stop it, or choose another --work-dir."
-    if holder.host != this.host:
+    if holder.lives(run) is None:
         fix = f"Wait for it; if it is over for certain, remove {run / NAME}."
     return RunDirectoryError(f"{run} is in use by {holder}", where="--work-dir", fix=fix)
 
@@ -174,6 +260,9 @@ def _read(file: IO[str]) -> Holder | None:
     """Return who is written in a lock, or None: nobody yet."""
     file.seek(0)
     try:
-        return Holder(**json.loads(file.read()))
-    except (ValueError, TypeError):
+        found = Holder(**load_json(file.read()))
+        whole = replace(found, pid=int(found.pid), started_s=float(found.started_s), restarts=int(found.restarts))
+    except (ValueError, TypeError, OverflowError):
         return None
+    texts = (whole.host, whole.job or "", whole.cluster or "", whole.boot or "")
+    return whole if all(isinstance(text, str) for text in texts) else None

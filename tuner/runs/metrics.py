@@ -5,10 +5,10 @@ It writes nothing; `directory` appends the lines, and the worker decides what st
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tuner.files import load_json
 from tuner.runs.directory import RunDirectory
 from tuner.runs.evidence import tail
 
@@ -47,7 +47,7 @@ def _lines(texts: Iterable[str]) -> Iterator[Line]:
     """Yield what can be read: the first line of a tail and the last one of a killed run may be torn."""
     for text in texts:
         try:
-            line = json.loads(text)
+            line = load_json(text)
         except ValueError:
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int):
