@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +14,7 @@ from tuner.cli.options import override_options, overrides
 from tuner.errors import TunerError, visible
 
 if TYPE_CHECKING:
-    from tuner.recipes.recipe import Recipe
+    from tuner.recipes.recipe import Overrides, Recipe
     from tuner.zero.findings import Findings
     from tuner.zero.jsonfile import Document
 
@@ -65,13 +65,23 @@ def command(
     unused = {} if kind == "run" else {"gpus": gpus, "gpu": gpu, "nodes": nodes}
     targets.refuse_changes(name, kind, {**changes, **unused, "deepspeed": deepspeed})
     if kind == "config":
-        found = _config(lambda: _open(name, "NAME"))
+        found = _alone(name)
     else:
         recipe, machines = str(Path(name) / "recipe.py") if kind == "run" else name, (gpus, gpu, nodes)
         found = _recipe(recipe, deepspeed, machines, allow_code, changes)
         if kind == "run":
             found += _run(Path(name))
     _print(name, list(dict.fromkeys(found)), as_json=as_json)
+
+
+def _alone(name: str) -> list[Finding]:
+    """Check one DeepSpeed config without a recipe; what is lacking here is a warning: it may run elsewhere."""
+    found = _config(lambda: _open(name, "NAME"))
+    if any(one.severity == "error" for one in found):
+        return found
+    lacks = [finding for error in targets.lacks(_open(name, "NAME")) for finding in _told(error)]
+    new = [one for one in lacks if not any(told.foretells(one) for told in found)]
+    return found + [replace(one, severity="warning", what=f"no run starts with it here: {one.what}") for one in new]
 
 
 def _recipe(
@@ -95,7 +105,36 @@ def _recipe(
     found += _errors(lambda: paths.check_data(config))
     template = config.model.chat_template
     found += _errors(lambda: catalog.chat_template(template)) if template else []
-    return found + _settled(loaded[0], deepspeed, machines)
+    settled = _settled(loaded[0], deepspeed, machines)
+    if any(one.severity == "error" for one in (*found, *settled)):
+        return found + settled
+    return found + settled + _machine(name, change, deepspeed, machines, allow_code=allow_code)
+
+
+def _machine(
+    name: str,
+    change: Overrides,
+    deepspeed: str | None,
+    machines: tuple[int | None, str | None, int],
+    *,
+    allow_code: bool,
+) -> list[Finding]:
+    """Check what the recipe and its config need of this machine; of others, say what cannot be seen from here."""
+    from tuner.launch import preflight
+    from tuner.launch.plan import Request
+
+    lacks: list[TunerError | str] = []
+
+    def look() -> None:
+        request = Request(name, change, deepspeed, allow_code=allow_code, ignore_fit=True)
+        made, environ = targets.planned(request, *machines)
+        is_here = machines == (None, None, 1)
+        lacks.extend(preflight.inspect(made, environ) if is_here else preflight.inspect_elsewhere(made))
+
+    found = _errors(look)
+    for one in lacks:
+        found += [Finding("warning", one)] if isinstance(one, str) else _told(one)
+    return found
 
 
 def _settled(loaded: Recipe, deepspeed: str | None, machines: tuple[int | None, str | None, int]) -> list[Finding]:
@@ -161,10 +200,14 @@ def _errors(act: Callable[[], object]) -> list[Finding]:
     try:
         act()
     except TunerError as error:
-        # A recipe's error tells of further ones in lines of their own.
-        fix, *more = (error.fix or "").removeprefix("Also:").split(f"\n{error.code}: ")
-        return [Finding("error", error.what, error.where, fix or None), *(Finding("error", text) for text in more)]
+        return _told(error)
     return []
+
+
+def _told(error: TunerError) -> list[Finding]:
+    # A recipe's error tells of further ones in lines of their own.
+    fix, *more = (error.fix or "").removeprefix("Also:").split(f"\n{error.code}: ")
+    return [Finding("error", error.what, error.where, fix or None), *(Finding("error", text) for text in more)]
 
 
 def _print(name: str, found: list[Finding], *, as_json: bool) -> None:
