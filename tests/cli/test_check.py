@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.command import Result, Tuner
 from tests.cli.made_runs import make_run
+from tuner.machine import libraries
 from tuner.recipes import catalog
 
 TINY = "tiny_full_sample_e1"
@@ -154,6 +155,38 @@ def test_what_needs_a_gpu_is_checked_for_the_gpu_that_is_named(tuner: Tuner, tmp
     assert "my.json:1:36: error: " in here.out
     assert "needs an NVIDIA GPU" in here.out
     assert there.code == 0, there.out
+
+
+def test_what_this_machine_lacks_is_an_error_with_a_recipe_and_a_warning_alone(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "my.json").write_text('{"csv_monitor": {"enabled": true, "output_path": "/proc/no"}}')
+
+    alone, with_recipe = tuner("check", "my.json"), tuner("check", TINY, "--deepspeed", "my.json")
+    there = tuner("check", TINY, "--deepspeed", "my.json", "--gpus", "8", "--gpu", "a100-80g")
+
+    assert (alone.code, alone.out.splitlines()[-1]) == (0, "my.json: 1 warning")
+    assert "my.json:1:35: warning: no run starts with it here: csv_monitor.output_path = '/proc/no'" in alone.out
+    assert (with_recipe.code, with_recipe.out.splitlines()[-1]) == (2, f"{TINY}: 1 error")
+    assert "my.json:1:35: error: csv_monitor.output_path = '/proc/no'" in with_recipe.out
+    assert (there.code, there.out.splitlines()[-1]) == (0, f"{TINY}: 1 warning")
+    assert "on the machine that trains, which is not seen from here" in there.out
+
+
+def test_what_needs_a_gpu_is_a_warning_where_there_is_none(tuner: Tuner, tmp_path: Path) -> None:
+    (tmp_path / "my.json").write_text('{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}')
+
+    result = tuner("check", "my.json")
+
+    assert (result.code, result.out.splitlines()[-1]) == (0, "my.json: 1 warning")
+    assert "my.json:1:36: warning: no run starts with it here:" in result.out
+
+
+def test_libraries_at_which_a_run_would_end_are_told(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(libraries.MINIMUM, "peft", "999")
+
+    result = tuner("check", TINY)
+
+    assert result.code == 2
+    assert "is older than 999" in result.out
 
 
 def test_a_run_that_cannot_fit_the_named_gpu_is_an_error(tuner: Tuner) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.plans import made
+from tests.launch.plans import PATH, made
 from tests.launch.test_preflight_model import folder
 from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import MachineError, TunerError
@@ -116,7 +116,7 @@ def test_a_hopeless_run_is_refused_unless_that_is_to_be_ignored(monkeypatch: pyt
 def test_a_dry_run_is_told_what_would_be_refused(tmp_path: Path) -> None:
     plan = made(model=str(folder(tmp_path / "none", weights=False)))
 
-    (warning,) = preflight.foresee(plan)
+    (warning,) = preflight.foresee(plan, PATH)
 
     assert warning.startswith("this run would be refused: bad-model:")
     assert "holds no weights" in warning

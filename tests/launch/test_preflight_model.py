@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.launch.plans import made
+from tests.launch.plans import PATH, made
 from tuner.errors import ModelError, TunerError
 from tuner.launch import preflight
 from tuner.launch.checks import model
@@ -147,7 +147,7 @@ def test_samples_longer_than_the_context_are_told(tmp_path: Path) -> None:
 
     assert "train_dataloader.dataset.max_length = 1024" in warning
     assert "512 tokens" in warning
-    assert preflight.foresee(plan(place, "train_dataloader.dataset.max_length=1024")) == (warning,)
+    assert preflight.foresee(plan(place, "train_dataloader.dataset.max_length=1024"), PATH) == (warning,)
     assert preflight.check(plan(place, "train_dataloader.dataset.max_length=512"), {}) == ()
 
 

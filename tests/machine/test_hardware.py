@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -308,3 +309,29 @@ def test_available_memory_is_what_the_control_group_leaves(tmp_path: Path, name:
 
 def test_available_memory_is_unknown_where_the_kernel_says_nothing(tmp_path: Path) -> None:
     assert hardware.available_host_bytes(tmp_path) is None
+
+
+def _stub_libaio(folder: Path) -> dict[str, str]:
+    """Build a library of that name with the one function that is linked, and return where compilers find it."""
+    (folder / "libaio.h").write_text('extern "C" int io_submit(void*, long, void**);\n')
+    source = folder / "stub.cpp"
+    source.write_text('#include "libaio.h"\nint io_submit(void*, long, void**) { return 0; }\n')
+    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", folder / "libaio.so"], check=True)
+    return {"PATH": os.environ["PATH"], "CPATH": str(folder), "LIBRARY_PATH": str(folder)}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_libaio_is_there_where_a_program_with_it_links(tmp_path: Path) -> None:
+    assert hardware.has_libaio(_stub_libaio(tmp_path))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_libaio_without_its_header_is_not_there(tmp_path: Path) -> None:
+    environ = _stub_libaio(tmp_path)
+    (tmp_path / "libaio.h").write_text("#error stripped\n")
+
+    assert not hardware.has_libaio(environ)
+
+
+def test_libaio_is_not_there_without_a_compiler(tmp_path: Path) -> None:
+    assert not hardware.has_libaio({"PATH": str(tmp_path)})

@@ -23,7 +23,7 @@ from tuner.zero.choice import open_config
 from tuner.zero.jsonfile import Document, read
 from tuner.zero.merge import FinalConfig
 from tuner.zero.precision import decide
-from tuner.zero.rules import INERT, UNRUNNABLE
+from tuner.zero.rules import DROPPED, INERT, UNRUNNABLE
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
@@ -35,6 +35,12 @@ TOLD = {
     "zero-offload of the first guide": ["zero_optimization.cpu_offload"],
     "automatic tensor parallelism": ["tensor_parallel.autotp_size"],
     "tensor parallelism by patterns": ["tensor_parallel.autotp_size"],
+    "zenflow": ["zero_optimization.zenflow"],
+    "zenflow by steps": ["zero_optimization.zenflow"],
+    "automatic expert parallelism": ["expert_parallel.enabled"],
+    "asynchronous checkpoints": ["datastates_ckpt"],
+    "autocast to fp16": ["torch_autocast.dtype"],
+    "compilation": ["compile.deepcompile"],
     "sequence parallelism": ["sequence_parallel_size"],
     "activation checkpointing, partitioned": ["activation_checkpointing"],
     "data efficiency": ["data_efficiency.data_sampling"],
@@ -48,6 +54,11 @@ TOLD = {
 NO_RUN = {
     "automatic tensor parallelism": "each rank saves its own part",
     "tensor parallelism by patterns": "each rank saves its own part",
+    "zenflow": "decides by itself",
+    "zenflow by steps": "decides by itself",
+    "automatic expert parallelism": "output recorders",
+    "asynchronous checkpoints": "no registry has",
+    "autocast to fp16": "loss scale still in them",
     "sequence parallelism": "splits its sequences",
     "autotuning": "ends the process",
 }
@@ -117,7 +128,7 @@ def test_each_table_of_what_does_not_work_has_a_sample() -> None:
     warned = {warning.split()[0] for document in documents for warning in check(document).warnings}
 
     assert unrunnable <= warned | {"autotuning.enabled"}
-    assert {".".join(keys) for keys in INERT} <= warned | {"pipeline"}
+    assert {".".join(keys) for keys in (*INERT, *DROPPED)} <= warned | {"pipeline", "data_efficiency.data_routing"}
 
 
 # Presets, in worlds of several sizes

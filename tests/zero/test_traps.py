@@ -6,13 +6,14 @@ Each row is the whole way of a user's file: read, checked, and merged with a rec
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from deepspeed.runtime import config as deepspeed_config
 
 from tests.machine.gpus import A100, CPU, V100, machine
-from tuner.errors import DeepSpeedConfigError
+from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.files import dump_json
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
@@ -98,6 +99,27 @@ REFUSED: list[tuple[str, str, str]] = [
     ('{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}', "1:47", "is not at least 1"),
     ('{"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 9}}}', "1:41", "total_num_steps"),
     ('{"checkpoint": {"writer": {"type": "fast"}}}', "1:17", "crashes at the first checkpoint"),
+    ('{"zero_optimization": {"stage": 1, "legacy_stage1": true}}', "1:36", "gone from DeepSpeed"),
+    (
+        '{"zero_optimization": {"stage": 2}, "bf16": {"bf16_master_weights_and_grads": true}}',
+        "1:46",
+        "needs the optimizer on the CPU",
+    ),
+    (
+        '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},'
+        ' "zero_force_ds_cpu_optimizer": false, "fp16": {"fp16_master_weights_and_grads": true}}',
+        "1:124",
+        "DeepSpeed's own CPU Adam",
+    ),
+    # What no run survives, in this version of DeepSpeed or in any.
+    ('{"expert_parallel": {"enabled": true}}', "1:22", "output recorders of transformers 5"),
+    ('{"zero_optimization": {"stage": 2, "zenflow": {}}}', "1:36", "which micro-batches update the weights"),
+    ('{"datastates_ckpt": null}', "1:2", "a package that no registry has"),
+    (
+        '{"zero_optimization": {"stage": 2}, "torch_autocast": {"enabled": true, "dtype": "torch.float16"}}',
+        "1:73",
+        "the loss scale still in them",
+    ),
     ('{"checkpoint": {"load_universal": true}}', "1:17", "no run could resume"),
     # Started, and then an end in the middle or weights that nothing loads.
     ('{"tensor_parallel": {"autotp_size": 2}}', "1:22", "ZeRO stage 3 shards the weights too."),
@@ -165,8 +187,14 @@ WARNED: list[tuple[str, str, dict[str, Any]]] = [
     (
         '{"data_efficiency": {"enabled": true, "data_sampling": {"enabled": true}}}',
         "samples are drawn by Hugging Face's loader",
-        {"data_efficiency.enabled": True},
+        {"data_efficiency.enabled": True, "data_efficiency.data_sampling": None},
     ),
+    (
+        '{"data_efficiency": {"enabled": true, "data_routing": {"enabled": true, "random_ltd": {"enabled": true}}}}',
+        "has no effect here and was dropped: it needs layers that a model's own code makes",
+        {"data_efficiency.enabled": True, "data_efficiency.data_routing": None},
+    ),
+    ('{"compile": {"deepcompile": true}}', "no trainer asks DeepSpeed to compile", {"compile.deepcompile": True}),
     ('{"comms_config": {"verbose": false}}', "was never read by DeepSpeed", {"comms_config": None}),
     ('{"monitor_config": {"enabled": false}}', "was never read by DeepSpeed", {"monitor_config": None}),
     (
@@ -285,3 +313,32 @@ def test_a_yaml_of_accelerate_is_told_what_to_give_instead(name: str) -> None:
 def test_what_is_neither_preset_nor_file_is_never_taken_for_base64(name: str) -> None:
     with pytest.raises(DeepSpeedConfigError, match=r"no preset|there is no file"):
         open_config(name, "--deepspeed")
+
+
+@pytest.mark.parametrize(("ranks", "refused"), [(1, False), (2, False), (4, True), (6, False), (8, True)])
+def test_weights_kept_twice_are_kept_by_groups_of_equal_size(ranks: int, refused: bool) -> None:
+    text = '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}}'
+
+    if not refused:
+        assert _final(text, ranks=ranks).config["zero_optimization"]["zero_hpz_partition_size"] == 3
+        return
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        _final(text, ranks=ranks)
+    assert f"= 3 does not divide the number of ranks, {ranks}. In my.json:1:36." in str(caught.value)
+
+
+def test_masters_in_16_bits_without_a_compiler_for_their_optimizer_are_refused() -> None:
+    text = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},' + (
+        ' "bf16": {"bf16_master_weights_and_grads": true}}'
+    )
+
+    assert _final(text).config["zero_force_ds_cpu_optimizer"] is True
+    with pytest.raises(MachineError, match="bf16_master_weights_and_grads needs DeepSpeedCPUAdam") as caught:
+        _final(text, hardware=replace(CPU, has_compiler=False))
+    assert caught.value.where == "my.json:1:86"
+
+
+def test_torch_autocast_in_fp16_is_right_without_zero_and_in_bf16() -> None:
+    for stage, dtype in ((0, "fp16"), (2, "bfloat16")):
+        value = {"zero_optimization": {"stage": stage}, "torch_autocast": {"enabled": True, "dtype": dtype}}
+        assert _final(json.dumps(value)).config["torch_autocast"]["dtype"] == dtype

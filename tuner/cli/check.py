@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +14,7 @@ from tuner.cli.options import override_options, overrides
 from tuner.errors import TunerError, visible
 
 if TYPE_CHECKING:
-    from tuner.recipes.recipe import Recipe
+    from tuner.recipes.recipe import Overrides, Recipe
     from tuner.zero.findings import Findings
     from tuner.zero.jsonfile import Document
 
@@ -62,13 +62,24 @@ def command(
     unused = {} if kind == "run" else {"gpus": gpus, "gpu": gpu, "nodes": nodes}
     targets.refuse_changes(name, kind, {**changes, **unused, "deepspeed": deepspeed})
     if kind == "config":
-        found = _config(lambda: _open(name, "NAME"))
+        found = _alone(name)
     else:
         recipe, machines = str(Path(name) / "recipe.py") if kind == "run" else name, (gpus, gpu, nodes)
         found = _recipe(recipe, deepspeed, machines, allow_code, changes)
         if kind == "run":
             found += _run(Path(name))
     _print(name, list(dict.fromkeys(found)), as_json=as_json)
+
+
+def _alone(name: str) -> list[Finding]:
+    """Check one DeepSpeed config without a recipe; what is lacking here is a warning: it may run elsewhere."""
+    found = _config(lambda: _open(name, "NAME"))
+    if any(one.severity == "error" for one in found):
+        return found
+    lacks = [finding for error in targets.lacks(_open(name, "NAME")) for finding in _told(error)]
+    known = {one.where for one in found}  # what no run survives is told there already
+    new = [one for one in lacks if one.where not in known]
+    return found + [replace(one, severity="warning", what=f"no run starts with it here: {one.what}") for one in new]
 
 
 def _recipe(
@@ -92,7 +103,36 @@ def _recipe(
     found += _errors(lambda: paths.check_data(config))
     template = config.model.chat_template
     found += _errors(lambda: catalog.chat_template(template)) if template else []
-    return found + _settled(loaded[0], deepspeed, machines)
+    settled = _settled(loaded[0], deepspeed, machines)
+    if any(one.severity == "error" for one in (*found, *settled)):
+        return found + settled
+    return found + settled + _machine(name, change, deepspeed, machines, allow_code=allow_code)
+
+
+def _machine(
+    name: str,
+    change: Overrides,
+    deepspeed: str | None,
+    machines: tuple[int | None, str | None, int],
+    *,
+    allow_code: bool,
+) -> list[Finding]:
+    """Check what the recipe and its config need of this machine; of others, say what cannot be seen from here."""
+    from tuner.launch import preflight
+    from tuner.launch.plan import Request
+
+    lacks: list[TunerError | str] = []
+
+    def look() -> None:
+        request = Request(name, change, deepspeed, allow_code=allow_code, ignore_fit=True)
+        made, environ = targets.planned(request, *machines)
+        is_here = machines == (None, None, 1)
+        lacks.extend(preflight.inspect(made, environ) if is_here else preflight.inspect_elsewhere(made))
+
+    found = _errors(look)
+    for one in lacks:
+        found += [Finding("warning", one)] if isinstance(one, str) else _told(one)
+    return found
 
 
 def _settled(loaded: Recipe, deepspeed: str | None, machines: tuple[int | None, str | None, int]) -> list[Finding]:
@@ -156,8 +196,12 @@ def _errors(act: Callable[[], object]) -> list[Finding]:
     try:
         act()
     except TunerError as error:
-        return [_error(one) for one in (error, *error.others)]
+        return _told(error)
     return []
+
+
+def _told(error: TunerError) -> list[Finding]:
+    return [_error(one) for one in (error, *error.others)]
 
 
 def _error(error: TunerError) -> Finding:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from tuner.cli import complete
-from tuner.errors import UsageError
+from tuner.errors import TunerError, UsageError
 
 if TYPE_CHECKING:
+    from tuner.launch.plan import LaunchPlan, Request
     from tuner.machine.hardware import Gpu, Hardware
     from tuner.machine.topology import Topology
     from tuner.recipes.diff import Section
@@ -103,6 +104,34 @@ def machines(gpus: int | None, gpu: str | None, nodes: int) -> tuple[Hardware, T
         raise UsageError("no GPU is here, so its kind must be said", where="--gpus", fix="Add: --gpu a100-80g.")
     made = node(here, gpus, known_gpu(gpu) if gpu else None)
     return made, Topology("torchrun", nodes, 0, len(made.gpus), nodes * len(made.gpus))
+
+
+def planned(request: Request, gpus: int | None, gpu: str | None, nodes: int) -> tuple[LaunchPlan, dict[str, str]]:
+    """Return what would run on the machines that the flags mean, and the environment it would run in.
+
+    Raises:
+        TunerError: it would not.
+    """
+    from datetime import datetime
+
+    from tuner.launch import plan
+
+    environ, (hardware, topology) = dict(os.environ), machines(gpus, gpu, nodes)
+    return plan.make(request, environ, hardware, datetime.now().astimezone(), topology), environ
+
+
+def lacks(document: Document) -> list[TunerError]:
+    """Return what this machine lacks for a DeepSpeed config by itself."""
+    from tuner.launch.checks import zero
+    from tuner.machine import hardware
+    from tuner.zero.check import check_device, inspect
+
+    here, value, found = hardware.detect(os.environ), inspect(document)[0].value, []
+    try:
+        check_device(value, "cuda" if here.gpus else "cpu", document.where)
+    except TunerError as error:
+        found.append(error)
+    return [*found, *zero.lacks(value, here, os.environ, document.where)]
 
 
 def node(here: Hardware, gpus: int | None, kind: Gpu | None) -> Hardware:

@@ -117,7 +117,7 @@ def command(
     environ = dict(os.environ)
     made = plan.make(request, environ, hardware.detect(environ), datetime.now().astimezone())
     if dry_run:
-        print_plan(made, preflight.foresee(made), as_json=as_json)
+        print_plan(made, preflight.foresee(made, environ), as_json=as_json)
         return
     from tuner.launch import start  # psutil, which a plan does not need
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from tuner.errors import TunerError, together
 from tuner.launch import fitting
-from tuner.launch.checks import Finding, data, gpus, hub, model, storage, system
+from tuner.launch.checks import Finding, data, gpus, hub, model, storage, system, zero
 from tuner.launch.plan import LaunchPlan
 
 _QUICK = (
@@ -25,10 +25,13 @@ _QUICK = (
     storage.shared_memory,
     storage.host_memory,
     system.open_files,
+    zero.swap_space,
 )
 """Together some milliseconds, and no network: a dry run shows them too."""
 _ELSEWHERE = (model.architecture, model.weights, model.context)
 """What this machine can tell of a run on others; _QUICK is about the machine that trains."""
+_CONFIGURED = (*_ELSEWHERE, gpus.attention, gpus.precision, zero.swap_space)
+"""What a recipe and its config ask of this machine, whatever its memory and its data."""
 _SLOW = (data.first_rows, hub.reachable, storage.download, gpus.driver, gpus.busy, system.installed, system.port)
 
 
@@ -39,7 +42,7 @@ def check(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
         TunerError: all that stands in its way.
     """
     checks = [partial(one, plan) for one in (*_QUICK, *_SLOW)]
-    around = (partial(one, plan, environ) for one in (system.builds, system.forgotten_srun))
+    around = (partial(one, plan, environ) for one in (zero.config, system.builds, system.forgotten_srun))
     return _judge((*checks, *around, partial(system.shadows, environ), partial(_fit, plan)))
 
 
@@ -53,7 +56,18 @@ def check_elsewhere(plan: LaunchPlan, *, quick: bool) -> tuple[str, ...]:
         TunerError: as `check`.
     """
     slow = () if quick else (data.first_rows, hub.reachable)
-    return _judge((*(partial(one, plan) for one in (*_ELSEWHERE, *slow)), partial(_fit, plan)))
+    return _judge((*(partial(one, plan) for one in (*_ELSEWHERE, zero.unknown, *slow)), partial(_fit, plan)))
+
+
+def inspect(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Return what this machine lacks for a recipe and its config; its memory, the data and the hub are not asked."""
+    around = (partial(one, plan, environ) for one in (zero.config, system.builds))
+    return tuple(_findings((*(partial(one, plan) for one in (*_CONFIGURED, system.installed)), *around)))
+
+
+def inspect_elsewhere(plan: LaunchPlan) -> tuple[Finding, ...]:
+    """Return what can be told from here of what a recipe and its config ask of other machines."""
+    return tuple(_findings(partial(one, plan) for one in (*_ELSEWHERE, zero.unknown)))
 
 
 def _judge(checks: Iterable[Callable[[], Iterator[Finding]]]) -> tuple[str, ...]:
@@ -64,9 +78,9 @@ def _judge(checks: Iterable[Callable[[], Iterator[Finding]]]) -> tuple[str, ...]
     return tuple(finding for finding in found if isinstance(finding, str))
 
 
-def foresee(plan: LaunchPlan) -> tuple[str, ...]:
+def foresee(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return what `check` would say, as far as it can be known in milliseconds."""
-    found = _findings(partial(one, plan) for one in _QUICK)
+    found = _findings((*(partial(one, plan) for one in _QUICK), partial(zero.config, plan, environ)))
     return tuple(one if isinstance(one, str) else f"this run would be refused: {one}" for one in found)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ Answer = TypeVar("Answer")
 MIB = 1024**2
 _NVCC = Path("/usr/local/cuda/bin/nvcc")
 _NVIDIA_SMI_S = 20.0
+_USES_LIBAIO = "#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n"
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,22 @@ def tool_path(environ: Mapping[str, str]) -> str:
 def has_compiler(path: str) -> bool:
     """Return whether a C++ compiler and ninja are on `path`."""
     return bool(shutil.which("ninja", path=path) and (shutil.which("g++", path=path) or shutil.which("c++", path=path)))
+
+
+def has_libaio(environ: Mapping[str, str]) -> bool:
+    """Return whether a program with libaio compiles and links here, as DeepSpeed's asynchronous disk access must.
+
+    Source: deepspeed/ops/op_builder/async_io.py, which asks the linker alone, and then compiles against the header.
+    """
+    path = tool_path(environ)
+    compiler = shutil.which("g++", path=path) or shutil.which("c++", path=path)
+    if compiler is None:
+        return False
+    before, after = (shlex.split(environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [compiler, *before, "-x", "c++", "-", "-o", f"{folder}/program", *after, "-laio"]
+        done = subprocess.run(argv, input=_USES_LIBAIO, capture_output=True, text=True, env=dict(environ), check=False)
+    return done.returncode == 0
 
 
 def has_nvcc(environ: Mapping[str, str]) -> bool:

@@ -13,7 +13,7 @@ from tuner.zero.fields import Field, schema
 from tuner.zero.findings import Findings, lookup, named, show
 from tuner.zero.jsonfile import Keys
 from tuner.zero.obsolete import is_off
-from tuner.zero.rules import INERT, RULES, UNRUNNABLE, ZERO, Config, device, stage
+from tuner.zero.rules import DROPPED, INERT, RANKS, RULES, UNRUNNABLE, ZERO, Config, device, stage
 
 CheckBlock = Callable[[dict[str, Any], Keys, Field, Findings, str], dict[str, Any]]
 
@@ -24,6 +24,7 @@ def check_rules(config: Config, findings: Findings, *, to_run: bool) -> None:
         # Without a stage, half of the rules would accuse keys that are right.
         return
     _drop_inert_offload(config, findings)
+    _drop_inert(config, findings)
     for rule in RULES:
         if rule.holds(config):
             findings.problem(rule.keys, rule.what, rule.fix)
@@ -46,6 +47,13 @@ def _drop_inert_offload(config: Config, findings: Findings) -> None:
             what = f"zero_optimization.{block} has no effect at stage {stage(config)} and was dropped"
             findings.warn((ZERO, block), what, f"It works from stage {first} on.")
             del config[ZERO][block]
+
+
+def _drop_inert(config: Config, findings: Findings) -> None:
+    for path, (why, fix) in DROPPED.items():
+        if not is_off(lookup(config, path)):
+            findings.warn(path, f"{'.'.join(path)} has no effect here and was dropped: {why}", fix)
+            del lookup(config, path[:-1])[path[-1]]
 
 
 _ONE_BIT = {"onebitadam", "zerooneadam", "onebitlamb", "onebitsgd"}
@@ -123,19 +131,26 @@ CUDA_ONLY: tuple[tuple[str, ...], ...] = (
 )
 
 
-def check_device(value: Config, device: Literal["cuda", "cpu"], where: Callable[[Keys], str]) -> None:
-    """Check a config that is to be run, and on which device.
+def check_device(
+    value: Config, device: Literal["cuda", "cpu"], where: Callable[[Keys], str], *, ranks: int = 1
+) -> None:
+    """Check a config that is to be run, on which device, and on how many ranks.
 
     Args:
         value: A config that `check` returned.
         where: Returns the place of a key, such as `Document.where`.
 
     Raises:
-        DeepSpeedConfigError: a feature of NVIDIA GPUs is on without one, or one that no run of tuner survives.
+        DeepSpeedConfigError: a feature of NVIDIA GPUs is on without one, or one that no run of tuner survives, or none
+            on so many ranks.
     """
     for rule in UNRUNNABLE:
         if rule.holds(value):
             raise DeepSpeedConfigError(rule.what, where=where(rule.keys), fix=rule.fix)
+    for keys, holds, why, fix in RANKS:
+        if holds(value, ranks):
+            what = f"{named(keys, lookup(value, keys))} {why}, {ranks}"
+            raise DeepSpeedConfigError(what, where=where(keys), fix=fix)
     for keys in CUDA_ONLY:
         if device != "cuda" and lookup(value, keys) is True:
             what = f"{named(keys, True)} needs an NVIDIA GPU, and this run is on a {device.upper()}"

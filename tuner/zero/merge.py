@@ -24,6 +24,7 @@ from tuner.zero.choice import preset_name as preset_name
 from tuner.zero.fields import schema
 from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
+from tuner.zero.rules import needs_cpu_adam
 
 _TOOLS = "g++ and ninja, and nvcc beside GPUs"
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
@@ -60,7 +61,7 @@ def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision
         MachineError: it asks for a compiler, or the recipe for a GPU, that is not there.
     """
     checked = check(document)
-    check_device(checked.value, "cuda" if hardware.gpus else "cpu", document.where)
+    check_device(checked.value, "cuda" if hardware.gpus else "cpu", document.where, ranks=batch.ranks)
     merger = _Merger(recipe, document, checked)
     merger.batch(batch)
     merger.clipping()
@@ -190,10 +191,19 @@ class _Merger:
                     "the offloaded optimizer runs as torch's Adam, several times slower than DeepSpeedCPUAdam: "
                     f"building that needs {_TOOLS}."
                 )
+                self._needs_no_cpu_adam()
         elif self.config[key] and not hardware.has_compiler:
             fix = f"Install {_TOOLS}, or set it to false."
             where = self.document.where((key,))
             raise MachineError(f"{key} is true, but there is no compiler for it", where=where, fix=fix)
+
+    def _needs_no_cpu_adam(self) -> None:
+        for block in ("fp16", "bf16"):
+            if needs_cpu_adam(self.config, block):
+                keys = (block, f"{block}_master_weights_and_grads")
+                what = f"{'.'.join(keys)} needs DeepSpeedCPUAdam, and there is no compiler for it"
+                fix = f"Install {_TOOLS}, or set it to false."
+                raise MachineError(what, where=self.document.where(keys), fix=fix)
 
     def rest(self) -> None:
         zero = self.config["zero_optimization"]

@@ -6,6 +6,7 @@ A rule only looks; `conflicts` tells what it found.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from tuner.zero.findings import lookup
@@ -17,12 +18,16 @@ _STEPPING = (1, 2, 3)
 
 
 class Rule(NamedTuple):
-    """A contradiction: where it is told, when it holds, what is wrong, and what to do."""
+    """A contradiction: where it is told, when it holds, what is wrong, and what to do.
+
+    `source` is the place in DeepSpeed 0.19.8 that says so.
+    """
 
     keys: tuple[str, ...]
     holds: Callable[[Config], bool]
     what: str
     fix: str
+    source: str = ""
 
 
 def stage(config: Config) -> int:
@@ -49,6 +54,13 @@ def _zenflow(config: Config, key: str, default: Any = "auto") -> Any:
 
 def _has_zenflow(config: Config) -> bool:
     return isinstance(lookup(config, (ZERO, "zenflow")), dict)
+
+
+def needs_cpu_adam(config: Config, block: str) -> bool:
+    """Return whether masters in 16 bits are asked for without the one optimizer that takes them."""
+    wanted = _true(config, block, f"{block}_master_weights_and_grads") and stage(config) in _STEPPING
+    has_it = device(config, "offload_optimizer") != "none" and config.get("zero_force_ds_cpu_optimizer", True)
+    return wanted and not has_it and not (block == "bf16" and _true(config, "bf16", "bf16_optimizer_states"))
 
 
 def _sums(config: Config) -> bool:
@@ -151,6 +163,17 @@ RULES: tuple[Rule, ...] = (
         "bf16.bf16_master_weights_and_grads needs ZeRO stage 1, 2 or 3",
         "Set zero_optimization.stage.",
     ),
+    *(
+        Rule(
+            (block, f"{block}_master_weights_and_grads"),
+            partial(needs_cpu_adam, block=block),
+            f"{block}.{block}_master_weights_and_grads needs the optimizer on the CPU, and as DeepSpeed's own CPU Adam",
+            'Add "offload_optimizer": {"device": "cpu"} and "zero_force_ds_cpu_optimizer": true'
+            + (", or set bf16.bf16_optimizer_states." if block == "bf16" else "."),
+            "runtime/zero/stage_1_and_2.py, _enforce_cpu_offload; stage3.py, _enforce_optimizer_offload",
+        )
+        for block in ("fp16", "bf16")
+    ),
     Rule(
         ("bf16", "bf16_optimizer_states"),
         lambda config: (
@@ -165,6 +188,13 @@ RULES: tuple[Rule, ...] = (
         lambda config: lookup(config, ("checkpoint", "writer")) is not None,
         "checkpoint.writer works only under the deepspeed launcher: it crashes at the first checkpoint here",
         "Remove it.",
+    ),
+    Rule(
+        (ZERO, "legacy_stage1"),
+        lambda config: _true(config, ZERO, "legacy_stage1") and stage(config) in _STEPPING,
+        "zero_optimization.legacy_stage1 is gone from DeepSpeed, which ends at its start",
+        "Remove it.",
+        "runtime/engine.py, _configure_zero_optimizer",
     ),
     Rule(
         ("checkpoint", "load_universal"),
@@ -195,15 +225,69 @@ UNRUNNABLE: tuple[Rule, ...] = (
         "autotuning ends the process after the few steps that it measures",
         "Remove it; tuner plan compares the levels.",
     ),
+    Rule(
+        ("torch_autocast", "dtype"),
+        lambda config: (
+            _true(config, "torch_autocast", "enabled")
+            and stage(config) in _STEPPING
+            and str(lookup(config, ("torch_autocast", "dtype"))).removeprefix("torch.") in ("fp16", "float16", "half")
+        ),
+        "torch_autocast.dtype = fp16 clips gradients with the loss scale still in them at ZeRO stage 1, 2 and 3, which "
+        "trains wrong without an error",
+        'Write "bfloat16", or take fp16 for all: --set dtype=fp16.',
+        "runtime/zero/stage_1_and_2.py and stage3.py, unscale_and_clip_grads",
+    ),
+    Rule(
+        ("expert_parallel", "enabled"),
+        lambda config: _true(config, "expert_parallel", "enabled"),
+        "expert_parallel.enabled (AutoEP) fails on the output recorders of transformers 5, and would leave each rank "
+        "with its own experts to save",
+        "Remove it; ZeRO stage 3 shards the experts too.",
+        "module_inject/auto_ep_presets/base.py, _install_instance_transformers_output_recorders",
+    ),
+    Rule(
+        (ZERO, "zenflow"),
+        _has_zenflow,
+        "zero_optimization.zenflow builds its own AdamW and decides by itself which micro-batches update the weights, "
+        "and here the recipe decides both",
+        'Remove it; offload_optimizer {"device": "cpu"} works without it.',
+        "runtime/zenflow/engine.py, configure_zenflow and is_zenflow_update_boundary",
+    ),
+    Rule(
+        ("datastates_ckpt",),
+        # Whatever is not false switches it on, null too.
+        lambda config: config.get("datastates_ckpt", False) is not False,
+        "datastates_ckpt writes with a package that no registry has, after a run has taken its checkpoint for whole",
+        "Remove it.",
+        "datastates/config.py, DeepSpeedDataStatesConfig; runtime/checkpoint_engine/datastates_checkpoint_engine.py",
+    ),
+)
+
+# As UNRUNNABLE, on some numbers of ranks.
+RANKS: tuple[tuple[tuple[str, ...], Callable[[Config, int], bool], str, str], ...] = (
+    (
+        (ZERO, "zero_hpz_partition_size"),
+        lambda config, ranks: (
+            stage(config) == 3 and ranks % min(lookup(config, (ZERO, "zero_hpz_partition_size"), 1), ranks) != 0
+        ),
+        "does not divide the number of ranks",
+        "Write the number of GPUs of a node.",
+    ),
 )
 
 # Read by parts of DeepSpeed that a run does not go through: why, and what to do.
 INERT: dict[tuple[str, ...], tuple[str, str]] = {
+    ("compile", "deepcompile"): ("no trainer asks DeepSpeed to compile the model", "Remove it."),
     ("activation_checkpointing",): (
         "models of transformers checkpoint by themselves",
         "The recipe's train_cfg.gradient_checkpointing decides.",
     ),
-    ("data_efficiency", "data_sampling"): ("samples are drawn by Hugging Face's loader", "Remove it."),
     ("dataloader_drop_last",): ("samples are drawn by Hugging Face's loader", "Remove it."),
     ("pipeline",): ("no model is cut into stages", "Remove it."),
+}
+
+# As INERT, but DeepSpeed fails on them, or writes into them what nobody asked for; so they are dropped.
+DROPPED: dict[tuple[str, ...], tuple[str, str]] = {
+    ("data_efficiency", "data_sampling"): ("samples are drawn by Hugging Face's loader", "Remove it."),
+    ("data_efficiency", "data_routing"): ("it needs layers that a model's own code makes", "Remove it."),
 }

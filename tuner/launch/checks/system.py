@@ -13,15 +13,12 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from tuner.errors import MachineError
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
 from tuner.machine import libraries, slurm
 
-_MONITORS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
-"""Blocks of a DeepSpeed config that need a package."""
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")
 _DEEPSPEED_ENV = ".deepspeed_env"
 """Variables that DeepSpeed's own launcher hands to its ranks, from the working directory or the home folder."""
@@ -37,15 +34,8 @@ def installed(plan: LaunchPlan) -> Iterator[Finding]:
     yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=bool(plan.hardware.gpus))
     for tracker in config.log.trackers:
         yield from _missing(tracker, f"log.trackers = {tracker!r}")
-    for block, package in _MONITORS.items():
-        if _is_on(plan.final.config.get(block)):
-            yield from _missing(package, f"{block}.enabled in the DeepSpeed config")
     if config.optim_wrapper.optimizer.type in ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit"):
         yield from _missing("bitsandbytes", "optim_wrapper.optimizer.type")
-
-
-def _is_on(block: Any) -> bool:
-    return isinstance(block, dict) and bool(block.get("enabled"))
 
 
 def _missing(package: str | None, where: str) -> Iterator[Finding]:

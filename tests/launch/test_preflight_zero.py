@@ -1,0 +1,160 @@
+"""A DeepSpeed config that this machine cannot run is refused with the place of its key, before a rank starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.plans import PATH, made
+from tests.machine.gpus import CPU, GIB
+from tuner.errors import DiskError, MachineError
+from tuner.launch import preflight
+from tuner.launch.checks import Finding, zero
+from tuner.launch.plan import LaunchPlan
+from tuner.machine import hardware
+
+Disk = namedtuple("Disk", "total used free")
+BOTH = ("offload_optimizer", "offload_param")
+
+
+def texts(found: list[Finding]) -> str:
+    return "\n".join(map(str, found))
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LaunchPlan]:
+    """Return a function that plans a run with a DeepSpeed config, on a machine that has libaio."""
+    monkeypatch.setattr(hardware, "has_libaio", lambda environ: True)
+
+    def plan(config: dict[str, Any], *sets: str, **request: Any) -> LaunchPlan:
+        path = tmp_path / "my.json"
+        path.write_text(json.dumps(config))
+        return made(*sets, deepspeed=str(path), **request)
+
+    return plan
+
+
+def _nvme(path: Path, *blocks: str, stage: int = 3) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage} | {one: {"device": "nvme", "nvme_path": str(path)} for one in blocks}}
+
+
+def _lacks(plan: LaunchPlan) -> list[Finding]:
+    return list(zero.config(plan, PATH))
+
+
+@pytest.mark.parametrize("blocks", [BOTH, BOTH[:1], BOTH[1:]])
+def test_swapping_to_a_disk_with_libaio_and_a_folder_is_right(
+    planned: Callable[..., LaunchPlan], tmp_path: Path, blocks: tuple[str, ...]
+) -> None:
+    plan = planned(_nvme(tmp_path / "new" / "swap", *blocks))
+
+    assert _lacks(plan) == []
+    assert list(zero.swap_space(plan)) == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_swapping_to_a_disk_needs_libaio_and_names_its_packages(
+    planned: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(_nvme(tmp_path, *BOTH))
+    monkeypatch.setattr(hardware, "has_libaio", lambda environ: False)
+
+    (error,) = _lacks(plan)
+
+    assert isinstance(error, MachineError)
+    assert error.where == f"{tmp_path}/my.json:1:58"
+    assert "apt install libaio-dev, or dnf install libaio-devel" in str(error)
+
+
+def test_swapping_to_a_disk_needs_a_compiler(planned: Callable[..., LaunchPlan], tmp_path: Path) -> None:
+    plan = planned(_nvme(tmp_path, "offload_param"), hardware=replace(CPU, has_compiler=False))
+
+    assert "Install g++ and ninja" in texts(_lacks(plan))
+
+
+def test_an_op_that_came_compiled_needs_neither(
+    planned: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(_nvme(tmp_path, *BOTH), hardware=replace(CPU, has_compiler=False))
+    monkeypatch.setattr(hardware, "has_libaio", lambda environ: False)
+    monkeypatch.setattr(zero, "_is_built", lambda: True)
+
+    assert _lacks(plan) == []
+
+
+def test_below_stage_3_nothing_is_swapped_to_a_disk(
+    planned: Callable[..., LaunchPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "has_libaio", lambda environ: False)
+
+    assert _lacks(planned(_nvme(Path("/proc/no"), "offload_optimizer", stage=2))) == []
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_the_place_of_its_key(
+    planned: Callable[..., LaunchPlan], tmp_path: Path
+) -> None:
+    (error,) = _lacks(planned(_nvme(Path("/proc/no/swap"), "offload_param")))
+
+    assert isinstance(error, DiskError)
+    assert "offload_param.nvme_path = '/proc/no/swap': /proc cannot be written into" in str(error)
+    assert error.where == f"{tmp_path}/my.json:1:72"
+
+
+def test_a_file_is_no_folder_to_swap_to(planned: Callable[..., LaunchPlan], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    assert "Not a directory" in texts(_lacks(planned(_nvme(tmp_path / "file", "offload_param"))))
+
+
+@pytest.mark.parametrize(
+    ("block", "key"),
+    [("csv_monitor", "output_path"), ("tensorboard", "output_path"), ("flops_profiler", "output_file")],
+)
+def test_a_report_that_cannot_be_written_is_refused_where_it_is_on(
+    planned: Callable[..., LaunchPlan], block: str, key: str
+) -> None:
+    on, off = ({block: {key: "/proc/no/report", "enabled": enabled}} for enabled in (True, False))
+
+    assert f"{block}.{key}" in texts(_lacks(planned(on)))
+    assert _lacks(planned(off)) == []
+
+
+def test_a_disk_too_small_for_what_is_swapped_is_refused(
+    planned: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(_nvme(tmp_path, *BOTH), recipe="llama2_7b_full_alpaca_e3", ignore_fit=True)
+    needed = (2 + 16 if plan.precision.dtype == "bf16" else 4 + 16) * 6_738_415_616
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, needed - 1))
+
+    (error,) = zero.swap_space(plan)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, needed))
+
+    assert isinstance(error, DiskError)
+    assert f"needs {needed / GIB:.1f} GiB" in str(error)
+    assert list(zero.swap_space(plan)) == []
+
+
+def test_a_dry_run_tells_what_is_missing(
+    planned: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "has_libaio", lambda environ: False)
+
+    told = preflight.foresee(planned(_nvme(tmp_path, "offload_param")), PATH)
+
+    assert [one for one in told if one.startswith("this run would be refused") and "libaio" in one]
+
+
+def test_of_other_machines_is_told_what_they_must_have(planned: Callable[..., LaunchPlan], tmp_path: Path) -> None:
+    config = _nvme(tmp_path, "offload_param") | {"wandb": {"enabled": True}}
+
+    told = texts(list(preflight.inspect_elsewhere(planned(config))))
+
+    assert "libaio-dev" in told
+    assert "wandb.enabled needs wandb on the machine that trains, which is not seen from here." in told

@@ -1,0 +1,138 @@
+"""What a run's DeepSpeed config needs of this machine: packages, folders that can be written, a disk to swap to.
+
+It asks the compiler about libaio, and makes a file for an instant where the run would write.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import DiskError, MachineError
+from tuner.fit.estimate import state_bytes
+from tuner.fit.memory import count
+from tuner.fit.parameters import has_formula, num_parameters
+from tuner.fit.sizes import gib
+from tuner.launch.checks import Finding
+from tuner.launch.checks.storage import existing
+from tuner.launch.plan import LaunchPlan
+from tuner.machine import hardware
+from tuner.machine.hardware import Hardware
+from tuner.zero import needs
+
+_LIBAIO = "apt install libaio-dev, or dnf install libaio-devel"
+_THERE = "on the machine that trains, which is not seen from here"
+_IN_MEMORY = "swap to memory: device = cpu"
+_FP32_AND_GRADIENT = 8
+"""Bytes of a trained weight in fp32 and of its gradient, which are on the disk beside the optimizer's own state."""
+
+
+def config(plan: LaunchPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Find what the run's config needs and this machine lacks."""
+    origins = plan.final.origins
+    return lacks(plan.final.config, plan.hardware, environ, lambda keys: origins[".".join(keys)].source)
+
+
+def lacks(
+    config: dict[str, Any], here: Hardware, environ: Mapping[str, str], where: Callable[[needs.Keys], str]
+) -> Iterator[MachineError | DiskError]:
+    """Yield what a config needs and this machine lacks, room on its disks apart.
+
+    Args:
+        where: Returns the place of a key.
+    """
+    for keys, package in needs.packages(config):
+        if importlib.util.find_spec(package) is None:
+            what = f"{'.'.join(keys)} is true, and {package} is not installed"
+            yield MachineError(what, where=where(keys), fix=f"pip install {package}, or switch it off.")
+    for keys, path in needs.folders(config):
+        if problem := _unwritable(path, direct=False):
+            yield _no_folder(keys, path, problem, where)
+    swaps = list(needs.swaps(config))
+    for swap in swaps:
+        if problem := _unwritable(swap.path, direct=True):
+            yield _no_folder(swap.path_keys, swap.path, problem, where)
+    if swaps and not _is_built() and (lack := _no_libaio(here, environ)):
+        what, fix = lack
+        yield MachineError(what, where=where(swaps[0].device_keys), fix=f"{fix}, or {_IN_MEMORY}.")
+
+
+def _no_folder(keys: needs.Keys, path: Path, problem: str, where: Callable[[needs.Keys], str]) -> DiskError:
+    return DiskError(f"{'.'.join(keys)} = {str(path)!r}: {problem}", where=where(keys), fix="Name another folder.")
+
+
+def _no_libaio(here: Hardware, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return what is missing of what DeepSpeed swaps with, and how to get it; None where all is here."""
+    if not here.has_compiler:
+        tools = "g++ and ninja, and nvcc beside GPUs"
+        return f"DeepSpeed builds what it swaps to disks with, and {tools} are not here", f"Install {tools}"
+    if not hardware.has_libaio(environ):
+        what = "DeepSpeed swaps to disks with libaio, and the library or its header libaio.h is not here"
+        return what, f"{_LIBAIO} (outside the system's folders: CFLAGS and LDFLAGS)"
+    return None
+
+
+def swap_space(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a disk without room for what is swapped to it."""
+    wanted: dict[int, float] = {}
+    free: dict[int, tuple[Path, int]] = {}
+    for swap in needs.swaps(plan.final.config):
+        place = existing(swap.path)
+        if _unwritable(place, direct=True):
+            continue
+        disk = place.stat().st_dev
+        wanted[disk] = wanted.get(disk, 0.0) + _swapped_bytes(plan, swap.block)
+        free[disk] = (place, shutil.disk_usage(place).free)
+    for disk, (place, there) in free.items():
+        if there < wanted[disk]:
+            what = f"{gib(there)} are free, and what this run swaps to the disk needs {gib(wanted[disk])}"
+            yield DiskError(what, where=place, fix=f"Free space, name another nvme_path, or {_IN_MEMORY}.")
+
+
+def unknown(plan: LaunchPlan) -> Iterator[Finding]:
+    """Tell what the machines of a run that starts elsewhere must have, which cannot be seen from here."""
+    for keys, package in needs.packages(plan.final.config):
+        yield f"{'.'.join(keys)} needs {package} {_THERE}."
+    for keys, path in needs.folders(plan.final.config):
+        yield f"{'.'.join(keys)} = {str(path)!r} must be writable {_THERE}."
+    for swap in needs.swaps(plan.final.config):
+        must = f"libaio with its header ({_LIBAIO}) and room in {str(swap.path)!r}"
+        yield f"{swap.block}.device = 'nvme' needs {must} {_THERE}."
+
+
+def _is_built() -> bool:
+    """Return whether DeepSpeed was installed with this op compiled."""
+    spec = importlib.util.find_spec("deepspeed")
+    return bool(spec and spec.origin and list((Path(spec.origin).parent / "ops" / "aio").glob("async_io_op*.so")))
+
+
+def _unwritable(path: Path, *, direct: bool) -> str | None:
+    """Return why no file can be made in a folder, or in the one it would be made in; None where it can.
+
+    Args:
+        direct: Whether the file is to be written around the cache (O_DIRECT), as DeepSpeed swaps.
+    """
+    place = existing(path)
+    try:
+        with tempfile.NamedTemporaryFile(dir=place) as file:
+            if direct:
+                os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
+    except OSError as error:
+        return f"{place} cannot be written into{' with O_DIRECT' * direct}: {error.strerror}"
+    return None
+
+
+def _swapped_bytes(plan: LaunchPlan, block: str) -> float:
+    """Return the bytes that a node swaps: what ranks swap is divided among all of them."""
+    config, facts = plan.recipe.config, plan.recipe.config.architecture
+    if facts is None or not has_formula(facts):
+        return 0.0
+    share = plan.topology.nproc_per_node / plan.topology.world_size
+    if block == "offload_param":
+        return share * plan.precision.weight_bytes * num_parameters(facts)
+    return share * (_FP32_AND_GRADIENT + state_bytes(config)) * count(config, facts).trainable
