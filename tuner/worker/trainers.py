@@ -32,6 +32,7 @@ from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
 from tuner.worker.data import batches
 from tuner.worker.data.prepare import Prepared
+from tuner.worker.evaluation import EachRowOnce
 from tuner.worker.models.load import DTYPES
 
 
@@ -42,15 +43,33 @@ class _AsPrepared:
         return dataset
 
 
-class _Dpo(_AsPrepared, DPOTrainer):  # type: ignore[misc]
+class _Sft(EachRowOnce, SFTTrainer):  # type: ignore[misc]
+    """SFT, or pretraining, on prepared rows."""
+
+    aux_loss_enabled: bool
+
+    def prediction_step(self, *given: Any, **named: Any) -> Any:
+        """Leave the load balancing of a mixture of experts out: it is no loss on the tokens."""
+        adds, self.aux_loss_enabled = self.aux_loss_enabled, False
+        try:
+            return super().prediction_step(*given, **named)
+        finally:
+            self.aux_loss_enabled = adds
+
+
+class _Dpo(EachRowOnce, _AsPrepared, DPOTrainer):  # type: ignore[misc]
     """DPO on prepared rows."""
 
 
-class _Kto(_AsPrepared, KTOTrainer):  # type: ignore[misc]
+class _Kto(EachRowOnce, _AsPrepared, KTOTrainer):  # type: ignore[misc]
     """KTO on prepared rows."""
 
 
-class _Orpo(ORPOTrainer):  # type: ignore[misc]
+class _Reward(EachRowOnce, RewardTrainer):  # type: ignore[misc]
+    """A reward model on prepared rows."""
+
+
+class _Orpo(EachRowOnce, ORPOTrainer):  # type: ignore[misc]
     """ORPO on prepared rows."""
 
     def __init__(self, *, train_dataset: Any, eval_dataset: Any, **others: Any) -> None:
@@ -72,7 +91,7 @@ class _Kind:
 
 # The rows come tokenized and packed; the collator separates the samples of a row by their position_ids.
 _SFT = _Kind(
-    SFTTrainer,
+    _Sft,
     SFTConfig,
     {
         "dataset_kwargs": {"skip_prepare_dataset": True},
@@ -88,7 +107,7 @@ _KINDS = {
     # The only one without a count of tokens.
     "orpo": _Kind(_Orpo, ORPOConfig, {"include_num_input_tokens_seen": "non_padding"}, batches.odds),
     "kto": _Kind(_Kto, KTOConfig, {}, batches.feedback),
-    "reward": _Kind(RewardTrainer, RewardConfig, {}),
+    "reward": _Kind(_Reward, RewardConfig, {}),
 }
 
 
