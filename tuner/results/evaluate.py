@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -25,6 +25,7 @@ from tuner.results.subject import Loaded, Subject, load_frozen
 from tuner.worker.data.masks import IGNORED
 from tuner.worker.data.prepare import Prepared
 from tuner.worker.data.sample import Message
+from tuner.worker.evaluation import num_trained
 from tuner.worker.models.load import source
 from tuner.worker.samples import prompts, shown
 from tuner.worker.trainers import evaluator
@@ -67,9 +68,7 @@ def rows_of(subject: Subject, asked: Asked) -> Dataset:
 
 
 def likelihood(loaded: Loaded, prepared: Prepared, batch_size: int) -> dict[str, float]:
-    """Return the loss in nats, the mean over all trained tokens whatever the batches, and its exponential.
-
-    The trainer's own `eval_loss` is a mean over batches of their means, so it depends on the size of a batch.
+    """Return the loss in nats, the mean over all trained tokens as in training's validation, and its exponential.
 
     Raises:
         TunerError: the loss is no number.
@@ -78,12 +77,20 @@ def likelihood(loaded: Loaded, prepared: Prepared, batch_size: int) -> dict[str,
     total, num_tokens = 0.0, 0
     for batch in DataLoader(prepared.dataset, batch_size, collate_fn=collate):
         inputs = {name: _placed(value, loaded.model.device) for name, value in batch.items()}
+        labels_BT = inputs.pop("labels")
         with torch.inference_mode():
-            loss = float(loaded.model(**inputs, use_cache=False).loss)
-        count = int((batch["labels"][:, 1:] != IGNORED).sum())
-        total, num_tokens = total + loss * count, num_tokens + count
+            logits_BTV = loaded.model(**inputs, use_cache=False).logits
+        total += _nats(logits_BTV, labels_BT)
+        num_tokens += num_trained(labels_BT)
     mean = _finite(total / num_tokens, loaded)
     return {"loss": mean, "perplexity": math.exp(min(mean, _MOST_NATS)), "tokens": num_tokens}
+
+
+def _nats(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> float:
+    """Return the sum over trained tokens; the model's own loss may have a mixture of experts' load balancing in it."""
+    logits_TV, labels_T = logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten().to(logits_BTV.device)
+    is_trained_T = labels_T != IGNORED
+    return float(F.cross_entropy(logits_TV[is_trained_T].float(), labels_T[is_trained_T], reduction="sum"))
 
 
 def _placed(value: Any, device: torch.device) -> Any:
@@ -110,19 +117,13 @@ def judged(
         TunerError: the loss is no number.
         ModelError, MachineError: the model that it is compared with cannot be loaded.
     """
-    models, rows = (loaded.model, _reference(loaded, config, hardware)), prepared.dataset
-    sums, counts = defaultdict[str, float](float), defaultdict[str, int](int)
+    models = (loaded.model, _reference(loaded, config, hardware))
     with tempfile.TemporaryDirectory() as folder:
-        trainer = evaluator(config, models, loaded.tokenizer, rows, batch_size, folder)
-        whole = len(rows) - len(rows) % batch_size
-        # TRL takes the mean of its batches' means: right where they are all of one size.
-        for part in (range(whole), range(whole, len(rows))):
-            for name, value in trainer.evaluate(rows.select(part)).items() if part else ():
-                sums[name] += value * len(part)
-                counts[name] += len(part)
-    _finite(sums["eval_loss"], loaded)
-    names = (name for name in sorted(sums) if name in _JUDGED or name.startswith(_REWARDS))
-    return {name.removeprefix("eval_"): sums[name] / counts[name] for name in names}
+        trainer = evaluator(config, models, loaded.tokenizer, prepared.dataset, batch_size, folder)
+        found = trainer.evaluate()
+    _finite(found["eval_loss"], loaded)
+    names = (name for name in sorted(found) if name in _JUDGED or name.startswith(_REWARDS))
+    return {name.removeprefix("eval_"): found[name] for name in names}
 
 
 def _reference(loaded: Loaded, config: RecipeConfig, hardware: Hardware) -> Any | None:

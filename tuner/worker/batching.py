@@ -61,7 +61,7 @@ class Collator:
         return {**self.collate(rows or [self.stand_in]), _NUM_ROWS: len(rows)}
 
 
-class EachRowOnce:
+class TrainsOnEachRowOnce:
     """Mixed into a trainer of TRL: an epoch trains on every row once, and a step's rows weigh alike.
 
     A loss that is normalised by the step's trained tokens (SFT) has that already: a stand-in has none of them. A loss

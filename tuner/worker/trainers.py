@@ -30,10 +30,11 @@ from tuner.recipes.objective import Kto
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.worker.batching import EachRowOnce
+from tuner.worker.batching import TrainsOnEachRowOnce
 from tuner.worker.data import batches
 from tuner.worker.data.masks import IGNORED
 from tuner.worker.data.prepare import Prepared
+from tuner.worker.evaluation import EvaluatesEachRowOnce
 from tuner.worker.models.load import DTYPES
 from tuner.worker.schedule import WarmsUpFromFirstUpdate
 
@@ -45,26 +46,43 @@ class _AsPrepared:
         return dataset
 
 
-class _Sft(WarmsUpFromFirstUpdate, EachRowOnce, SFTTrainer):  # type: ignore[misc]
+class _Shared(WarmsUpFromFirstUpdate, TrainsOnEachRowOnce, EvaluatesEachRowOnce):
+    """What the trainers of all objectives do otherwise than TRL's."""
+
+
+class _Sft(_Shared, SFTTrainer):  # type: ignore[misc]
     """SFT and pre-training, whose loss is normalised by the step's trained tokens."""
 
     weighs_rows = False
+    aux_loss_enabled: bool
 
     @staticmethod
     def stand_in(row: dict[str, Any]) -> dict[str, Any]:
         ids = row["input_ids"][:2]
         return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)]}
 
+    def prediction_step(self, *given: Any, **named: Any) -> Any:
+        """Leave the load balancing of a mixture of experts out: it is no loss on the tokens."""
+        adds, self.aux_loss_enabled = self.aux_loss_enabled, False
+        try:
+            return super().prediction_step(*given, **named)
+        finally:
+            self.aux_loss_enabled = adds
 
-class _Dpo(WarmsUpFromFirstUpdate, EachRowOnce, _AsPrepared, DPOTrainer):  # type: ignore[misc]
+
+class _Dpo(_Shared, _AsPrepared, DPOTrainer):  # type: ignore[misc]
     """DPO on prepared rows."""
 
 
-class _Kto(WarmsUpFromFirstUpdate, EachRowOnce, _AsPrepared, KTOTrainer):  # type: ignore[misc]
+class _Kto(_Shared, _AsPrepared, KTOTrainer):  # type: ignore[misc]
     """KTO on prepared rows."""
 
 
-class _Orpo(WarmsUpFromFirstUpdate, EachRowOnce, ORPOTrainer):  # type: ignore[misc]
+class _Reward(_Shared, RewardTrainer):  # type: ignore[misc]
+    """A reward model on prepared rows."""
+
+
+class _Orpo(_Shared, ORPOTrainer):  # type: ignore[misc]
     """ORPO on prepared rows."""
 
     def __init__(self, *, train_dataset: Any, eval_dataset: Any, **others: Any) -> None:
@@ -72,10 +90,6 @@ class _Orpo(WarmsUpFromFirstUpdate, EachRowOnce, ORPOTrainer):  # type: ignore[m
         nothing = train_dataset.select(())
         super().__init__(train_dataset=nothing, eval_dataset=nothing if eval_dataset else None, **others)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-
-
-class _Reward(WarmsUpFromFirstUpdate, EachRowOnce, RewardTrainer):  # type: ignore[misc]
-    """Reward models on prepared rows."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,100 @@
+"""The losses of preferences are those of their papers: the trainers' on one batch, and plain formulas on its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.reference import formulas
+from tests.reference.formulas import Side
+from tuner.recipes.recipe import Overrides, load
+from tuner.worker.data.prepare import prepare
+from tuner.worker.models.load import load_model, load_tokenizer, source
+from tuner.worker.trainers import evaluator
+
+NUM_ROWS = 6
+METHODS = ("full", "lora")
+
+
+class Case:
+    """An objective's recipe, rows and models, and the loss that its trainer finds on those rows as one batch."""
+
+    def __init__(self, objective: str, method: str, folder: Path, *sets: str) -> None:
+        pairs = [("--set", text) for text in (f"train_dataloader.dataset.max_rows={NUM_ROWS}", *sets)]
+        config = load(f"tiny_{objective}_{method}_sample_preferences_e1", Overrides(pairs=pairs)).config
+        path = source(config.model)
+        transformers.set_seed(1)
+        self.policy = load_model(config, path, torch.float32, "cpu", shards=False)
+        # What training began with, which an adapter's trainer finds below the adapter.
+        start = load(f"tiny_{objective}_full_sample_preferences_e1").config
+        self.reference = load_model(start, path, torch.float32, "cpu", shards=False).eval()
+        for name, weight in self.policy.named_parameters():
+            if weight.requires_grad and ("lora_B" in name or "layers.1.mlp" in name or "score" in name):
+                torch.nn.init.normal_(weight, std=0.1)
+        tokenizer = load_tokenizer(config.model, path)
+        dataset = prepare(config.train_dataloader.dataset, tokenizer, objective=objective).dataset
+        compared = self.reference if method == "full" and objective in ("dpo", "kto") else None
+        trainer = evaluator(config, (self.policy, compared), tokenizer, dataset, len(dataset), str(folder))
+        self.rows = list(dataset)
+        self.policy.train()
+        self.loss = float(trainer.compute_loss(self.policy, trainer.data_collator(self.rows)).detach())
+        self.policy.eval()
+
+    def side(self, name: str) -> list[Side]:
+        return [(row[f"{name}_ids"], row[f"{name}_labels"]) for row in self.rows]
+
+    @property
+    def pairs(self) -> list[tuple[Side, Side]]:
+        return list(zip(self.side("chosen"), self.side("rejected"), strict=True))
+
+
+def answered(asked: Side, said: Side) -> Side:
+    """Return the prompt of one answer with another answer."""
+    starts = [next(at for at, label in enumerate(labels) if label != -100) for _, labels in (asked, said)]
+    prompt, answer = asked[0][: starts[0]], said[0][starts[1] :]
+    return [*prompt, *answer], [-100] * len(prompt) + list(said[1][starts[1] :])
+
+
+def close(value: float) -> Any:
+    return pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dpo(method: str, tmp_path: Path) -> None:
+    case = Case("dpo", method, tmp_path, "beta=0.3")
+
+    expected = formulas.dpo(case.policy, case.reference, case.pairs, beta=0.3)
+    assert abs(expected - 0.6931) > 0.01, "the policy is another than the reference"
+    assert case.loss == close(expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_orpo(method: str, tmp_path: Path) -> None:
+    case = Case("orpo", method, tmp_path, "beta=0.3")
+
+    assert case.loss == close(formulas.orpo(case.policy, case.pairs, beta=0.3))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_kto(method: str, tmp_path: Path) -> None:
+    case = Case("kto", method, tmp_path, "beta=0.3", "desirable_weight=1.5", "undesirable_weight=0.5")
+    sides = case.side("answer")
+    mixed = [answered(sides[at], sides[at - 1]) for at in range(len(sides))]
+    judged = [(side, row["is_good"]) for side, row in zip(sides, case.rows, strict=True)]
+
+    distance = formulas.distance(case.policy, case.reference, mixed)
+    assert {is_good for _, is_good in judged} == {True, False} and distance > 0.01
+    expected = formulas.kto(case.policy, case.reference, judged, beta=0.3, distance=distance, weights=(1.5, 0.5))
+    assert case.loss == close(expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("coefficient", [0.0, 0.1])
+def test_reward(method: str, coefficient: float, tmp_path: Path) -> None:
+    case = Case("reward", method, tmp_path, f"center_rewards_coefficient={coefficient or None}")
+
+    assert case.loss == close(formulas.reward(case.policy, case.pairs, coefficient))

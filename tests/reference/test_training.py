@@ -1,0 +1,124 @@
+"""`tuner train` takes the steps of a plain PyTorch loop: losses, gradient norms and final weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e.runs import Finished, distance, ok, train
+from tests.reference import loop
+from tuner.recipes import catalog
+from tuner.recipes.recipe import load
+from tuner.worker.data.prepare import prepare
+from tuner.worker.models.load import CACHE
+from tuner.worker.models.tiny import materialize
+
+pytestmark = pytest.mark.e2e
+
+# 20 rows: on one rank an epoch is 10 micro-batches, in steps of 4, 4 and 2; on two it is 5 each, in steps of 4 and 1.
+# The learning rate is 0 in the first step of the warm-up, so its checkpoint has the adapter that training began with.
+RECIPE = """
+_base_ = "tiny_{method}_sample_e2"
+train_dataloader = dict(batch_size=2, dataset=dict(max_length=128, max_rows={num_rows}, packing={packing}))
+val_dataloader = None
+optim_wrapper = dict(
+    optimizer=dict(lr=3e-3, weight_decay=0.1), clip_grad=dict(max_norm={max_norm}), accumulative_counts=4, dtype="fp32"
+)
+param_scheduler = dict(type="cosine", warmup_ratio=0.3)
+checkpoint = dict(interval=1, max_keep_ckpts=20)
+log = dict(interval=1, num_samples=0)
+{more}
+"""
+LORA = "adapter = dict(r=8, lora_alpha=16, lora_dropout=0.0)"
+MAX_NORM = {"full": 4.0, "lora": 1.25}
+"""Between the largest and the smallest of the gradient norms."""
+QUICK = [("full", "zero2", 2, False), ("lora", "zero3", 2, True)]
+LONG = [
+    (method, level, ranks, packing)
+    for method in ("full", "lora")
+    for level in ("none", "zero2", "zero3")
+    for ranks in (1, 2)
+    for packing in (False, True)
+    if (method, level, ranks, packing) not in QUICK
+]
+
+
+def tiny() -> Path:
+    return materialize(Path(catalog.asset("package:tiny")), CACHE)
+
+
+def rows_by_hand(tokenizer: Any, num_rows: int) -> list[loop.Row]:
+    """The first rows of the shipped sample, one sample a row."""
+    file = Path(catalog.asset("package:sample/train.jsonl"))
+    lines = file.read_text(encoding="utf-8").splitlines()[:num_rows]
+    return [[loop.chatml(tokenizer, json.loads(line)["messages"], 128)] for line in lines]
+
+
+def packed_rows(recipe: Path, tokenizer: Any) -> list[loop.Row]:
+    """The rows that tuner packs, each as the samples in it."""
+    made = prepare(load(str(recipe)).config.train_dataloader.dataset, tokenizer).dataset
+    rows: list[loop.Row] = []
+    for row in made:
+        samples, at = [], 0
+        for length in row["seq_lengths"]:
+            part = slice(at, at + length)
+            samples.append((row["input_ids"][part], [label != -100 for label in row["labels"][part]]))
+            at += length
+        rows.append(samples)
+    return rows
+
+
+def compared(run: Finished, rows: list[loop.Row], method: str, ranks: int) -> tuple[list[loop.Step], float]:
+    """Return the steps of the plain loop on a run's rows, and how far the run's final weights are from its own."""
+    model = AutoModelForCausalLM.from_pretrained(tiny(), dtype=torch.float32)
+    name = "model" if method == "full" else "adapter_model"
+    final = load_file(run.path / "final" / f"{name}.safetensors")
+    trained: dict[str, Any] = dict(model.named_parameters())
+    if method == "lora":
+        trained = loop.with_lora(model, load_file(run.path / "checkpoints/checkpoint-1/adapter_model.safetensors"), 2.0)
+    settings = loop.Settings(
+        lr=3e-3,
+        weight_decay=0.1,
+        warmup_ratio=0.3,
+        max_norm=MAX_NORM[method],
+        global_batch=2 * 4 * ranks,
+        num_epochs=2,
+        seed=42,
+    )
+    steps = loop.train(model, rows, settings)
+    common = trained.keys() & final.keys()
+    assert len(common) >= len(final) - 1, "a tied weight has one name or the other"
+    return steps, distance(*({key: weights[key].detach() for key in common} for weights in (final, trained)))
+
+
+@pytest.mark.parametrize(
+    ("method", "level", "ranks", "packing"),
+    [*QUICK, *(pytest.param(*one, marks=pytest.mark.long) for one in LONG)],
+)
+def test_training_takes_the_steps_of_a_plain_loop(
+    method: str, level: str, ranks: int, packing: bool, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.py"
+    num_rows = 50 if packing else 20  # 20 rows of 128 tokens, packed
+    more = LORA if method == "lora" else ""
+    recipe.write_text(
+        RECIPE.format(method=method, num_rows=num_rows, packing=packing, max_norm=MAX_NORM[method], more=more)
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tiny())
+    rows = packed_rows(recipe, tokenizer) if packing else rows_by_hand(tokenizer, num_rows)
+    assert len(rows) == 20
+
+    run = ok(train(recipe, tmp_path / "run", "--deepspeed", level, ranks=ranks))
+    steps, weights_apart = compared(run, rows, method, ranks)
+
+    assert run.losses == pytest.approx([step.loss for step in steps], rel=1e-5)
+    norms = [line["grad_norm"] for line in run.metrics if "loss" in line]
+    assert norms == pytest.approx([step.grad_norm for step in steps], rel=1e-5)
+    assert min(norms) < MAX_NORM[method] < max(norms), "some steps are clipped"
+    assert weights_apart < 1e-5

@@ -1,0 +1,85 @@
+"""A validation loss is the mean over trained tokens, whatever the batches; tests/e2e/test_results.py has two ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from tests.results.models import MIXTURE
+from tests.worker.data.conftest import make_tokenizer
+from tuner.recipes.recipe import load
+from tuner.worker.evaluation import shares
+from tuner.worker.trainers import evaluator
+
+LENGTHS = ((3,), (9, 4), (17,), (2, 2), (30,), (5,), (11, 3))
+"""Of the samples of each row."""
+QWEN = Qwen2Config(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=96,
+)
+
+
+def rows() -> Any:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for lengths in LENGTHS:
+        ids = torch.randint(3, 96, (sum(lengths),), generator=generator).tolist()
+        labels = [*ids]
+        for start in [sum(lengths[:at]) for at in range(len(lengths))]:
+            labels[start] = -100  # nothing predicts the first token of a sample
+        made.append({"input_ids": ids, "labels": labels, "seq_lengths": list(lengths)})
+    return datasets.Dataset.from_list(made)
+
+
+@torch.no_grad()
+def by_hand(model: Any) -> float:
+    """The mean over all trained tokens, one sample after the other."""
+    total, count = 0.0, 0
+    for row in rows():
+        for part in torch.tensor(row["input_ids"]).split(row["seq_lengths"]):
+            logits = model(input_ids=part[None]).logits[0, :-1]
+            total += float(cross_entropy(logits, part[1:], reduction="sum"))
+            count += len(part) - 1
+    return total / count
+
+
+@pytest.mark.parametrize("config", [QWEN, MIXTURE], ids=["qwen2", "mixture"])
+@pytest.mark.parametrize("batch_size", [1, 3, 7])
+def test_the_validation_loss_is_the_mean_over_trained_tokens(config: Any, batch_size: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    expected = by_hand(model)  # before a trainer switches a mixture's load balancing on
+    tokenizer = make_tokenizer()
+    tokenizer.pad_token = "<s>"
+
+    recipe = load("tiny_full_sample_e1").config
+    found = evaluator(recipe, (model, None), tokenizer, rows(), batch_size, str(tmp_path)).evaluate()
+
+    assert found["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    assert 0 <= found["eval_mean_token_accuracy"] <= 1
+
+
+@given(st.integers(1, 70), st.integers(1, 9), st.integers(1, 8))
+def test_every_rank_takes_as_many_rows_and_each_row_counts_once(rows: int, batch_size: int, ranks: int) -> None:
+    rounds = list(shares(rows, batch_size, ranks))
+
+    weights = [0.0] * rows
+    for of_ranks in rounds:
+        assert len(of_ranks) == ranks
+        assert {len(one) for one in of_ranks} == {len(of_ranks[0])} <= set(range(1, batch_size + 1))
+        for one in of_ranks:
+            for row in one:
+                weights[row] += 1 / of_ranks.count(of_ranks[0])
+    assert weights == pytest.approx([1.0] * rows)

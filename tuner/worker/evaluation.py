@@ -1,0 +1,90 @@
+"""A validation loss that depends on the rows alone: each counts once, whatever the ranks and the size of a batch.
+
+It computes no loss of a batch; TRL's trainers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate.data_loader import DataLoaderShard
+
+from tuner.worker.data.masks import IGNORED
+
+
+def num_trained(labels_BT: torch.Tensor) -> int:
+    """Return how many tokens carry loss; nothing predicts the first of a row."""
+    return int((labels_BT[:, 1:] != IGNORED).sum())
+
+
+def shares(num_rows: int, batch_size: int, num_ranks: int) -> Iterator[tuple[range, ...]]:
+    """Yield the rows that each rank takes in each round: as many on every rank, which all compute together.
+
+    Of the last rows, fewer than ranks, all take the same.
+    """
+    start = 0
+    while num_rows - start >= num_ranks:
+        size = min(batch_size, (num_rows - start) // num_ranks)
+        yield tuple(range(start + rank * size, start + (rank + 1) * size) for rank in range(num_ranks))
+        start += size * num_ranks
+    for first in range(start, num_rows, batch_size):
+        yield (range(first, min(first + batch_size, num_rows)),) * num_ranks
+
+
+class EvaluatesEachRowOnce:
+    """A trainer of TRL whose evaluation gives the mean over trained tokens, or over pairs and judged answers.
+
+    transformers gives the mean of the batches' means, and counts rows twice where the ranks do not divide them (7.1973
+    instead of 7.1694, seen on a small Qwen).
+    """
+
+    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoaderShard:
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        args = self.args
+        self._shares = list(shares(len(rows), args.eval_batch_size, args.world_size))
+        return DataLoaderShard(
+            rows,
+            batch_sampler=[list(of_ranks[args.process_index]) for of_ranks in self._shares],
+            collate_fn=self.data_collator,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            device=args.device,
+            _drop_last=True,  # else accelerate cuts what ranks gather in the last round, as if rows were repeated there
+        )
+
+    def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *given: Any, **named: Any) -> Any:
+        labels, of_ranks = inputs.get("labels"), self._shares[len(self._rounds)]
+        count = len(of_ranks[0]) if labels is None else num_trained(labels)
+        found = super().prediction_step(model, inputs, *given, **named)  # type: ignore[misc]
+        self._rounds.append((float(found[0]), count, {name: values[-1] for name, values in self._measured.items()}))
+        self._measured.clear()
+        return found
+
+    def evaluation_loop(self: Any, *given: Any, **named: Any) -> Any:
+        self._rounds: list[tuple[float, int, Mapping[str, float]]] = []
+        output = super().evaluation_loop(*given, **named)  # type: ignore[misc]
+        sums_R2 = torch.tensor([(loss * count, count) for loss, count, _ in self._rounds], dtype=torch.float64)
+        sums_R2 = self.accelerator.reduce(sums_R2.to(self.args.device))
+        for total, of_ranks in zip(sums_R2, self._shares, strict=True):
+            total /= of_ranks.count(of_ranks[0])
+        weights = sums_R2[:, 1].tolist()
+        output.metrics["eval_loss"] = float(sums_R2[:, 0].sum()) / sum(weights)
+        self._measured.update(_means([measured for *_, measured in self._rounds], weights))
+        return output
+
+    @property
+    def _measured(self: Any) -> dict[str, list[float]]:
+        """What TRL has measured since it last logged; ORPO's trainer has another name for it."""
+        found: dict[str, list[float]] = getattr(self, "_stored_metrics", None) or self._metrics
+        return found["eval"]  # type: ignore[return-value]
+
+
+def _means(measured: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, list[float]]:
+    """Return the mean of each number over the rounds that have it, as TRL's `log` takes it."""
+    means = {}
+    for name in {name: None for one in measured for name in one}:
+        known = [(one[name], weight) for one, weight in zip(measured, weights, strict=True) if name in one]
+        means[name] = [sum(value * weight for value, weight in known) / sum(weight for _, weight in known)]
+    return means
