@@ -13,11 +13,11 @@ pytestmark = pytest.mark.e2e
 
 
 def test_a_run_whose_weights_did_not_move_fails_and_leaves_no_result(tmp_path: Path) -> None:
-    run = train(quick(tmp_path, "full"), tmp_path / "run", "--set", "lr=1e-12", ranks=1)
+    run = train(quick(tmp_path, "full"), tmp_path / "run", "--set", "lr=1e-30", ranks=1)
 
     assert run.code == 1
     assert "all trained weights are what they were before the first of 4 steps" in run.text
-    assert "Raise the learning rate, which is 1e-12" in run.text
+    assert "Raise the learning rate, which is 1e-30" in run.text
     assert not (run.path / "final").exists()
     assert (run.path / "checkpoints" / "checkpoint-4").is_dir()
 

@@ -101,10 +101,10 @@ def _grad(parameter: nn.Parameter) -> Tensor:
 
 
 def _cosine(step: int, num_steps: int, warmup_ratio: float) -> float:
-    """Return the part of the learning rate at a step: linear from 0, then half a cosine (SGDR, without restarts)."""
+    """Return the part of the learning rate at a step: linear, never 0, then half a cosine (SGDR, without restarts)."""
     num_warm = math.ceil(num_steps * warmup_ratio)
     if step < num_warm:
-        return step / num_warm
+        return (step + 1) / num_warm
     return 0.5 * (1 + math.cos(math.pi * (step - num_warm) / (num_steps - num_warm)))
 
 
