@@ -19,6 +19,7 @@ import platform
 import statistics
 import subprocess
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -125,15 +126,33 @@ def make_model(folder: Path, size: str, device: str) -> Path:
     return folder / size
 
 
-def make_data(folder: Path) -> Path:
-    """Write texts and pairs of answers long enough to fill every row that any case takes; return their folder."""
-    longest = "why so? " * 5_000
-    texts = [{"text": f"{row} {longest}"} for row in range(8)]
-    turns = [{"messages": [{"role": "user", "content": "So?"}, {"role": "assistant", "content": longest}]}] * 32
-    pairs = [{"prompt": "So?", "chosen": longest, "rejected": longest[:-9]}] * 32
-    for name, rows in (("pretrain", texts), ("sft", turns), ("pairs", pairs)):
+def make_data(folder: Path, tokens: int = LONGER) -> Path:
+    """Write texts long enough to fill every row, and pairs of answers as long as `tokens`; return their folder."""
+    text = "why so? " * 5_000
+    answer = longest_answer(tokens)
+    turns = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": text}]
+    files: dict[str, list[dict[str, Any]]] = {
+        "pretrain": [{"text": f"{row} {text}"} for row in range(8)],
+        "sft": [{"messages": turns}] * 32,
+        # Of pairs that are too long nothing is left; one side shorter than the other makes padding.
+        "pairs": [{"prompt": "So?", "chosen": answer, "rejected": answer[:-8]}] * 32,
+    }
+    for name, rows in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return folder
+
+
+def longest_answer(tokens: int) -> str:
+    """Return an answer that together with the question and the chat template has at most so many tokens."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(catalog.asset("package:tiny"))
+
+    def length(words: int) -> int:
+        turns = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "so " * words}]
+        return len(tokenizer.apply_chat_template(turns, return_dict=False))
+
+    return "so " * (bisect_right(range(tokens), tokens, key=length) - 1)
 
 
 def planned(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> LaunchPlan:
@@ -250,7 +269,7 @@ def of_objectives(size: str, here: Hardware) -> Iterator[Case]:
         yield Case(size, method, "deepspeed_zero2", "bf16", objective, tokens)
     if not here.gpus:
         for objective in ("sft", "orpo"):
-            yield Case("36M", "lora", "deepspeed_zero2", "bf16", objective, LONGER // 2)
+            yield Case("36M", "lora", "deepspeed_zero2", "bf16", objective, LONGER)
 
 
 def main() -> None:
@@ -275,7 +294,7 @@ def main() -> None:
 def table(wanted: Iterator[Case], folder: Path, here: Hardware) -> Iterator[Found | None]:
     """Measure each case and print its row; a model is made when its first case comes."""
     models: dict[str, Path] = {}
-    data = make_data(folder)
+    data = make_data(folder, TOKENS[True] if here.gpus else LONGER)
     for number, case in enumerate(wanted):
         if case.size not in models:
             models[case.size] = make_model(folder, case.size, "cuda" if here.gpus else "cpu")

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers import PreTrainedModel
 
 from bench.gpu_loss import as_on_a_gpu
 from bench.live import Live
@@ -40,6 +41,11 @@ def weights(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     for parameter in module.parameters():
         yield getattr(parameter, "ds_tensor", parameter.data)
         yield from scales(getattr(parameter, "quant_state", None))
+
+
+def modules(engine: Any) -> list[torch.nn.Module]:
+    """Return the model that is trained, and the reference model where there is one."""
+    return [engine.module, *(thing for thing in gc.get_objects() if isinstance(thing, PreTrainedModel))]
 
 
 def scales(state: Any) -> Iterator[torch.Tensor]:
@@ -76,7 +82,7 @@ def held(engine: Any) -> dict[str, int]:
     optimizer = getattr(wrapper, "optimizer", wrapper)
     gc.collect()
     kinds = {
-        "weights": weights(engine.module),
+        "weights": (tensor for module in modules(engine) for tensor in weights(module)),
         "optimizer_states": states(wrapper, optimizer),
         "gradients": gradients(engine.module, wrapper, optimizer),
         "other": (thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor) and not thing.is_meta),

@@ -120,8 +120,9 @@ def peak(
     buffers = _buffers(recipe, parameters, level, activations.largest_layer(facts), weight_bytes)
     update = max(0.0, _optimizer_step(parameters, level, world_size, weight_bytes))
     accumulates = recipe.optim_wrapper.accumulative_counts > 1
-    held = max((*_backward(states, work, accumulates=accumulates), {**states, "step": update}), key=_total)
-    lines = {**held, **buffers}
+    moments = [{**one, **buffers} for one in _backward(states, work, accumulates=accumulates)]
+    buckets = buffers.get("buckets", 0.0) + _gathered_at_step(parameters, level, weight_bytes)
+    lines = max((*moments, {**states, "step": update, **buffers, "buckets": buckets}), key=_total)
     used = _total(lines)
     gpu = {**lines, "context": CONTEXT_BYTES, "fragmentation": FRAGMENTATION * used}
     host = _host(recipe, parameters, level, world_size, gpus_per_node, weight_bytes)
@@ -200,11 +201,16 @@ def _buffers(
         # Gradients pass to the host through a buffer as large as the largest of them; an adapter's are small.
         reduce += weight_bytes * min(largest_layer, parameters.trainable)
     if level.stage < 3:
-        return {"buckets": reduce + weight_bytes * min(level.allgather_bucket, parameters.trainable)}
+        return {"buckets": reduce}
     total = parameters.trainable + parameters.frozen + parameters.quantized * parameters.quantized_bits / 16
     gathered = weight_bytes * (min(total, level.max_live + level.prefetch) + min(largest_layer, total))
     secondary = weight_bytes * total / level.hpz if level.hpz > 1 else 0.0
     return {"buckets": reduce, "gathered_weights": min(gathered, weight_bytes * total) + secondary}
+
+
+def _gathered_at_step(parameters: Parameters, level: Level, weight_bytes: int) -> float:
+    """Return the buffers in which ranks pass on the new weights at stages 1 and 2."""
+    return float(weight_bytes * min(level.allgather_bucket, parameters.trainable)) if 0 < level.stage < 3 else 0.0
 
 
 def _optimizer_step(parameters: Parameters, level: Level, ranks: int, weight_bytes: int) -> float:
