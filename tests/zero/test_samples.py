@@ -23,7 +23,7 @@ from tuner.zero.choice import open_config
 from tuner.zero.jsonfile import Document, read
 from tuner.zero.merge import FinalConfig
 from tuner.zero.precision import decide
-from tuner.zero.rules import DROPPED, INERT, UNRUNNABLE
+from tuner.zero.unrunnable import DROPPED, INERT, UNRUNNABLE
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 

@@ -111,6 +111,20 @@ REFUSED: list[tuple[str, str, str]] = [
         "1:124",
         "DeepSpeed's own CPU Adam",
     ),
+    ('{"torch_autocast": {"enabled": true, "dtype": "int8"}}', "1:38", "as whole numbers"),
+    ('{"data_types": {"grad_accum_dtype": "torch.int8"}}', "1:17", "as whole numbers"),
+    (
+        '{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}, "torch_autocast": {"enabled": true}}',
+        "1:88",
+        "torch_autocast does not work with zero_quantized_weights",
+    ),
+    (
+        '{"managed_gradient_accumulation": false, "zero_optimization": {"stage": 1, "overlap_comm": true}}',
+        "1:2",
+        "does not work with overlap_comm",
+    ),
+    # What contradicts the compute type, which the machine and the recipe choose: fp32 here.
+    ('{"data_types": {"grad_accum_dtype": "bf16"}}', "1:17", "or to be what the run computes in"),
     # What no run survives, in this version of DeepSpeed or in any.
     ('{"expert_parallel": {"enabled": true}}', "1:22", "output recorders of transformers 5"),
     ('{"zero_optimization": {"stage": 2, "zenflow": {}}}', "1:36", "which micro-batches update the weights"),
@@ -219,6 +233,11 @@ WARNED: list[tuple[str, str, dict[str, Any]]] = [
     ('{"train_batch_size": 7}', "wins over 7 in my.json:1:2", {"train_batch_size": 2}),
     ('{"gradient_clipping": 0.3}', "wins over 0.3 in my.json:1:2", {"gradient_clipping": 1.0}),
     ('{"bf16": {"enabled": true}}', "no GPU: a CPU computes fp32", {"bf16.enabled": False}),
+    (
+        '{"data_types": {"param_dtype": "torch.bfloat16"}}',
+        "wins over 'torch.bfloat16' in my.json:1:17",
+        {"data_types.param_dtype": "fp32"},
+    ),
     (
         '{"optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}',
         "--set optim_wrapper.optimizer.lr=0.5",
@@ -342,3 +361,19 @@ def test_torch_autocast_in_fp16_is_right_without_zero_and_in_bf16() -> None:
     for stage, dtype in ((0, "fp16"), (2, "bfloat16")):
         value = {"zero_optimization": {"stage": stage}, "torch_autocast": {"enabled": True, "dtype": dtype}}
         assert _final(json.dumps(value)).config["torch_autocast"]["dtype"] == dtype
+
+
+def test_a_type_of_the_weights_that_is_the_runs_own_stays_as_it_is_written() -> None:
+    final = _final('{"data_types": {"param_dtype": "float32", "grad_accum_dtype": "torch.float32"}}')
+
+    assert final.config["data_types"] == {"param_dtype": "float32", "grad_accum_dtype": "torch.float32"}
+    assert not [warning for warning in final.warnings if "data_types" in warning]
+
+
+def test_gradients_without_a_norm_and_with_sums_in_fp32_are_refused_at_stage_1_in_bf16() -> None:
+    text = '{"zero_optimization": {"stage": 1, "compute_grad_norm": false}, "data_types": {"grad_accum_dtype": "fp32"}}'
+
+    assert _final(text).config["zero_optimization"]["compute_grad_norm"] is False
+    with pytest.raises(DeepSpeedConfigError, match="does not work at stage 1 in bf16") as caught:
+        _final(text, hardware=machine(A100))
+    assert caught.value.where == "my.json:1:36"

@@ -13,7 +13,8 @@ from tuner.zero.fields import Field, schema
 from tuner.zero.findings import Findings, lookup, named, show
 from tuner.zero.jsonfile import Keys
 from tuner.zero.obsolete import is_off
-from tuner.zero.rules import DROPPED, INERT, RANKS, RULES, UNRUNNABLE, ZERO, Config, device, stage
+from tuner.zero.rules import RULES, ZERO, Config, device, stage
+from tuner.zero.unrunnable import DROPPED, INERT, RANKS, UNRUNNABLE
 
 CheckBlock = Callable[[dict[str, Any], Keys, Field, Findings, str], dict[str, Any]]
 

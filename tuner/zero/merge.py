@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.errors import MachineError
+from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes.layers import leaves
@@ -24,7 +24,8 @@ from tuner.zero.choice import preset_name as preset_name
 from tuner.zero.fields import schema
 from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
-from tuner.zero.rules import needs_cpu_adam
+from tuner.zero.rules import needs_cpu_adam, short
+from tuner.zero.unrunnable import FINAL
 
 _TOOLS = "g++ and ninja, and nvcc beside GPUs"
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
@@ -71,6 +72,7 @@ def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision
     merger.buckets()
     merger.offload(hardware)
     merger.rest()
+    merger.refuse()
     return merger.result()
 
 
@@ -124,6 +126,9 @@ class _Merger:
         note = " The compute type is the machine's and the recipe's to choose (--set dtype=...)."
         for block in ("bf16", "fp16"):
             self.own((block, "enabled"), precision.dtype == block, source, note=note)
+        named = (self.config.get("data_types") or {}).get("param_dtype")
+        if named and short(named) != precision.dtype:
+            self.own(("data_types", "param_dtype"), precision.dtype, source, note=note)
 
     def optimizer(self, hardware: Hardware) -> None:
         optimizer = self.recipe.config.optim_wrapper.optimizer
@@ -220,6 +225,11 @@ class _Merger:
         for dotted, _ in leaves(self.config):
             keys = tuple(dotted.split("."))
             self.origins.setdefault(dotted, Origin(self.document.place(keys)))
+
+    def refuse(self) -> None:
+        for rule in FINAL:
+            if rule.holds(self.config):
+                raise DeepSpeedConfigError(rule.what, where=self.document.where(rule.keys), fix=rule.fix)
 
     def _stamp(self, key: str, source: str) -> None:
         for dotted, _ in leaves({key: self.config[key]}):

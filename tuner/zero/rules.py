@@ -14,7 +14,7 @@ from tuner.zero.findings import lookup
 Config = dict[str, Any]
 
 ZERO = "zero_optimization"
-_STEPPING = (1, 2, 3)
+STEPPING = (1, 2, 3)
 
 
 class Rule(NamedTuple):
@@ -36,7 +36,7 @@ def stage(config: Config) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _true(config: Config, *keys: str) -> bool:
+def is_on(config: Config, *keys: str) -> bool:
     return lookup(config, keys) is True
 
 
@@ -52,15 +52,39 @@ def _zenflow(config: Config, key: str, default: Any = "auto") -> Any:
     return lookup(config, (ZERO, "zenflow", key), default)
 
 
-def _has_zenflow(config: Config) -> bool:
+def has_zenflow(config: Config) -> bool:
     return isinstance(lookup(config, (ZERO, "zenflow")), dict)
 
 
 def needs_cpu_adam(config: Config, block: str) -> bool:
     """Return whether masters in 16 bits are asked for without the one optimizer that takes them."""
-    wanted = _true(config, block, f"{block}_master_weights_and_grads") and stage(config) in _STEPPING
+    wanted = is_on(config, block, f"{block}_master_weights_and_grads") and stage(config) in STEPPING
     has_it = device(config, "offload_optimizer") != "none" and config.get("zero_force_ds_cpu_optimizer", True)
-    return wanted and not has_it and not (block == "bf16" and _true(config, "bf16", "bf16_optimizer_states"))
+    return wanted and not has_it and not (block == "bf16" and is_on(config, "bf16", "bf16_optimizer_states"))
+
+
+_SHORT = {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float": "fp32", "float32": "fp32"}
+
+
+def short(dtype: Any) -> str:
+    """Return "fp16", "bf16" or "fp32" for any of the names that DeepSpeed has for it."""
+    name = str(dtype).removeprefix("torch.")
+    return _SHORT.get(name, name)
+
+
+def computes_in(config: Config) -> str:
+    """Return the compute type of a final config."""
+    return next((dtype for dtype in ("bf16", "fp16") if is_on(config, dtype, "enabled")), "fp32")
+
+
+def accumulates_in(config: Config) -> str:
+    named = lookup(config, ("data_types", "grad_accum_dtype"))
+    return short(named) if named else computes_in(config)
+
+
+def autocasts_to(config: Config) -> str | None:
+    on = is_on(config, "torch_autocast", "enabled")
+    return short(lookup(config, ("torch_autocast", "dtype"))) if on else None
 
 
 def _sums(config: Config) -> bool:
@@ -74,7 +98,7 @@ def _whole(value: Any) -> bool:
 RULES: tuple[Rule, ...] = (
     Rule(
         ("bf16", "enabled"),
-        lambda config: _true(config, "fp16", "enabled") and _true(config, "bf16", "enabled"),
+        lambda config: is_on(config, "fp16", "enabled") and is_on(config, "bf16", "enabled"),
         "fp16.enabled and bf16.enabled are both true",
         "Keep one of the two.",
     ),
@@ -98,7 +122,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         (ZERO, "offload_optimizer", "super_offload"),
-        lambda config: stage(config) != 3 and _true(config, ZERO, "offload_optimizer", "super_offload"),
+        lambda config: stage(config) != 3 and is_on(config, ZERO, "offload_optimizer", "super_offload"),
         "offload_optimizer.super_offload needs ZeRO stage 3",
         "Remove super_offload or set stage to 3.",
     ),
@@ -147,19 +171,19 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("gradient_allreduce_op",),
-        lambda config: _sums(config) and (_has_zenflow(config) or _true(config, "compile", "deepcompile")),
+        lambda config: _sums(config) and (has_zenflow(config) or is_on(config, "compile", "deepcompile")),
         'gradient_allreduce_op = "sum" does not work with zenflow or compile.deepcompile',
         'Write "mean".',
     ),
     Rule(
         ("fp16", "fp16_master_weights_and_grads"),
-        lambda config: _true(config, "fp16", "fp16_master_weights_and_grads") and stage(config) not in _STEPPING,
+        lambda config: is_on(config, "fp16", "fp16_master_weights_and_grads") and stage(config) not in STEPPING,
         "fp16.fp16_master_weights_and_grads needs ZeRO stage 1, 2 or 3",
         "Set zero_optimization.stage.",
     ),
     Rule(
         ("bf16", "bf16_master_weights_and_grads"),
-        lambda config: _true(config, "bf16", "bf16_master_weights_and_grads") and stage(config) not in _STEPPING,
+        lambda config: is_on(config, "bf16", "bf16_master_weights_and_grads") and stage(config) not in STEPPING,
         "bf16.bf16_master_weights_and_grads needs ZeRO stage 1, 2 or 3",
         "Set zero_optimization.stage.",
     ),
@@ -177,8 +201,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("bf16", "bf16_optimizer_states"),
         lambda config: (
-            _true(config, "bf16", "bf16_optimizer_states")
-            and not (_true(config, "bf16", "bf16_master_weights_and_grads") and stage(config) in _STEPPING)
+            is_on(config, "bf16", "bf16_optimizer_states")
+            and not (is_on(config, "bf16", "bf16_master_weights_and_grads") and stage(config) in STEPPING)
         ),
         "bf16.bf16_optimizer_states needs bf16.bf16_master_weights_and_grads and ZeRO stage 1, 2 or 3",
         "Set both, or remove bf16_optimizer_states.",
@@ -190,104 +214,48 @@ RULES: tuple[Rule, ...] = (
         "Remove it.",
     ),
     Rule(
+        ("torch_autocast", "dtype"),
+        lambda config: autocasts_to(config) == "int8",
+        "torch_autocast.dtype = int8 would send gradients between ranks as whole numbers",
+        'Write "bfloat16".',
+        "runtime/torch_autocast.py, get_comm_dtype",
+    ),
+    Rule(
+        ("data_types", "grad_accum_dtype"),
+        lambda config: accumulates_in(config) == "int8",
+        "data_types.grad_accum_dtype = int8 would add gradients up as whole numbers",
+        'Write "fp32" or "bf16".',
+        "runtime/zero/stage_1_and_2.py, gradient_accumulation_dtype",
+    ),
+    Rule(
+        ("torch_autocast", "enabled"),
+        lambda config: autocasts_to(config) is not None and is_on(config, ZERO, "zero_quantized_weights"),
+        "torch_autocast does not work with zero_quantized_weights",
+        "Keep one of the two.",
+        "runtime/torch_autocast.py, _validate_auto_cast_settings",
+    ),
+    Rule(
+        ("managed_gradient_accumulation",),
+        lambda config: (
+            config.get("managed_gradient_accumulation") is False
+            and stage(config) == 1
+            and is_on(config, ZERO, "overlap_comm")
+        ),
+        "managed_gradient_accumulation = false does not work with overlap_comm at ZeRO stage 1",
+        "Remove it, or overlap_comm.",
+        "runtime/engine.py, _do_args_sanity_check",
+    ),
+    Rule(
         (ZERO, "legacy_stage1"),
-        lambda config: _true(config, ZERO, "legacy_stage1") and stage(config) in _STEPPING,
+        lambda config: is_on(config, ZERO, "legacy_stage1") and stage(config) in STEPPING,
         "zero_optimization.legacy_stage1 is gone from DeepSpeed, which ends at its start",
         "Remove it.",
         "runtime/engine.py, _configure_zero_optimizer",
     ),
     Rule(
         ("checkpoint", "load_universal"),
-        lambda config: _true(config, "checkpoint", "load_universal"),
+        lambda config: is_on(config, "checkpoint", "load_universal"),
         "checkpoint.load_universal reads universal checkpoints alone, a run saves ordinary ones: no run could resume",
         "Remove it.",
     ),
 )
-
-# DeepSpeed has these features; a run of tuner would end in the middle, or in weights that nothing loads. Each was run.
-UNRUNNABLE: tuple[Rule, ...] = (
-    Rule(
-        ("tensor_parallel", "autotp_size"),
-        lambda config: lookup(config, ("tensor_parallel", "autotp_size"), 0) > 1,
-        "tensor_parallel.autotp_size above 1 trains, and then each rank saves its own part of the weights, which "
-        "nothing loads",
-        "Remove it; ZeRO stage 3 shards the weights too.",
-    ),
-    Rule(
-        ("sequence_parallel_size",),
-        lambda config: config.get("sequence_parallel_size", 1) > 1,
-        "sequence_parallel_size above 1 needs a model that splits its sequences",
-        "Remove it.",
-    ),
-    Rule(
-        ("autotuning", "enabled"),
-        lambda config: _true(config, "autotuning", "enabled"),
-        "autotuning ends the process after the few steps that it measures",
-        "Remove it; tuner plan compares the levels.",
-    ),
-    Rule(
-        ("torch_autocast", "dtype"),
-        lambda config: (
-            _true(config, "torch_autocast", "enabled")
-            and stage(config) in _STEPPING
-            and str(lookup(config, ("torch_autocast", "dtype"))).removeprefix("torch.") in ("fp16", "float16", "half")
-        ),
-        "torch_autocast.dtype = fp16 clips gradients with the loss scale still in them at ZeRO stage 1, 2 and 3, which "
-        "trains wrong without an error",
-        'Write "bfloat16", or take fp16 for all: --set dtype=fp16.',
-        "runtime/zero/stage_1_and_2.py and stage3.py, unscale_and_clip_grads",
-    ),
-    Rule(
-        ("expert_parallel", "enabled"),
-        lambda config: _true(config, "expert_parallel", "enabled"),
-        "expert_parallel.enabled (AutoEP) fails on the output recorders of transformers 5, and would leave each rank "
-        "with its own experts to save",
-        "Remove it; ZeRO stage 3 shards the experts too.",
-        "module_inject/auto_ep_presets/base.py, _install_instance_transformers_output_recorders",
-    ),
-    Rule(
-        (ZERO, "zenflow"),
-        _has_zenflow,
-        "zero_optimization.zenflow builds its own AdamW and decides by itself which micro-batches update the weights, "
-        "and here the recipe decides both",
-        'Remove it; offload_optimizer {"device": "cpu"} works without it.',
-        "runtime/zenflow/engine.py, configure_zenflow and is_zenflow_update_boundary",
-    ),
-    Rule(
-        ("datastates_ckpt",),
-        # Whatever is not false switches it on, null too.
-        lambda config: config.get("datastates_ckpt", False) is not False,
-        "datastates_ckpt writes with a package that no registry has, after a run has taken its checkpoint for whole",
-        "Remove it.",
-        "datastates/config.py, DeepSpeedDataStatesConfig; runtime/checkpoint_engine/datastates_checkpoint_engine.py",
-    ),
-)
-
-# As UNRUNNABLE, on some numbers of ranks.
-RANKS: tuple[tuple[tuple[str, ...], Callable[[Config, int], bool], str, str], ...] = (
-    (
-        (ZERO, "zero_hpz_partition_size"),
-        lambda config, ranks: (
-            stage(config) == 3 and ranks % min(lookup(config, (ZERO, "zero_hpz_partition_size"), 1), ranks) != 0
-        ),
-        "does not divide the number of ranks",
-        "Write the number of GPUs of a node.",
-    ),
-)
-
-# Read by parts of DeepSpeed that a run does not go through: why, and what to do.
-INERT: dict[tuple[str, ...], tuple[str, str]] = {
-    ("compile", "deepcompile"): ("no trainer asks DeepSpeed to compile the model", "Remove it."),
-    ("activation_checkpointing",): (
-        "models of transformers checkpoint by themselves",
-        "The recipe's train_cfg.gradient_checkpointing decides.",
-    ),
-    ("dataloader_drop_last",): ("samples are drawn by Hugging Face's loader", "Remove it."),
-    ("pipeline",): ("no model is cut into stages", "Remove it."),
-}
-
-# As INERT, but DeepSpeed fails on them, or writes into them what nobody asked for; so they are dropped.
-DROPPED: dict[tuple[str, ...], tuple[str, str]] = {
-    ("data_efficiency", "data_sampling"): ("samples are drawn by Hugging Face's loader", "Remove it."),
-    ("data_efficiency", "data_routing"): ("it needs layers that a model's own code makes", "Remove it."),
-}

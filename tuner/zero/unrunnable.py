@@ -1,0 +1,127 @@
+"""What DeepSpeed has, and a run of tuner would end at or never reach, as tables; each was run, or stands in its source.
+
+What contradicts itself in any config is `rules`; a table here only looks, and `conflicts` tells what it found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tuner.zero.findings import lookup
+from tuner.zero.rules import (
+    STEPPING,
+    ZERO,
+    Config,
+    Rule,
+    accumulates_in,
+    autocasts_to,
+    computes_in,
+    has_zenflow,
+    is_on,
+    stage,
+)
+
+# DeepSpeed has these features; a run of tuner would end in the middle, or in weights that nothing loads. Each was run.
+UNRUNNABLE: tuple[Rule, ...] = (
+    Rule(
+        ("tensor_parallel", "autotp_size"),
+        lambda config: lookup(config, ("tensor_parallel", "autotp_size"), 0) > 1,
+        "tensor_parallel.autotp_size above 1 trains, and then each rank saves its own part of the weights, which "
+        "nothing loads",
+        "Remove it; ZeRO stage 3 shards the weights too.",
+    ),
+    Rule(
+        ("sequence_parallel_size",),
+        lambda config: config.get("sequence_parallel_size", 1) > 1,
+        "sequence_parallel_size above 1 needs a model that splits its sequences",
+        "Remove it.",
+    ),
+    Rule(
+        ("autotuning", "enabled"),
+        lambda config: is_on(config, "autotuning", "enabled"),
+        "autotuning ends the process after the few steps that it measures",
+        "Remove it; tuner plan compares the levels.",
+    ),
+    Rule(
+        ("torch_autocast", "dtype"),
+        lambda config: autocasts_to(config) == "fp16" and stage(config) in STEPPING,
+        "torch_autocast.dtype = fp16 clips gradients with the loss scale still in them at ZeRO stage 1, 2 and 3, which "
+        "trains wrong without an error",
+        'Write "bfloat16", or take fp16 for all: --set dtype=fp16.',
+        "runtime/zero/stage_1_and_2.py and stage3.py, unscale_and_clip_grads",
+    ),
+    Rule(
+        ("expert_parallel", "enabled"),
+        lambda config: is_on(config, "expert_parallel", "enabled"),
+        "expert_parallel.enabled (AutoEP) fails on the output recorders of transformers 5, and would leave each rank "
+        "with its own experts to save",
+        "Remove it; ZeRO stage 3 shards the experts too.",
+        "module_inject/auto_ep_presets/base.py, _install_instance_transformers_output_recorders",
+    ),
+    Rule(
+        (ZERO, "zenflow"),
+        has_zenflow,
+        "zero_optimization.zenflow builds its own AdamW and decides by itself which micro-batches update the weights, "
+        "and here the recipe decides both",
+        'Remove it; offload_optimizer {"device": "cpu"} works without it.',
+        "runtime/zenflow/engine.py, configure_zenflow and is_zenflow_update_boundary",
+    ),
+    Rule(
+        ("datastates_ckpt",),
+        # Whatever is not false switches it on, null too.
+        lambda config: config.get("datastates_ckpt", False) is not False,
+        "datastates_ckpt writes with a package that no registry has, after a run has taken its checkpoint for whole",
+        "Remove it.",
+        "datastates/config.py, DeepSpeedDataStatesConfig; runtime/checkpoint_engine/datastates_checkpoint_engine.py",
+    ),
+)
+
+# As UNRUNNABLE, on some numbers of ranks.
+RANKS: tuple[tuple[tuple[str, ...], Callable[[Config, int], bool], str, str], ...] = (
+    (
+        (ZERO, "zero_hpz_partition_size"),
+        lambda config, ranks: (
+            stage(config) == 3 and ranks % min(lookup(config, (ZERO, "zero_hpz_partition_size"), 1), ranks) != 0
+        ),
+        "does not divide the number of ranks",
+        "Write the number of GPUs of a node.",
+    ),
+)
+
+# Contradictions with what a recipe and the machine decide, in a final config.
+FINAL: tuple[Rule, ...] = (
+    Rule(
+        ("data_types", "grad_accum_dtype"),
+        lambda config: stage(config) not in STEPPING and accumulates_in(config) != computes_in(config),
+        "data_types.grad_accum_dtype needs ZeRO stage 1, 2 or 3, or to be what the run computes in",
+        "Remove it, or set zero_optimization.stage.",
+        "runtime/engine.py, _do_optimizer_sanity_check",
+    ),
+    Rule(
+        (ZERO, "compute_grad_norm"),
+        lambda config: (
+            lookup(config, (ZERO, "compute_grad_norm")) is False
+            and (stage(config), computes_in(config), accumulates_in(config)) == (1, "bf16", "fp32")
+        ),
+        "zero_optimization.compute_grad_norm = false does not work at stage 1 in bf16 with sums in fp32",
+        "Remove it, or data_types.grad_accum_dtype.",
+        "runtime/engine.py, _do_optimizer_sanity_check",
+    ),
+)
+
+# Read by parts of DeepSpeed that a run does not go through: why, and what to do.
+INERT: dict[tuple[str, ...], tuple[str, str]] = {
+    ("compile", "deepcompile"): ("no trainer asks DeepSpeed to compile the model", "Remove it."),
+    ("activation_checkpointing",): (
+        "models of transformers checkpoint by themselves",
+        "The recipe's train_cfg.gradient_checkpointing decides.",
+    ),
+    ("dataloader_drop_last",): ("samples are drawn by Hugging Face's loader", "Remove it."),
+    ("pipeline",): ("no model is cut into stages", "Remove it."),
+}
+
+# As INERT, but DeepSpeed fails on them, or writes into them what nobody asked for; so they are dropped.
+DROPPED: dict[tuple[str, ...], tuple[str, str]] = {
+    ("data_efficiency", "data_sampling"): ("samples are drawn by Hugging Face's loader", "Remove it."),
+    ("data_efficiency", "data_routing"): ("it needs layers that a model's own code makes", "Remove it."),
+}
