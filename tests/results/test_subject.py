@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -47,6 +48,17 @@ def test_a_runs_result_is_loaded_as_it_was_trained(recipe: str, tmp_path: Path) 
         found = loaded(name)
         torch.testing.assert_close(outputs(found.model), outputs(model))
         assert found.subject.objective == "sft"
+
+
+def test_a_result_computes_in_the_type_that_its_recipe_names_where_this_machine_has_it(tmp_path: Path) -> None:
+    run, _ = make_result(tmp_path / "run", "tiny_full_sample_e1", "optim_wrapper.dtype=bf16")
+    subject = subject_of(str(run.path), None)
+    assert subject.recipe is not None
+    optim = subject.recipe.optim_wrapper.model_copy(update={"dtype": "fp16"})
+    fp16 = dataclasses.replace(subject, recipe=subject.recipe.model_copy(update={"optim_wrapper": optim}))
+
+    assert load(subject, CPU).dtype == torch.bfloat16
+    assert load(fp16, CPU).dtype == torch.float32, "a CPU computes no fp16"
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

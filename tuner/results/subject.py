@@ -148,7 +148,7 @@ def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loade
         ModelError: there is no such model, or the adapter does not fit it.
         MachineError: the hub cannot be reached, or a package is missing.
     """
-    dtype = DTYPES[decide("auto", hardware).dtype]
+    dtype = DTYPES[decide(_dtype(subject, hardware), hardware).dtype]
     block = _quantization(subject, bits)
     model = load_frozen(subject.model, subject.path, dtype, hardware, block, scores=subject.scores)
     tokenizer = tokenizer_of(subject)
@@ -162,6 +162,12 @@ def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loade
                 model.generation_config = transformers.GenerationConfig.from_pretrained(subject.adapter)
         stop_where_answers_end(model.generation_config, tokenizer)
     return Loaded(subject, model, tokenizer, dtype, block.bits if block else 16)
+
+
+def _dtype(subject: Subject, hardware: Hardware) -> str:
+    """Return the recipe's compute type, as far as this machine has it: the loss is then that of the validation."""
+    asked = subject.recipe.optim_wrapper.dtype if subject.recipe else "auto"
+    return "auto" if asked == "fp16" and not hardware.gpus else asked
 
 
 def load_frozen(
