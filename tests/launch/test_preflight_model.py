@@ -117,6 +117,23 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert "one.safetensors" not in text
 
 
+def test_a_tensor_that_the_index_places_where_it_is_not_is_named(tmp_path: Path) -> None:
+    place = folder(tmp_path / "index", weights=False)
+    names = {"model.layers.0.up.weight": "one.safetensors", "model.layers.1.up.weight": "one.safetensors"}
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    save_file({"model.layers.0.up.weight": torch.ones(4)}, place / "one.safetensors")
+
+    assert "one.safetensors lacks model.layers.1.up.weight" in refusals(place)
+
+
+def test_a_layer_without_weights_is_told_with_the_number_that_the_config_counts(tmp_path: Path) -> None:
+    place = folder(tmp_path / "layers", LLAMA | {"num_hidden_layers": 4}, weights=False)
+    tensors = {f"model.layers.{number}.up.weight": torch.ones(4) for number in (0, 1, 3)}
+    save_file(tensors, place / "model.safetensors")
+
+    assert "no weights of layer 2, and its config.json counts 4 layers" in refusals(place)
+
+
 def test_an_index_that_is_no_index_is_refused(tmp_path: Path) -> None:
     place = folder(tmp_path / "index")
     (place / "model.safetensors.index.json").write_text("{}")

@@ -31,14 +31,13 @@ from tuner.results.source import Source, check_dest
 from tuner.results.tensors import Piece, Stored, num_bytes, write
 from tuner.runs import checkpoints
 from tuner.worker.data.templates import plain
-from tuner.worker.models.load import DTYPES, explained
+from tuner.worker.models.load import DTYPES, explained, is_scorer
 from tuner.worker.save import stop_where_answers_end
 
 _BESIDES_BYTES = 64 * 1024**2
 """A tokenizer and the small files; the largest published tokenizer.json has 33 MB."""
 _ONE_FILE_BYTES = 2**62
 """PEFT reads an adapter from one file."""
-_SCORES = "ForSequenceClassification"
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def _whole(source: Source, options: Options) -> _Content:
     recipe = source.recipe()
     trusted = recipe.model.trust_remote_code if recipe else False
     config = read_model_config(source.folder, trust_remote_code=trusted)
-    scores = (config.architectures or [""])[0].endswith(_SCORES)
+    scores = is_scorer(config)
     model = empty_model(config, scores=scores, trust_remote_code=trusted)
     layout = Layout(model, Stored(source.folder), scores=scores)
     layout.check(set())

@@ -21,7 +21,16 @@ from tuner.results.adapter import MISFITS, STEM, read_config
 from tuner.results.base import Base, base_of, check_facts
 from tuner.results.source import Source, find
 from tuner.results.tensors import Stored
-from tuner.worker.models.load import DTYPES, explained, load_tokenizer, load_weights, pinned, quantized, source
+from tuner.worker.models.load import (
+    DTYPES,
+    explained,
+    is_scorer,
+    load_tokenizer,
+    load_weights,
+    pinned,
+    quantized,
+    source,
+)
 from tuner.worker.save import stop_where_answers_end
 from tuner.zero.precision import decide
 
@@ -95,7 +104,7 @@ def _whole(name: str, named: Source | None) -> Subject:
     model = _model(str(named.folder) if named else name, None, trusted)
     path = source(model)
     config = _config(model, path)
-    scores = (config.architectures or [""])[0].endswith("ForSequenceClassification")
+    scores = is_scorer(config)
     told = named.told if named else f"the model {name}"
     return Subject(told, model, path, scores, _context(config), recipe=recipe)
 
