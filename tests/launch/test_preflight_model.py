@@ -195,3 +195,30 @@ def test_weights_that_are_pickles_are_refused(tmp_path: Path, index: bool) -> No
         (place / "pytorch_model.bin.index.json").write_text('{"weight_map": {"weight": "pytorch_model.bin"}}')
 
     assert "safetensors only" in refusals(place)
+
+
+def with_tokens(path: Path, count: int) -> Path:
+    """Write a model whose embedding has 256 rows, with a tokenizer of `count` tokens."""
+    place = folder(path)
+    vocab = {f"word{number}": number for number in range(count)}
+    (place / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    return place
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(tmp_path: Path) -> None:
+    text = refusals(with_tokens(tmp_path / "many", 300))
+
+    assert "gives ids up to 299 ('word299'), and the embedding has 256 rows" in text
+    assert "--set model.resize_embeddings=true" in text
+    assert preflight.check(plan(with_tokens(tmp_path / "all", 256)), {}) == ()
+
+
+def test_rows_that_an_adapter_would_not_train_are_refused_by_name(tmp_path: Path) -> None:
+    place, resized = str(with_tokens(tmp_path / "many", 300)), "model.resize_embeddings=true"
+    both = "adapter.modules_to_save=['embed_tokens', 'lm_head']"
+
+    (found,) = model.tokens(made(resized, recipe="tiny_lora_sample_e1", model=place))
+
+    assert "new rows of embed_tokens and lm_head would not be trained" in str(found)
+    assert list(model.tokens(made(resized, both, recipe="tiny_lora_sample_e1", model=place))) == []
+    assert preflight.check(plan(Path(place), resized), {}) == ()

@@ -29,7 +29,16 @@ _QUICK = (
 """Together some milliseconds, and no network: a dry run shows them too."""
 _ELSEWHERE = (model.architecture, model.weights, model.context)
 """What this machine can tell of a run on others; _QUICK is about the machine that trains."""
-_SLOW = (data.first_rows, hub.reachable, storage.download, gpus.driver, gpus.busy, system.installed, system.port)
+_SLOW = (
+    model.tokens,
+    data.first_rows,
+    hub.reachable,
+    storage.download,
+    gpus.driver,
+    gpus.busy,
+    system.installed,
+    system.port,
+)
 
 
 class Refused(TunerError):
@@ -64,7 +73,7 @@ def check_elsewhere(plan: LaunchPlan, *, quick: bool) -> tuple[str, ...]:
     Raises:
         TunerError: as `check`.
     """
-    slow = () if quick else (data.first_rows, hub.reachable)
+    slow = () if quick else (model.tokens, data.first_rows, hub.reachable)
     return _judge((*(partial(one, plan) for one in (*_ELSEWHERE, *slow)), partial(_fit, plan)))
 
 

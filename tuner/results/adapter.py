@@ -23,6 +23,8 @@ MISFITS = (ValueError, TypeError, AttributeError, RuntimeError)
 """What PEFT raises over an adapter that does not fit the model, or whose fields are of another type."""
 _PREFIX = "base_model.model."
 _NAME = "default"
+AS_IT_WAS = tuple(f"{place}.weight" for place in ("base_layer", "original_module", "modules_to_save"))
+"""How PEFT names embeddings that it saves beside an adapter on them: as they were, or once more."""
 _NOT_MERGED = ("lora_bias", "target_parameters", "trainable_token_indices", "layer_replication", "use_qalora")
 """Fields of LoraConfig that no method of tuner sets, and that change more than one weight of one layer."""
 
@@ -43,6 +45,15 @@ def read_config(folder: Path) -> Any:
         raise ModelError(what, fix="Copy the adapter again.") from error
 
 
+def fit_rows(model: Any, stored: Stored) -> None:
+    """Give a base the rows that training added to its embeddings, which the adapter then holds whole."""
+    embeddings = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is embeddings)
+    held = stored.shapes.get(f"{_PREFIX}{name}.weight")
+    if held is not None and held.shape[0] > embeddings.weight.shape[0]:
+        model.resize_token_embeddings(held.shape[0], mean_resizing=False)  # their values are the adapter's
+
+
 class Adapter:
     """An adapter, and the names of the base's tensors that it changes."""
 
@@ -57,13 +68,14 @@ class Adapter:
         lora = deepcopy(config)
         lora.base_model_name_or_path = None  # else PEFT looks the base up on the hub
         lora.inference_mode = True
+        fit_rows(model, self._stored)
+        self.num_rows = model.config.get_text_config().vocab_size
         try:
             adapted = get_peft_model(model, lora, low_cpu_mem_usage=True, autocast_adapter_dtype=False)
         except MISFITS as error:
             raise self._misfit(str(error).splitlines()[0]) from error
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-        # PEFT saves an embedding as it was beside the adapter on it.
-        found = {name: tensor for name, tensor in self._stored.shapes.items() if ".base_layer." not in name}
+        found = {name: tensor for name, tensor in self._stored.shapes.items() if not name.endswith(AS_IT_WAS)}
         for name in sorted(expected.keys() ^ found.keys()):
             what = "the base has no such module" if name in found else "the adapter lacks it"
             raise self._misfit(f"{name}: {what}")
@@ -94,15 +106,19 @@ class Adapter:
         return self._replaced | {f"{name}.weight" for name in self._layers}
 
     def change(self, name: str, weight: torch.Tensor | None) -> torch.Tensor:
-        """Return what the adapter makes of one of the base's tensors, in the base's type.
+        """Return what the adapter makes of one of the base's tensors, in the base's type; on 'meta' its shape.
 
         Raises:
             TunerError: it makes something that is no number.
         """
+        shape_alone = weight is not None and weight.is_meta
         if name in self._replaced:
-            tensor = self._stored.load(f"{_PREFIX}{name}")
+            stored = f"{_PREFIX}{name}"
+            tensor = self._stored.shapes[stored] if shape_alone else self._stored.load(stored)
             return tensor if weight is None else tensor.to(weight.dtype)
         assert weight is not None, f"a layer without a base weight: {name}"
+        if shape_alone:
+            return weight
         module = name.removesuffix(".weight")
         layer = deepcopy(self._layers[module])
         tensors = {

@@ -168,6 +168,7 @@ def _merged(source: Source, options: Options, adapter: Any, base: Base) -> _Cont
     model = empty_model(config, scores=scores, trust_remote_code=trusted)
     layout = Layout(model, Stored(folder), scores=scores)
     fitted = Adapter(source.folder, adapter, empty_model(config, scores=scores, trust_remote_code=trusted), base.path)
+    config.get_text_config().vocab_size = fitted.num_rows
     layout.check(fitted.replaced)
     pieces = list(layout.pieces(fitted.changed, fitted.change, published=not options.as_llama))
     if not layout.ties(fitted.changed):

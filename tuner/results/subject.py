@@ -17,7 +17,7 @@ from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.recipes import catalog, paths
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
-from tuner.results.adapter import MISFITS, STEM, read_config
+from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, read_config
 from tuner.results.base import Base, base_of, check_facts
 from tuner.results.source import Source, find
 from tuner.results.tensors import Stored
@@ -142,6 +142,7 @@ def _model(path: str, revision: str | None, trusted: bool) -> Model:
         attn_implementation=None,
         trust_remote_code=trusted,
         remote_code=False,
+        resize_embeddings=False,
     )
 
 
@@ -210,16 +211,18 @@ def _with_adapter(model: Any, subject: Subject) -> Any:
         ModelError: it has not, so the adapter is of another base; or the adapter is damaged.
     """
     assert subject.adapter is not None
-    Stored(subject.adapter, STEM)  # says what is damaged
+    stored = Stored(subject.adapter, STEM)  # says what is damaged
     config = read_config(subject.adapter)
     config.inference_mode, config.base_model_name_or_path = True, None  # it may be elsewhere than in training
+    fit_rows(model, stored)
     try:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
         report = adapted.load_adapter(str(subject.adapter), "default", autocast_adapter_dtype=False)
     except MISFITS as error:
         raise _misfit(subject, str(error).strip().splitlines()[-1].strip()) from error
-    if report.unexpected_keys:
-        raise _misfit(subject, f"{report.unexpected_keys[0]} has no place there")
+    unexpected = [name for name in report.unexpected_keys if not name.endswith(AS_IT_WAS)]
+    if unexpected:
+        raise _misfit(subject, f"{unexpected[0]} has no place there")
     if report.missing_keys:
         raise _misfit(subject, f"it lacks {report.missing_keys[0]}")
     return adapted

@@ -15,9 +15,11 @@ from typing import Any
 
 from tuner.errors import ModelError, did_you_mean
 from tuner.fit.families import FAMILIES
+from tuner.fit.parameters import built, has_formula
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
-from tuner.recipes import catalog, paths
+from tuner.recipes import catalog, paths, vocabulary
+from tuner.recipes.architecture import Architecture
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.worker.models registers itself."""
@@ -103,6 +105,33 @@ def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
     if lacking and 0 in numbers:
         what = f"{str(place)!r} holds no weights of layer {lacking[0]}, and its config.json counts {num_layers} layers"
         yield ModelError(what, where=_WHERE, fix="Fetch the model again, with all its files.")
+
+
+def tokens(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a tokenizer with more tokens than the embedding has rows; one that is not a tokenizer.json a rank reads."""
+    place, config = folder(plan), plan.recipe.config
+    if place is None or config.architecture is None:
+        return
+    facts, named = config.architecture, config.model.chat_template
+    found = vocabulary.read(place, catalog.chat_template(named) if named else None)
+    last = found.last if found else None
+    if last is None or last[1] < facts.vocab_size:
+        return
+    if not config.model.resize_embeddings:
+        yield vocabulary.too_few_rows(*last, facts.vocab_size, str(place))
+    elif config.train_cfg.trainable_layers or config.adapter:
+        trained = config.adapter.modules_to_save or () if config.adapter else ()
+        lacking = tuple(name for name in _embeddings(facts, config.objective.type) if name not in trained)
+        if lacking:
+            yield vocabulary.untrained_rows(lacking, adapter=config.adapter is not None)
+
+
+def _embeddings(facts: Architecture, objective: str) -> tuple[str, ...]:
+    """Return what a family calls its input and its output embeddings; a model that scores has none of the latter."""
+    if not has_formula(facts):
+        return ()
+    model = built(facts)
+    return (model.family.embeddings, *(() if objective == "reward" else (model.head.name,)))
 
 
 def context(plan: LaunchPlan) -> Iterator[Finding]:

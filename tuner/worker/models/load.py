@@ -29,6 +29,7 @@ from tuner.recipes import catalog, paths
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.worker.models import whole
+from tuner.worker.models.rows import fit_rows
 from tuner.worker.models.tiny import materialize
 
 CACHE = Path(os.environ.get("TUNER_CACHE") or Path.home() / ".cache" / "tuner")
@@ -71,7 +72,9 @@ def load_tokenizer(model: Model, path: str) -> Any:
     return tokenizer
 
 
-def load_model(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool) -> Any:
+def load_model(
+    config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool, tokenizer: Any = None
+) -> Any:
     """Load the weights to train: with the adapter, the frozen layers and the score head that the recipe asks for.
 
     Args:
@@ -80,12 +83,13 @@ def load_model(config: RecipeConfig, path: str, dtype: torch.dtype, device: str,
         dtype: The run's compute type: of the weights, and of the arithmetic on 4-bit weights.
         device: 'cpu', or this rank's 'cuda:N'.
         shards: ZeRO-3 partitions the weights while they are loaded, so they are not put on a device here.
+        tokenizer: The embeddings have, or get, a row for each of its tokens; None: nobody asks.
 
     Raises:
         ModelError: there is no such model, it needs code of its own, or the recipe does not fit it.
         MachineError: the hub cannot be reached.
     """
-    model = _load(config, path, dtype, device, shards)
+    model = _load(config, path, dtype, device, shards, tokenizer)
     model.train()
     if config.adapter:
         return _with_adapter(model, config, path)
@@ -94,7 +98,9 @@ def load_model(config: RecipeConfig, path: str, dtype: torch.dtype, device: str,
     return model
 
 
-def load_reference(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool) -> Any | None:
+def load_reference(
+    config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool, tokenizer: Any = None
+) -> Any | None:
     """Load the frozen copy that the model is compared with, or None where nothing needs one.
 
     With an adapter that is the base model itself, the adapter switched off. Arguments and errors as `load_model`.
@@ -102,10 +108,10 @@ def load_reference(config: RecipeConfig, path: str, dtype: torch.dtype, device: 
     objective = config.objective
     if not isinstance(objective, Dpo | Kto) or config.adapter or objective.precompute_ref_log_probs:
         return None
-    return _load(config, path, dtype, device, shards).requires_grad_(False)
+    return _load(config, path, dtype, device, shards, tokenizer).requires_grad_(False)
 
 
-def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool) -> Any:
+def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool, tokenizer: Any) -> Any:
     arguments: dict[str, Any] = {}
     _unpack_stored(config, path, arguments)
     if config.quantization:
@@ -113,6 +119,8 @@ def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shar
         if device != "cpu" and not shards:
             arguments["device_map"] = {"": device}
     model = load_weights(config.model, path, dtype, scores=config.objective.type == "reward", **arguments)
+    if tokenizer is not None:
+        fit_rows(model, tokenizer, config, path)
     model.config.use_cache = False
     return model
 
