@@ -17,7 +17,7 @@ from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.recipes import catalog, paths
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
-from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, read_config
+from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
 from tuner.results.base import Base, base_of, check_facts
 from tuner.results.source import Source, find
 from tuner.results.tensors import Stored
@@ -101,7 +101,7 @@ def subject_of(name: str, adapter: str | None) -> Subject:
 def _whole(name: str, named: Source | None) -> Subject:
     recipe = named.recipe() if named else None
     trusted = recipe.model.trust_remote_code if recipe else False
-    model = _model(str(named.folder) if named else name, None, trusted)
+    model = model_of(str(named.folder) if named else name, None, trusted)
     path = source(model)
     config = _config(model, path)
     scores = is_scorer(config)
@@ -112,8 +112,11 @@ def _whole(name: str, named: Source | None) -> Subject:
 def _adapted(found: Source, asked: str | None) -> Subject:
     recipe = found.recipe()
     adapter = read_config(found.folder)
+    if adapter.is_prompt_learning:
+        what = f"{found.told} are of {kind_of(adapter)}, which puts tokens before the prompt and changes no weight"
+        raise ModelError(what, fix="Use it with PEFT itself: adapters that change weights are asked and judged here.")
     base = base_of(adapter, recipe, asked, "SOURCE")
-    model = _model(base.path, base.revision, base.trust_remote_code)
+    model = model_of(base.path, base.revision, base.trust_remote_code)
     path = source(model)
     folder = paths.local(path)
     if folder and not (folder / "config.json").is_file():
@@ -134,7 +137,8 @@ def _context(config: Any) -> int | None:
     return int(most) if most else None
 
 
-def _model(path: str, revision: str | None, trusted: bool) -> Model:
+def model_of(path: str, revision: str | None, trusted: bool) -> Model:
+    """Return the block of a model that no recipe names."""
     return Model.model_construct(
         path=path,
         revision=revision,
@@ -163,7 +167,7 @@ def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loade
     model = load_frozen(subject.model, subject.path, dtype, hardware, block, scores=subject.scores)
     tokenizer = tokenizer_of(subject)
     if subject.adapter:
-        model = _with_adapter(model, subject)
+        model = with_adapter(model, subject)
     model.eval()
     model.config.use_cache = True  # switched off while training
     if not subject.scores:
@@ -193,7 +197,7 @@ def tokenizer_of(subject: Subject) -> Any:
     """
     if subject.adapter and (subject.adapter / "tokenizer_config.json").is_file():
         folder = str(subject.adapter)
-        return load_tokenizer(_model(folder, None, subject.model.trust_remote_code), folder)
+        return load_tokenizer(model_of(folder, None, subject.model.trust_remote_code), folder)
     return load_tokenizer(subject.model, subject.path)
 
 
@@ -204,7 +208,7 @@ def _quantization(subject: Subject, bits: int | None) -> Quantization | None:
     return None if bits == 16 else Quantization.model_validate({"bits": bits})
 
 
-def _with_adapter(model: Any, subject: Subject) -> Any:
+def with_adapter(model: Any, subject: Subject) -> Any:
     """Return the base with the trained adapter on it: every tensor of the one has a place in the other.
 
     Raises:
