@@ -117,6 +117,23 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert "one.safetensors" not in text
 
 
+def test_a_tensor_that_the_index_places_where_it_is_not_is_named(tmp_path: Path) -> None:
+    place = folder(tmp_path / "index", weights=False)
+    names = {"model.layers.0.up.weight": "one.safetensors", "model.layers.1.up.weight": "one.safetensors"}
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    save_file({"model.layers.0.up.weight": torch.ones(4)}, place / "one.safetensors")
+
+    assert "one.safetensors lacks model.layers.1.up.weight" in refusals(place)
+
+
+def test_a_layer_without_weights_is_told_with_the_number_that_the_config_counts(tmp_path: Path) -> None:
+    place = folder(tmp_path / "layers", LLAMA | {"num_hidden_layers": 4}, weights=False)
+    tensors = {f"model.layers.{number}.up.weight": torch.ones(4) for number in (0, 1, 3)}
+    save_file(tensors, place / "model.safetensors")
+
+    assert "no weights of layer 2, and its config.json counts 4 layers" in refusals(place)
+
+
 def test_an_index_that_is_no_index_is_refused(tmp_path: Path) -> None:
     place = folder(tmp_path / "index")
     (place / "model.safetensors.index.json").write_text("{}")
@@ -178,3 +195,30 @@ def test_weights_that_are_pickles_are_refused(tmp_path: Path, index: bool) -> No
         (place / "pytorch_model.bin.index.json").write_text('{"weight_map": {"weight": "pytorch_model.bin"}}')
 
     assert "safetensors only" in refusals(place)
+
+
+def with_tokens(path: Path, count: int) -> Path:
+    """Write a model whose embedding has 256 rows, with a tokenizer of `count` tokens."""
+    place = folder(path)
+    vocab = {f"word{number}": number for number in range(count)}
+    (place / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    return place
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(tmp_path: Path) -> None:
+    text = refusals(with_tokens(tmp_path / "many", 300))
+
+    assert "gives ids up to 299 ('word299'), and the embedding has 256 rows" in text
+    assert "--set model.resize_embeddings=true" in text
+    assert preflight.check(plan(with_tokens(tmp_path / "all", 256)), {}) == ()
+
+
+def test_rows_that_an_adapter_would_not_train_are_refused_by_name(tmp_path: Path) -> None:
+    place, resized = str(with_tokens(tmp_path / "many", 300)), "model.resize_embeddings=true"
+    both = "adapter.modules_to_save=['embed_tokens', 'lm_head']"
+
+    (found,) = model.tokens(made(resized, recipe="tiny_lora_sample_e1", model=place))
+
+    assert "new rows of embed_tokens and lm_head would not be trained" in str(found)
+    assert list(model.tokens(made(resized, both, recipe="tiny_lora_sample_e1", model=place))) == []
+    assert preflight.check(plan(Path(place), resized), {}) == ()

@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     GPT2Config,
     LlamaConfig,
+    MixtralConfig,
     PreTrainedConfig,
     Qwen3MoeConfig,
 )
@@ -23,6 +24,10 @@ GPT2 = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=96, n_positions=64,
 MIXTURE = Qwen3MoeConfig(
     hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, **SMALL
 )
+MIXTRAL = MixtralConfig(
+    hidden_size=32, intermediate_size=48, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, **SMALL
+)
+"""PEFT puts adapters on its experts, which transformers fuses."""
 TOKENS = torch.tensor([[1, 5, 9, 33, 70, 2, 11]])
 
 
@@ -46,6 +51,7 @@ def write_adapter(folder: Path, base: Path, *, scores: bool = False, **settings:
     for name, weight in adapted.named_parameters():
         if weight.requires_grad:
             noise = torch.randn(weight.shape, generator=generator)
-            weight.data = weight.data * (1 + 0.1 * noise) if "magnitude" in name else 0.2 * noise
+            drawn = asked.get("init_lora_weights") in ("pissa", "olora")  # they begin with something
+            weight.data = weight.data * (1 + 0.1 * noise) if "magnitude" in name or drawn else 0.2 * noise
     adapted.save_pretrained(folder)
     return folder

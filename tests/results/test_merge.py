@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import AdaLoraConfig, IA3Config, LoraConfig, PeftConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -19,15 +19,20 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from tests.results.models import GPT2, LLAMA, MIXTURE, SMALL, TIED, TOKENS, write_adapter, write_base
+from tests.results.models import GPT2, LLAMA, MIXTRAL, MIXTURE, SMALL, TIED, TOKENS, write_adapter, write_base
 from tests.worker.models import test_internlm as internlm
 from tests.worker.models.published import write_checkpoint
 from tuner.errors import MachineError, ModelError, TunerError
+from tuner.results import compare
 from tuner.results.export import Exported, Options, export
 from tuner.results.source import find
 
-# PEFT warns of embeddings that it saves, and of adapters on tied weights, which it does not merge right.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+# PEFT warns of embeddings that it saves, and of adapters on tied weights, which it does not merge right. It also turns
+# names of experts into those of fused ones once more when it loads what it has saved, which finds nothing to do.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning"),
+]
 
 
 def merge(adapter: Path, dest: Path, **options: Any) -> Exported:
@@ -68,6 +73,9 @@ def logits(folder: Path, *, scores: bool = False, adapter: Path | None = None) -
         (GPT2, {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
         (GPT2, {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "use_dora": True}),
         (MIXTURE, {"target_modules": ["q_proj", "o_proj"]}),
+        (MIXTRAL, {}),
+        (LLAMA, {"init_lora_weights": "pissa"}),
+        (LLAMA, {"init_lora_weights": "olora"}),
     ],
     ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else str(value),
 )
@@ -96,6 +104,57 @@ def test_weights_that_were_tied_and_no_longer_are_the_same_are_both_written_and_
     # Readers other than transformers take the config's word for it.
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["tie_word_embeddings"] is stays
     assert ("lm_head.weight" in names) is not stays
+
+
+def test_what_was_compared_is_said_also_where_the_host_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = write_base(tmp_path / "base", LLAMA)
+    adapter = write_adapter(tmp_path / "adapter", base)
+
+    first = merge(adapter, tmp_path / "merged").compared
+    monkeypatch.setattr(compare, "available_host_bytes", lambda: 1000)
+    second = merge(adapter, tmp_path / "again").compared
+
+    assert first is not None and second is not None
+    assert first.startswith("On 16 tokens its logits are those of the adapter on its base")
+    assert second.startswith("Its logits were not compared")
+
+
+def test_a_merge_that_says_something_else_is_refused_and_nothing_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = write_base(tmp_path / "base", LLAMA)
+    adapter = write_adapter(tmp_path / "adapter", base, init_lora_weights="olora")
+    monkeypatch.setattr("tuner.results.adapter._KEEP_THE_BASE", ("olora",))
+    monkeypatch.setattr("tuner.results.adapter._CHANGE_THE_BASE", ())  # as if PEFT did not
+
+    with pytest.raises(TunerError, match=r"logits are not those of the adapter on its base: [\d.]+% apart"):
+        merge(adapter, tmp_path / "merged")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
+
+
+ODD: dict[str, PeftConfig] = {
+    "LoRA with layer_replication": LoraConfig(layer_replication=[(0, 2), (1, 2)], target_modules=["q_proj"]),
+    "LoRA with trainable_token_indices": LoraConfig(trainable_token_indices=[5], target_modules=["q_proj"]),
+    "LoRA with init_lora_weights='pissa_niter_4'": LoraConfig(
+        init_lora_weights="pissa_niter_4", target_modules=["q_proj"]
+    ),
+    "ADALORA": AdaLoraConfig(total_step=10, target_modules=["q_proj"]),
+    "IA3": IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
+    "PROMPT_TUNING": PromptTuningConfig(num_virtual_tokens=3),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_kinds_of_adapters_that_cannot_be_merged_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    base, config = write_base(tmp_path / "base", LLAMA), ODD[kind]
+    config.task_type = "CAUSAL_LM"
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(tmp_path / "adapter")
+
+    with pytest.raises(ModelError, match=f"{kind}.* cannot be merged here.*without --merge"):
+        merge(tmp_path / "adapter", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
 
 
 def test_a_16_bit_base_is_merged_in_fp32_and_rounded_once(tmp_path: Path) -> None:

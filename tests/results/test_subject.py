@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PromptTuningConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.machine.gpus import CPU
@@ -125,6 +126,14 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     refused(other_base(tmp_path / "wide", hidden_size=256), adapter, ModelError, "does not fit")
     refused(other_base(tmp_path / "deep", num_hidden_layers=4), adapter, ModelError, "it lacks .*layers.3")
     refused(other_base(tmp_path / "flat", num_hidden_layers=2), adapter, ModelError, "layers.2.* has no place")
+
+
+def test_an_adapter_that_changes_the_prompt_and_no_weight_is_refused_by_name(tmp_path: Path) -> None:
+    base = other_base(tmp_path / "base")
+    prompt = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    get_peft_model(LlamaForCausalLM.from_pretrained(base), prompt).save_pretrained(tmp_path / "adapter")
+
+    refused(tmp_path / "adapter", None, ModelError, "are of PROMPT_TUNING, which puts tokens before the prompt")
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:

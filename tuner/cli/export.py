@@ -73,6 +73,8 @@ def run(
         f"Wrote {dest}: {done.num_tensors} tensors, {size} in {files}, every one read back, "
         f"{time.monotonic() - started:.0f} s. manifest.json has their hashes, README.md is the model card."
     )
+    if done.compared:
+        click.echo(done.compared)
     if done.kind == "adapter" and done.base and not done.base.hub_id:
         say(
             f"Others cannot load its base from here ({done.base.path}): name its id on the hub, --base ORG/MODEL, "

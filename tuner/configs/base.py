@@ -13,6 +13,8 @@ model = dict(
     trust_remote_code=False,
     # True in the parts of models that transformers has not: they exist as code on the hub alone.
     remote_code=False,
+    # Add rows to the embeddings where the tokenizer has more tokens than they have rows; False: that is refused.
+    resize_embeddings=False,
 )
 
 # What planning needs to know of the model, in the words of its config.json. Another model.path needs other facts here;

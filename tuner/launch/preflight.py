@@ -30,9 +30,18 @@ _QUICK = (
 """Together some milliseconds, and no network: a dry run shows them too."""
 _ELSEWHERE = (model.architecture, model.weights, model.context)
 """What this machine can tell of a run on others; _QUICK is about the machine that trains."""
-_CONFIGURED = (*_ELSEWHERE, gpus.attention, gpus.precision, zero.swap_space)
+_CONFIGURED = (*_ELSEWHERE, model.tokens, gpus.attention, gpus.precision, zero.swap_space)
 """What a recipe and its config ask of this machine, whatever its memory and its data."""
-_SLOW = (data.first_rows, hub.reachable, storage.download, gpus.driver, gpus.busy, system.installed, system.port)
+_SLOW = (
+    model.tokens,
+    data.first_rows,
+    hub.reachable,
+    storage.download,
+    gpus.driver,
+    gpus.busy,
+    system.installed,
+    system.port,
+)
 
 
 def check(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -55,7 +64,7 @@ def check_elsewhere(plan: LaunchPlan, *, quick: bool) -> tuple[str, ...]:
     Raises:
         TunerError: as `check`.
     """
-    slow = () if quick else (data.first_rows, hub.reachable)
+    slow = () if quick else (model.tokens, data.first_rows, hub.reachable)
     return _judge((*(partial(one, plan) for one in (*_ELSEWHERE, zero.unknown, *slow)), partial(_fit, plan)))
 
 
@@ -67,7 +76,7 @@ def inspect(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[Finding, ...]
 
 def inspect_elsewhere(plan: LaunchPlan) -> tuple[Finding, ...]:
     """Return what can be told from here of what a recipe and its config ask of other machines."""
-    return tuple(_findings(partial(one, plan) for one in (*_ELSEWHERE, zero.unknown)))
+    return tuple(_findings(partial(one, plan) for one in (*_ELSEWHERE, model.tokens, zero.unknown)))
 
 
 def _judge(checks: Iterable[Callable[[], Iterator[Finding]]]) -> tuple[str, ...]:

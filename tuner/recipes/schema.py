@@ -23,6 +23,7 @@ class Model(Block):
     attn_implementation: str | None
     trust_remote_code: bool
     remote_code: bool
+    resize_embeddings: bool
 
     @field_validator("trust_remote_code")
     @classmethod

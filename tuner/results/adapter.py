@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict
+from peft import PeftConfig, PeftType, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.utils import ModulesToSaveWrapper
 
@@ -23,7 +23,15 @@ MISFITS = (ValueError, TypeError, AttributeError, RuntimeError)
 """What PEFT raises over an adapter that does not fit the model, or whose fields are of another type."""
 _PREFIX = "base_model.model."
 _NAME = "default"
-_NOT_MERGED = ("lora_bias", "target_parameters", "trainable_token_indices", "layer_replication", "use_qalora")
+AS_IT_WAS = tuple(f"{place}.weight" for place in ("base_layer", "original_module", "modules_to_save"))
+"""How PEFT names embeddings that it saves beside an adapter on them: as they were, or once more."""
+_KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal")
+_CHANGE_THE_BASE = ("pissa", "olora")
+"""Values of init_lora_weights: these take out of the base's weight, when PEFT loads it, where the adapter begins."""
+_NOT_MERGED = (
+    *("lora_bias", "trainable_token_indices", "layer_replication", "use_qalora", "use_bdlora", "arrow_config"),
+    *("kasa_config", "monteclora_config", "alora_invocation_tokens", "velora_config"),
+)
 """Fields of LoraConfig that no method of tuner sets, and that change more than one weight of one layer."""
 
 
@@ -43,6 +51,15 @@ def read_config(folder: Path) -> Any:
         raise ModelError(what, fix="Copy the adapter again.") from error
 
 
+def fit_rows(model: Any, stored: Stored) -> None:
+    """Give a base the rows that training added to its embeddings, which the adapter then holds whole."""
+    embeddings = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is embeddings)
+    held = stored.shapes.get(f"{_PREFIX}{name}.weight")
+    if held is not None and held.shape[0] > embeddings.weight.shape[0]:
+        model.resize_token_embeddings(held.shape[0], mean_resizing=False)  # their values are the adapter's
+
+
 class Adapter:
     """An adapter, and the names of the base's tensors that it changes."""
 
@@ -52,18 +69,20 @@ class Adapter:
         Raises:
             ModelError: it is of another base, or of a kind that cannot be merged.
         """
+        check_mergeable(config)
         self._stored, self._base = Stored(folder, STEM), base
-        _check_kind(config)
         lora = deepcopy(config)
         lora.base_model_name_or_path = None  # else PEFT looks the base up on the hub
         lora.inference_mode = True
+        self._config = lora
+        fit_rows(model, self._stored)
+        self.num_rows = model.config.get_text_config().vocab_size
         try:
             adapted = get_peft_model(model, lora, low_cpu_mem_usage=True, autocast_adapter_dtype=False)
         except MISFITS as error:
             raise self._misfit(str(error).splitlines()[0]) from error
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-        # PEFT saves an embedding as it was beside the adapter on it.
-        found = {name: tensor for name, tensor in self._stored.shapes.items() if ".base_layer." not in name}
+        found = {name: tensor for name, tensor in self._stored.shapes.items() if not name.endswith(AS_IT_WAS)}
         for name in sorted(expected.keys() ^ found.keys()):
             what = "the base has no such module" if name in found else "the adapter lacks it"
             raise self._misfit(f"{name}: {what}")
@@ -71,7 +90,8 @@ class Adapter:
             if tensor.shape != found[name].shape:
                 raise self._misfit(f"{name} is {tuple(found[name].shape)}, not {tuple(tensor.shape)}")
         modules = dict(adapted.base_model.model.named_modules())
-        self._layers = {name: module for name, module in modules.items() if isinstance(module, LoraLayer)}
+        layers = {name: module for name, module in modules.items() if isinstance(module, LoraLayer)}
+        self._of_weight = {_weight(name, layer): (name, layer) for name, layer in layers.items()}
         self._replaced = {
             f"{name}.{key}"
             for name, module in modules.items()
@@ -91,32 +111,44 @@ class Adapter:
     @property
     def changed(self) -> set[str]:
         """The base's tensors that merging makes others of."""
-        return self._replaced | {f"{name}.weight" for name in self._layers}
+        return self._replaced | self._of_weight.keys()
 
     def change(self, name: str, weight: torch.Tensor | None) -> torch.Tensor:
-        """Return what the adapter makes of one of the base's tensors, in the base's type.
+        """Return what the adapter makes of one of the base's tensors, in the base's type; on 'meta' its shape.
 
         Raises:
             TunerError: it makes something that is no number.
         """
+        shape_alone = weight is not None and weight.is_meta
         if name in self._replaced:
-            tensor = self._stored.load(f"{_PREFIX}{name}")
+            stored = f"{_PREFIX}{name}"
+            tensor = self._stored.shapes[stored] if shape_alone else self._stored.load(stored)
             return tensor if weight is None else tensor.to(weight.dtype)
         assert weight is not None, f"a layer without a base weight: {name}"
-        module = name.removesuffix(".weight")
-        layer = deepcopy(self._layers[module])
+        if shape_alone:
+            return weight
+        module, key = self._of_weight[name][0], name.rpartition(".")[2]
+        layer = deepcopy(self._of_weight[name][1])
+        setattr(layer.get_base_layer(), key, torch.nn.Parameter(weight.float(), requires_grad=False))
+        if self._config.init_lora_weights in _CHANGE_THE_BASE:
+            layer.update_layer(_NAME, layer.r[_NAME], layer.lora_alpha[_NAME], config=self._config)
         tensors = {
             key: self._stored.load(f"{_PREFIX}{module}.{_saved(key)}").float()
             for key in layer.state_dict()
             if not key.startswith("base_layer.")
         }
-        layer.load_state_dict({**tensors, "base_layer.weight": weight.float()}, strict=False, assign=True)
+        layer.load_state_dict(tensors, strict=False, assign=True)
         try:
             layer.merge(safe_merge=True)
         except ValueError as error:
             raise TunerError(f"{name} is no number with the adapter merged into it") from error
-        merged: torch.Tensor = layer.get_base_layer().weight.data
+        merged: torch.Tensor = getattr(layer.get_base_layer(), key).data
         return merged.to(weight.dtype)
+
+
+def _weight(name: str, layer: LoraLayer) -> str:
+    """Return the name of the base's tensor that a layer changes; PEFT puts layers on fused experts into one another."""
+    return f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}"
 
 
 def _saved(key: str) -> str:
@@ -126,10 +158,22 @@ def _saved(key: str) -> str:
     return key.replace(f".{_NAME}", "")
 
 
-def _check_kind(config: Any) -> None:
-    what = f"an adapter of {config.peft_type}"
-    if isinstance(config, LoraConfig):
+def kind_of(config: Any) -> str:
+    """Return the name that PEFT has for a kind of adapter."""
+    return str(getattr(config.peft_type, "value", config.peft_type))
+
+
+def check_mergeable(config: Any) -> None:
+    """Check that an adapter is of a kind that can be merged into its base, a tensor at a time.
+
+    Raises:
+        ModelError: it is not.
+    """
+    what = f"an adapter of {kind_of(config)}"
+    if config.peft_type == PeftType.LORA:  # AdaLora's config is one of LoRA too
         odd = [name for name in _NOT_MERGED if getattr(config, name)] + (["bias"] if config.bias != "none" else [])
+        if config.init_lora_weights not in (*_KEEP_THE_BASE, *_CHANGE_THE_BASE):
+            odd.append(f"init_lora_weights={config.init_lora_weights!r}")
         if not odd:
             return
         what = f"LoRA with {', '.join(odd)}"

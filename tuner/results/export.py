@@ -6,6 +6,7 @@ It is written beside its destination and renamed at the end: on any failure the 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -26,19 +27,19 @@ from tuner.recipes import paths
 from tuner.results.adapter import STEM, Adapter, read_config
 from tuner.results.base import Base, base_of, check_facts, read_model_config
 from tuner.results.card import Kind, card
+from tuner.results.compare import compare_merged
 from tuner.results.layout import Layout, empty_model
 from tuner.results.source import Source, check_dest
 from tuner.results.tensors import Piece, Stored, num_bytes, write
 from tuner.runs import checkpoints
 from tuner.worker.data.templates import plain
-from tuner.worker.models.load import DTYPES, explained
+from tuner.worker.models.load import DTYPES, explained, is_scorer
 from tuner.worker.save import stop_where_answers_end
 
 _BESIDES_BYTES = 64 * 1024**2
 """A tokenizer and the small files; the largest published tokenizer.json has 33 MB."""
 _ONE_FILE_BYTES = 2**62
 """PEFT reads an adapter from one file."""
-_SCORES = "ForSequenceClassification"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Exported:
     base: Base | None
     needs_tuner: bool
     """transformers alone does not know its architecture, or that of its base."""
+    compared: str | None = None
+    """What was compared of a merged model and the adapter that it is made of."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def export(source: Source, dest: Path, options: Options) -> Exported:
         ModelError: weights are missing or damaged, or the adapter does not fit its base.
         MachineError: the base is on the hub, and the hub cannot be reached.
         DiskError: `dest` cannot be written, or there is no room for it.
+        TunerError: a merged model does not say what the adapter on its base says.
     """
     check_dest(dest)
     content = _content(source, options)
@@ -111,11 +115,21 @@ def export(source: Source, dest: Path, options: Options) -> Exported:
             tensors = write(content.pieces, draft, stem, most, dtype)
             told = {"scores": content.scores, "needs_tuner": content.needs_tuner}
             _write_besides(content, draft, card(dest.name, content.kind, content.base, source, **told))
+            compared = _compared(content, draft, source.folder, tensors)
             checkpoints.seal(draft, {"num_tensors": len(tensors), "tensors": tensors})
             check_dest(dest)
             draft.replace(dest)
     files = {entry["file"] for entry in tensors.values()}
-    return Exported(content.kind, len(tensors), needed, len(files), content.base, content.needs_tuner)
+    return Exported(content.kind, len(tensors), needed, len(files), content.base, content.needs_tuner, compared)
+
+
+def _compared(content: _Content, draft: Path, adapter: Path, tensors: dict[str, dict[str, Any]]) -> str | None:
+    if content.kind != "merged" or content.base is None:
+        return None
+    number = sum(math.prod(entry["shape"]) for entry in tensors.values())
+    rounded = {entry["dtype"] for entry in tensors.values()} - {"float32", "float64"}
+    dtype = torch.bfloat16 if rounded else torch.float32
+    return compare_merged(draft, adapter, content.base, number, dtype, scores=content.scores)
 
 
 def _content(source: Source, options: Options) -> _Content:
@@ -148,7 +162,7 @@ def _whole(source: Source, options: Options) -> _Content:
     recipe = source.recipe()
     trusted = recipe.model.trust_remote_code if recipe else False
     config = read_model_config(source.folder, trust_remote_code=trusted)
-    scores = (config.architectures or [""])[0].endswith(_SCORES)
+    scores = is_scorer(config)
     model = empty_model(config, scores=scores, trust_remote_code=trusted)
     layout = Layout(model, Stored(source.folder), scores=scores)
     layout.check(set())
@@ -169,6 +183,7 @@ def _merged(source: Source, options: Options, adapter: Any, base: Base) -> _Cont
     model = empty_model(config, scores=scores, trust_remote_code=trusted)
     layout = Layout(model, Stored(folder), scores=scores)
     fitted = Adapter(source.folder, adapter, empty_model(config, scores=scores, trust_remote_code=trusted), base.path)
+    config.get_text_config().vocab_size = fitted.num_rows
     layout.check(fitted.replaced)
     pieces = list(layout.pieces(fitted.changed, fitted.change, published=not options.as_llama))
     if not layout.ties(fitted.changed):

@@ -120,7 +120,7 @@ class Layout:
 
         Args:
             changed: The names of those of the loaded model's tensors that `change` makes.
-            change: Makes them. The base has none where it is a new head.
+            change: Makes them. The base has none where it is a new head; of one on 'meta' it makes the shape alone.
             published: Whose layout to write.
         """
         for unit in self._units:
@@ -143,7 +143,7 @@ class Layout:
                 return {unit.published[0]: tensors[unit.loaded[0]]}
             return self._written(tensors, published)
 
-        shapes = make(self._stored.shapes.__getitem__, _unchanged)
+        shapes = make(self._stored.shapes.__getitem__, change)
         assert not published or shapes.keys() == set(unit.published), f"{unit.published} would become {[*shapes]}"
         yield Piece(shapes, lambda: make(self._stored.load, change))
 
@@ -158,13 +158,8 @@ class Layout:
             return self._written({name: tensor}, published)
 
         found = self._expected[name]
-        known = make(self._stored.shapes.__getitem__, lambda _, base: found if base is None else base)
+        known = make(self._stored.shapes.__getitem__, lambda name, base: change(name, found if base is None else base))
         return Piece(known, lambda: make(self._stored.load, change))
 
     def _written(self, tensors: Tensors, published: bool) -> Tensors:
         return dict(revert_weight_conversion(self._model, tensors)) if published else tensors
-
-
-def _unchanged(_: str, tensor: torch.Tensor | None) -> torch.Tensor:
-    assert tensor is not None
-    return tensor

@@ -17,11 +17,20 @@ from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.recipes import catalog, paths
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
-from tuner.results.adapter import MISFITS, STEM, read_config
+from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
 from tuner.results.base import Base, base_of, check_facts
 from tuner.results.source import Source, find
 from tuner.results.tensors import Stored
-from tuner.worker.models.load import DTYPES, explained, load_tokenizer, load_weights, pinned, quantized, source
+from tuner.worker.models.load import (
+    DTYPES,
+    explained,
+    is_scorer,
+    load_tokenizer,
+    load_weights,
+    pinned,
+    quantized,
+    source,
+)
 from tuner.worker.save import stop_where_answers_end
 from tuner.zero.precision import decide
 
@@ -92,10 +101,10 @@ def subject_of(name: str, adapter: str | None) -> Subject:
 def _whole(name: str, named: Source | None) -> Subject:
     recipe = named.recipe() if named else None
     trusted = recipe.model.trust_remote_code if recipe else False
-    model = _model(str(named.folder) if named else name, None, trusted)
+    model = model_of(str(named.folder) if named else name, None, trusted)
     path = source(model)
     config = _config(model, path)
-    scores = (config.architectures or [""])[0].endswith("ForSequenceClassification")
+    scores = is_scorer(config)
     told = named.told if named else f"the model {name}"
     return Subject(told, model, path, scores, _context(config), recipe=recipe)
 
@@ -103,8 +112,11 @@ def _whole(name: str, named: Source | None) -> Subject:
 def _adapted(found: Source, asked: str | None) -> Subject:
     recipe = found.recipe()
     adapter = read_config(found.folder)
+    if adapter.is_prompt_learning:
+        what = f"{found.told} are of {kind_of(adapter)}, which puts tokens before the prompt and changes no weight"
+        raise ModelError(what, fix="Use it with PEFT itself: adapters that change weights are asked and judged here.")
     base = base_of(adapter, recipe, asked, "SOURCE")
-    model = _model(base.path, base.revision, base.trust_remote_code)
+    model = model_of(base.path, base.revision, base.trust_remote_code)
     path = source(model)
     folder = paths.local(path)
     if folder and not (folder / "config.json").is_file():
@@ -125,7 +137,8 @@ def _context(config: Any) -> int | None:
     return int(most) if most else None
 
 
-def _model(path: str, revision: str | None, trusted: bool) -> Model:
+def model_of(path: str, revision: str | None, trusted: bool) -> Model:
+    """Return the block of a model that no recipe names."""
     return Model.model_construct(
         path=path,
         revision=revision,
@@ -133,6 +146,7 @@ def _model(path: str, revision: str | None, trusted: bool) -> Model:
         attn_implementation=None,
         trust_remote_code=trusted,
         remote_code=False,
+        resize_embeddings=False,
     )
 
 
@@ -153,7 +167,7 @@ def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loade
     model = load_frozen(subject.model, subject.path, dtype, hardware, block, scores=subject.scores)
     tokenizer = tokenizer_of(subject)
     if subject.adapter:
-        model = _with_adapter(model, subject)
+        model = with_adapter(model, subject)
     model.eval()
     model.config.use_cache = True  # switched off while training
     if not subject.scores:
@@ -189,7 +203,7 @@ def tokenizer_of(subject: Subject) -> Any:
     """
     if subject.adapter and (subject.adapter / "tokenizer_config.json").is_file():
         folder = str(subject.adapter)
-        return load_tokenizer(_model(folder, None, subject.model.trust_remote_code), folder)
+        return load_tokenizer(model_of(folder, None, subject.model.trust_remote_code), folder)
     return load_tokenizer(subject.model, subject.path)
 
 
@@ -200,23 +214,25 @@ def _quantization(subject: Subject, bits: int | None) -> Quantization | None:
     return None if bits == 16 else Quantization.model_validate({"bits": bits})
 
 
-def _with_adapter(model: Any, subject: Subject) -> Any:
+def with_adapter(model: Any, subject: Subject) -> Any:
     """Return the base with the trained adapter on it: every tensor of the one has a place in the other.
 
     Raises:
         ModelError: it has not, so the adapter is of another base; or the adapter is damaged.
     """
     assert subject.adapter is not None
-    Stored(subject.adapter, STEM)  # says what is damaged
+    stored = Stored(subject.adapter, STEM)  # says what is damaged
     config = read_config(subject.adapter)
     config.inference_mode, config.base_model_name_or_path = True, None  # it may be elsewhere than in training
+    fit_rows(model, stored)
     try:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
         report = adapted.load_adapter(str(subject.adapter), "default", autocast_adapter_dtype=False)
     except MISFITS as error:
         raise _misfit(subject, str(error).strip().splitlines()[-1].strip()) from error
-    if report.unexpected_keys:
-        raise _misfit(subject, f"{report.unexpected_keys[0]} has no place there")
+    unexpected = [name for name in report.unexpected_keys if not name.endswith(AS_IT_WAS)]
+    if unexpected:
+        raise _misfit(subject, f"{unexpected[0]} has no place there")
     if report.missing_keys:
         raise _misfit(subject, f"it lacks {report.missing_keys[0]}")
     return adapted

@@ -20,7 +20,9 @@ def save_result(trainer: Any, tokenizer: Any, folder: Path) -> None:
     state = _gathered(trainer.deepspeed, model)
     if dist.get_rank() == 0:
         # Not Trainer.save_model: it adds training_args.bin, a pickle, to what a user will publish.
-        model.save_pretrained(folder, state_dict=state)
+        # PEFT would save embeddings that an adapter is on, or that were given rows, up to three times.
+        once = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
+        model.save_pretrained(folder, state_dict=state, **once)
         if isinstance(tokenizer.chat_template, str):
             tokenizer.chat_template = plain(tokenizer.chat_template)
         tokenizer.save_pretrained(folder)

@@ -65,7 +65,8 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     resume.check_data(facts, data[0])
     guard.heart.beat("loading the model")
     how = (config, path, trainers.dtype(zero), str(device))
-    models = load_model(*how, shards=_stage(zero) == 3), load_reference(*how, shards=_stage(zero) == 3)
+    more: dict[str, Any] = {"shards": _stage(zero) == 3, "tokenizer": tokenizer}
+    models = load_model(*how, **more), load_reference(*how, **more)
     for model in filter(None, models):  # what trainers compute before the first step has no callback
         model.register_forward_pre_hook(lambda *_: guard.heart.tick())
     guard.heart.beat("setting up the training")

@@ -138,7 +138,8 @@ def test_a_checkpoint_in_fewer_bits_is_asked_for_in_16(
 
     def keep(path: str, **arguments: Any) -> Any:
         asked.update(arguments)
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny()))
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny()))
+        return model, {"missing_keys": set(), "unexpected_keys": set()}
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", keep)
     load_model(recipe("dpo_full"), stored(tmp_path, method), torch.float32, "cpu", shards=False)

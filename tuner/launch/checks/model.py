@@ -15,9 +15,11 @@ from typing import Any
 
 from tuner.errors import ModelError, did_you_mean
 from tuner.fit.families import FAMILIES
+from tuner.fit.parameters import built, has_formula
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
-from tuner.recipes import catalog, paths
+from tuner.recipes import catalog, paths, vocabulary
+from tuner.recipes.architecture import Architecture
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.worker.models registers itself."""
@@ -60,8 +62,11 @@ def architecture(plan: LaunchPlan) -> Iterator[Finding]:
 def weights(plan: LaunchPlan) -> Iterator[Finding]:
     """Find weights that are missing or cut off: shards of an index, ends of files, pointers of Git LFS."""
     place = folder(plan)
-    if place is not None:
-        yield from missing_weights(place)
+    if place is None:
+        return
+    lacking = list(missing_weights(place))
+    facts = plan.recipe.config.architecture
+    yield from lacking or (missing_layers(place, facts.num_hidden_layers) if facts else ())
 
 
 def missing_weights(place: Path) -> Iterator[ModelError]:
@@ -82,6 +87,51 @@ def missing_weights(place: Path) -> Iterator[ModelError]:
         problem = _cut_off(file)
         if problem:
             yield ModelError(f"{file} {problem}", where=_WHERE, fix="Fetch the model again.")
+
+
+def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
+    """Yield what weights that are there lack by their names: tensors of an index, and whole decoder layers.
+
+    A rank looks at every name when it loads them; a folder whose names tell of no layers is left to it.
+    """
+    names = {file: set(_safetensors_header(file) or ()) for file in _weight_files(place)}
+    for name, file in sorted(_index(place).items()):
+        if name not in names.get(place / file, ()):
+            what = f"{place / file} lacks {name}, which the index says is there"
+            yield ModelError(what, where=_WHERE, fix="Fetch the model again.")
+            return
+    numbers = {int(part) for found in names.values() for name in found for part in name.split(".") if part.isdecimal()}
+    lacking = sorted(set(range(num_layers)) - numbers)
+    if lacking and 0 in numbers:
+        what = f"{str(place)!r} holds no weights of layer {lacking[0]}, and its config.json counts {num_layers} layers"
+        yield ModelError(what, where=_WHERE, fix="Fetch the model again, with all its files.")
+
+
+def tokens(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a tokenizer with more tokens than the embedding has rows; one that is not a tokenizer.json a rank reads."""
+    place, config = folder(plan), plan.recipe.config
+    if place is None or config.architecture is None:
+        return
+    facts, named = config.architecture, config.model.chat_template
+    found = vocabulary.read(place, catalog.chat_template(named) if named else None)
+    last = found.last if found else None
+    if last is None or last[1] < facts.vocab_size:
+        return
+    if not config.model.resize_embeddings:
+        yield vocabulary.too_few_rows(*last, facts.vocab_size, str(place))
+    elif config.train_cfg.trainable_layers or config.adapter:
+        trained = config.adapter.modules_to_save or () if config.adapter else ()
+        lacking = tuple(name for name in _embeddings(facts, config.objective.type) if name not in trained)
+        if lacking:
+            yield vocabulary.untrained_rows(lacking, adapter=config.adapter is not None)
+
+
+def _embeddings(facts: Architecture, objective: str) -> tuple[str, ...]:
+    """Return what a family calls its input and its output embeddings; a model that scores has none of the latter."""
+    if not has_formula(facts):
+        return ()
+    model = built(facts)
+    return (model.family.embeddings, *(() if objective == "reward" else (model.head.name,)))
 
 
 def context(plan: LaunchPlan) -> Iterator[Finding]:
@@ -149,14 +199,23 @@ def _rope_factor(config: Mapping[str, Any] | None) -> float:
 def _weight_files(place: Path) -> list[Path]:
     """Return the files that hold the weights, whether they are there or not, or none."""
     for name in _INDEXES:
+        if paths.exists(place / name):
+            files = set(_index(place).values())
+            return [place / file for file in sorted(files)] or [place / name]
+    return [place / name for name in _WHOLE if paths.exists(place / name)][:1]
+
+
+def _index(place: Path) -> dict[str, str]:
+    """Return the file of each tensor by the folder's index; nothing where there is no index, or it is none."""
+    for name in _INDEXES:
         try:
-            index = json.loads((place / name).read_text(encoding="utf-8"))
-            return [place / file for file in sorted(set(index["weight_map"].values()))]
+            found = json.loads((place / name).read_text(encoding="utf-8"))["weight_map"]
+            return {str(tensor): str(file) for tensor, file in found.items()}
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return [place / name]
-    return [place / name for name in _WHOLE if paths.exists(place / name)][:1]
+            break
+    return {}
 
 
 def _cut_off(file: Path) -> str | None:
@@ -180,11 +239,19 @@ def _cut_off_safetensors(start: bytes, size: int, file: Path) -> str | None:
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > min(size, _MAX_HEADER_BYTES):
         return f"is cut off: it ends after {size} bytes, in its header"
-    with file.open("rb") as stream:
-        stream.seek(8)
-        try:
-            header = json.loads(stream.read(length))
-            whole = 8 + length + max((one["data_offsets"][1] for one in header.values() if "dtype" in one), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-            return "has no header of safetensors"
+    header = _safetensors_header(file)
+    if header is None:
+        return "has no header of safetensors"
+    whole = 8 + length + max(header.values(), default=0)
     return f"is cut off: it has {size} of {whole} bytes" if size < whole else None
+
+
+def _safetensors_header(file: Path) -> dict[str, int] | None:
+    """Return where each tensor ends, in bytes after the header; None where there is no header."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        try:
+            header = json.loads(stream.read(min(length, _MAX_HEADER_BYTES)))
+            return {name: int(one["data_offsets"][1]) for name, one in header.items() if "dtype" in one}
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            return None

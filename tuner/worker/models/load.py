@@ -28,10 +28,10 @@ from tuner.errors import DiskError, MachineError, ModelError
 from tuner.recipes import catalog, paths
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.worker.models import whole
+from tuner.worker.models.rows import fit_rows
 from tuner.worker.models.tiny import materialize
 
-_HEAD = "score"
-"""What every decoder that transformers can let score texts calls its head."""
 CACHE = Path(os.environ.get("TUNER_CACHE") or Path.home() / ".cache" / "tuner")
 
 _UNPACKED = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
@@ -72,7 +72,9 @@ def load_tokenizer(model: Model, path: str) -> Any:
     return tokenizer
 
 
-def load_model(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool) -> Any:
+def load_model(
+    config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool, tokenizer: Any = None
+) -> Any:
     """Load the weights to train: with the adapter, the frozen layers and the score head that the recipe asks for.
 
     Args:
@@ -81,12 +83,13 @@ def load_model(config: RecipeConfig, path: str, dtype: torch.dtype, device: str,
         dtype: The run's compute type: of the weights, and of the arithmetic on 4-bit weights.
         device: 'cpu', or this rank's 'cuda:N'.
         shards: ZeRO-3 partitions the weights while they are loaded, so they are not put on a device here.
+        tokenizer: The embeddings have, or get, a row for each of its tokens; None: nobody asks.
 
     Raises:
         ModelError: there is no such model, it needs code of its own, or the recipe does not fit it.
         MachineError: the hub cannot be reached.
     """
-    model = _load(config, path, dtype, device, shards)
+    model = _load(config, path, dtype, device, shards, tokenizer)
     model.train()
     if config.adapter:
         return _with_adapter(model, config, path)
@@ -95,7 +98,9 @@ def load_model(config: RecipeConfig, path: str, dtype: torch.dtype, device: str,
     return model
 
 
-def load_reference(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool) -> Any | None:
+def load_reference(
+    config: RecipeConfig, path: str, dtype: torch.dtype, device: str, *, shards: bool, tokenizer: Any = None
+) -> Any | None:
     """Load the frozen copy that the model is compared with, or None where nothing needs one.
 
     With an adapter that is the base model itself, the adapter switched off. Arguments and errors as `load_model`.
@@ -103,10 +108,10 @@ def load_reference(config: RecipeConfig, path: str, dtype: torch.dtype, device: 
     objective = config.objective
     if not isinstance(objective, Dpo | Kto) or config.adapter or objective.precompute_ref_log_probs:
         return None
-    return _load(config, path, dtype, device, shards).requires_grad_(False)
+    return _load(config, path, dtype, device, shards, tokenizer).requires_grad_(False)
 
 
-def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool) -> Any:
+def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool, tokenizer: Any) -> Any:
     arguments: dict[str, Any] = {}
     _unpack_stored(config, path, arguments)
     if config.quantization:
@@ -114,6 +119,8 @@ def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shar
         if device != "cpu" and not shards:
             arguments["device_map"] = {"": device}
     model = load_weights(config.model, path, dtype, scores=config.objective.type == "reward", **arguments)
+    if tokenizer is not None:
+        fit_rows(model, tokenizer, config, path)
     model.config.use_cache = False
     return model
 
@@ -129,7 +136,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         arguments: More of `from_pretrained`.
 
     Raises:
-        ModelError: there is no such model, it is not whole, or it needs code of its own.
+        ModelError: there is no such model, a weight is missing or has no place in it, or it needs code of its own.
         MachineError: the hub cannot be reached, or a package is missing.
     """
     arguments |= {"dtype": dtype, **pinned(model)}
@@ -137,18 +144,24 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         arguments["use_safetensors"] = True  # old repositories on the hub have pickles alone: data is all they may hold
     if model.attn_implementation:
         arguments["attn_implementation"] = model.attn_implementation
-    with explained(path):
-        if scores:
-            auto = transformers.AutoModelForSequenceClassification
-            found = auto.from_pretrained(path, num_labels=1, **arguments)
-        else:
-            found = transformers.AutoModelForCausalLM.from_pretrained(path, **arguments)
+    auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
+    if scores:
+        arguments["num_labels"] = 1
+    with explained(path), whole.zero3_told() as unexpected:
+        found, report = auto.from_pretrained(path, output_loading_info=True, **arguments)
+    report["unexpected_keys"] |= unexpected
+    whole.check(found, report, path, _layers(found), new_head=scores and not is_scorer(found.config))
     for module in found.modules():
         # In eval mode on a CPU with AVX512-BF16, bitsandbytes repacks 4-bit weights; ZeRO-3 drops the repacking and is
         # silently wrong from the first evaluation on (validation loss 7.51 instead of 7.28, measured on 0.50.2).
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return found
+
+
+def is_scorer(config: Any) -> bool:
+    """Return whether a checkpoint is of a model that scores texts, by its config."""
+    return bool(config.architectures) and config.architectures[0].endswith("ForSequenceClassification")
 
 
 def _unpack_stored(config: RecipeConfig, path: str, arguments: dict[str, Any]) -> None:
@@ -179,7 +192,7 @@ def _freeze_all_but(model: Any, count: int) -> None:
         what = f"trainable_layers = {count}, but the model has {len(layers)} decoder layers"
         raise ModelError(what, where="train_cfg.trainable_layers", fix=f"Take at most {len(layers)}.")
     model.requires_grad_(False)
-    for module in (*layers[-count:], getattr(model, _HEAD, None)):
+    for module in (*layers[-count:], getattr(model, whole.HEAD, None)):
         if module is not None:
             module.requires_grad_(True)
 
@@ -190,12 +203,17 @@ def decoder_layers(model: Any) -> Any:
     Raises:
         ModelError: there is none.
     """
-    number = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == number:
-            return module
-    what = f"{type(model).__name__} has no list of {number} decoder layers"
-    raise ModelError(what, where="train_cfg.trainable_layers", fix="Train with another method.")
+    found = _layers(model)
+    if found is None:
+        what = f"{type(model).__name__} has no list of as many decoder layers as its config says"
+        raise ModelError(what, where="train_cfg.trainable_layers", fix="Train with another method.")
+    return found
+
+
+def _layers(model: Any) -> Any | None:
+    number = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    lists = (module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    return next((module for module in lists if len(module) == number), None)
 
 
 def _with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:

@@ -1,0 +1,60 @@
+"""Whether a merged model says what its base with the adapter on it says: logits of both, in fp32 on this host.
+
+It changes nothing; one model is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tuner.errors import TunerError
+from tuner.fit.sizes import gib
+from tuner.machine.hardware import available_host_bytes
+from tuner.results.base import Base
+from tuner.results.subject import Subject, model_of, with_adapter
+from tuner.worker.models.load import load_weights
+
+NUM_TOKENS = 16
+_BYTES = 4
+_BESIDES = 1.25
+"""Of the weights' bytes: activations, and a layer that is loaded beside the model."""
+_MOST = {torch.float32: 1e-3}
+_MOST_ROUNDED = 0.1
+"""The root mean square of the difference over that of the logits, by the weights' type; 16 bits round each weight."""
+
+
+def compare_merged(
+    draft: Path, adapter: Path, base: Base, num_parameters: int, dtype: torch.dtype, *, scores: bool
+) -> str:
+    """Return what was compared, as one sentence: nothing, where the host's memory has no room for the model.
+
+    Raises:
+        TunerError: the merged model says something else.
+    """
+    needed, free = int(_BYTES * _BESIDES * num_parameters), available_host_bytes()
+    if free is not None and needed > free:
+        return (
+            f"Its logits were not compared with the adapter's: in fp32 that needs {gib(needed)}, of {gib(free)} free."
+        )
+    path = str(base.folder())
+    of_base = model_of(path, None, base.trust_remote_code)
+    subject = Subject(f"the adapter {adapter}", of_base, path, scores, None, adapter)
+    said = _logits(with_adapter(load_weights(of_base, path, torch.float32, scores=scores), subject))
+    of_draft = model_of(str(draft), None, base.trust_remote_code)
+    merged = _logits(load_weights(of_draft, str(draft), torch.float32, scores=scores))
+    apart = float((merged - said).square().mean().sqrt() / said.square().mean().sqrt())
+    if not apart <= _MOST.get(dtype, _MOST_ROUNDED):
+        what = f"the merged model's logits are not those of the adapter on its base: {apart:.1%} apart"
+        raise TunerError(what, where="--merge", fix="Export the adapter alone: without --merge.")
+    return f"On {NUM_TOKENS} tokens its logits are those of the adapter on its base, within {apart:.1g} of their size."
+
+
+def _logits(model: Any) -> torch.Tensor:
+    rows = model.get_input_embeddings().weight.shape[0]
+    ids = torch.linspace(0, rows - 1, NUM_TOKENS).long()[None]
+    with torch.inference_mode():
+        found: torch.Tensor = model.eval()(input_ids=ids, use_cache=False).logits.float()
+    return found

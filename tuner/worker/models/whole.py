@@ -1,0 +1,102 @@
+"""Whether a model got every weight that it has from the checkpoint that it was loaded from, and the checkpoint fits it.
+
+transformers fills what is missing with random numbers and leaves out what has no place, both with a warning alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import modeling_utils
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.utils.loading_report import LoadStateDictInfo
+
+from tuner.errors import ModelError
+
+HEAD = "score"
+"""What every decoder that transformers can let score texts calls its head."""
+_LEARNED = ("weight", "bias")
+"""How the names of what modules learn end; masks and tables that older versions saved have names of their own."""
+_FIX = "Fetch or copy the model again, its config.json too: they are of different models, or a part of one."
+
+
+def check(model: Any, report: Mapping[str, Any], path: str, layers: Any, *, new_head: bool) -> None:
+    """Check what `from_pretrained` reports with `output_loading_info`.
+
+    Args:
+        model: What was loaded.
+        report: `missing_keys` and `unexpected_keys`; shapes that do not fit, it raises itself.
+        path: Where it was loaded from.
+        layers: The model's decoder layers.
+        new_head: The checkpoint is of a model that writes, and this one scores: its head is meant to be new.
+
+    Raises:
+        ModelError: a weight is missing, or one that the model would need has no place in it.
+    """
+    missing = [name for name in report["missing_keys"] if not (new_head and name.startswith(f"{HEAD}."))]
+    others = list(report["unexpected_keys"])
+    if missing:
+        what = f"{_told(missing)} of the weights that its config.json asks for are missing in {path!r}"
+        if others:
+            what += f", which holds {_told(others)} that have no place in it"
+        raise ModelError(f"{what}; they would be random numbers", where="model.path", fix=_FIX)
+    places = dict(model.named_modules(remove_duplicate=False))
+    lost = [name for name in others if _is_lost(name, places, layers, model.config.get_text_config())]
+    if lost:
+        what = f"{_told(lost)} of the weights in {path!r} have no place in the model that its config.json describes"
+        raise ModelError(f"{what}; they would be left out", where="model.path", fix=_FIX)
+
+
+def _told(names: Iterable[str]) -> str:
+    ordered = sorted(names, key=dot_natural_key)
+    return f"{len(ordered)} ({ordered[0]}{', ...' if len(ordered) > 1 else ''})"
+
+
+def _is_lost(name: str, places: Mapping[str, Any], layers: Any, config: Any) -> bool:
+    """Return whether a weight without a place belongs to what the model computes.
+
+    Other heads, towers for images and layers that predict further tokens do not; a bias that config.json switches off,
+    a part of a decoder layer that this kind of model has not, and a layer more than config.json counts do.
+    """
+    parent, _, last = name.rpartition(".")
+    if parent in places:
+        slots = places[parent]._parameters
+        return last in slots and slots[last] is None
+    within = next((f"{place}." for place, module in places.items() if module is layers), None)
+    if within is None or not name.startswith(within) or last not in _LEARNED:
+        return False
+    number = name.removeprefix(within).partition(".")[0]
+    num_predicting = getattr(config, "num_nextn_predict_layers", None) or 0
+    return not (number.isdecimal() and len(layers) <= int(number) < len(layers) + num_predicting)
+
+
+@contextmanager
+def zero3_told() -> Iterator[set[str]]:
+    """Yield a set that gets the names which ZeRO-3's loader finds no place for.
+
+    transformers 5.23 reports none of them there: "we assume only best-case scenario" (modeling_utils.py, 4537).
+    """
+    unexpected: set[str] = set()
+    load = modeling_utils._load_state_dict_into_zero3_model
+
+    def telling(model: Any, state_dict: Any, load_config: Any = None) -> Any:
+        unexpected.update(_without_place(model, list(state_dict), load_config.weight_mapping or ()))
+        return load(model, state_dict, load_config)
+
+    modeling_utils._load_state_dict_into_zero3_model = telling
+    try:
+        yield unexpected
+    finally:
+        modeling_utils._load_state_dict_into_zero3_model = load
+
+
+def _without_place(model: Any, names: Iterable[str], mapping: Iterable[Any]) -> set[str]:
+    renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
+    converters = [one for one in mapping if isinstance(one, WeightConverter)]
+    expected = model.state_dict()
+    found = {rename_source_key(name, renamings, converters, model.base_model_prefix, expected)[0] for name in names}
+    told = LoadStateDictInfo(set(), found - expected.keys(), set(), [], {}, set())
+    model._adjust_missing_and_unexpected_keys(told)
+    return set(told.unexpected_keys)
