@@ -19,7 +19,7 @@ setup(
     install_requires=[
         "accelerate>=1.10",
         "click>=8.1",
-        "datasets>=4.0",
+        "datasets>=4.7",
         "deepspeed>=0.19.5",
         "hjson",
         "jinja2>=3.1",

@@ -40,7 +40,7 @@ MINIMUM = {
     "trl": "1.12",
     "peft": "0.18",
     "accelerate": "1.10",
-    "datasets": "4.0",
+    "datasets": "4.7",
     "deepspeed": FLAWS["deepspeed"][-1].fixed_in,
 }
 QUANTIZED = {"bitsandbytes": "0.48"}

@@ -18,11 +18,13 @@ from tuner.errors import MachineError
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
 from tuner.machine import libraries, slurm
+from tuner.zero import needs
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")
 _DEEPSPEED_ENV = ".deepspeed_env"
 """Variables that DeepSpeed's own launcher hands to its ranks, from the working directory or the home folder."""
 _STALE_LOCK_S = 600
+_OF_SWAPPING = {"async_io": "disk access", "pin_memory": "pinned memory"}
 _FILES_OF_A_RANK = 256
 _FILES_OF_A_WORKER = 32
 """Pipes, semaphores and the shared tensors of the batches in flight."""
@@ -44,15 +46,16 @@ def _missing(package: str | None, where: str) -> Iterator[Finding]:
 
 
 def builds(plan: LaunchPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Find an interrupted build of DeepSpeed's CPU Adam, which torch would wait for without end."""
-    if not plan.final.config.get("zero_force_ds_cpu_optimizer"):
-        return
+    """Find an interrupted build of what DeepSpeed compiles for this run, which torch would wait for without end."""
+    ops = {"cpu_adam": "CPU Adam"} if plan.final.config.get("zero_force_ds_cpu_optimizer") else {}
+    ops |= _OF_SWAPPING if any(needs.swaps(plan.final.config)) else {}
     root = Path(environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
-    for lock in root.glob("**/cpu_adam/lock"):
-        age_s = time.time() - lock.stat().st_mtime
-        if age_s > _STALE_LOCK_S:
-            what = f"a build of DeepSpeed's CPU Adam was interrupted {age_s / 60:.0f} minutes ago"
-            yield MachineError(what, where=lock, fix=f"If no other run builds it now: rm {lock}")
+    for op, name in ops.items():
+        for lock in root.glob(f"**/{op}/lock"):
+            age_s = time.time() - lock.stat().st_mtime
+            if age_s > _STALE_LOCK_S:
+                what = f"a build of DeepSpeed's {name} was interrupted {age_s / 60:.0f} minutes ago"
+                yield MachineError(what, where=lock, fix=f"If no other run builds it now: rm {lock}")
 
 
 def shadows(environ: Mapping[str, str]) -> Iterator[Finding]:
