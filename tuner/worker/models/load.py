@@ -28,6 +28,7 @@ from tuner.errors import DiskError, MachineError, ModelError
 from tuner.recipes import catalog, paths
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.worker.models.names import name_parts
 from tuner.worker.models.tiny import materialize
 
 _HEAD = "score"
@@ -148,6 +149,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         # silently wrong from the first evaluation on (validation loss 7.51 instead of 7.28, measured on 0.50.2).
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+    name_parts(found)
     return found
 
 
