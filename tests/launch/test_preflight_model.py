@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.launch.plans import made
+from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import ModelError, TunerError
 from tuner.launch import preflight
 from tuner.launch.checks import model
@@ -178,3 +179,13 @@ def test_weights_that_are_pickles_are_refused(tmp_path: Path, index: bool) -> No
         (place / "pytorch_model.bin.index.json").write_text('{"weight_map": {"weight": "pytorch_model.bin"}}')
 
     assert "safetensors only" in refusals(place)
+
+
+def test_missing_kernels_of_linear_attention_are_told_where_gpus_are() -> None:
+    recipe = "qwen3_5_0_8b_lora_alpaca_e1"
+
+    (told,) = model.kernels(made(recipe=recipe, hardware=machine(A100)))
+
+    assert "pip install causal-conv1d flash-linear-attention" in str(told)
+    assert list(model.kernels(made(recipe=recipe, hardware=CPU))) == []
+    assert list(model.kernels(made(hardware=machine(A100)))) == []

@@ -17,6 +17,7 @@ _QUICK = (
     model.architecture,
     model.weights,
     model.context,
+    model.kernels,
     gpus.attention,
     gpus.precision,
     gpus.spread,

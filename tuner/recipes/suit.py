@@ -42,7 +42,7 @@ KEEPS_APART = frozenset(
         *("ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma2", "gemma3_text"),
         *("gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode"),
         *("gpt_neo", "gpt_neox", "gptj", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense"),
-        *("hunyuan_v1_moe", "internlm", "internlm2", "internlm3", "llama", "llama4_text", "minicpm3", "minimax_m2"),
+        *("internlm", "internlm2", "internlm3", "llama", "llama4_text", "minicpm3", "minimax_m2"),
         *("ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe"),
         *("persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"),
         *("stablelm", "starcoder2"),

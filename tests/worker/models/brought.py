@@ -33,7 +33,6 @@ BROUGHT: dict[str, dict[str, Any]] = {
     "gptj": {**_OF_GPT_2, "rotary_dim": 4},
     "granitemoehybrid": {**_DENSE, **_MAMBA_2, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": _BOTH},
     "helium": {**_DENSE, "head_dim": 8},
-    "hunyuan_v1_moe": {**_DENSE, "head_dim": 8, "num_experts": 4, "moe_topk": 2},
     "jamba": {**_DENSE, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_d_state": 8},
     "lfm2": {**_DENSE, "layer_types": _CONVOLUTIONS},
     "lfm2_moe": {**_DENSE, **_EXPERTS, "num_experts": 4, "num_dense_layers": 1, "layer_types": _CONVOLUTIONS},

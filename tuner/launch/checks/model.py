@@ -17,7 +17,9 @@ from tuner.errors import ModelError, did_you_mean
 from tuner.fit.families import FAMILIES
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
+from tuner.machine import libraries
 from tuner.recipes import catalog, paths
+from tuner.recipes.config_json import read_type
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.worker.models registers itself."""
@@ -103,6 +105,15 @@ def context(plan: LaunchPlan) -> Iterator[Finding]:
     else:
         then = "unless its RoPE is scaled, it has never seen such positions."
     yield f"{where} = {longest} is more than the model's context of {limit} tokens: {then}"
+
+
+def kernels(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find packages of CUDA kernels that are missing: the model trains the same without them, and slower."""
+    facts, place = plan.recipe.config.architecture, folder(plan)
+    kind = facts.model_type if facts else read_type(place) if place else None
+    lacks = libraries.missing_kernels(libraries.KERNELS_OF.get(kind or "", ())) if plan.hardware.gpus else ""
+    if lacks:
+        yield f"a {kind} model is much faster on GPUs with kernels that are not installed: pip install {lacks}."
 
 
 def known_types(*, scores: bool) -> frozenset[str]:
