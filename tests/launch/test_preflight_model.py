@@ -189,3 +189,13 @@ def test_missing_kernels_of_linear_attention_are_told_where_gpus_are() -> None:
     assert "pip install causal-conv1d flash-linear-attention" in str(told)
     assert list(model.kernels(made(recipe=recipe, hardware=CPU))) == []
     assert list(model.kernels(made(hardware=machine(A100)))) == []
+
+
+def test_packed_rows_of_a_model_with_code_of_its_own_are_refused_before_a_rank_would() -> None:
+    trusted = ("model.trust_remote_code=True", f"model.revision={'a' * 40}")
+    plans = [made(*trusted, *more, recipe="qwen_7b_full_alpaca_e1") for more in ((), ("packing=False",))]
+
+    (error,) = model.packed(plans[0])
+
+    assert "--set train_dataloader.dataset.packing=False" in str(error)
+    assert list(model.packed(plans[1])) == []

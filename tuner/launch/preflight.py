@@ -17,6 +17,7 @@ _QUICK = (
     model.architecture,
     model.weights,
     model.context,
+    model.packed,
     model.kernels,
     gpus.attention,
     gpus.precision,
@@ -28,7 +29,7 @@ _QUICK = (
     system.open_files,
 )
 """Together some milliseconds, and no network: a dry run shows them too."""
-_ELSEWHERE = (model.architecture, model.weights, model.context)
+_ELSEWHERE = (model.architecture, model.weights, model.context, model.packed)
 """What this machine can tell of a run on others; _QUICK is about the machine that trains."""
 _SLOW = (data.first_rows, hub.reachable, storage.download, gpus.driver, gpus.busy, system.installed, system.port)
 

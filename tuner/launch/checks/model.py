@@ -20,6 +20,7 @@ from tuner.launch.plan import LaunchPlan
 from tuner.machine import libraries
 from tuner.recipes import catalog, paths
 from tuner.recipes.config_json import read_type
+from tuner.recipes.mixture import LOADERS
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.worker.models registers itself."""
@@ -105,6 +106,18 @@ def context(plan: LaunchPlan) -> Iterator[Finding]:
     else:
         then = "unless its RoPE is scaled, it has never seen such positions."
     yield f"{where} = {longest} is more than the model's context of {limit} tokens: {then}"
+
+
+def packed(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find packed rows for a model with code of its own, not known to keep samples apart; ranks refuse them."""
+    config = plan.recipe.config
+    if not config.model.remote_code or config.objective.type not in ("sft", "pretrain"):
+        return
+    for key in LOADERS:
+        loader = getattr(config, key)
+        if loader and loader.dataset.packing:
+            where, what = f"{key}.dataset.packing", "packed samples may see each other in a model with code of its own"
+            yield ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
 
 
 def kernels(plan: LaunchPlan) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 
 from tuner.errors import DiskError, MachineError, ModelError
+from tuner.machine.libraries import KERNELS
 from tuner.recipes import catalog, paths
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
@@ -138,6 +140,9 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         arguments["use_safetensors"] = True  # old repositories on the hub have pickles alone: data is all they may hold
     if model.attn_implementation:
         arguments["attn_implementation"] = model.attn_implementation
+    if not torch.cuda.is_available():
+        for name in KERNELS:  # transformers would call them with tensors of the CPU
+            sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     with explained(path):
         if scores:
             auto = transformers.AutoModelForSequenceClassification
