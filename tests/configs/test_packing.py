@@ -1,22 +1,25 @@
 """A model packs exactly where transformers keeps the samples of a packed row apart; measured on a small model.
 
-What is measured is the separation by `position_ids`, which is all that a packed row says of its samples.
+What is measured is the separation by `position_ids`, which is all that a packed row says of its samples. Where there is
+none rows are padded, and a padded row has the logits that it has alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tests.fit.built import config_of
 from tests.fit.small import SMALL
+from tests.worker.models.brought import BROUGHT, brought
 from tuner.recipes import catalog
 from tuner.recipes.part import read_part
-from tuner.recipes.suit import LEAKS_WHEN_PACKED
+from tuner.recipes.suit import KEEPS_APART
 
 LENGTHS = (7, 9, 5)
 KINDS = {facts.model_type: facts for facts in SMALL}
@@ -37,32 +40,71 @@ def one_thread() -> Iterator[None]:
 
 
 @cache
-def separates(kind: str) -> bool:
-    """Say whether the logits of packed samples are those of each of them alone."""
+def model_of(kind: str) -> PreTrainedModel:
+    """Return a small model with weights that are large enough that a sample that sees another differs plainly."""
+    set_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(small_config(kind), experts_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.15)
+    return model
+
+
+def small_config(kind: str) -> PreTrainedConfig:
+    if kind in BROUGHT:
+        return brought(kind)
     facts = KINDS[kind]
     if facts.kv_lora_rank:
         facts = facts.model_copy(update={"kv_lora_rank": 16, "qk_nope_head_dim": 6})  # read in pairs, so even
     config = config_of(facts)
     config.n_group = config.topk_group = 1
+    return config
+
+
+def samples(model: PreTrainedModel) -> tuple[torch.Tensor, ...]:
     set_seed(0)
-    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
-    tokens = torch.randint(3, facts.vocab_size, (1, sum(LENGTHS)))
-    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    return torch.randint(3, model.config.vocab_size, (1, sum(LENGTHS))).split(LENGTHS, dim=1)
+
+
+def is_as_alone(kind: str, logits: Callable[[PreTrainedModel, tuple[torch.Tensor, ...]], torch.Tensor]) -> bool:
+    """Say whether the logits of samples, one after the other, are those of each of them alone."""
+    model = model_of(kind)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.15)  # large enough that a sample that sees another differs plainly
-        together = model(tokens, position_ids=positions, use_cache=False).logits
-        alone = torch.cat([model(sample, use_cache=False).logits for sample in tokens.split(LENGTHS, dim=1)], dim=1)
+        alone = torch.cat([model(sample, use_cache=False).logits for sample in samples(model)], dim=1)
+        together = logits(model, samples(model))
     return bool((together - alone).abs().max() < 1e-4 * alone.abs().max())
 
 
+def packed(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    found: torch.Tensor = model(torch.cat(parts, dim=1), position_ids=positions, use_cache=False).logits
+    return found
+
+
+def padded(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    batch = DataCollatorForLanguageModeling(pad_token_id=0)([{"input_ids": part[0].tolist()} for part in parts])
+    del batch["labels"]
+    found = model(**batch, use_cache=False).logits
+    return torch.cat([row[None, :length] for row, length in zip(found, LENGTHS, strict=True)], dim=1)
+
+
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of no shared experts
-@pytest.mark.parametrize("kind", sorted(kinds_of_the_parts() & KINDS.keys()))
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() | BROUGHT.keys()))
 def test_a_model_packs_where_samples_do_not_see_each_other(kind: str) -> None:
-    assert separates(kind) == (kind not in LEAKS_WHEN_PACKED)
+    assert is_as_alone(kind, packed) == (kind in KEEPS_APART)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("kind", sorted((KINDS.keys() | BROUGHT.keys()) - KEEPS_APART))
+def test_a_padded_sample_is_as_it_is_alone_where_samples_would_see_each_other(kind: str) -> None:
+    assert is_as_alone(kind, padded)
+
+
+def test_every_kind_that_packs_is_measured_and_every_part_is() -> None:
+    assert KINDS.keys() | BROUGHT.keys() >= KEEPS_APART | kinds_of_the_parts()
 
 
 def test_there_are_kinds_of_both_sorts() -> None:
-    assert separates("llama")
-    assert not separates("opt")
+    assert is_as_alone("llama", packed)
+    assert not is_as_alone("opt", packed)

@@ -10,9 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from tests.worker.families import METHODS, examples
 from tuner.cli import parts
+from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.recipes import catalog
 from tuner.recipes.spellings import SPELLINGS
+from tuner.recipes.suit import KEEPS_APART
 from tuner.worker.data.formats import FORMATS
 from tuner.worker.data.sample import KINDS
 
@@ -45,6 +48,20 @@ def _models() -> str:
         path = parts.values("models", name)["model"]["path"]
         rows.append((f"`{name}`", path, f"{count:,}" if count else "", catalog.summary("models", name)))
     return _table(("model", "path", "parameters", ""), rows)
+
+
+def _families() -> str:
+    rows = (
+        (
+            f"`{kind}`",
+            f"`{part}`" if part else "a folder of yours",
+            ", ".join(METHODS),
+            "packed" if kind in KEEPS_APART else "padded",
+            " ".join(KERNELS[name] for name in KERNELS_OF.get(kind, ())),
+        )
+        for kind, part in examples().items()
+    )
+    return _table(("model_type", "such as", "trained", "rows", "faster on GPUs with"), rows)
 
 
 def _methods() -> str:
@@ -105,6 +122,7 @@ def _chat_templates() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "models": _models,
+    "families": _families,
     "chat templates": _chat_templates,
     "methods": _methods,
     "objectives": _objectives,

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.launch.plans import PATH, made
+from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import ModelError, TunerError
 from tuner.launch import preflight
 from tuner.launch.checks import model
@@ -222,3 +223,23 @@ def test_rows_that_an_adapter_would_not_train_are_refused_by_name(tmp_path: Path
     assert "new rows of embed_tokens and lm_head would not be trained" in str(found)
     assert list(model.tokens(made(resized, both, recipe="tiny_lora_sample_e1", model=place))) == []
     assert preflight.check(plan(Path(place), resized), {}) == ()
+
+
+def test_missing_kernels_of_linear_attention_are_told_where_gpus_are() -> None:
+    recipe = "qwen3_5_0_8b_lora_alpaca_e1"
+
+    (told,) = model.kernels(made(recipe=recipe, hardware=machine(A100)))
+
+    assert "pip install causal-conv1d flash-linear-attention" in str(told)
+    assert list(model.kernels(made(recipe=recipe, hardware=CPU))) == []
+    assert list(model.kernels(made(hardware=machine(A100)))) == []
+
+
+def test_packed_rows_of_a_model_with_code_of_its_own_are_refused_before_a_rank_would() -> None:
+    trusted = ("model.trust_remote_code=True", f"model.revision={'a' * 40}")
+    plans = [made(*trusted, *more, recipe="qwen_7b_full_alpaca_e1") for more in ((), ("packing=False",))]
+
+    (error,) = model.packed(plans[0])
+
+    assert "--set train_dataloader.dataset.packing=False" in str(error)
+    assert list(model.packed(plans[1])) == []

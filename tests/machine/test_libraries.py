@@ -232,3 +232,22 @@ def test_a_gpu_too_old_or_too_new_for_torchs_cuda_is_told(
     fake_torch(f"cuda = '{cuda}'")
 
     assert (cuda_problem(capability) is not None) is refused
+
+
+@pytest.mark.parametrize("kind", sorted(libraries.KERNELS_OF))
+def test_the_packages_of_kernels_are_those_that_transformers_tries(kind: str) -> None:
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.origin is not None
+    folder = kind.removesuffix("_text")
+    source = (Path(spec.origin).parent / f"models/{folder}/modeling_{folder}.py").read_text(encoding="utf-8")
+
+    tried = set(re.findall(r'use_kernel_func_from_hub_with_fallback\("\w+", "(\w+)"', source))
+
+    assert tried == set(libraries.KERNELS_OF[kind])
+
+
+def test_kernels_that_are_not_installed_are_named_as_pip_knows_them(site: Path) -> None:
+    (site / "fla").mkdir()
+
+    assert libraries.missing_kernels(("causal_conv1d", "fla")) == "causal-conv1d"
+    assert libraries.missing_kernels(()) == ""

@@ -7,16 +7,34 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.fit.built import config_of
 from tests.fit.small import SMALL
+from tests.worker.models.brought import BROUGHT, brought
 from tuner.errors import RecipeError
 from tuner.fit.families import FAMILIES
 from tuner.recipes.recipe import Overrides, Recipe, load
-from tuner.recipes.suit import FUSED_EXPERTS
+from tuner.recipes.suit import FUSED_EXPERTS, ODD_LINEARS
 
 MOE, LINEAR = "qwen3_30b_a3b", "qwen3_next_80b_a3b_instruct"
+
+
+NARROWED = {**FUSED_EXPERTS, **ODD_LINEARS}
+
+
+def built(kind: str) -> PreTrainedModel:
+    """Return a small model without memory for its weights."""
+    config = brought(kind) if kind in BROUGHT else config_of(next(one for one in SMALL if one.model_type == kind))
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def folder_of(kind: str, tmp_path: Path) -> str:
+    """Return a model's folder as a user brings it, of which a recipe reads config.json alone."""
+    brought(kind).save_pretrained(tmp_path)
+    return str(tmp_path)
 
 
 def recipe(name: str, *sets: str) -> Recipe:
@@ -24,7 +42,7 @@ def recipe(name: str, *sets: str) -> Recipe:
 
 
 def test_the_experts_that_peft_adapts_as_one_tensor_are_those_it_knows_by_their_old_names() -> None:
-    assert {kind for kind, family in FAMILIES.items() if family.split_experts} == FUSED_EXPERTS.keys()
+    assert {kind for kind, family in FAMILIES.items() if family.split_experts} == FUSED_EXPERTS.keys() & FAMILIES.keys()
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora", "rslora", "dora"])
@@ -39,16 +57,14 @@ def test_beside_fused_experts_attention_alone_is_adapted_and_it_is_said(method: 
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of no shared experts
-@pytest.mark.parametrize("kind", sorted(FUSED_EXPERTS))
+@pytest.mark.parametrize("kind", sorted(NARROWED))
 def test_peft_takes_the_adapter_of_every_kind_with_dropout_and_dora(kind: str) -> None:
-    facts = next(facts for facts in SMALL if facts.model_type == kind)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_of(facts))
-    lora = LoraConfig(target_modules=list(FUSED_EXPERTS[kind]), lora_dropout=0.1, r=2, task_type="CAUSAL_LM")
+    model = built(kind)
+    lora = LoraConfig(target_modules=list(NARROWED[kind]), lora_dropout=0.1, r=2, task_type="CAUSAL_LM")
 
     adapted = get_peft_model(model, lora)
     assert adapted.get_nb_trainable_parameters()[0] > 0
-    assert not any("experts" in name for name, weight in adapted.named_parameters() if weight.requires_grad)
+    assert not any(".experts" in name for name, weight in adapted.named_parameters() if weight.requires_grad)
 
 
 def test_without_dropout_the_experts_are_adapted_too_and_dense_models_keep_all_linear() -> None:
@@ -94,3 +110,24 @@ def test_the_validation_does_not_pack_either() -> None:
 
     assert found.config.val_dataloader is not None
     assert found.config.val_dataloader.dataset.packing is False
+
+
+@pytest.mark.parametrize("kind", ["jamba", "mamba2"])
+def test_a_folder_says_its_model_type_where_its_facts_are_not_all_known(kind: str, tmp_path: Path) -> None:
+    folder = folder_of(kind, tmp_path)
+
+    found = load("tiny_lora_sample_e1", Overrides(model=folder))
+
+    assert found.config.train_dataloader.dataset.packing is False
+    assert found.config.adapter is not None
+    assert found.config.adapter.target_modules == ODD_LINEARS[kind]
+    assert any(f"packed samples may see each other in a {kind} model" in warning for warning in found.warnings)
+    with pytest.raises(RecipeError, match="see each other"):
+        load("tiny_lora_sample_e1", Overrides(model=folder, pairs=[("--set", "train_dataloader.dataset.packing=True")]))
+
+
+def test_a_model_that_is_known_when_it_is_loaded_keeps_what_the_catalog_proposes() -> None:
+    found = load("tiny_lora_sample_e1", Overrides(model="nobody/nothing"))
+
+    assert found.config.architecture is None
+    assert found.config.train_dataloader.dataset.packing is True

@@ -11,15 +11,20 @@ import datasets
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
-from trl import DPOConfig, KTOConfig, RewardConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from trl import DPOConfig, KTOConfig, RewardConfig, SFTConfig, SFTTrainer
 from trl.experimental.orpo import ORPOConfig
 
 from tests.worker.data.conftest import make_tokenizer
+from tests.worker.models.brought import brought
+from tuner.errors import ModelError
+from tuner.recipes.mixture import LOADERS
 from tuner.recipes.objective import Dpo, DpoLoss, Kto, Orpo, Reward
 from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.suit import KEEPS_APART
 from tuner.worker import trainers
 from tuner.worker.data import batches
+from tuner.worker.models.names import name_parts
 
 PAIRS = [
     {
@@ -162,3 +167,54 @@ def test_log_probabilities_of_one_launch_are_never_taken_for_another() -> None:
 
     assert first._fingerprint == again._fingerprint != other._fingerprint
     assert first.to_list() == other.to_list() == rows.to_list()
+
+
+ROWS = [
+    {"input_ids": [5, 6, 7, 8, 9, 10, 11], "labels": [-100, -100, 7, 8, 9, 10, 11]},
+    {"input_ids": [12, 13, 14], "labels": [-100, 13, 14]},
+]
+
+
+@pytest.mark.parametrize("kind", ["bamba", "jamba", "lfm2", "mamba2", "mpt", "olmo_hybrid", "gptj"])
+def test_the_loss_of_a_batch_is_that_of_its_samples_alone(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(brought(kind, vocab_size=64, router_aux_loss_coef=0.0)).eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0, 0.15)  # large enough that a sample that sees another differs plainly
+        alone = [made(**{name: torch.tensor([ids]) for name, ids in row.items()}, use_cache=False).loss for row in ROWS]
+    config = load(
+        "tiny_full_sample_e1", Overrides(pairs=[("--set", f"{key}.dataset.packing=False") for key in LOADERS])
+    )
+    settings = SFTConfig(tmp_path, max_length=None, per_device_eval_batch_size=2, **QUIET, **trainers._SFT.settings)
+
+    trainers._lay_out(settings, config.config, made)
+    trainer = SFTTrainer(made, settings, train_dataset=datasets.Dataset.from_list(ROWS), processing_class=tokenizer())
+    loss = trainer.evaluate(datasets.Dataset.from_list(ROWS))["eval_loss"]
+
+    assert settings.padding_free == (kind in KEEPS_APART)
+    assert loss == pytest.approx((5 * alone[0].item() + 2 * alone[1].item()) / 7, rel=1e-4)
+
+
+def test_packed_rows_of_a_model_that_turns_out_not_to_keep_samples_apart_are_refused(tmp_path: Path) -> None:
+    config, made = load("tiny_full_sample_e1").config, AutoModelForCausalLM.from_config(brought("jamba"))
+    settings = SFTConfig(tmp_path, **QUIET)
+
+    with pytest.raises(ModelError, match="see each other in a jamba model") as caught:
+        trainers._lay_out(settings, config, made)
+
+    assert "--set train_dataloader.dataset.packing=False" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["granitemoe", "granitemoehybrid", "llama4_text", "mixtral", "phimoe"])
+def test_trls_loss_finds_the_layers_and_the_number_of_experts(kind: str) -> None:
+    config = AutoConfig.for_model(kind, num_hidden_layers=2, num_local_experts=4)
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(config)
+
+    name_parts(made)
+
+    assert made.base_model is not made
+    assert config.num_experts == 4
+    assert "num_experts" not in config.to_dict()

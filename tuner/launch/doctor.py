@@ -69,6 +69,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
         rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash, meeting=Path(folder)), env, deadline_s)
     if not has_flash:
         rows.append(Row("flash attention", "absent", "not installed; attention is torch's own, which needs nothing"))
+    rows.append(_kernels(here))
     return Report(tuple(_without_secrets(row, environ) for row in rows))
 
 
@@ -85,6 +86,15 @@ def _software(here: Hardware) -> Iterator[Row]:
         yield Row("versions", "warning", f"not the set that is tested: {', '.join(others)}", "make install")
     elif not problems:
         yield Row("versions", "ok", f"the set that is tested: {len(libraries.TESTED)} libraries")
+
+
+def _kernels(here: Hardware) -> Row:
+    name, use = "linear attention", "Qwen3.5, Qwen3-Next, LFM2, Mamba and their like"
+    lacks = libraries.missing_kernels(libraries.KERNELS)
+    if not lacks:
+        return Row(name, "ok", f"kernels for GPUs are installed, for {use}")
+    slower = "train without, much slower" if here.gpus else "use none on a CPU"
+    return Row(name, "absent", f"no kernels for GPUs ({lacks}): {use} {slower}", f"pip install {lacks}")
 
 
 def _gpus(here: Hardware) -> Iterator[Row]:

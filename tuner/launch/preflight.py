@@ -17,6 +17,8 @@ _QUICK = (
     model.architecture,
     model.weights,
     model.context,
+    model.packed,
+    model.kernels,
     gpus.attention,
     gpus.precision,
     gpus.spread,
@@ -28,7 +30,7 @@ _QUICK = (
     zero.swap_space,
 )
 """Together some milliseconds, and no network: a dry run shows them too."""
-_ELSEWHERE = (model.architecture, model.weights, model.context)
+_ELSEWHERE = (model.architecture, model.weights, model.context, model.packed)
 """What this machine can tell of a run on others; _QUICK is about the machine that trains."""
 _CONFIGURED = (*_ELSEWHERE, model.tokens, gpus.attention, gpus.precision, zero.swap_space)
 """What a recipe and its config ask of this machine, whatever its memory and its data."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +65,16 @@ _LOADED_ALONG = {
     "pyarrow": "rows are kept in it",
 }
 """Libraries that nobody asks for and that end a run when their version is wrong, with why."""
+KERNELS = {"causal_conv1d": "causal-conv1d", "fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm"}
+"""Packages of CUDA kernels, and what pip calls them. Without them transformers computes the same, much slower."""
+_DELTA_RULE, _STATE_SPACE = ("causal_conv1d", "fla"), ("causal_conv1d", "mamba_ssm")
+KERNELS_OF = {
+    **dict.fromkeys(("lfm2", "lfm2_moe"), ("causal_conv1d",)),
+    **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _DELTA_RULE),
+    **dict.fromkeys(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "mamba"), _STATE_SPACE),
+    **dict.fromkeys(("mamba2", "nemotron_h", "zamba2"), _STATE_SPACE),
+}
+"""model_types with convolutions, linear attention or a state space, and the packages that transformers 5.23 tries."""
 _OLDEST_GPU = {"13": (7, 5)}
 """Lowest compute capability that CUDA of a major version compiles for.
 
@@ -77,6 +87,11 @@ _NEEDS_CUDA = {(12, 0): (12, 8), (10, 0): (12, 8)}
 def versions() -> dict[str, str | None]:
     """Return the installed version of every library that training uses, None where it is missing."""
     return {name: _version(name) for name in (*MINIMUM, *QUANTIZED)}
+
+
+def missing_kernels(packages: Iterable[str]) -> str:
+    """Return those of the packages of CUDA kernels that are not installed, in pip's words; '' where all are there."""
+    return " ".join(KERNELS[name] for name in packages if importlib.util.find_spec(name) is None)
 
 
 def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:

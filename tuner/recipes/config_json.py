@@ -51,19 +51,30 @@ _LAYERS_OF_TWO_KINDS = ("gemma4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen
 
 def read_facts(folder: Path) -> dict[str, Any] | None:
     """Return the architecture block for a model folder, or None where config.json does not hold all of it."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(config, dict):
-        return None
-    config = {**config, **(config["text_config"] if isinstance(config.get("text_config"), dict) else {})}
+    config = _read(folder)
     try:
         facts = _facts({**_LEFT_OUT.get(str(config.get("model_type")), {}), **config})
     except (TypeError, ValueError, ZeroDivisionError):  # a text for a number, a list, an order of layers of its own
         return None
     required = (key for key, field in Architecture.model_fields.items() if field.is_required())
     return facts if all(key in facts for key in required) else None
+
+
+def read_type(folder: Path) -> str | None:
+    """Return the model_type of a model folder, its text half's where it has one, or None where there is none."""
+    kind = _read(folder).get("model_type")
+    return kind if isinstance(kind, str) else None
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Return config.json with the text half's values laid over it; nothing where it is no JSON object."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(config, dict):
+        return {}
+    return {**config, **(config["text_config"] if isinstance(config.get("text_config"), dict) else {})}
 
 
 def _facts(config: dict[str, Any]) -> dict[str, Any]:

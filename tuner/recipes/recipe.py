@@ -18,7 +18,7 @@ from typing import Any
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, mixture, paths, suit
 from tuner.recipes.code import run_file
-from tuner.recipes.config_json import read_facts
+from tuner.recipes.config_json import read_facts, read_type
 from tuner.recipes.explain import key_hint, short, validate
 from tuner.recipes.flatten import flatten
 from tuner.recipes.layers import Layer, Merged, leaves
@@ -84,7 +84,7 @@ def load(name: str, overrides: Overrides | None = None, *, allow_code: bool = Fa
         _derive_architecture(merged)  # before the next override: it may change one of the new model's facts
     _derive_architecture(merged)
     mixture.settle(merged)
-    suit.settle(merged)
+    suit.settle(merged, _kind(merged))
     config = validate(merged)
     if not is_writable(name):
         raise RecipeError(f"the name {name!r} is not UTF-8", fix="Rename the file or folder.")
@@ -271,6 +271,16 @@ def _derive_architecture(merged: Merged) -> None:
     if facts is None:
         facts, place = _known_facts(path)
     merged.lay(Layer.at(place, {"architecture": {"_delete_": True, **facts} if facts else None}))
+
+
+def _kind(merged: Merged) -> str | None:
+    """Return the model_type that the facts name, or the model's folder where its config.json does not hold all."""
+    facts, model = merged.values.get("architecture"), merged.values.get("model")
+    if isinstance(facts, dict):
+        kind = facts.get("model_type")
+        return kind if isinstance(kind, str) else None
+    path = model.get("path") if isinstance(model, dict) else None
+    return read_type(paths.expanded(catalog.asset(path))) if isinstance(path, str) else None
 
 
 def _known_facts(path: str) -> tuple[dict[str, Any] | None, Place]:

@@ -15,48 +15,84 @@ from tuner.recipes.source import Keys
 
 _GROUPED = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
 FUSED_EXPERTS = {
     **dict.fromkeys(("glm4_moe", "mixtral", "olmoe", "qwen3_moe"), _GROUPED),
+    **dict.fromkeys(("afmoe", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "minimax_m2"), _GROUPED),
+    "minimax": (*_GROUPED, "qkv_proj", "out_proj"),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _LATENT),
     "qwen3_next": (*_GROUPED, "in_proj_qkvz", "in_proj_ba", "out_proj"),
 }
 """model_types whose experts PEFT 0.21 adapts as one tensor, without dropout and without DoRA; their other layers."""
-LEAKS_WHEN_PACKED = frozenset(("bloom", "falcon", "gpt_oss", "opt", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"))
-"""model_types in which samples of a packed row see each other in transformers 5.23 (measured): their masks ignore
-position_ids, or linear attention takes its state along."""
+ODD_LINEARS = {
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), ("in_proj",)),
+    **dict.fromkeys(("bamba", "falcon_h1", "jamba", "nemotron_h"), (*_GROUPED, "in_proj", *_MLP)),
+    "granitemoehybrid": (*_GROUPED, "in_proj", "input_linear", "output_linear"),
+    "llama4_text": (*_GROUPED, *_MLP),
+    "phimoe": _GROUPED,
+    "zamba2": (*_GROUPED, "in_proj", "gate_up_proj", "down_proj"),
+}
+"""model_types with linear layers that an adapter does not fit, and their others.
+
+A router that returns more than one tensor ends the run. Kernels of a state space take the weights of its layers alone,
+and pass the adapter by: PEFT 0.21 refuses some of them.
+"""
+KEEPS_APART = frozenset(
+    (
+        *("apertus", "arcee", "codegen", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "dots1"),
+        *("ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma2", "gemma3_text"),
+        *("gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode"),
+        *("gpt_neo", "gpt_neox", "gptj", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense"),
+        *("internlm", "internlm2", "internlm3", "llama", "llama4_text", "minicpm3", "minimax_m2"),
+        *("ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe"),
+        *("persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"),
+        *("stablelm", "starcoder2"),
+    )
+)
+"""model_types in which the samples of one row do not see each other in transformers 5.23 (measured).
+
+In others a mask ignores position_ids, or a convolution or a state takes one sample along into the next, most of them
+without a word: they get one sample a row, padded.
+"""
 _LOADERS = ("train_dataloader", "val_dataloader")
 
 
-def settle(merged: Merged) -> None:
+def settle(merged: Merged, kind: str | None) -> None:
     """Let what the model does not take give way.
+
+    Args:
+        merged: The recipe's values.
+        kind: The model_type; None: it is not known before the model is loaded.
 
     Raises:
         RecipeError: the user asked for it.
     """
-    facts = merged.values.get("architecture")
-    kind = facts.get("model_type") if isinstance(facts, dict) else None
-    for keys, value, why in (*_adapter(merged, str(kind)), *_packing(merged, str(kind))):
+    for keys, value, why in (*_adapter(merged, kind), *_packing(merged, kind)):
         _give_way(merged, keys, value, why)
 
 
-def _adapter(merged: Merged, kind: str) -> Iterator[tuple[Keys, Any, str]]:
+def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, Any, str]]:
     adapter = merged.values.get("adapter")
-    if kind not in FUSED_EXPERTS or not isinstance(adapter, dict) or adapter.get("target_modules") != "all-linear":
+    if kind is None or not isinstance(adapter, dict) or adapter.get("target_modules") != "all-linear":
         return
+    if kind in ODD_LINEARS:
+        why = f"an adapter does not fit every linear layer of a {kind} model, so the others are adapted"
+        yield ("adapter", "target_modules"), ODD_LINEARS[kind], why
     asked = next((key for key in ("lora_dropout", "use_dora") if adapter.get(key)), None)
-    if asked:
+    if asked and kind in FUSED_EXPERTS:
         why = f"PEFT adapts the fused experts of {kind} only without {asked}, so attention alone is adapted"
         yield ("adapter", "target_modules"), FUSED_EXPERTS[kind], why
 
 
-def _packing(merged: Merged, kind: str) -> Iterator[tuple[Keys, Any, str]]:
-    if kind not in LEAKS_WHEN_PACKED:
+def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, Any, str]]:
+    if kind is None or kind in KEEPS_APART:
         return
+    why = f"packed samples may see each other in a {kind} model, so each is a row of its own, padded"
     for loader in _LOADERS:
         block = merged.values.get(loader)
         dataset = block.get("dataset") if isinstance(block, dict) else None
         if isinstance(dataset, dict) and dataset.get("packing") is True:
-            yield (loader, "dataset", "packing"), False, f"packed samples would see each other in a {kind} model"
+            yield (loader, "dataset", "packing"), False, why
 
 
 def _give_way(merged: Merged, keys: Keys, value: Any, why: str) -> None:

@@ -22,6 +22,7 @@ from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.results.chat import Settings, answer, check_can_answer, check_room, prompt_ids
 from tuner.results.subject import Loaded, Subject, load_frozen
+from tuner.worker.data.batches import lays_end_to_end
 from tuner.worker.data.masks import IGNORED
 from tuner.worker.data.prepare import Prepared
 from tuner.worker.data.sample import Message
@@ -73,7 +74,7 @@ def likelihood(loaded: Loaded, prepared: Prepared, batch_size: int) -> dict[str,
     Raises:
         TunerError: the loss is no number.
     """
-    collate = DataCollatorForLanguageModeling(loaded.tokenizer.pad_token_id, padding_free=True)
+    collate = DataCollatorForLanguageModeling(loaded.tokenizer.pad_token_id, padding_free=lays_end_to_end(loaded.model))
     total, num_tokens = 0.0, 0
     for batch in DataLoader(prepared.dataset, batch_size, collate_fn=collate):
         inputs = {name: _placed(value, loaded.model.device) for name, value in batch.items()}

@@ -26,6 +26,8 @@ from trl import (
 )
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
+from tuner.errors import ModelError
+from tuner.recipes.mixture import LOADERS
 from tuner.recipes.objective import Kto
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
@@ -102,13 +104,12 @@ class _Kind:
     collate: Callable[..., Any] | None = None
 
 
-# The rows come tokenized and packed; the collator separates the samples of a row by their position_ids.
+# The rows come tokenized and packed; the collator separates the samples of a row by their position_ids, or pads rows.
 _SFT = _Kind(
     _Sft,
     SFTConfig,
     {
         "dataset_kwargs": {"skip_prepare_dataset": True},
-        "padding_free": True,
         "packing": False,
         "shuffle_dataset": False,
     },
@@ -204,6 +205,7 @@ def trainer(
         run: For deepspeed.json and run.json.
     """
     kind, zero = _KINDS[config.objective.type], run.read_json(run.deepspeed)
+    _lay_out(settings, config, models[0])
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
     if kind.collate:
         more["data_collator"] = _collator(config, kind.collate, tokenizer)
@@ -274,6 +276,23 @@ def evaluator(
     made.remove_callback(PrinterCallback)
     _tidy(models[0], models[0].dtype)
     return made
+
+
+def _lay_out(settings: TrainingArguments, config: RecipeConfig, model: Any) -> None:
+    """Let the rows of a batch lie end to end where the model keeps them apart; where it does not they are padded.
+
+    Raises:
+        ModelError: they are packed, and which model it is was not known before it was loaded.
+    """
+    if not isinstance(settings, SFTConfig):
+        return
+    settings.padding_free = batches.lays_end_to_end(model)
+    for key in () if settings.padding_free else LOADERS:
+        loader = getattr(config, key)
+        if loader and loader.dataset.packing:
+            what = f"packed samples may see each other in a {model.config.get_text_config().model_type} model"
+            where = f"{key}.dataset.packing"
+            raise ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
 
 
 def _collator(config: RecipeConfig, collate: Callable[..., Any], tokenizer: Any) -> Callable[..., Any]:

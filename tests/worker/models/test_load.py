@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.worker.models.brought import brought
 from tuner.errors import ModelError
 from tuner.recipes import catalog
 from tuner.recipes.recipe import Overrides, load
@@ -177,3 +181,29 @@ def test_an_adapter_records_the_commit_of_a_base_from_the_hub(tmp_path: Path, mo
 
     assert commit(model, "org/model") == sha
     assert commit(model, str(tmp_path)) is None
+
+
+_A_KERNEL_FOR_GPUS = """
+def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, seq_idx=None):
+    raise RuntimeError("Expected x.is_cuda() to be true")
+"""
+_LOADED_AND_RUN = """
+import sys, torch
+from tuner.recipes.recipe import load
+from tuner.worker.models.load import load_weights
+model = load_weights(load("tiny_full_sample_e1").config.model, sys.argv[1], torch.float32, scores=False)
+model(input_ids=torch.tensor([[3, 4, 5]]))
+"""
+
+
+def test_an_installed_kernel_for_gpus_is_left_alone_on_a_cpu(tmp_path: Path) -> None:
+    """The package stands for the real one, which cannot be built without CUDA."""
+    AutoModelForCausalLM.from_config(brought("lfm2")).save_pretrained(tmp_path / "model")
+    (tmp_path / "causal_conv1d.py").write_text(_A_KERNEL_FOR_GPUS)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADED_AND_RUN, tmp_path / "model"], env=env, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -18,8 +18,11 @@ from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import built, has_formula
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
+from tuner.machine import libraries
 from tuner.recipes import catalog, paths, vocabulary
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.config_json import read_type
+from tuner.recipes.mixture import LOADERS
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.worker.models registers itself."""
@@ -153,6 +156,27 @@ def context(plan: LaunchPlan) -> Iterator[Finding]:
     else:
         then = "unless its RoPE is scaled, it has never seen such positions."
     yield f"{where} = {longest} is more than the model's context of {limit} tokens: {then}"
+
+
+def packed(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find packed rows for a model with code of its own, not known to keep samples apart; ranks refuse them."""
+    config = plan.recipe.config
+    if not config.model.remote_code or config.objective.type not in ("sft", "pretrain"):
+        return
+    for key in LOADERS:
+        loader = getattr(config, key)
+        if loader and loader.dataset.packing:
+            where, what = f"{key}.dataset.packing", "packed samples may see each other in a model with code of its own"
+            yield ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
+
+
+def kernels(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find packages of CUDA kernels that are missing: the model trains the same without them, and slower."""
+    facts, place = plan.recipe.config.architecture, folder(plan)
+    kind = facts.model_type if facts else read_type(place) if place else None
+    lacks = libraries.missing_kernels(libraries.KERNELS_OF.get(kind or "", ())) if plan.hardware.gpus else ""
+    if lacks:
+        yield f"a {kind} model is much faster on GPUs with kernels that are not installed: pip install {lacks}."
 
 
 def known_types(*, scores: bool) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Judged rows of `preferences` as the batches that TRL's trainers compute on.
+"""Which rows of `prepare` are padded, and judged rows of `preferences` as the batches that TRL's trainers compute on.
 
 It prepares no rows. Shapes: S sequences, T tokens of the longest of them; all padded at the end.
 """
@@ -11,12 +11,21 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from tuner.recipes.suit import KEEPS_APART
 from tuner.worker.data.masks import IGNORED
 from tuner.worker.data.preferences import Row
 
 Batch = dict[str, torch.Tensor]
 _Side = tuple[Sequence[int], Sequence[int]]
 """Ids and labels of one sequence."""
+
+
+def lays_end_to_end(model: Any) -> bool:
+    """Return whether the rows of a batch may lie end to end: the model keeps them apart by their position_ids.
+
+    Where they may not they are padded, which is right for every causal model: what comes later is not seen.
+    """
+    return model.config.get_text_config().model_type in KEEPS_APART
 
 
 def pairs(rows: Sequence[Row], *, pad_id: int) -> Batch:

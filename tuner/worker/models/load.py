@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 
 from tuner.errors import DiskError, MachineError, ModelError
+from tuner.machine.libraries import KERNELS
 from tuner.recipes import catalog, paths
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.worker.models import whole
+from tuner.worker.models.names import name_parts
 from tuner.worker.models.rows import fit_rows
 from tuner.worker.models.tiny import materialize
 
@@ -144,6 +147,9 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         arguments["use_safetensors"] = True  # old repositories on the hub have pickles alone: data is all they may hold
     if model.attn_implementation:
         arguments["attn_implementation"] = model.attn_implementation
+    if not torch.cuda.is_available():
+        for name in KERNELS:  # transformers would call them with tensors of the CPU
+            sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
     if scores:
         arguments["num_labels"] = 1
@@ -156,6 +162,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         # silently wrong from the first evaluation on (validation loss 7.51 instead of 7.28, measured on 0.50.2).
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+    name_parts(found)
     return found
 
 

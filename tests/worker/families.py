@@ -1,0 +1,126 @@
+"""The families that are trained in `test_families`: those of the catalog's parts, and those that a user may bring.
+
+`python -m tests.worker.families` trains what it is asked for on its standard input, a line each, for the price of one
+start: two steps on a small model, as a rank does it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.worker.models.brought import BROUGHT
+from tuner.recipes import catalog
+from tuner.recipes.part import read_part
+
+METHODS = ("full", "lora")
+_SETS = {
+    "train_cfg.max_steps": 2,
+    "train_dataloader.batch_size": 2,
+    "train_dataloader.dataset.max_rows": 4,  # every step sees the same rows
+    "accumulative_counts": 2,
+    "dtype": "fp32",
+    "lr": 1e-3,
+    "warmup_ratio": 0.0,
+    "checkpoint.interval": 2,
+    "log.interval": 1,
+    "log.num_samples": 0,
+    "val_dataloader": None,
+}
+
+
+@cache
+def examples() -> dict[str, str | None]:
+    """Return each family with the name of a part; None: it has none, and is what a user brings."""
+    found: dict[str, str | None] = {}
+    for name in catalog.names("models"):
+        facts = read_part("models", name).values.get("architecture")
+        if facts:
+            found.setdefault(facts["model_type"], name)
+    return dict(sorted({**dict.fromkeys(BROUGHT), **found}.items()))
+
+
+def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
+    """Train two steps; return their losses, how far the result is from the start, and from what was saved of it."""
+    from tuner.launch import plan
+    from tuner.machine import hardware
+    from tuner.machine.topology import LaunchFlags, Rank
+    from tuner.recipes.recipe import Overrides
+    from tuner.runs import directory
+    from tuner.worker import smoke
+    from tuner.worker.guard import Guard
+    from tuner.worker.train import train
+
+    make_model(kind, folder / "model")
+    sets = [("--set", f"{key}={value}") for key, value in _SETS.items()]
+    request = plan.Request(
+        f"tiny_{method}_sample_e1",
+        Overrides(model=str(folder / "model"), pairs=sets),
+        deepspeed="zero2",
+        flags=LaunchFlags(launcher="none"),
+        work_dir=folder / "run",
+        ignore_fit=True,
+    )
+    environ = {name: os.environ[name] for name in ("PATH", "HOME", "HF_HOME") if name in os.environ}
+    made = plan.make(request, environ, hardware.detect({"CUDA_VISIBLE_DEVICES": ""}), datetime.now().astimezone())
+    os.environ |= made.env
+    run, rank = directory.create(made.run_path, made.files, resume=False), Rank(0, 0, 1, True)
+    train(run, rank, Guard(run, rank))
+    lines = map(json.loads, run.metrics.read_text(encoding="utf-8").splitlines())
+    return {
+        "losses": [line["loss"] for line in lines if "loss" in line],
+        "packing": made.recipe.config.train_dataloader.dataset.packing,
+        "moved": smoke.difference(folder / "model", run.final, scores=False),
+        "apart": smoke.difference(run.final, run.checkpoints / "checkpoint-2", scores=False),
+    }
+
+
+def make_model(kind: str, folder: Path) -> None:
+    """Write a small random model of the family, whose config.json holds the words of published ones alone."""
+    import transformers
+
+    from tests.worker.models.brought import brought
+    from tuner.recipes.architecture import Architecture
+    from tuner.recipes.recipe import load
+    from tuner.worker import smoke
+
+    tokenizer, _ = smoke.tokenizer_of(load("tiny_full_sample_e1").config.model)
+    part = examples()[kind]
+    if part:
+        facts = Architecture(**read_part("models", part).values["architecture"])
+        smoke.make_model(facts, tokenizer, folder, 0)
+    else:
+        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        config = brought(kind, vocab_size=-(-len(tokenizer) // 64) * 64, **ids)
+        transformers.set_seed(0)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    file = folder / "config.json"
+    written = json.loads(file.read_text(encoding="utf-8"))
+    known = transformers.AutoConfig.for_model(kind).to_dict().keys() | {"architectures", "rope_theta", "layer_types"}
+    file.write_text(json.dumps({key: value for key, value in written.items() if key in known}), encoding="utf-8")
+
+
+def main() -> None:
+    """Answer each line `KIND METHOD FOLDER` with a line of JSON."""
+    from tuner.worker.quiet import hush
+
+    hush()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a rank prints is no answer
+    for line in sys.stdin:
+        kind, method, folder = line.split()
+        try:
+            found = trained(kind, method, Path(folder))
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(found), file=answers)
+
+
+if __name__ == "__main__":
+    main()

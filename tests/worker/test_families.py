@@ -1,0 +1,64 @@
+"""Every family of the catalog, and those that users bring, trains two steps, and its result reloads as it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.runs import environment
+from tests.worker.families import METHODS, examples
+from tuner.recipes.suit import KEEPS_APART
+
+Train = Callable[[str, str, Path], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def train() -> Iterator[Train]:
+    """Return what has a family trained by a process that stays: its start takes longer than a family."""
+    command = [sys.executable, "-m", "tests.worker.families"]
+    root, env = Path(__file__).parents[2], environment(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
+    with tempfile.TemporaryFile() as log:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+        with subprocess.Popen(command, cwd=root, env=env, text=True, bufsize=1, **pipes) as child:  # type: ignore
+
+            def ask(kind: str, method: str, folder: Path) -> dict[str, Any]:
+                print(kind, method, folder, file=child.stdin)
+                answer = child.stdout.readline()
+                if not answer:
+                    log.seek(0)
+                    pytest.fail(log.read()[-4000:].decode(errors="replace"))
+                found: dict[str, Any] = json.loads(answer)
+                return found
+
+            yield ask
+            child.stdin.close()
+
+
+@pytest.mark.long
+@pytest.mark.e2e
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", examples())
+def test_a_family_trains_two_steps_and_reloads(train: Train, kind: str, method: str, tmp_path: Path) -> None:
+    found = train(kind, method, tmp_path)
+
+    assert "error" not in found, found["error"]
+    first, second = found["losses"]
+    assert 6 < first < 9, "near the logarithm of the vocabulary"
+    assert math.isfinite(second)
+    assert second < first
+    assert found["moved"] > 0
+    assert found["apart"] == 0
+    assert found["packing"] == (kind in KEEPS_APART)
+
+
+def test_every_native_part_is_of_a_family_that_is_tried() -> None:
+    assert len([kind for kind, part in examples().items() if part]) >= 46
+    assert {"bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "mamba2"} <= examples().keys()
