@@ -49,6 +49,7 @@ def find(path: Path) -> Source:
         UsageError: there is nothing there, or nothing that can be exported.
         RunDirectoryError: a run that never saved, or a checkpoint that is not valid.
     """
+    paths.refuse_forbidden(path, UsageError, "SOURCE")
     if not paths.exists(path):
         near = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
         raise UsageError(f"{path} does not exist", where="SOURCE", fix=near or "Name a run directory or a checkpoint.")
@@ -76,6 +77,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 def _of_run(run: RunDirectory) -> Source:
     status = run.read_json(run.status)
+    paths.refuse_forbidden(run.final, UsageError, "SOURCE")
     if status["state"] == "done" and has_weights(run.final):
         return Source(run.final, f"the result of {run.path}", run, status.get("step"))
     newest, passed = checkpoints.newest_valid(run.checkpoints)
@@ -98,6 +100,7 @@ def _of_checkpoint(path: Path) -> Source:
 
 
 def _whole(source: Source) -> Source:
+    paths.check_folder(source.folder, "SOURCE")
     if not has_weights(source.folder):
         if source.run and checkpoints.inspect(source.folder, hashes=False) is None:
             what = f"{source.told}, holds what was trained and not the frozen layers"
