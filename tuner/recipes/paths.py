@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from tuner.errors import DataError, ModelError, TunerError
+from tuner.errors import DataError, MachineError, ModelError, TunerError
 from tuner.recipes import catalog
 from tuner.recipes.architecture import MAX_LAYERS
 from tuner.recipes.config_json import num_layers
@@ -54,6 +54,19 @@ def expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def home() -> Path:
+    """Return the home folder.
+
+    Raises:
+        MachineError: HOME is not set, and the user is in no list of users.
+    """
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        what = f"there is no home folder: HOME is not set, and user {os.geteuid()} is not in /etc/passwd"
+        raise MachineError(what, where="HOME", fix="Set HOME to a folder that you may write.") from error
 
 
 def exists(path: Path) -> bool:

@@ -6,6 +6,7 @@ It looks at folders and reads no weights.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tuner.runs.directory import RunDirectory, is_run
 
 ADAPTER = "adapter_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+_PICKLED = re.compile(r"(pytorch|adapter)_model.*\.bin")
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 
 
@@ -102,6 +104,11 @@ def _of_checkpoint(path: Path) -> Source:
 def _whole(source: Source) -> Source:
     paths.check_folder(source.folder, "SOURCE")
     if not has_weights(source.folder):
+        pickled = next((file.name for file in sorted(source.folder.iterdir()) if _PICKLED.fullmatch(file.name)), None)
+        if pickled:
+            what = f"{source.told}, holds its weights as pickles ({pickled}), which can hold code: safetensors only"
+            fix = "Load and save it once with transformers, where you trust it."
+            raise UsageError(what, where="SOURCE", fix=fix)
         if source.run and checkpoints.inspect(source.folder, hashes=False) is None:
             what = f"{source.told}, holds what was trained and not the frozen layers"
             fix = f"Go on to the end: tuner train {source.run.recipe} --resume {source.run.path}"
