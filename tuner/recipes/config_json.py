@@ -60,6 +60,12 @@ def read_facts(folder: Path) -> dict[str, Any] | None:
     return facts if all(key in facts for key in required) else None
 
 
+def num_layers(folder: Path) -> int:
+    """Return the number of layers that a model folder's config.json says, or 0 where it says none."""
+    count = _first(_read(folder), "num_hidden_layers", *_SPELLINGS["num_hidden_layers"])
+    return count if isinstance(count, int) else 0
+
+
 def read_type(folder: Path) -> str | None:
     """Return the model_type of a model folder, its text half's where it has one, or None where there is none."""
     kind = _read(folder).get("model_type")

@@ -31,7 +31,7 @@ from tuner.worker.models.load import (
     quantized,
     source,
 )
-from tuner.worker.save import stop_where_answers_end
+from tuner.worker.save import ask_for_one_answer, stop_where_answers_end
 from tuner.zero.precision import decide
 
 _CARD = "generation_config.json"
@@ -174,6 +174,7 @@ def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loade
         if subject.adapter and (subject.adapter / _CARD).is_file():
             with explained(str(subject.adapter), "SOURCE"):
                 model.generation_config = transformers.GenerationConfig.from_pretrained(subject.adapter)
+        ask_for_one_answer(model.generation_config)
         stop_where_answers_end(model.generation_config, tokenizer)
     return Loaded(subject, model, tokenizer, dtype, block.bits if block else 16)
 

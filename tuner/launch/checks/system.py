@@ -18,6 +18,7 @@ from tuner.errors import MachineError
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
 from tuner.machine import libraries, slurm
+from tuner.recipes import paths
 from tuner.zero import needs
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")
@@ -49,7 +50,7 @@ def builds(plan: LaunchPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Find an interrupted build of what DeepSpeed compiles for this run, which torch would wait for without end."""
     ops = {"cpu_adam": "CPU Adam"} if plan.final.config.get("zero_force_ds_cpu_optimizer") else {}
     ops |= _OF_SWAPPING if any(needs.swaps(plan.final.config)) else {}
-    root = Path(environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    root = Path(environ.get("TORCH_EXTENSIONS_DIR") or paths.home() / ".cache" / "torch_extensions")
     for op, name in ops.items():
         for lock in root.glob(f"**/{op}/lock"):
             age_s = time.time() - lock.stat().st_mtime

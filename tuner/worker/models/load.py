@@ -35,7 +35,7 @@ from tuner.worker.models.names import name_parts
 from tuner.worker.models.rows import fit_rows
 from tuner.worker.models.tiny import materialize
 
-CACHE = Path(os.environ.get("TUNER_CACHE") or Path.home() / ".cache" / "tuner")
+CACHE = Path(os.environ.get("TUNER_CACHE") or paths.home() / ".cache" / "tuner")
 
 _UNPACKED = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
 """How checkpoints are stored that transformers turns into 16-bit weights while it loads them."""
