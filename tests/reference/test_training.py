@@ -28,7 +28,10 @@ _base_ = "tiny_{method}_sample_e2"
 train_dataloader = dict(batch_size=2, dataset=dict(max_length=128, max_rows={num_rows}, packing={packing}))
 val_dataloader = None
 optim_wrapper = dict(
-    optimizer=dict(lr=3e-3, weight_decay=0.1), clip_grad=dict(max_norm={max_norm}), accumulative_counts=4, dtype="fp32"
+    optimizer=dict(lr=3e-3, betas=(0.9, 0.999), weight_decay=0.1),
+    clip_grad=dict(max_norm={max_norm}),
+    accumulative_counts=4,
+    dtype="fp32",
 )
 param_scheduler = dict(type="cosine", warmup_ratio=0.3)
 checkpoint = dict(interval=20)
