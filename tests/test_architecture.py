@@ -71,6 +71,7 @@ READS_ENVIRONMENT = {
 TAKES_SIGNALS = {
     "machine/slurm.py": "a task that srun ends has a code that hides no other's",
     "launch/supervise.py": "forwards Ctrl-C, SIGTERM and USR signals to the ranks",
+    "worker/data/limits.py": "ends a chat template that takes too long",
     "worker/guard.py": "a rank saves and stops when it is told to",
 }
 EXITS = {

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 from tuner.errors import DataError, did_you_mean
+from tuner.worker.data import limits
 from tuner.worker.data.fields import Misfit, Row, names, text
 
 Columns = Mapping[str, str]
@@ -65,6 +67,10 @@ def _filled(source: str, row: Row, place: str) -> str:
         return match[0][0] if match[1] is None else _as_text(row[match[1]], match[1])
 
     try:
+        # Counted first: the same column may be named any number of times.
+        lengths = accumulate(len(part(match)) for match in _PLACE.finditer(source))
+        if any(so_far > limits.MAX_SAMPLE_BYTES for so_far in lengths):
+            raise limits.too_long(f"what dataset.columns makes of {source!r}", place)
         return _PLACE.sub(part, source)
     except Misfit as misfit:
         fix = f"Take columns of text for {source!r}, or correct the row."

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.errors import DataError, did_you_mean, nearest
-from tuner.worker.data import agents, chats, fields, pairs
+from tuner.worker.data import agents, chats, fields, limits, pairs
 from tuner.worker.data.columns import Columns, check_names, renamed
 from tuner.worker.data.fields import Misfit, Row, names
 from tuner.worker.data.functions import sample_of, user_function
@@ -98,17 +98,23 @@ def read(name: str, row: Row, place: str, *, columns: Columns | None = None, sys
         system: A system turn for conversations that have none.
 
     Raises:
-        DataError: the format or a column is unknown, or the row does not have its format's shape.
+        DataError: the format or a column is unknown, or the row is too long or does not have its format's shape.
     """
     if ":" in name:
-        return _with_system(sample_of(name, renamed(row, columns, place), place), system, place)
+        return _fitting_in(_with_system(sample_of(name, renamed(row, columns, place), place), system, place), place)
     check_names(columns, known(name).columns, f"format {name!r}")
     mapped = renamed(row, columns, place)
     try:
-        return _with_system(FORMATS[name].read(mapped), system, place)
+        return _fitting_in(_with_system(FORMATS[name].read(mapped), system, place), place)
     except Misfit as misfit:
         what = f"the row does not fit format {name!r}: {misfit}; its columns are {names(mapped)}"
         raise DataError(what, where=place, of_row=True, fix=_other_format(name, mapped)) from misfit
+
+
+def _fitting_in(sample: Sample, place: str) -> Sample:
+    if limits.size(sample) > limits.MAX_SAMPLE_BYTES:
+        raise limits.too_long("what the row holds", place)
+    return sample
 
 
 def _with_system(sample: Sample, system: str | None, place: str) -> Sample:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tuner.worker.data import limits
 from tuner.worker.data.rendering import Span, Template, render
 from tuner.worker.data.sample import Chat, Sample
 from tuner.worker.data.templates import choose_template
@@ -35,17 +36,27 @@ def encode(
     with `train_all` on everything; a text on everything, and ends with the end-of-sequence token.
 
     Raises:
-        DataError: the template refuses a conversation.
+        DataError: the template refuses a conversation, or what is to be tokenized is too long.
     """
     if template is None:
-        return [_all_trained(ids) for ids in _encode_texts(tokenizer, [str(sample) for _, sample in rows])]
-    rendered = [
-        render(template, _quoted(template, sample), place) for place, sample in rows if isinstance(sample, Chat)
-    ]
-    encoded = _encode_rendered(tokenizer, [text for text, _ in rendered])
+        texts = [str(sample) for _, sample in rows]
+        _check_texts(tokenizer, rows, texts)
+        return [_all_trained(ids) for some in limits.batches(texts) for ids in _encode_texts(tokenizer, some)]
+    with limits.memory():
+        rendered = [
+            render(template, _quoted(template, sample), place) for place, sample in rows if isinstance(sample, Chat)
+        ]
+    texts = [text for text, _ in rendered]
+    _check_texts(tokenizer, rows, texts)
+    encoded = [one for some in limits.batches(texts) for one in _encode_rendered(tokenizer, some)]
     if train_all:
         return [_all_trained(ids) for ids, _ in encoded]
     return [_labelled(ids, offsets, spans) for (ids, offsets), (_, spans) in zip(encoded, rendered, strict=True)]
+
+
+def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, Sample]], texts: Sequence[str]) -> None:
+    for (place, _), text in zip(rows, texts, strict=True):
+        limits.check_text(tokenizer, text, place)
 
 
 def _quoted(template: Template, chat: Chat) -> Chat:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +22,7 @@ import pyarrow.compute as pc
 from tuner.errors import DataError
 from tuner.files import disk_errors, sha256, write_json
 from tuner.recipes.schema import Dataset
-from tuner.worker.data import formats, masks, mixture, packing, preferences
+from tuner.worker.data import formats, limits, masks, mixture, packing, preferences
 from tuner.worker.data.reading import Encoder, Labelled, Tally, formats_of, samples
 
 _BATCH_ROWS = 512
@@ -231,7 +230,7 @@ def _sha256_of(rows: datasets.Dataset) -> str:
 
 
 def _batches(stream: Iterator[Any], tick: Callable[[], None]) -> Iterator[list[Any]]:
-    while batch := list(itertools.islice(stream, _BATCH_ROWS)):
+    for batch in limits.batches(stream, _BATCH_ROWS):
         tick()
         yield batch
 

@@ -10,26 +10,32 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tuner.errors import DataError
+from tuner.worker.data.columnar import Broken as Broken
+from tuner.worker.data.columnar import PlacedRow as PlacedRow
+from tuner.worker.data.columnar import Row as Row
+from tuner.worker.data.columnar import numbered as numbered
+from tuner.worker.data.columnar import read_arrow, read_parquet, refuse_twice, unreadable
 
-Row = dict[str, Any]
-PlacedRow = tuple[str, Row]
-"""`file:line` (or `file, row N` where a file has no lines) and the row; both counts start at 1."""
-Broken = Callable[[DataError], None]
-"""Told of each row that cannot be read, which is then left out. Without one, the first of them is raised."""
-
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _PACKED = (".gz", ".zst", ".bz2")
+_MAGIC = {
+    b"\x1f\x8b": ("packed with gzip", "Name it '{}.gz'."),
+    b"\x28\xb5\x2f\xfd": ("packed with zstd", "Name it '{}.zst'."),
+    b"BZh": ("packed with bzip2", "Name it '{}.bz2'."),
+    b"PK\x03\x04": ("a zip archive", "Unpack it."),
+    b"PAR1": ("a Parquet file", "Name it '{}.parquet'."),
+}
+"""What no text begins with: what such a file is, and what to do with it."""
 _SPACE = re.compile(r"[ \t\r\n]*")
-_ROWS_AT_ONCE = 1_000
 _BYTES_AT_ONCE = 1 << 20
 MAX_ROW_BYTES = 32 * 1024**2
 """Of one row of text: far above any sample, and what keeps a packed file of a few kilobytes from filling the memory."""
@@ -71,14 +77,17 @@ def _bytes(path: Path) -> Iterator[BinaryIO]:
     try:
         # Arrow unpacks four times as fast as Python's gzip does, and it has zstd.
         with io.BufferedReader(pa.input_stream(str(path))) as stream:
+            _refuse_packed(path, stream.peek(4))
             yield cast(BinaryIO, stream)
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, path.suffix.lstrip("."), error) from error
+        raise unreadable(path, path.suffix.lstrip("."), error) from error
 
 
-def _unreadable(path: Path, name: str, error: Exception) -> DataError:
-    reason = str(error).strip().splitlines()[0].rstrip(".")
-    return DataError(f"no readable {name} file: {reason}", where=path, fix="Correct the path, or write the file again.")
+def _refuse_packed(path: Path, start: bytes) -> None:
+    name, fix = next((told for magic, told in _MAGIC.items() if start.startswith(magic)), ("", ""))
+    if name:
+        what = f"the file is {name}, and its name ends in {path.suffix!r}"
+        raise DataError(what, where=path, fix=fix.format(path.name))
 
 
 def _lines(path: Path, broken: Broken | None) -> Iterator[tuple[int, str]]:
@@ -124,9 +133,12 @@ def _read_json(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
     """Read an array of rows; a file that starts otherwise is taken for JSON Lines, as `datasets` does."""
     with _bytes(path) as stream:
         window = _Window(path, stream)
-        if window.next() == "[":
+        start = window.next()
+        if start == "[":
             yield from _read_array(window, broken)
             return
+        if start == "{":
+            _refuse_object(window)
     yield from _read_jsonl(path, broken)
 
 
@@ -183,6 +195,30 @@ class _Window:
                 return value
 
 
+def _refuse_object(window: _Window) -> None:
+    """Check that a file of JSON Lines does not begin with one object over many lines, as an indented file does.
+
+    Raises:
+        DataError: it does.
+    """
+    line = window.line()
+    try:
+        value = window.value(json.JSONDecoder())
+    except (ValueError, RecursionError):  # a line of it is wrong, and told when it is read as one
+        return
+    except DataError:  # longer than a row
+        value = None
+        if "\n" not in window.text:
+            return
+    if value is not None and window.line() == line:
+        return
+    key = next((name for name, one in (value or {}).items() if isinstance(one, list)), None)
+    held = "" if key is None else f", with a list under {key!r}"
+    what = f"the file is one object over many lines{held}, and not rows"
+    fix = "Write the list of rows alone, as [...], or each row as an object on a line of its own."
+    raise DataError(what, where=f"{window.path}:{line}", fix=fix)
+
+
 def _read_array(window: _Window, broken: Broken | None) -> Iterator[PlacedRow]:
     # One element at a time: only so does each row know its line, and a file larger than memory can be read.
     decoder = json.JSONDecoder(object_pairs_hook=_unique)
@@ -237,22 +273,45 @@ def _checked(path: Path, line: int, value: Any) -> PlacedRow:
 
 def _read_csv(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
     csv.field_size_limit(MAX_ROW_BYTES)
-    # A line that is left out would shift the numbers of those after it, and may be half of a row.
-    reader = csv.reader((line for _, line in _lines(path, None)), strict=True)
+    start, length = 1, 0
+
+    def lines() -> Iterator[str]:
+        nonlocal length
+        # A line that is left out would shift the numbers of those after it, and may be half of a row.
+        for _, line in _lines(path, None):
+            length += len(line)
+            if length > MAX_ROW_BYTES:
+                raise _too_long(path, start)
+            yield line
+
+    reader = csv.reader(lines(), strict=True)
     header: list[str] | None = None
-    start = 1
     try:
         for record in reader:
             if record and header is None:
-                header = record
+                header = _csv_header(f"{path}:{start}", record)
             elif record and header:
                 try:
                     yield _csv_row(f"{path}:{start}", header, record)
                 except DataError as error:
                     _tell(error, broken)
-            start = reader.line_num + 1
+            start, length = reader.line_num + 1, 0
     except csv.Error as error:
         raise DataError(f"no valid CSV: {error}", where=f"{path}:{start}", fix="Correct the row's quotes.") from error
+
+
+def _csv_header(where: str, names: list[str]) -> list[str]:
+    """Return the names of the columns.
+
+    Raises:
+        DataError: a name stands twice, or something else than a comma stands between them.
+    """
+    other = next((mark for mark in _OTHER_SEPARATORS if len(names) == 1 and mark in names[0]), None)
+    if other:
+        what = f"the columns are separated by {_OTHER_SEPARATORS[other]}: {names[0]}"
+        raise DataError(what, where=where, fix="Write the file again with commas between the columns.")
+    refuse_twice(names, where)
+    return names
 
 
 def _csv_row(where: str, header: list[str], record: list[str]) -> PlacedRow:
@@ -262,49 +321,10 @@ def _csv_row(where: str, header: list[str], record: list[str]) -> PlacedRow:
     return where, dict(zip(header, record, strict=True))
 
 
-def numbered(place: object, rows: Iterable[Any]) -> Iterator[PlacedRow]:
-    """Yield rows that have no lines with their numbers."""
-    for number, row in enumerate(rows, 1):
-        yield f"{place}, row {number}", row
-
-
-def _read_parquet(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
-    return numbered(path, _arrow_rows(path, "Parquet", lambda: _parquet_batches(path)))
-
-
-def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    # Mapped: read otherwise, a whole row group is held in memory, and some writers make one of the whole file.
-    yield from pq.ParquetFile(path, memory_map=True).iter_batches(_ROWS_AT_ONCE)
-
-
-def _read_arrow(path: Path, broken: Broken | None) -> Iterator[PlacedRow]:
-    return numbered(path, _arrow_rows(path, "Arrow", lambda: _arrow_batches(path)))
-
-
-def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    mapped = pa.memory_map(str(path))
-    try:
-        yield from pa.ipc.open_stream(mapped)
-    except pa.ArrowInvalid:
-        mapped.seek(0)
-        reader = pa.ipc.open_file(mapped)
-        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
-
-
-def _arrow_rows(path: Path, name: str, batches: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[Row]:
-    try:
-        for batch in batches():
-            batch.validate(full=True)  # Arrow trusts what a file says of its own offsets and texts
-            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                yield from batch.slice(start, _ROWS_AT_ONCE).to_pylist()
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # dates that Python has not
-        raise _unreadable(path, name, error) from error
-
-
 _OF_TEXT: dict[str, Callable[[Path, Broken | None], Iterator[PlacedRow]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
     ".txt": _read_txt,
 }
-READERS = {**_OF_TEXT, ".parquet": _read_parquet, ".arrow": _read_arrow}
+READERS = {**_OF_TEXT, ".parquet": read_parquet, ".arrow": read_arrow}

@@ -14,6 +14,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tuner.errors import DataError
+from tuner.worker.data import limits
 from tuner.worker.data.fields import SURROGATE
 from tuner.worker.data.sample import Chat, Message
 
@@ -53,10 +54,13 @@ def render(template: Template, chat: Chat, place: str) -> tuple[str, list[Span]]
         DataError: the template refuses the conversation or leaves a part of it out, or a turn depends on later ones.
     """
     try:
-        _refuse_losses(template, chat)
-        text, spans = rendered(template, chat)
-        spans = _of_turns(template, chat, text, spans) if template.marked else _spans_by_prefix(template, chat, text)
-        trimmed = [_trim(template, text, span) for span in _with_loss(chat, spans)]
+        with limits.processor_time(_slow()):
+            _refuse_losses(template, chat)
+            text, spans = rendered(template, chat)
+            spans = (
+                _of_turns(template, chat, text, spans) if template.marked else _spans_by_prefix(template, chat, text)
+            )
+            trimmed = [_trim(template, text, span) for span in _with_loss(chat, spans)]
     except Unrendered as error:
         fix = "Correct the row, or choose another model.chat_template."
         tools = " and its tools" if chat.tools or _has(chat, "tool_calls") else ""
@@ -75,19 +79,28 @@ def rendered(template: Template, chat: Chat, *, prompt: bool = False) -> tuple[s
     if template.in_parts:
         messages = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in messages]
     try:
-        texts, spans = render_jinja_template(
-            conversations=[messages],
-            tools=chat.tools,
-            chat_template=template.text,
-            return_assistant_tokens_mask=template.marked,
-            add_generation_prompt=prompt,
-            **template.tokenizer.special_tokens_map,
-        )
+        with limits.processor_time(_slow()):
+            texts, spans = render_jinja_template(
+                conversations=[messages],
+                tools=chat.tools,
+                chat_template=template.text,
+                return_assistant_tokens_mask=template.marked,
+                add_generation_prompt=prompt,
+                **template.tokenizer.special_tokens_map,
+            )
+    except MemoryError as error:
+        raise Unrendered(f"it takes more than {limits.MAX_BYTES_AT_ONCE // 1024**3} GiB of memory") from error
     except Exception as error:  # a template is someone else's program: it can raise whatever it likes
         raise Unrendered(str(error).rstrip(".") or type(error).__name__) from error
+    if limits.size(texts[0]) > limits.MAX_ADDED_BYTES + limits.MAX_TIMES * limits.size(chat):
+        raise Unrendered(f"it makes {len(texts[0]):,} characters of one of {limits.size(chat):,} bytes")
     if SURROGATE.search(texts[0]):  # of tools and tool calls, which no format looks into
         raise Unrendered("it holds half of a surrogate pair, which no tokenizer takes")
     return texts[0], spans[0] if template.marked else []
+
+
+def _slow() -> Unrendered:
+    return Unrendered(f"it takes more than {limits.MAX_TEMPLATE_S} s of processor time")
 
 
 def _has(chat: Chat, key: str) -> bool:

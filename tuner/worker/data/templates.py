@@ -14,6 +14,7 @@ from trl.chat_template_utils import get_training_chat_template, has_generation_m
 
 from tuner.errors import DataError
 from tuner.recipes import catalog
+from tuner.worker.data import limits
 from tuner.worker.data.rendering import Template, Unrendered, render, rendered, warn_once
 from tuner.worker.data.sample import Chat, Message
 
@@ -85,8 +86,9 @@ def choose_template(tokenizer: Any) -> Template:
     special = sorted((token.content for token in added if token.special), key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, special)) or "(?!)")
     text = _training_variant(tokenizer, own)
-    found = _checked(Template(tokenizer, text, has_generation_markers(text), controls, pattern), own)
-    return replace(found, cues=_cues(found), leaves_out=_left_out(found))
+    with limits.memory():
+        found = _checked(Template(tokenizer, text, has_generation_markers(text), controls, pattern), own)
+        return replace(found, cues=_cues(found), leaves_out=_left_out(found))
 
 
 def _training_variant(tokenizer: Any, own: str) -> str:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
-from tuner.worker.data import formats, masks, mixture, packing, preferences
+from tuner.worker.data import formats, limits, masks, mixture, packing, preferences
 from tuner.worker.data.prepare import Prepared, prepare
 from tuner.worker.data.readers import PlacedRow
 from tuner.worker.data.reading import Encoder, Labelled, Tally, formats_of, samples
@@ -139,7 +139,7 @@ def bad_rows(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[DataE
     encoder = Encoder(tokenizer, train_all=objective == "pretrain")
     stream = _chats_or_errors(opened, formats_of(opened, objective), objective)
     told: set[str] = set()  # a mixture may take a row more than once
-    while batch := list(itertools.islice(stream, _BATCH_ROWS)):
+    for batch in limits.batches(stream, _BATCH_ROWS):
         good = [(place, chat) for place, chats in batch if not isinstance(chats, DataError) for chat in chats]
         refused = dict(encoder.refused(good))
         for place, chats in batch:

@@ -1,0 +1,148 @@
+"""How much a row, a chat template or a file of columns may become: bytes of text, processor time, memory.
+
+A file says nothing of that: thirty kilobytes can unfold to any size. It reads nothing, and knows no format.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from tuner.errors import DataError
+
+T = TypeVar("T")
+
+MAX_SAMPLE_BYTES = 8 * 1024**2
+"""Of what is tokenized at once, as UTF-8: some two million tokens. A tokenizer takes 400 times as much memory."""
+MAX_ADDED_BYTES, MAX_TIMES = 256 * 1024, 8
+"""What a chat template may make of a conversation: so many times its size, and so much more."""
+MAX_BYTES_AT_ONCE = 2 * 1024**3
+"""Of memory that a template or a slice of a file of columns may take."""
+MAX_TEMPLATE_S = 5
+"""Of processor time for one conversation."""
+
+_MAX_GROWTH = 100
+"""Bytes that a tokenizer's own rules may write for one; Llama 2's write 9."""
+_GROWTH_OF_UNICODE = 18
+"""Source: Unicode Standard Annex 15, section 'Expansion': of NFKC, U+FDFA."""
+_PIECE = 16 * 1024
+_DATA = 5  # the field of statm; source: proc(5)
+
+
+def size(value: Any) -> int:
+    """Return the bytes of the texts that a sample holds, with sixteen more for each value."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    if is_dataclass(value):
+        return sum(size(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, dict):
+        return sum(16 + size(key) + size(one) for key, one in value.items())
+    return sum(16 + size(one) for one in value) if isinstance(value, list | tuple) else 16
+
+
+def batches(values: Iterable[T], count: int | None = None) -> Iterator[list[T]]:
+    """Yield values in lists of at most `count`, each hardly larger than one sample may be."""
+    batch: list[T] = []
+    length = 0
+    for value in values:
+        batch.append(value)
+        length += size(value)
+        if len(batch) == count or length > MAX_SAMPLE_BYTES:
+            yield batch
+            batch, length = [], 0
+    if batch:
+        yield batch
+
+
+def check_text(tokenizer: Any, text: str, place: str) -> None:
+    """Check that a text can be tokenized within the limits.
+
+    Raises:
+        DataError: it is too long, or becomes so by the tokenizer's own rules.
+    """
+    if size(text) > MAX_SAMPLE_BYTES:
+        raise too_long("the text", place)
+    growth = _growth(tokenizer)
+    if growth > _MAX_GROWTH:
+        what = f"the tokenizer writes up to {growth:,} bytes for one"
+        raise DataError(what, where="the tokenizer", fix="Take the tokenizer that the model was published with.")
+    if size(text) * growth * _GROWTH_OF_UNICODE <= MAX_SAMPLE_BYTES:
+        return
+    normalizer = tokenizer.backend_tokenizer.normalizer if tokenizer.is_fast else None
+    pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+    sizes = accumulate(size(normalizer.normalize_str(piece)) for piece in pieces) if normalizer else ()
+    if any(so_far > MAX_SAMPLE_BYTES for so_far in sizes):
+        raise too_long("the text, as the tokenizer normalizes it,", place)
+
+
+def too_long(what: str, place: str) -> DataError:
+    """Return the error of a row that becomes more than can be tokenized at once."""
+    limit = MAX_SAMPLE_BYTES // 1024**2
+    return DataError(f"{what} is longer than {limit} MiB", where=place, fix="Split the row into several.")
+
+
+@lru_cache(maxsize=1)
+def _growth(tokenizer: Any) -> int:
+    """Return how many bytes a tokenizer's rules can make of one, at most; those of Unicode aside."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
+    found = 1
+    for rule in _replacing([rules.get("normalizer"), rules.get("decoder")]):
+        text = rule["content"] if rule["type"] == "Replace" else rule["prepend"]
+        can_match_nothing = rule["type"] == "Replace" and "Regex" in rule["pattern"]
+        found *= max(1, len(text.encode()) + can_match_nothing)
+    return found
+
+
+def _replacing(rules: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(rules, dict) and rules.get("type") in ("Replace", "Prepend"):
+        yield rules
+    inner = rules.values() if isinstance(rules, dict) else rules if isinstance(rules, list) else ()
+    for rule in inner:
+        yield from _replacing(rule)
+
+
+@contextmanager
+def memory() -> Iterator[None]:
+    """Let the code inside take `MAX_BYTES_AT_ONCE` more than is taken; Python and Arrow raise MemoryError beyond."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[_DATA]) * resource.getpagesize()
+    limits = [taken + MAX_BYTES_AT_ONCE, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@contextmanager
+def processor_time(error: Exception) -> Iterator[None]:
+    """Raise `error` in the code inside when it has taken `MAX_TEMPLATE_S` of processor time; nested, the outer counts.
+
+    Python takes signals in its main thread alone: in another one nothing is raised.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    # Again and again: what is raised while an object is finalized is lost.
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_TEMPLATE_S, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
