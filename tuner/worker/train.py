@@ -30,6 +30,7 @@ from tuner.worker import resume, trainers
 from tuner.worker.agree import Agree
 from tuner.worker.best import load_best
 from tuner.worker.callbacks import Alive, AsWritten, FreshAdam, KeptNorm, WeightsMove
+from tuner.worker.data import changes
 from tuner.worker.data.prepare import Prepared, describe, prepare
 from tuner.worker.guard import Guard
 from tuner.worker.models.load import load_model, load_reference, load_tokenizer, source
@@ -131,15 +132,21 @@ def _data(
     }
     if rank.local_rank == 0:
         dist.barrier()
-    for name, result in prepared.items():
-        if result and rank.rank == 0:
-            print(describe(result, name), flush=True)
-    bad = [{"split": name, **row} for name, result in prepared.items() if result for row in result.bad_rows]
-    if bad and rank.rank == 0:
-        run.write_bad_rows(bad)
+    if rank.rank == 0:
+        _tell({name: result for name, result in prepared.items() if result}, run)
     train_data = prepared["train"]
     assert train_data is not None
     return train_data, prepared["validation"]
+
+
+def _tell(prepared: dict[str, Prepared], run: RunDirectory) -> None:
+    """Say what the data is, and leave word of every sample that is not trained on as it is."""
+    for name, result in prepared.items():
+        print(describe(result, name), flush=True)
+    if warning := changes.warning({name: result.totals for name, result in prepared.items()}):
+        print(f"WARNING: {warning}", flush=True)
+    facts = {name: result.facts() for name, result in prepared.items()}
+    run.write_data(facts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))
 
 
 def _callbacks(
