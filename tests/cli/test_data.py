@@ -241,6 +241,28 @@ def test_only_the_first_bad_rows_are_listed_but_all_are_counted(
     assert [row["where"] for row in found["bad_rows"]] == ["rows.jsonl:2", "rows.jsonl:3"]
 
 
+def test_every_row_that_is_not_trained_on_whole_is_listed(tuner: Tuner, rows: Rows) -> None:
+    path = rows(GOOD, {"instruction": "Why?", "output": ""}, {"instruction": "Why?", "output": "Because. " * 50})
+    cut = ("--set", "packing=False", "--set", "max_length=32")
+
+    told = tuner("data", SFT, "--data", path, "--bad", *cut).out
+    found = shown(tuner, SFT, path, "--bad", *cut)
+
+    assert "rows.jsonl:2: dropped: every answer is empty" in told
+    assert "rows.jsonl:3: truncated: longer than max_length = 32 (" in told
+    assert [(line["where"], line["what"]) for line in found["changed"]] == [
+        ("rows.jsonl:2", "dropped"),
+        ("rows.jsonl:3", "truncated"),
+    ]
+    assert [(one["what"], one["samples"]) for one in found["changes"]] == [("dropped", 1), ("truncated", 1)]
+
+
+def test_all_of_the_rows_that_are_refused_are_listed_where_it_is_asked(tuner: Tuner, rows: Rows) -> None:
+    result = bad(tuner, rows(GOOD, *[{"instruction": "Why?"}] * 30), "--bad")
+
+    assert len(result.messages) == 31
+
+
 def test_rows_that_are_no_json_are_listed_among_the_others(tuner: Tuner, rows: Rows) -> None:
     result = bad(tuner, rows('{"instruction": "a"', GOOD, {"instruction": "Why?"}, "[1]", GOOD, '{"a": 1, "a": 2}'))
 

@@ -89,8 +89,8 @@ def test_a_bad_row_is_told_with_its_line_and_can_be_left_out(name: str, tmp_path
     assert caught.value.where == f"{path}:2"
     assert len(str(caught.value)) < 1_000
     assert left.counts.kept == 2
-    assert [row["where"] for row in left.bad_rows] == [f"{path}:2"]
-    assert left.bad_rows[0]["what"] == caught.value.what
+    (bad,) = left.changed()
+    assert (bad["where"], bad["what"], bad["reason"]) == (f"{path}:2", "bad", caught.value.what)
     assert "1 bad rows left out" in describe(left)
 
 

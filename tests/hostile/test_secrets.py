@@ -71,6 +71,6 @@ def test_a_run_in_a_hostile_folder_runs_nothing_there_and_writes_no_secret(tmp_p
     assert {path for path in place.rglob("*")} == before
     assert f"{place / '.deepspeed_env'} is not read" in text
     assert "WARNING: PYTHONPATH is set" in text
-    (bad,) = map(json.loads, (run / "bad_rows.jsonl").read_text().splitlines())
-    assert (bad["split"], bad["what"]) == ("train", "the row is null, not an object")
+    (bad,) = map(json.loads, (run / "data_report.jsonl").read_text().splitlines())
+    assert (bad["split"], bad["what"], bad["reason"]) == ("train", "bad", "the row is null, not an object")
     assert bad["where"].endswith("rows.jsonl:1")

@@ -13,6 +13,7 @@ from tuner.errors import DataError
 from tuner.launch import preflight
 from tuner.launch.checks import data
 
+SFT = "tiny_full_custom_sft_e1"
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
 
@@ -71,3 +72,28 @@ def test_a_misspelt_format_of_data_on_the_hub_is_refused_with_the_nearest() -> N
 
     with pytest.raises(DataError, match="Did you mean 'alpaca'"):
         list(data.first_rows(plan))
+
+
+def few(path: Path, *sets: str) -> list[Any]:
+    values = ("train_dataloader.batch_size=2", "accumulative_counts=4", "train_dataloader.dataset.packing=False")
+    return list(data.few_steps(made(f"train_dataloader.dataset.path={path}", *values, *sets, recipe=SFT)))
+
+
+def test_a_run_of_too_few_steps_is_told_by_a_dry_run_and_a_submission(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", *[GOOD] * 20)
+
+    (told,) = few(path)
+
+    assert told.startswith("20 samples (exact unless samples are dropped: ")
+    assert "global batch 8, 1 epoch: 3 optimizer steps, too few to learn from" in told
+    assert told.endswith("--set accumulative_counts=1 (10 steps), or --set max_epochs=4 (12 steps)")
+    plan = made(f"train_dataloader.dataset.path={path}", recipe=SFT)
+    assert any("too few to learn from" in one for one in preflight.foresee(plan, {}))
+    assert any("too few to learn from" in one for one in preflight.check_elsewhere(plan, quick=True))
+
+
+def test_enough_steps_and_steps_that_the_recipe_sets_are_not_told(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", *[GOOD] * 20)
+
+    assert few(path, "max_epochs=4") == []
+    assert few(path, "max_steps=2") == []

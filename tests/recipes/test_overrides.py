@@ -189,6 +189,18 @@ def test_a_key_below_a_block_that_is_none_is_refused(text: str) -> None:
     assert caught.value.where == f"--set {text}"
 
 
+def test_a_mapping_takes_a_new_key_by_a_tail_also_where_it_is_none() -> None:
+    sets = ("columns.instruction=Question", "train_dataloader.dataset.columns.output={a}\\n{b}")
+
+    made = recipe.load("tiny_full_custom_e3", Overrides(pairs=[("--set", text) for text in sets]))
+
+    assert made.config.train_dataloader.dataset.columns == {"instruction": "Question", "output": "{a}\\n{b}"}
+    with pytest.raises(RecipeError, match=r"no key 'colums\.instruction'"):
+        parsed("colums.instruction=Question")
+    with pytest.raises(RecipeError, match=r"no key 'lr\.instruction'"):
+        parsed("lr.instruction=Question")
+
+
 def test_a_block_can_be_set_as_a_whole_and_then_reached() -> None:
     pairs = [("--set", "adapter=dict(r=8, lora_alpha=16)"), ("--set", "r=4")]
 

@@ -38,6 +38,18 @@ def trained(path: Path, *sets: str, num_steps: int = 300, seed: int = 0, name: s
          "answer": "Six, I believe, because three comes after two and before four.", "is_right": False},
     ]  # fmt: skip
     (path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    counts = {
+        "read": 1000,
+        "kept": 998,
+        "dropped": 2,
+        "truncated": 0,
+        "split": 0,
+        "bad": 0,
+        "tokens": 9,
+        "trained_tokens": 5,
+    }
+    empty = {"what": "dropped", "reason": "there is no answer", "samples": 2, "tokens": 0}
+    run.write_data({"train": {"counts": counts, "changes": [empty]}}, [{"where": "rows.jsonl:7", **empty}])
     run.write_status("done", exit_code=0, seconds=5821.4, step=num_steps, loss=0.6, result_step=250)
     return run
 

@@ -17,7 +17,7 @@ from tuner.report.gathered import gather, recipe_differences
 from tuner.runs.directory import RunDirectory
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"
-FILES = ("run.json", "status.json", "metrics.jsonl", "samples.jsonl", "recipe.py", "deepspeed.json")
+FILES = ("run.json", "status.json", "data.json", "metrics.jsonl", "samples.jsonl", "recipe.py", "deepspeed.json")
 
 
 class Reader(HTMLParser):
@@ -53,6 +53,8 @@ def test_one_run_is_told_whole(tmp_path: Path) -> None:
 
     assert "done 300 0.5602 0.6602 40,835 54.25 GiB 5,821" in told["summary"]
     assert "the weights of step 250" in told["summary"]
+    assert "train 1,000 998 2 0 0 0 9 5" in told["data"]
+    assert "dropped train there is no answer 2 0" in told["data"]
     assert "estimate of the tensors alone 25.46 GiB measured on rank 0, tensors alone 54.25 GiB" in told["memory"]
     assert "optim_wrapper.optimizer.lr 2e-05 5e-07" in told["recipe"]
     assert "What is the capital of Spain? Madrid. The capital of Madrid. ✓" in told["samples"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,12 @@ _MAX_BAD = 20
 @click.argument("name", shell_complete=complete.recipes)
 @click.option("--all", "every", is_flag=True, help=f"Read and check every row, not the first {_FIRST_ROWS:,}.")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="How many samples to show.")
+@click.option("--bad", is_flag=True, help="List every row that is bad, dropped, truncated, split or changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options
-def command(name: str, every: bool, samples: int, as_json: bool, allow_code: bool, debug: bool, **changes: Any) -> None:
+def command(
+    name: str, every: bool, samples: int, bad: bool, as_json: bool, allow_code: bool, debug: bool, **changes: Any
+) -> None:
     """Read the data of recipe NAME as training would, and show what becomes of it.
 
     Counts, token lengths, and samples as the chat template renders them, with the trained tokens marked. Of the model
@@ -45,13 +49,13 @@ def command(name: str, every: bool, samples: int, as_json: bool, allow_code: boo
     tokenizer = load_tokenizer(found.config.model, source(found.config.model))
     objective = found.config.objective.type
     views = {
-        split: _view(dataset, tokenizer, objective, samples if split == "train" else 0, as_json=as_json)
+        split: _view(dataset, tokenizer, objective, samples if split == "train" else 0, bad=bad, as_json=as_json)
         for split, dataset in _splits(found.config, every)
     }
     if as_json:
-        _print_json(found.name, found.config, views)
+        _print_json(found.name, found.config, views, bad=bad)
     else:
-        _print(found.name, views, every=every)
+        _print(found.name, views, every=every, bad=bad)
 
 
 def _splits(config: RecipeConfig, every: bool) -> Iterable[tuple[str, Dataset]]:
@@ -62,24 +66,24 @@ def _splits(config: RecipeConfig, every: bool) -> Iterable[tuple[str, Dataset]]:
             yield split, loader.dataset.model_copy(update={"max_rows": limit})
 
 
-def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, as_json: bool) -> View:
-    from tuner.worker.data.view import view
+def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, bad: bool, as_json: bool) -> View:
+    from tuner.worker.data.view import bad_rows, view
 
     try:
         return view(dataset, tokenizer, objective, samples)
     except DataError as first:
-        raise _told(first, dataset, tokenizer, objective, as_json=as_json) from first
+        limit = sys.maxsize if bad else _MAX_BAD
+        raise _told(first, bad_rows(dataset, tokenizer, objective), limit, as_json=as_json) from first
 
 
-def _told(first: DataError, dataset: Dataset, tokenizer: Any, objective: str, *, as_json: bool) -> TunerError:
+def _told(first: DataError, found: Iterable[DataError], limit: int, *, as_json: bool) -> TunerError:
     """Print what is wrong with each bad row and return how many there are; a single mistake is returned itself."""
     from tuner.files import dump_json
-    from tuner.worker.data.view import bad_rows
 
     listed, count = [], 0
-    for error in bad_rows(dataset, tokenizer, objective):
+    for error in found:
         count += 1
-        if count <= _MAX_BAD:
+        if count <= limit:
             listed.append(error)
     if as_json:
         rows = [{"where": error.where, "what": error.what, "fix": error.fix} for error in listed]
@@ -88,14 +92,18 @@ def _told(first: DataError, dataset: Dataset, tokenizer: Any, objective: str, *,
         return first
     for error in listed:
         click.echo(str(error), err=True)
-    more = f"; the first {_MAX_BAD} are listed" if count > _MAX_BAD else ""
-    return DataError(f"{count:,} rows cannot be trained on{more}", fix="Correct or remove them, then look again.")
+    more = f"; the first {limit} are listed" if count > limit else ""
+    all_of_them = "; --bad lists all of them" if more else ""
+    return DataError(
+        f"{count:,} rows cannot be trained on{more}", fix=f"Correct or remove them, then look again{all_of_them}."
+    )
 
 
-def _print_json(name: str, config: RecipeConfig, views: Mapping[str, View]) -> None:
+def _print_json(name: str, config: RecipeConfig, views: Mapping[str, View], *, bad: bool) -> None:
     from tuner.files import dump_json
 
-    data = {split: _json(view) for split, view in views.items()}
+    listed = {split: {"changed": list(view.prepared.changed())} if bad else {} for split, view in views.items()}
+    data = {split: _json(view) | listed[split] for split, view in views.items()}
     click.echo(dump_json({"recipe": name, "objective": config.objective.type, "data": data}), nl=False)
 
 
@@ -118,7 +126,7 @@ def _json(view: View) -> dict[str, Any]:
         for sample in view.samples
     ]
     return {
-        "counts": asdict(prepared.counts),
+        **prepared.facts(),
         "efficiency": prepared.counts.efficiency if prepared.counts.packing else None,
         "sets": [asdict(one) for one in prepared.sets],
         "lengths": bars,
@@ -126,14 +134,16 @@ def _json(view: View) -> dict[str, Any]:
     }
 
 
-def _print(name: str, views: Mapping[str, View], *, every: bool) -> None:
+def _print(name: str, views: Mapping[str, View], *, every: bool, bad: bool) -> None:
     from rich.console import Console
 
-    from tuner.cli.rows import print_samples, print_split
+    from tuner.cli.rows import print_changed, print_samples, print_split
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     for split, view in views.items():
         print_split(console, split, view)
+        if bad:
+            print_changed(console, split, view)
     if not every and any(view.prepared.counts.read == _FIRST_ROWS for view in views.values()):
         console.print(f"Only the first {_FIRST_ROWS:,} rows were read. All of them: tuner data {visible(name)} --all\n")
     print_samples(console, views["train"].samples)

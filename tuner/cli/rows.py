@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tuner.worker.data.view import Piece, Shown, View
 
 _BAR_WIDTH = 40
-_MAX_BAD = 20
 _MAX_PIECE, _END_OF_PIECE = 1_000, 200
 """Characters of a run of tokens that are shown, and how many of them are its last."""
 _TRAINED, _MARKS = "bold green", ("[[", "]]")
@@ -29,8 +28,6 @@ def print_split(console: Console, split: str, view: View) -> None:
     from tuner.worker.data.view import histogram
 
     console.print(describe(view.prepared, split))
-    for bad in view.prepared.bad_rows[:_MAX_BAD]:
-        console.print(f"  {visible(bad['where'])}: {visible(bad['what'])}")
     for side, lengths in view.lengths.items():
         bars = histogram(lengths)
         least, most = lengths.min(), lengths.max()
@@ -44,6 +41,21 @@ def print_split(console: Console, split: str, view: View) -> None:
     console.print()
 
 
+def print_changed(console: Console, split: str, view: View) -> None:
+    """Print each sample that is not trained on as it is, with its place and the reason."""
+    from tuner.worker.data.changes import MAX_LISTED
+
+    console.print(f"{split}: samples that are not trained on as they are")
+    for line in view.prepared.changed():
+        before, after = line["tokens_before"], line["tokens_after"]
+        tokens = "" if before is None else f" ({before:,} -> {after:,} tokens)"
+        console.print(f"  {visible(line['where'])}: {line['what']}: {visible(line['reason'])}{tokens}")
+    total = sum(one.samples for one in view.prepared.totals)
+    listed = sum(min(one.samples, MAX_LISTED) for one in view.prepared.totals)
+    left_out = f" of {total:,}; {MAX_LISTED:,} of each reason are listed" if listed < total else ""
+    console.print(f"  {listed:,} listed{left_out}\n" if total else "  none\n")
+
+
 def print_samples(console: Console, samples: Sequence[Shown]) -> None:
     """Print samples as the chat template renders them; trained tokens are green, or in marks where colours are not."""
     colours = bool(console.is_terminal and console.color_system and not console.no_color)
@@ -51,7 +63,8 @@ def print_samples(console: Console, samples: Sequence[Shown]) -> None:
     if samples:
         console.print(f"Samples as the model sees them; the tokens with loss are {marked}.")
     for sample in samples:
-        cut = f", {sample.num_cut:,} more are beyond max_length" if sample.num_cut else ""
+        where = "split off into other rows" if sample.splits else "cut off, beyond max_length"
+        cut = f", {sample.num_cut:,} more are {where}" if sample.num_cut else ""
         counts = f"{sample.num_tokens:,} tokens, {sample.num_trained:,} of them trained{cut}"
         console.print(f"\n{visible(sample.place)}: {counts}", style="bold")
         for name, pieces in sample.parts.items():

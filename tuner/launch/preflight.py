@@ -14,6 +14,7 @@ from tuner.launch.checks import Finding, data, gpus, hub, model, storage, system
 from tuner.launch.plan import LaunchPlan
 
 _QUICK = (
+    data.few_steps,
     model.architecture,
     model.weights,
     model.context,
@@ -67,7 +68,9 @@ def check_elsewhere(plan: LaunchPlan, *, quick: bool) -> tuple[str, ...]:
         TunerError: as `check`.
     """
     slow = () if quick else (model.tokens, data.first_rows, hub.reachable)
-    return _judge((*(partial(one, plan) for one in (*_ELSEWHERE, zero.unknown, *slow)), partial(_fit, plan)))
+    return _judge(
+        (*(partial(one, plan) for one in (*_ELSEWHERE, data.few_steps, zero.unknown, *slow)), partial(_fit, plan))
+    )
 
 
 def inspect(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[Finding, ...]:

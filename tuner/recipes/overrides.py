@@ -66,9 +66,27 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
     dotted = [".".join(keys) for keys in here or known]
     if here:
         raise RecipeError(f"{key!r} could be {' or '.join(dotted)}", where=where, fix="Write more of the key.")
+    if inside := _inside(wanted, where, present):
+        return inside
     tails = [tail for path in dotted for tail in _tails(path)]
     hint = did_you_mean(key, tails) or "Known at the top: " + ", ".join(RecipeConfig.model_fields)
     raise RecipeError(f"no key {key!r}", where=where, fix=f"{hint} See: tuner show NAME")
+
+
+def _inside(wanted: Keys, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any] | None:
+    """Return a new key of a mapping whose keys the user chooses (`dataset.columns`), and the type of its values."""
+    *outer, name = wanted
+    mappings = [keys for keys, annotation in schema_keys().items() if _values_of(annotation)]
+    if not outer or not any(keys[-len(outer) :] == tuple(outer) for keys in mappings):
+        return None
+    keys, annotation = _find(".".join(outer), where, present)
+    return (*keys, name), _values_of(annotation)
+
+
+def _values_of(annotation: Any) -> Any:
+    """Return the type of the values where an annotation is or may be a dict, None where it is none."""
+    dicts = (one for one in (annotation, *get_args(annotation)) if get_origin(one) is dict)
+    return next((get_args(one)[1] for one in dicts), None)
 
 
 def _convert(text: str, annotation: Any, where: str) -> Any:

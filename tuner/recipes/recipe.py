@@ -24,7 +24,7 @@ from tuner.recipes.flatten import flatten
 from tuner.recipes.layers import Layer, Merged, leaves
 from tuner.recipes.origin import DEFAULT, Kind, Place
 from tuner.recipes.origin import Origin as Origin
-from tuner.recipes.overrides import parse_override
+from tuner.recipes.overrides import parse_override, schema_keys
 from tuner.recipes.part import read_part
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.source import Keys, Source, is_writable, read_file
@@ -239,7 +239,8 @@ def _override_layers(overrides: Overrides, merged: Merged) -> Iterator[Layer]:
         yield Layer.at(Place(Kind.FLAG, f"--seed {overrides.seed}"), {"randomness": {"seed": overrides.seed}})
     for flag, text in overrides.pairs:
         keys, value = parse_override(text, flag, merged.values)
-        _refuse_below_none(keys, merged.values, f"{flag} {text}")
+        # A mapping may be None until it gets its first key: dataset.columns.
+        _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, f"{flag} {text}")
         yield Layer.at(Place(Kind.FLAG, f"{flag} {text}"), _nested(keys, value))
 
 

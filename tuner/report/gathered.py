@@ -37,6 +37,7 @@ class Gathered:
     Args:
         name: What tells it from the others.
         checkpoints: `step`, `bytes`, `problem` of each, newest first.
+        data: Of each split name, counts, and `what`, `reason`, `samples`, `tokens` of what is not trained whole.
         attempts: `started`, `resume_step`, `state`, `why` of each earlier one, the first first.
         recipe: None where recipe.py cannot be read any more.
     """
@@ -50,6 +51,7 @@ class Gathered:
     checkpoints: Sequence[Facts]
     attempts: Sequence[Facts]
     warnings: Sequence[str]
+    data: Sequence[tuple[str, Facts, Sequence[Facts]]]
     recipe: Section | None
 
     def values(self, key: str) -> list[tuple[int, float]]:
@@ -96,6 +98,7 @@ def _gather(run: RunDirectory, name: str) -> Gathered:
         checkpoints=[_checkpoint(verdict) for verdict in checkpoints.listed(run.checkpoints)],
         attempts=[_attempt(folder) for folder in _earlier(run)],
         warnings=_warnings(run),
+        data=_data(run),
         recipe=_recipe(run),
     )
 
@@ -149,6 +152,15 @@ def _warnings(run: RunDirectory) -> list[str]:
     said = (line for line in _lines(run.ranks / "0.log") if line.startswith("WARNING: "))
     found = [*listed(_object(run, run.run), "warnings"), *(line.removeprefix("WARNING: ").strip() for line in said)]
     return list(dict.fromkeys(map(str, found)))[:_MAX_WARNINGS]
+
+
+def _data(run: RunDirectory) -> list[tuple[str, Facts, list[Facts]]]:
+    found = _object(run, run.data)
+    splits = [(name, table(found, name)) for name in found]
+    return [
+        (name, table(facts, "counts"), [one for one in listed(facts, "changes") if isinstance(one, dict)])
+        for name, facts in splits
+    ]
 
 
 def _recipe(run: RunDirectory) -> Section | None:

@@ -23,6 +23,7 @@ from tuner.report.gathered import MAX_SAMPLES, Gathered, gather, hardware, liste
 MARK = '<meta name="generator" content="tuner">'
 """Near the beginning of every report: what says so may be written over."""
 _GIB = 1024**3
+_MAX_REASONS = 20
 _LINES = {
     "weights": "weights",
     "gradients": "gradients",
@@ -72,6 +73,7 @@ def render(runs: Sequence[Gathered]) -> str:
         commands=[shlex.join(map(str, listed(run.facts, "command"))) for run in runs],
         resumes=[_resume(run.listed.path) for run in runs],
         max_samples=MAX_SAMPLES,
+        max_reasons=_MAX_REASONS,
         next_commands=[table(run.status, "diagnosis").get("next_command") for run in runs],
     )
 

@@ -5,7 +5,8 @@ deepspeed.json  the DeepSpeed config that training used, to the byte
 run.json        versions, command, hardware, seeds, and what the worker has to know beside the recipe
 status.json     running, done, failed or stopped, with the exit code and the diagnosis of a failure
 metrics.jsonl   one line for each logged step
-bad_rows.jsonl  one line for each row of the data that was left out, where any were
+data.json       counts of the data's rows and tokens, and of samples that are not trained on as they are, by reason
+data_report.jsonl  one line for each of those samples: place, what happened, reason, tokens before and after
 ranks/          N.log for all that a rank prints, N.beat for its last sign of life, N.json for one that ended badly,
                 torchrun-NODE.log for its launcher
 attempts/       N/ for what an earlier attempt left, with checkpoints and metrics of steps that were taken again
@@ -70,6 +71,10 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def data(self) -> Path:
+        return self.path / "data.json"
+
+    @property
     def ranks(self) -> Path:
         return self.path / "ranks"
 
@@ -122,9 +127,10 @@ class RunDirectory:
         files = sorted(self.ranks.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
         return [self.read_json(file) for file in files]
 
-    def write_bad_rows(self, rows: Iterable[dict[str, str]]) -> None:
-        """Write split, place and reason of each row that was left out."""
-        write_text(self.path / "bad_rows.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+    def write_data(self, facts: Mapping[str, Any], changed: Iterable[Mapping[str, Any]]) -> None:
+        """Write the counts of each split, and a line for each sample that is not trained on as it is."""
+        write_json(self.data, facts)
+        write_text(self.path / "data_report.jsonl", "".join(f"{json.dumps(line)}\n" for line in changed))
 
     def log_metrics(self, metrics: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""

@@ -20,7 +20,8 @@ from torch.distributed import distributed_c10d
 from transformers import TrainerCallback
 
 from tuner.errors import Stopped
-from tuner.machine.topology import Rank
+from tuner.machine import few_steps
+from tuner.machine.topology import Batch, Rank
 from tuner.recipes.recipe import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.report import end
@@ -30,6 +31,7 @@ from tuner.worker import resume, trainers
 from tuner.worker.agree import Agree
 from tuner.worker.best import load_best
 from tuner.worker.callbacks import Alive, AsWritten, FreshAdam, KeptNorm, WeightsMove
+from tuner.worker.data import changes
 from tuner.worker.data.prepare import Prepared, describe, prepare
 from tuner.worker.guard import Guard
 from tuner.worker.models.load import load_model, load_reference, load_tokenizer, source
@@ -131,15 +133,40 @@ def _data(
     }
     if rank.local_rank == 0:
         dist.barrier()
-    for name, result in prepared.items():
-        if result and rank.rank == 0:
-            print(describe(result, name), flush=True)
-    bad = [{"split": name, **row} for name, result in prepared.items() if result for row in result.bad_rows]
-    if bad and rank.rank == 0:
-        run.write_bad_rows(bad)
+    if rank.rank == 0:
+        _tell({name: result for name, result in prepared.items() if result}, run)
+        _tell_few_steps(config, prepared["train"], run)
     train_data = prepared["train"]
     assert train_data is not None
     return train_data, prepared["validation"]
+
+
+def _tell(prepared: dict[str, Prepared], run: RunDirectory) -> None:
+    """Say what the data is, and leave word of every sample that is not trained on as it is."""
+    for name, result in prepared.items():
+        print(describe(result, name), flush=True)
+    if warning := changes.warning({name: result.totals for name, result in prepared.items()}):
+        print(f"WARNING: {warning}", flush=True)
+    facts = {name: result.facts() for name, result in prepared.items()}
+    run.write_data(facts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))
+
+
+def _tell_few_steps(config: RecipeConfig, found: Prepared | None, run: RunDirectory) -> None:
+    """Say so where the rows make too few optimizer steps; a number that the recipe sets is its own choice."""
+    if found is None or config.train_cfg.max_steps:
+        return
+    sizes = run.read_json(run.run)["batch"]
+    batch = Batch(sizes["micro_batch"], sizes["accumulation"], sizes["ranks"])
+    counts, ratio = found.counts, config.param_scheduler.warmup_ratio
+    told = (
+        f"{counts.kept:,} samples packed into {counts.packed_rows:,} rows of {counts.max_length:,} tokens"
+        if counts.packing
+        else f"{counts.kept:,} samples"
+    )
+    unpacked = counts.kept if counts.packing else None
+    rows = counts.packed_rows
+    if said := few_steps.warning(batch, config.train_cfg.max_epochs, rows, told, warmup_ratio=ratio, unpacked=unpacked):
+        print(f"WARNING: {said}.", flush=True)
 
 
 def _callbacks(

@@ -1,4 +1,4 @@
-"""The first rows of local data: readable, of the format, and what the objective learns from.
+"""The first rows of local data: readable, of the format, and what the objective learns from; and if there are enough.
 
 It reads a few rows through the worker's own readers; data on the hub is the worker's to fetch.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from tuner.errors import DataError
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
+from tuner.machine import few_steps as short
 from tuner.recipes import paths
 from tuner.recipes.schema import Rows
 
@@ -28,6 +29,18 @@ def first_rows(plan: LaunchPlan) -> Iterator[Finding]:
         for rows in shares:
             _read(rows, config.objective.type, tolerant=loader.dataset.bad_rows > 0)
     yield from ()
+
+
+def few_steps(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a run of too few optimizer steps, where their number is known; one that the recipe sets is meant."""
+    config, found = plan.recipe.config, plan.steps
+    epochs = config.train_cfg.max_epochs
+    if config.train_cfg.max_steps or found.samples.value is None:
+        return
+    ratio = config.param_scheduler.warmup_ratio
+    told = f"{found.samples.value:,} samples ({found.samples})"
+    if said := short.warning(plan.batch, epochs, found.samples.value, told, warmup_ratio=ratio):
+        yield said
 
 
 def _read(rows: Rows, objective: str, *, tolerant: bool) -> None:

@@ -54,6 +54,15 @@ def encode(
     return [_labelled(ids, offsets, spans) for (ids, offsets), (_, spans) in zip(encoded, rendered, strict=True)]
 
 
+def untrained(whole: tuple[Tokens, Tokens], cut: tuple[Tokens, Tokens], max_length: int) -> str | None:
+    """Return why no token of a sequence carries loss once it is cut; None where one does."""
+    if (cut[1] != IGNORED).any():
+        return None
+    if (whole[1][len(cut[1]) :] != IGNORED).any():
+        return f"the answer begins beyond max_length = {max_length}"
+    return "no token of it carries loss"
+
+
 def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, Sample]], texts: Sequence[str]) -> None:
     for (place, _), text in zip(rows, texts, strict=True):
         limits.check_text(tokenizer, text, place)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tuner.worker.data import masks, packing
 from tuner.worker.data.reading import Encoder, Labelled, Tally
-from tuner.worker.data.sample import Chat, Feedback, Pair
+from tuner.worker.data.sample import EQUAL, Chat, Feedback, Pair
 
 Judged = Pair | Feedback
 Row = dict[str, Any]
@@ -65,28 +65,38 @@ def encoded(
         good, sides = encoder.encode_good(batch, conversations, tally)
         width = len(layout.sides)
         grouped = (sides[at : at + width] for at in range(0, len(sides), width))
-        rows = (fit(layout, one, both, max_length, tally) for (_, one), both in zip(good, grouped, strict=True))
+        rows = (fit(layout, *one, both, max_length, tally) for one, both in zip(good, grouped, strict=True))
         yield [row for row in rows if row]
 
 
-def fit(layout: Layout, sample: Judged, sides: Sequence[Labelled], max_length: int, tally: Tally) -> Row | None:
+def fit(
+    layout: Layout, place: str, sample: Judged, sides: Sequence[Labelled], max_length: int, tally: Tally
+) -> Row | None:
     """Return a sample's row, cut to `max_length` tokens a side; None, counted, where nothing can be learned from it.
 
     That is: a side without a trained token in that length, two sides that are equal in it, or one too long for a
     layout that does not cut.
     """
     cut = [(ids[:max_length], packing.ignore_starts(labels[:max_length], None)) for ids, labels in sides]
-    too_long = not layout.cuts and any(len(ids) > max_length for ids, _ in sides)
-    empty = any(not (labels != masks.IGNORED).any() for _, labels in cut)
-    equal = len(cut) > 1 and np.array_equal(cut[0][0], cut[1][0])
-    if too_long or empty or equal:
-        tally.dropped += 1
+    if reason := _teaches_nothing(layout, sides, cut, max_length):
+        tally.drop(place, reason, sides)
         return None
-    tally.keep(sides, cut)
+    tally.keep(place, sides, cut, max_length)
     row: Row = {"is_good": sample.label} if isinstance(sample, Feedback) else {}
     for side, (ids, labels) in zip(layout.sides, cut, strict=True):
         row |= {f"{side}_ids": ids, f"{side}_labels": labels}
     return row
+
+
+def _teaches_nothing(layout: Layout, sides: Sequence[Labelled], cut: Sequence[Labelled], max_length: int) -> str | None:
+    if not layout.cuts and any(len(ids) > max_length for ids, _ in sides):
+        return f"longer than max_length = {max_length}, and an answer that is cut cannot be scored"
+    for whole, short in zip(sides, cut, strict=True):
+        if reason := masks.untrained(whole, short, max_length):
+            return reason
+    if len(cut) > 1 and np.array_equal(cut[0][0], cut[1][0]):
+        return f"{EQUAL} within max_length = {max_length}"
+    return None
 
 
 def write_rows(path: Path, batches: Iterable[Sequence[Row]], layout: Layout) -> datasets.Dataset:

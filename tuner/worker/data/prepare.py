@@ -22,11 +22,13 @@ import pyarrow.compute as pc
 from tuner.errors import DataError
 from tuner.files import disk_errors, make_folder, sha256, write_json
 from tuner.recipes.schema import Dataset
-from tuner.worker.data import formats, limits, masks, mixture, packing, preferences
+from tuner.worker.data import changes, formats, limits, masks, mixture, packing, preferences
+from tuner.worker.data.changes import Total
 from tuner.worker.data.reading import Encoder, Labelled, Tally, formats_of, samples
 
 _BATCH_ROWS = 512
-_ROWS_FILE, _COUNTS_FILE = "rows.arrow", "counts.json"
+_MAX_REASONS = 10
+_ROWS_FILE, _COUNTS_FILE, _CHANGES_FILE = "rows.arrow", "counts.json", "changes.jsonl"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class SetCounts:
 class Counts:
     """What became of the rows. `tokens` are those that are left; `trained_tokens` those of them that carry loss.
 
-    `read` counts rows; `kept`, `dropped` and `truncated` count samples: to kto a row with two answers is two.
+    `read` counts rows; `kept`, `dropped`, `truncated` and `split` count samples: to kto a row with two answers is two.
     `packed_rows` are the rows of the result: as many as samples when not packing. `bad` rows were left out.
     """
 
@@ -58,6 +60,7 @@ class Counts:
     max_length: int
     packing: bool
     bad: int = 0
+    split: int = 0
 
     @property
     def efficiency(self) -> float:
@@ -78,8 +81,18 @@ class Prepared:
     objective: str
     sha256: str
     """Of the rows' values, in their order."""
-    bad_rows: tuple[dict[str, str], ...] = ()
-    """Place (`where`) and reason (`what`) of each row that was left out."""
+    totals: tuple[Total, ...]
+    """How many samples are bad, dropped, truncated, split or changed, by reason."""
+    changes_file: Path
+    """Those samples, one a line, as `changes` writes them."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the counts, by reason too, as plain values."""
+        return {"counts": asdict(self.counts), "changes": [asdict(total) for total in self.totals]}
+
+    def changed(self) -> Iterator[dict[str, Any]]:
+        """Yield where, what, reason, tokens_before and tokens_after of each of them, `MAX_LISTED` of a reason."""
+        return changes.read(self.changes_file)
 
 
 def prepare(
@@ -117,16 +130,23 @@ def prepare(
 
 
 def describe(prepared: Prepared, name: str = "train") -> str:
-    """Return what was read and what it became: one line, and one more for each data set of a mixture."""
+    """Return what was read and what it became: one line, and one more for each data set of a mixture and each reason.
+
+    A reason is why samples are not trained on as they are.
+    """
     counts, sets = prepared.counts, prepared.sets
     told = _told(sets[0]) if len(sets) == 1 else f"{counts.read:,} rows of {len(sets)} data sets"
     head = (
         f"{name}: {told} -> {_shape(prepared)}, "
         f"{counts.trained_tokens:,} of {counts.tokens:,} tokens trained, "
-        f"{counts.truncated:,} truncated, {counts.dropped:,} dropped"
+        f"{counts.truncated:,} truncated, {f'{counts.split:,} split, ' if counts.split else ''}"
+        f"{counts.dropped:,} dropped"
         f"{f', {counts.bad:,} bad rows left out' if counts.bad else ''}"
     )
-    return "\n".join([head, *(f"  {one.place}: {_told(one)}" for one in sets if len(sets) > 1)])
+    parts = [f"  {one.place}: {_told(one)}" for one in sets if len(sets) > 1]
+    reasons = [f"  {total}" for total in prepared.totals[:_MAX_REASONS]]
+    more = len(prepared.totals) - _MAX_REASONS
+    return "\n".join([head, *parts, *reasons, *([f"  and {more:,} more reasons"] if more > 0 else [])])
 
 
 def _told(one: SetCounts) -> str:
@@ -178,7 +198,9 @@ def _load(folder: Path, objective: str) -> Prepared:
     facts = json.loads((folder / _COUNTS_FILE).read_text(encoding="utf-8"))
     sets = tuple(SetCounts(**one) for one in facts["sets"])
     rows = datasets.Dataset.from_file(str(folder / _ROWS_FILE))
-    return Prepared(rows, Counts(**facts["counts"]), sets, objective, facts["sha256"], tuple(facts["bad_rows"]))
+    totals = tuple(Total(**one) for one in facts["changes"])
+    counts = Counts(**facts["counts"])
+    return Prepared(rows, counts, sets, objective, facts["sha256"], totals, folder / _CHANGES_FILE)
 
 
 def _build(
@@ -192,18 +214,19 @@ def _build(
     done = scratch / "done"
     done.mkdir()
     names = formats_of(opened, objective)
-    tally = Tally.of(opened, dataset.bad_rows)
-    stream = samples(opened, names, objective, tally)
-    batches = _batches(stream, tick)
-    encoder = Encoder(tokenizer, train_all=objective == "pretrain")
-    if layout := preferences.LAYOUTS.get(objective):
-        judged = preferences.encoded(layout, batches, encoder, dataset.max_length, tally)
-        rows = preferences.write_rows(done / _ROWS_FILE, judged, layout)
-    else:
-        rows = _write_packed(scratch, batches, encoder, dataset, tally)
+    with (done / _CHANGES_FILE).open("w", encoding="utf-8") as listed:
+        tally = Tally.of(opened, dataset.bad_rows, listed)
+        batches = _batches(samples(opened, names, objective, tally), tick)
+        encoder = Encoder(tokenizer, train_all=objective == "pretrain")
+        if layout := preferences.LAYOUTS.get(objective):
+            judged = preferences.encoded(layout, batches, encoder, dataset.max_length, tally)
+            rows = preferences.write_rows(done / _ROWS_FILE, judged, layout)
+        else:
+            rows = _write_packed(scratch, batches, encoder, dataset, tally)
     if not tally.kept:
         what = f"none of the {sum(tally.read)} rows has a token to train on within max_length={dataset.max_length}"
-        raise DataError(what, where=opened.place, fix="Raise dataset.max_length, or check the rows.")
+        reasons = "; ".join(map(str, tally.changes.totals()[:_MAX_REASONS]))
+        raise DataError(f"{what}: {reasons}", where=opened.place, fix="Raise dataset.max_length, or check the rows.")
     told = [
         SetCounts(one.place, name, one.format is None, read)
         for one, name, read in zip(opened.sets, names, tally.read, strict=True)
@@ -212,7 +235,7 @@ def _build(
         "sets": [asdict(one) for one in told],
         "counts": asdict(_counts(tally, len(rows), dataset, objective)),
         "sha256": _sha256_of(rows),
-        "bad_rows": [{"where": place, "what": error.what} for place, error in tally.bad.items()],
+        "changes": [asdict(total) for total in tally.changes.totals()],
     }
     write_json(done / _COUNTS_FILE, facts)
 
@@ -248,6 +271,7 @@ def _counts(tally: Tally, num_rows: int, dataset: Dataset, objective: str) -> Co
         max_length=dataset.max_length,
         packing=dataset.packing and objective not in preferences.LAYOUTS,
         bad=len(tally.bad),
+        split=tally.split,
     )
 
 
@@ -256,22 +280,22 @@ def _write_packed(
 ) -> datasets.Dataset:
     folder = scratch if dataset.packing else scratch / "done"
     good = (encoder.encode_good(batch, lambda sample: [sample], tally) for batch in batches)
-    fitting = (_fitting(encoded, dataset, tally) for _, encoded in good)
+    fitting = (_fitting([place for place, _ in placed], encoded, dataset, tally) for placed, encoded in good)
     rows = packing.write_rows(folder / _ROWS_FILE, fitting)
     if not (dataset.packing and tally.kept):
         return rows
     return packing.pack(rows, dataset.max_length, scratch / "done" / _ROWS_FILE)
 
 
-def _fitting(encoded: Iterable[Labelled], dataset: Dataset, tally: Tally) -> list[Labelled]:
+def _fitting(places: Iterable[str], encoded: Iterable[Labelled], dataset: Dataset, tally: Tally) -> list[Labelled]:
     """Return the samples that have something to train on, cut to `max_length` unless they will be packed."""
     fitting = []
-    for ids, labels in encoded:
+    for place, (ids, labels) in zip(places, encoded, strict=True):
         length = len(ids) if dataset.packing else dataset.max_length
         cut = ids[:length], packing.ignore_starts(labels[:length], dataset.max_length)
-        if (cut[1] != masks.IGNORED).any():
-            tally.keep([(ids, labels)], [cut])
-            fitting.append(cut)
+        if reason := masks.untrained((ids, labels), cut, dataset.max_length):
+            tally.drop(place, reason, [(ids, labels)])
         else:
-            tally.dropped += 1
+            tally.keep(place, [(ids, labels)], [cut], dataset.max_length)
+            fitting.append(cut)
     return fitting

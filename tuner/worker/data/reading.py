@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TextIO
 
 from tuner.errors import DataError
 from tuner.worker.data import formats, masks
+from tuner.worker.data.changes import Change, Changes, What
 from tuner.worker.data.masks import Tokens
 from tuner.worker.data.mixture import Opened
-from tuner.worker.data.sample import Chat, Sample, for_objective, teaches
+from tuner.worker.data.sample import Chat, Sample, for_objective, lacks
 
 _DETECT_ROWS = 8
 
@@ -35,14 +36,16 @@ class Tally:
     kept: int = 0
     dropped: int = 0
     truncated: int = 0
+    split: int = 0
     truncated_tokens: int = 0
     tokens: int = 0
     trained_tokens: int = 0
+    changes: Changes = field(default_factory=Changes)
 
     @classmethod
-    def of(cls, opened: Opened, max_bad: int) -> Tally:
-        """Return a tally for these data sets that leaves out at most `max_bad` bad rows."""
-        return cls([0] * len(opened.sets), max_bad)
+    def of(cls, opened: Opened, max_bad: int, stream: TextIO | None = None) -> Tally:
+        """Return a tally for these data sets that leaves out at most `max_bad` bad rows, and lists them in `stream`."""
+        return cls([0] * len(opened.sets), max_bad, changes=Changes(stream))
 
     def refuse(self, error: DataError) -> None:
         """Leave a row out; a mixture may meet it more than once.
@@ -56,16 +59,33 @@ class Tally:
                 raise error
             what = f"more than dataset.bad_rows = {self.max_bad} rows are bad; the next one: {error.what}"
             raise DataError(what, where=place, fix="Correct them (`tuner data NAME --all` lists them), or allow more.")
-        self.bad[place] = error
+        if place not in self.bad:
+            self.bad[place] = error
+            self.changes.add(Change(place, "bad", error.what))
 
-    def keep(self, before: Sequence[Labelled], after: Sequence[Labelled]) -> None:
-        """Count one sample that is kept: its sequences as they were, and cut."""
-        cut = sum(len(ids) for ids, _ in before) - sum(len(ids) for ids, _ in after)
+    def drop(self, place: str, reason: str, sides: Sequence[Labelled] | None = None) -> None:
+        """Count one sample that is dropped, of these sequences where it has come so far."""
+        self.dropped += 1
+        before, after = (None, None) if sides is None else (_num_tokens(sides), 0)
+        self.changes.add(Change(place, "dropped", reason, before, after))
+
+    def keep(self, place: str, before: Sequence[Labelled], after: Sequence[Labelled], max_length: int) -> None:
+        """Count one sample that is kept: its sequences as they were, and cut; what is longer yet will be split."""
+        num_before, num_after = _num_tokens(before), _num_tokens(after)
+        cut, split = num_before > num_after, any(len(ids) > max_length for ids, _ in after)
         self.kept += 1
-        self.truncated += cut > 0
-        self.truncated_tokens += cut
-        self.tokens += sum(len(ids) for ids, _ in after)
+        self.truncated += cut
+        self.split += split
+        self.truncated_tokens += num_before - num_after
+        self.tokens += num_after
         self.trained_tokens += sum(int((labels != masks.IGNORED).sum()) for _, labels in after)
+        what: What = "truncated" if cut else "split"
+        if cut or split:
+            self.changes.add(Change(place, what, f"longer than max_length = {max_length}", num_before, num_after))
+
+
+def _num_tokens(sides: Sequence[Labelled]) -> int:
+    return sum(len(ids) for ids, _ in sides)
 
 
 def formats_of(opened: Opened, objective: str) -> tuple[str, ...]:
@@ -99,10 +119,10 @@ def samples(opened: Opened, names: Sequence[str], objective: str, tally: Tally) 
             tally.refuse(error)
             continue
         for part in parts:
-            if teaches(part):
-                yield place, part
+            if reason := lacks(part):
+                tally.drop(place, reason)
             else:
-                tally.dropped += 1
+                yield place, part
 
 
 @dataclass

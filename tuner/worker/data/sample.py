@@ -60,6 +60,8 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 """What each objective learns from. To kto a pair is one good answer and one bad one."""
 
+EQUAL = "both answers are the same"
+
 _WHAT = {
     Chat: "conversations",
     str: "plain text",
@@ -89,18 +91,23 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
     return (sample,)
 
 
-def teaches(sample: Sample) -> bool:
-    """Return False for a sample that holds nothing to learn; callers count its row as dropped.
-
-    That is a conversation without an answer, a text or answers of nothing, or a pair of equal answers.
-    """
+def lacks(sample: Sample) -> str | None:
+    """Return why a sample holds nothing to learn, None where it does; callers count it as dropped."""
     if isinstance(sample, str):
-        return bool(sample.strip())
+        return None if sample.strip() else "the text is empty"
     if isinstance(sample, Pair):
-        return sample.chosen != sample.rejected
+        return None if sample.chosen != sample.rejected else EQUAL
     turns = sample.messages if isinstance(sample, Chat) else sample.completion
+    answers = [turn for turn in turns if turn["role"] == "assistant"]
+    if not answers:
+        return "there is no answer"
     says = ("content", "tool_calls", "reasoning_content")
-    return any(turn["role"] == "assistant" and any(map(turn.get, says)) for turn in turns)
+    return None if any(any(map(turn.get, says)) for turn in answers) else "every answer is empty"
+
+
+def teaches(sample: Sample) -> bool:
+    """Return False for a sample that holds nothing to learn."""
+    return lacks(sample) is None
 
 
 def _wanted(objective: str) -> str:

@@ -32,7 +32,7 @@ Piece = tuple[str, bool]
 class Shown:
     """One sample as the chat template renders it. `parts` are named: 'text', or 'prompt', 'chosen', 'rejected' ...
 
-    `num_tokens` are those that training sees, `num_cut` those beyond `max_length` (split off, when packing).
+    `num_tokens` are those up to `max_length`, `num_cut` those beyond it: with `splits` they are trained in other rows.
     """
 
     place: str
@@ -40,6 +40,7 @@ class Shown:
     num_trained: int
     num_cut: int
     parts: dict[str, list[Piece]]
+    splits: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def _shown(encoder: Encoder, place: str, sample: Sample, dataset: Dataset) -> Sh
         num_trained=sum(int((labels != masks.IGNORED).sum()) for _, labels in cut),
         num_cut=sum(len(ids) for ids, _ in encoded) - num_tokens,
         parts=_parts(sample, [_pieces(encoder.tokenizer, one) for one in cut]),
+        splits=dataset.packing and not isinstance(sample, Pair | Feedback),
     )
 
 

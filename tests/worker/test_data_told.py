@@ -1,0 +1,69 @@
+"""What rank 0 says and writes of the data before it trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.plans import made
+from tests.worker.data.conftest import cache as cache
+from tests.worker.data.conftest import conversation, make_tokenizer
+from tuner.recipes.schema import RecipeConfig
+from tuner.runs.directory import RunDirectory
+from tuner.worker import train
+from tuner.worker.data.prepare import Prepared, prepare
+
+
+def prepared(tmp_path: Path, *rows: Any, sets: tuple[str, ...] = ()) -> tuple[RecipeConfig, Prepared, RunDirectory]:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = (f"train_dataloader.dataset.path={path}", "train_dataloader.dataset.max_length=64", *sets)
+    plan = made(*values, recipe="tiny_full_custom_e1")
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    run.run.write_text(plan.files["run.json"])
+    config = plan.recipe.config
+    return config, prepare(config.train_dataloader.dataset, make_tokenizer()), run
+
+
+def test_a_run_leaves_word_of_its_rows_and_warns_of_those_it_does_not_train_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, found, run = prepared(tmp_path, conversation("one", "two"), conversation("one"))
+
+    train._tell({"train": found}, run)
+
+    (line,) = map(json.loads, (run.path / "data_report.jsonl").read_text().splitlines())
+    assert (line["split"], line["what"], line["reason"]) == ("train", "dropped", "there is no answer")
+    assert line["where"].endswith("rows.jsonl:2")
+    assert run.read_json(run.data)["train"]["changes"] == [
+        {"what": "dropped", "reason": "there is no answer", "samples": 1, "tokens": 0}
+    ]
+    assert "\nWARNING: not all of the data is trained on as it is: train: 1 dropped: " in capsys.readouterr().out
+
+
+def test_packed_rows_that_make_too_few_steps_are_told_with_the_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [conversation("one", "two")] * 40
+    steps = ("train_dataloader.batch_size=1", "accumulative_counts=16", "train_dataloader.dataset.packing=True")
+    config, found, run = prepared(tmp_path, *rows, sets=steps)
+
+    train._tell_few_steps(config, found, run)
+
+    counts, told = found.counts, capsys.readouterr().out
+    assert told.startswith(
+        f"WARNING: 40 samples packed into {counts.packed_rows} rows of 64 tokens, global batch 16, 1"
+    )
+    assert "--set train_dataloader.dataset.packing=False (3 steps)" in told
+
+
+def test_steps_that_the_recipe_sets_are_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, found, run = prepared(tmp_path, conversation("one", "two"), sets=("max_steps=1",))
+
+    train._tell_few_steps(config, found, run)
+
+    assert capsys.readouterr().out == ""
