@@ -62,7 +62,8 @@ def test_a_tail_is_unique_when_this_recipe_has_one_such_key() -> None:
     ("key", "nearest"),
     [
         ("lrr", "lr"),
-        ("learning_rate", None),
+        ("use_cache", None),
+        ("loro_rank", "lora_rank"),
         ("optim_wrapper.optimizer.lrr", "optim_wrapper.optimizer.lr"),
         ("max_epoch", "max_epochs"),
         ("accumulative_count", "accumulative_counts"),
@@ -217,7 +218,6 @@ def test_a_block_can_be_set_as_a_whole_and_then_reached() -> None:
         "betas=",
         "betas=0.9",
         "adapter={",
-        "model=tiny",
         "model=none",
         "lr=__import__('os')",
         "lr=",

@@ -55,6 +55,8 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            if args and (told := _habits().command(args[0])):
+                raise told from None
             hint = did_you_mean(args[0], COMMANDS) if args else ""
             if hint and "Did you mean" not in error.message:
                 raise click.UsageError(f"{error.message} {hint}", ctx) from None
@@ -64,6 +66,8 @@ class LazyGroup(click.Group):
         _refuse_no_folder()
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise _habits().option(error) or error from None
         except KeyboardInterrupt:  # click's own 1 would say that training failed
             click.echo("\nAborted!", err=True)
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
@@ -79,6 +83,10 @@ def _refuse_no_folder() -> None:
     except OSError as error:
         what = f"the working directory cannot be used: {error.strerror}"
         raise UsageError(what, fix="It may have been deleted: go to a folder that is there (cd).") from None
+
+
+def _habits() -> Any:
+    return import_module("tuner.cli.habits")  # only on the way to an error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

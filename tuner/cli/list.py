@@ -17,6 +17,11 @@ from tuner.cli import complete
 from tuner.recipes import catalog, patterns
 
 _MAX_NAMES = 1_000
+_WHAT_IT_IS = "A recipe is MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS, such as internlm2_chat_7b_qlora_oasst1_e3."
+_NEXT = (
+    "With a line on each: tuner list --models [TEXT]. Whole names: tuner list 'qwen3*_lora_alpaca*'.",
+    "Next: tuner show NAME, tuner data NAME, tuner train NAME --dry-run, tuner copy NAME",
+)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Parts = Mapping[str, Sequence[str]]
@@ -118,23 +123,28 @@ def _print_json(parts: Parts) -> None:
 
 def _print_summaries(parts: Parts) -> None:
     width = max(len(name) for names in parts.values() for name in names)
+    # What reads a pipe has no width: a line a part, however long.
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for kind, names in parts.items():
         click.echo(f"{kind}:")
         for name in names:
-            click.echo(f"  {name:<{width}}  {catalog.summary(kind, name)}")
+            line = f"  {name:<{width}}  {catalog.summary(kind, name)}"
+            click.echo("\n".join(_wrapped(line, columns, " " * (width + 4)) if columns else [line]))
     if set(parts) == set(catalog.KINDS):
         click.echo(f"presets:\n  {', '.join(catalog.presets())}")
 
 
 def _print_compactly(parts: Parts) -> None:
     width = shutil.get_terminal_size().columns
-    click.echo("A recipe is MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS, such as internlm2_chat_7b_qlora_oasst1_e3.")
+    for line in _wrapped(_WHAT_IT_IS, width, ""):
+        click.echo(line)
     for kind, names in {**parts, "presets": catalog.presets()}.items():
         click.echo(f"\n{kind} ({len(names)}):")
         for line in _families(names) if kind == "models" else ["  ".join(names)]:
-            click.echo("\n".join(_wrapped(line, width)))
-    click.echo("\nWith a line on each: tuner list --models [TEXT]. Whole names: tuner list 'qwen3*_lora_alpaca*'.")
-    click.echo("Next: tuner show NAME, tuner data NAME, tuner train NAME --dry-run, tuner copy NAME")
+            click.echo("\n".join(_wrapped(f"  {line}", width)))
+    click.echo()
+    for told in _NEXT:
+        click.echo("\n".join(_wrapped(told, width, "  ")))
 
 
 def _families(names: Iterable[str]) -> Iterator[str]:
@@ -150,7 +160,5 @@ def _families(names: Iterable[str]) -> Iterator[str]:
         yield "  ".join(small)
 
 
-def _wrapped(line: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        line, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-    )
+def _wrapped(line: str, width: int, indent: str = "    ") -> list[str]:
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tuner.fit.report import Network, Report
 
 _ASSUMED = "a100-80g"
-_COLUMNS = {
+_PARTS = {
     "weights": ("weights",),
     "gradients": ("gradients",),
     "optimizer": ("optimizer_states", "step"),
@@ -117,7 +117,8 @@ def _print(made: Report, said: str) -> None:
     from tuner.fit.parameters import num_parameters
     from tuner.fit.sizes import gib
 
-    console = Console(width=None if Console().is_terminal else 160, highlight=False, soft_wrap=False)
+    piped = not Console().is_terminal
+    console = Console(width=160 if piped else None, highlight=False, soft_wrap=piped)
     counts = made.parameters
     frozen = counts.frozen + counts.quantized
     name = escape(visible(made.name))
@@ -126,7 +127,8 @@ def _print(made: Report, said: str) -> None:
         + (f", {frozen:,} frozen" if frozen else "")
         + (f" ({counts.quantized:,} of them in {counts.quantized_bits} bits)" if counts.quantized else "")
     )
-    console.print(_memory_table(made))
+    console.print("GiB on each GPU at the peak of a step, and on each host", style="italic")
+    console.print(_memory_table(made), soft_wrap=False)
     best = made.recommended
     if best:
         console.print(
@@ -142,7 +144,8 @@ def _print(made: Report, said: str) -> None:
             flags = f"{change.flags} --deepspeed {change.level}".strip()
             console.print(f"  {number}. {change.what}: {flags}", soft_wrap=True)
     if made.steps:
-        console.print(_traffic_table(made))
+        console.print("Sent by each rank in one step", style="italic")
+        console.print(_traffic_table(made), soft_wrap=False)
     console.print(
         "Estimates: model states by the published formulas, activations as transformers saves them; "
         "see docs/plan.md for what was measured.",
@@ -151,18 +154,29 @@ def _print(made: Report, said: str) -> None:
 
 
 def _memory_table(made: Report) -> Any:
+    """Return a column for each level: six levels and their longest line stand in 80 columns, eleven sizes do not."""
+    table = _table(gap=1)
+    table.add_column("", no_wrap=True)
+    for found in made.fits:
+        style = "bold green" if found is made.recommended else ("" if found.fits else "dim")
+        table.add_column(found.level.removeprefix("deepspeed_"), justify="right", no_wrap=True, style=style)
+    for title, keys in _PARTS.items():
+        cells = (sum(found.peak.gpu.get(key, 0.0) for key in keys) for found in made.fits)
+        table.add_row(title, *(f"{size / 2**30:.2f}" for size in cells))
+    for title, sizes in (
+        ("total", (found.peak.gpu_bytes for found in made.fits)),
+        ("spare", (found.spare_gpu_bytes for found in made.fits)),
+        ("host", (found.peak.host_bytes for found in made.fits)),
+    ):
+        table.add_row(title, *(f"{size / 2**30:.1f}" for size in sizes))
+    table.add_row("fits", *map(_verdict, made.fits))
+    return table
+
+
+def _table(gap: int) -> Any:
     from rich.table import Table
 
-    table = Table(title="GiB on each GPU at the peak of a step, and on each host", title_justify="left")
-    for title in ("level", *_COLUMNS, "total", "spare", "host", "fits"):
-        table.add_column(title, justify="left" if title in ("level", "fits") else "right", no_wrap=True)
-    for found in made.fits:
-        lines = found.peak.gpu
-        cells = [f"{sum(lines.get(key, 0.0) for key in keys) / 2**30:.2f}" for keys in _COLUMNS.values()]
-        sizes = (found.peak.gpu_bytes, found.spare_gpu_bytes, found.peak.host_bytes)
-        style = "bold green" if found is made.recommended else ("" if found.fits else "dim")
-        table.add_row(found.level, *cells, *(f"{size / 2**30:.1f}" for size in sizes), _verdict(found), style=style)
-    return table
+    return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
 
 
 def _verdict(found: Fit) -> str:
@@ -172,18 +186,16 @@ def _verdict(found: Fit) -> str:
 
 
 def _traffic_table(made: Report) -> Any:
-    from rich.table import Table
-
-    table = Table(title="Sent by each rank in one step", title_justify="left")
+    table = _table(gap=2)
     timed = made.network is not None
     for title in (
         "level",
         "GB",
         *(("compute s", "communication s", "not hidden s", "step s", "tokens/s") if timed else ()),
     ):
-        table.add_column(title, justify="left" if title == "level" else "right")
+        table.add_column(title, justify="left" if title == "level" else "right", no_wrap=True)
     for step in made.steps:
-        cells = [step.level, f"{step.traffic.total_bytes / 1e9:.1f}"]
+        cells = [step.level.removeprefix("deepspeed_"), f"{step.traffic.total_bytes / 1e9:.1f}"]
         if step.time:
             time = step.time
             cells += [f"{value:.2f}" for value in (time.compute_s, time.communication_s, time.visible_communication_s)]

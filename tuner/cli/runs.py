@@ -14,7 +14,7 @@ from tuner.cli.say import say
 from tuner.errors import UsageError, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.segment import SegmentLines
     from rich.table import Table
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _DEFAULT = Path("work_dirs")
 _EVERY_S = 2.0
+_PIPE_COLUMNS = 10_000
 _STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "died": "bold red", "damaged": "bold red"}
 
 
@@ -53,8 +54,32 @@ def _print(folder: Path, runs: Sequence[Listed]) -> None:
         return
     from rich.console import Console
 
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
-    console.print(_table(runs))
+    # What reads a pipe has no width: a line a run, however long.
+    console = Console(width=None if Console().is_terminal else _PIPE_COLUMNS, highlight=False)
+    console.print(_shown(runs, console))
+
+
+def _shown(runs: Sequence[Listed], console: Console) -> Table | Group:
+    """Return the table, or where the terminal is too narrow for it, three lines for each run."""
+    table = _table(runs)
+    needed = console.measure(table, options=console.options.update(max_width=_PIPE_COLUMNS)).maximum
+    return table if needed <= console.width else _stacked(runs)
+
+
+def _stacked(runs: Sequence[Listed]) -> Group:
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    lines: list[Text | Padding] = []
+    for run in runs:
+        units = ("step {}", "loss {}", "{} tokens/s", "{}")
+        figures = [unit.format(text) for unit, text in zip(units, _figures(run), strict=True) if text]
+        state = Text(run.state, style=_STYLES.get(run.state, "yellow"))
+        lines += [Text(visible(run.name), style="bold", overflow="fold")]
+        lines += [Padding(Text("  ").join([state, *map(Text, figures)]), (0, 0, 0, 2))]
+        lines += [Padding(Text(why), (0, 0, 0, 2))] if (why := _why(run)) else []
+    return Group(*lines)
 
 
 def _watch(folder: Path) -> None:
@@ -76,9 +101,13 @@ def _watch(folder: Path) -> None:
 def _end_of_table(runs: Sequence[Listed], console: Console) -> SegmentLines:
     """Return as many lines of the table's end as the terminal shows: there stand the runs that are at work."""
     from rich.segment import SegmentLines
+    from rich.table import Table
 
     height = console.height - 1
-    header, *lines = console.render_lines(_table(runs[-height:]), pad=False)
+    shown = _shown(runs[-height:], console)
+    header, *lines = console.render_lines(shown, pad=False)
+    if not isinstance(shown, Table):
+        return SegmentLines([header, *lines][-height:], new_lines=True)
     return SegmentLines([header, *lines[-(height - 1) :]], new_lines=True)
 
 
@@ -96,13 +125,23 @@ def _table(runs: Sequence[Listed]) -> Table:
         table.add_row(
             escape(visible(run.name)),
             f"[{_STYLES.get(run.state, 'yellow')}]{run.state}[/]",
-            "" if run.step is None else f"{run.step:,}",
-            "" if run.loss is None else f"{run.loss:.4f}",
-            "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
-            _age(time.time() - run.seen),
-            escape(visible(". ".join(filter(None, (run.why.rstrip("."), _going_on(run)))))),
+            *_figures(run),
+            escape(_why(run)),
         )
     return table
+
+
+def _figures(run: Listed) -> tuple[str, str, str, str]:
+    return (
+        "" if run.step is None else f"{run.step:,}",
+        "" if run.loss is None else f"{run.loss:.4f}",
+        "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
+        _age(time.time() - run.seen),
+    )
+
+
+def _why(run: Listed) -> str:
+    return visible(". ".join(filter(None, (run.why.rstrip("."), _going_on(run)))))
 
 
 def _going_on(run: Listed) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,12 +149,13 @@ def _print(shown: Shown, *, as_json: bool) -> None:
         origins = {key: origins_json(shown.sections[name].origins) for key, name in named.items()}
         click.echo(dump_json({**values, **origins, **shown.facts}), nl=False)
         return
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in shown.head:
         say(line)
     for title, section in shown.sections.items():
         alone = len(shown.sections) == 1
         click.echo("" if alone else f"{_TITLES[title]}:\n", nl=False)
-        for line in with_origins(section.values, section.origins, width=44 if alone else 64):
+        for line in with_origins(section.values, section.origins, width=44 if alone else 64, columns=columns):
             say(line if alone else f"  {line}")
     for warning in shown.warnings:
         say(f"WARNING: {warning}", err=True)

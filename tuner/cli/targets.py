@@ -55,10 +55,12 @@ def kind_of(name: str) -> Kind:
     Raises:
         UsageError: a folder that is no run directory.
     """
-    from tuner.recipes import catalog
+    from tuner.recipes import catalog, foreign
     from tuner.runs import directory
 
     path = Path(name)
+    if foreign.trains(path):
+        return "recipe"
     if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
         if directory.is_run(path):
             return "run"

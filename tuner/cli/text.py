@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from textwrap import wrap
 from typing import Any
 
 from tuner.recipes.diff import Difference
@@ -10,10 +11,28 @@ from tuner.recipes.layers import leaves
 from tuner.recipes.origin import DEFAULT, Origin
 
 
-def with_origins(values: Mapping[str, Any], origins: Mapping[str, Origin], *, width: int = 44) -> Iterator[str]:
-    """Yield `key = value  # origin, over what it beat`, one line a leaf."""
+def with_origins(
+    values: Mapping[str, Any], origins: Mapping[str, Origin], *, width: int = 44, columns: int | None = None
+) -> Iterator[str]:
+    """Yield `key = value  # origin, over what it beat`, one line a leaf.
+
+    Args:
+        values: Nested.
+        origins: Of the leaves.
+        width: At which column origins begin.
+        columns: Of the terminal: an origin for which it is too narrow stands below its value. None: there is none.
+    """
     for key, value in leaves(values):
-        yield _line(f"{key} = {value!r}", origins.get(key, DEFAULT), width)
+        text, origin = f"{key} = {value!r}", origins.get(key, DEFAULT)
+        line = _line(text, origin, width)
+        if columns is None or len(line) <= columns:
+            yield line
+        else:
+            yield text
+            told = f"# {_told(origin)}"
+            yield from wrap(
+                told, columns - 2, initial_indent="    ", subsequent_indent="    # ", break_on_hyphens=False
+            )
 
 
 def differing(found: Iterable[Difference]) -> Iterator[tuple[str, str | None]]:
@@ -31,5 +50,8 @@ def origins_json(origins: Mapping[str, Origin]) -> dict[str, Any]:
 
 
 def _line(text: str, origin: Origin, width: int) -> str:
-    beat = "".join(f", over {old!r} ({source})" for old, source in origin.beat)
-    return f"{text:<{width}}  # {origin.source}{beat}"
+    return f"{text:<{width}}  # {_told(origin)}"
+
+
+def _told(origin: Origin) -> str:
+    return origin.source + "".join(f", over {old!r} ({source})" for old, source in origin.beat)

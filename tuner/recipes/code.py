@@ -18,7 +18,8 @@ def run_file(path: Path, shown: str) -> Source:
     """Run a file as mmengine does and return the values it leaves, without their lines.
 
     Raises:
-        RecipeError: mmengine cannot read it. What the file's own code raises comes through as it is.
+        RecipeError: mmengine cannot read it, or it imports what is not installed. What else the file's own code raises
+            comes through as it is.
     """
     config = mmengine_config()
     from mmengine.config.utils import ConfigParsingError
@@ -30,6 +31,9 @@ def run_file(path: Path, shown: str) -> Source:
     except (OSError, SyntaxError, ConfigParsingError) as error:
         fix = "In a file that holds code, `_base_` is mmengine's: paths of files alone."
         raise RecipeError(f"mmengine cannot read the recipe: {error}", where=shown, fix=fix) from None
+    except ImportError as error:
+        fix = "Install it, or put the folder that holds it on PYTHONPATH."
+        raise RecipeError(f"the recipe's code cannot import: {error}", where=shown, fix=fix) from None
     known = set(RecipeConfig.model_fields)
     return Source(shown, values, helpers=frozenset(key for key in values if not did_you_mean(key, known)))
 

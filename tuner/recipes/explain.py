@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tuner.errors import RecipeError, did_you_mean, together
+from tuner.recipes import habits
 from tuner.recipes.layers import Merged
 from tuner.recipes.objective import objectives_with
 from tuner.recipes.origin import Place
@@ -47,7 +48,7 @@ def validate(merged: Merged) -> RecipeConfig:
 def key_hint(key: str, known: Iterable[str]) -> str:
     """Return what to write instead of an unknown key."""
     known = list(known)
-    return did_you_mean(key, known) or f"Known here: {', '.join(known)}."
+    return habits.hint(key) or did_you_mean(key, known) or f"Known here: {', '.join(known)}."
 
 
 def short(value: Any) -> str:

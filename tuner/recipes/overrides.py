@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from tuner.errors import RecipeError, did_you_mean
+from tuner.recipes import habits
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.source import read_value
 
@@ -37,7 +38,7 @@ def schema_keys() -> dict[Keys, Any]:
 
 
 def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
-    """Return the keys and the value of one `KEY=VALUE`.
+    """Return the keys and the value of one `KEY=VALUE`; another tool's word means the key that `habits` says.
 
     Args:
         text: What the user typed.
@@ -45,13 +46,28 @@ def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Ke
         present: The recipe so far; a tail is unique when one key of this recipe ends in it.
 
     Raises:
-        RecipeError: no `=`, an unknown or ambiguous key, or a value that is no data.
+        RecipeError: no `=`, an unknown or ambiguous key, one that has no counterpart, or a value that is no data.
     """
     key, equals, value = text.partition("=")
     if not equals:
         raise RecipeError(f"{text!r} has no '='", where=flag, fix=f"Write {flag} KEY=VALUE.")
-    keys, annotation = _find(key.strip(), f"{flag} {text}", present)
-    return keys, _convert(value, annotation, f"{flag} {text}")
+    where = f"{flag} {text}"
+    key, value = _translated(key.strip(), value, where)
+    keys, annotation = _find(key, where, present)
+    return keys, _convert(value, annotation, where)
+
+
+def _translated(key: str, value: str, where: str) -> tuple[str, str]:
+    habit = habits.habit(key, value)
+    if habit is None or habit.key in habits.FLAGS:
+        bare = habits.bare(key)
+        return (key if tuple(key.split(".")) in schema_keys() else bare), value
+    if habit.key is None:
+        raise RecipeError(f"tuner has no {key!r}", where=where, fix=habit.instead)
+    ours = habit.value(value)
+    if ours is None:
+        raise RecipeError(f"{key} = {value.strip()!r} has no counterpart", where=where, fix=habit.instead)
+    return habit.key, ours
 
 
 def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
@@ -63,13 +79,17 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
     here = [keys for keys in matches if _reaches(present, keys)] or matches
     if len(here) == 1:
         return here[0], known[here[0]]
-    dotted = [".".join(keys) for keys in here or known]
     if here:
+        dotted = [".".join(keys) for keys in here]
         raise RecipeError(f"{key!r} could be {' or '.join(dotted)}", where=where, fix="Write more of the key.")
     if inside := _inside(wanted, where, present):
         return inside
-    tails = [tail for path in dotted for tail in _tails(path)]
-    hint = did_you_mean(key, tails) or "Known at the top: " + ", ".join(RecipeConfig.model_fields)
+    # What a model is made of is nobody's typo of a setting: `lora_rank` is near to its `q_lora_rank` alone.
+    settings = [".".join(keys) for keys in known if keys[0] != "architecture" or key.startswith("architecture")]
+    tails = [tail for path in settings for tail in _tails(path)]
+    hint = (
+        did_you_mean(key, [*tails, *habits.HABITS]) or "Known at the top: " + ", ".join(RecipeConfig.model_fields) + "."
+    )
     raise RecipeError(f"no key {key!r}", where=where, fix=f"{hint} See: tuner show NAME")
 
 

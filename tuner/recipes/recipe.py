@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, mixture, paths, suit
+from tuner.recipes import catalog, foreign, habits, mixture, paths, suit
 from tuner.recipes.code import run_file
 from tuner.recipes.config_json import read_facts, read_type
 from tuner.recipes.explain import key_hint, short, validate
@@ -158,6 +158,8 @@ def _base() -> Source:
 def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
     base = _base()
     yield Layer(base.values, base.place)
+    if name.endswith(foreign.YAML):
+        raise foreign.yaml_error(name)
     if _is_path(name):
         yield from _file_layers(Path(name), name, allow_code, count())
     else:
@@ -211,10 +213,16 @@ def _read(path: Path, shown: str, allow_code: bool) -> Source:
     """Read a file as data, and only where that fails and code is allowed, by running it."""
     try:
         return read_file(path, shown)
-    except RecipeError:
-        if not allow_code or not path.is_file():
+    except RecipeError as error:
+        if not path.is_file():
             raise
-    return run_file(path, shown)
+        told = foreign.xtuner_error(path, error.where)
+        if not allow_code:
+            raise told or error from None
+    try:
+        return run_file(path, shown)
+    except RecipeError as error:
+        raise told or error from None
 
 
 def _layer(source: Source) -> Layer:
@@ -230,18 +238,29 @@ def _layer(source: Source) -> Layer:
 
 def _override_layers(overrides: Overrides, merged: Merged) -> Iterator[Layer]:
     if overrides.model is not None:
-        values: dict[str, Any] = {"model": {"path": overrides.model, "revision": None, "remote_code": False}}
-        yield Layer.at(Place(Kind.FLAG, f"--model {overrides.model}"), values)
+        yield Layer.at(Place(Kind.FLAG, f"--model {overrides.model}"), _whole("--model", overrides.model))
     if overrides.data is not None:
-        values = {"train_dataloader": {"dataset": mixture.only(overrides.data)}, "val_dataloader": None}
-        yield Layer.at(Place(Kind.FLAG, f"--data {overrides.data}"), values)
+        yield Layer.at(Place(Kind.FLAG, f"--data {overrides.data}"), _whole("--data", overrides.data))
     if overrides.seed is not None:
         yield Layer.at(Place(Kind.FLAG, f"--seed {overrides.seed}"), {"randomness": {"seed": overrides.seed}})
     for flag, text in overrides.pairs:
-        keys, value = parse_override(text, flag, merged.values)
+        key, _, value = text.partition("=")
+        where, habit = f"{flag} {text}", habits.habit(key.strip(), value)
+        told = habits.note(key.strip(), value, where)
+        if habit and habit.key in habits.FLAGS:
+            yield Layer.at(Place(Kind.FLAG, where), _whole(habit.key, value), told)
+            continue
+        keys, parsed = parse_override(text, flag, merged.values)
         # A mapping may be None until it gets its first key: dataset.columns.
-        _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, f"{flag} {text}")
-        yield Layer.at(Place(Kind.FLAG, f"{flag} {text}"), _nested(keys, value))
+        _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, where)
+        yield Layer.at(Place(Kind.FLAG, where), _nested(keys, parsed), told)
+
+
+def _whole(flag: str, path: str) -> dict[str, Any]:
+    """Return what --model or --data changes: the path, and what belongs to the one that was there before."""
+    if flag == "--model":
+        return {"model": {"path": path, "revision": None, "remote_code": False}}
+    return {"train_dataloader": {"dataset": mixture.only(path)}, "val_dataloader": None}
 
 
 def _refuse_below_none(keys: Keys, values: Any, where: str) -> None:

@@ -1,0 +1,270 @@
+"""What people type out of habit is done, or answered with how it is typed here: keys, options, commands."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import Tuner
+from tests.each import each
+from tuner.cli import COMMANDS
+from tuner.cli import habits as cli_habits
+from tuner.errors import RecipeError
+from tuner.recipes import habits, recipe
+from tuner.recipes.layers import leaves
+from tuner.recipes.overrides import schema_keys
+
+LORA, QLORA, DPO = "tiny_lora_sample_e1", "tiny_qlora_sample_e1", "tiny_dpo_lora_sample_preferences_e1"
+ROWS = "train_dataloader.dataset"
+OPTIMIZER = "optim_wrapper.optimizer"
+
+# What is typed after --set; the key it means; its value there.
+KEYS: list[tuple[str, str, object]] = [
+    ("learning_rate=1e-4", f"{OPTIMIZER}.lr", 1e-4),
+    ("training_args.learning_rate=1e-4", f"{OPTIMIZER}.lr", 1e-4),
+    ("weight_decay=0.1", f"{OPTIMIZER}.weight_decay", 0.1),
+    ("optim=adamw_torch_fused", f"{OPTIMIZER}.type", "AdamW"),
+    ("optim=paged_adamw_8bit", f"{OPTIMIZER}.type", "PagedAdamW8bit"),
+    ("optimizer=adamw_bnb_8bit", f"{OPTIMIZER}.type", "AdamW8bit"),
+    ("max_grad_norm=0.5", "optim_wrapper.clip_grad.max_norm", 0.5),
+    ("gradient_accumulation_steps=4", "optim_wrapper.accumulative_counts", 4),
+    ("per_device_train_batch_size=2", "train_dataloader.batch_size", 2),
+    ("micro_batch_size=2", "train_dataloader.batch_size", 2),
+    ("per_device_eval_batch_size=2", "val_dataloader.batch_size", 2),
+    ("dataloader_num_workers=2", "train_dataloader.num_workers", 2),
+    ("bf16=True", "optim_wrapper.dtype", "bf16"),
+    ("fp16=true", "optim_wrapper.dtype", "fp16"),
+    ("torch_dtype=bfloat16", "optim_wrapper.dtype", "bf16"),
+    ("lr_scheduler_type=constant_with_warmup", "param_scheduler.type", "constant"),
+    ("lr_scheduler_type=linear", "param_scheduler.type", "linear"),
+    ("warmup_ratio=0.1", "param_scheduler.warmup_ratio", 0.1),
+    ("num_train_epochs=2.0", "train_cfg.max_epochs", 2),
+    ("max_steps=-1", "train_cfg.max_steps", None),
+    ("max_steps=7", "train_cfg.max_steps", 7),
+    ("eval_steps=5", "train_cfg.val_interval", 5),
+    ("gradient_checkpointing=false", "train_cfg.gradient_checkpointing", False),
+    ("disable_gradient_checkpointing=true", "train_cfg.gradient_checkpointing", False),
+    ("save_steps=5", "checkpoint.interval", 5),
+    ("save_total_limit=1", "checkpoint.max_keep_ckpts", 1),
+    ("load_best_model_at_end=true", "checkpoint.save_best", "eval_loss"),
+    ("logging_steps=1", "log.interval", 1),
+    ("report_to=none", "log.trackers", ()),
+    ("report_to=wandb,tensorboard", "log.trackers", ("wandb", "tensorboard")),
+    ("seed=7", "randomness.seed", 7),
+    ("lora_rank=8", "adapter.r", 8),
+    ("lora_r=8", "adapter.r", 8),
+    ("model.lora.r=8", "adapter.r", 8),
+    ("lora_alpha=32", "adapter.lora_alpha", 32),
+    ("lora_dropout=0.2", "adapter.lora_dropout", 0.2),
+    ("lora_target=all", "adapter.target_modules", "all-linear"),
+    ("lora_target=q_proj,v_proj", "adapter.target_modules", ["q_proj", "v_proj"]),
+    ("target_modules=q_proj,v_proj", "adapter.target_modules", ["q_proj", "v_proj"]),
+    ("cutoff_len=128", f"{ROWS}.max_length", 128),
+    ("max_seq_length=128", f"{ROWS}.max_length", 128),
+    ("pack_to_max_length=False", f"{ROWS}.packing", False),
+    ("max_samples=10", f"{ROWS}.max_rows", 10),
+    ("SYSTEM=Be kind.", f"{ROWS}.system", "Be kind."),
+    ("dataset=mine.jsonl", f"{ROWS}.path", "mine.jsonl"),
+    ("model_name_or_path=./mine", "model.path", "./mine"),
+    ("model.llm.pretrained_model_name_or_path=./mine", "model.path", "./mine"),
+    ("model=./mine", "model.path", "./mine"),
+    ("flash_attn=fa2", "model.attn_implementation", "flash_attention_2"),
+]
+
+
+def _loaded(text: str, name: str = LORA) -> recipe.Recipe:
+    return recipe.load(name, recipe.Overrides(pairs=[("--set", text)]))
+
+
+@each(KEYS)
+def test_another_tools_word_sets_the_key_that_it_means(text: str, key: str, value: object) -> None:
+    loaded = _loaded(text)
+
+    assert dict(leaves(loaded.values))[key] == value
+    assert loaded.origins[key].source == f"--set {text}"
+
+
+@each([text for text, key, _ in KEYS if text.split("=")[0].split(".")[-1] != key.split(".")[-1]])
+def test_it_is_said_what_the_word_is_called_here(text: str) -> None:
+    word = text.split("=")[0]
+    key = next(key for one, key, _ in KEYS if one == text)
+    called = {"model.path": "--model", f"{ROWS}.path": "--data"}.get(key, key)
+
+    assert _loaded(text).warnings == (f"{word} is {called} here (--set {text}).",)
+
+
+@each([text for text, key, _ in KEYS if text.split("=")[0] == key.split(".")[-1]])
+def test_nothing_is_said_of_a_word_that_is_the_same_here(text: str) -> None:
+    assert _loaded(text).warnings == ()
+
+
+def test_the_objectives_words_are_known_too() -> None:
+    assert dict(leaves(_loaded("pref_beta=0.3", DPO).values))["objective.beta"] == 0.3
+    assert dict(leaves(_loaded("quantization_bit=8", QLORA).values))["quantization.bits"] == 8
+
+
+@each(
+    [
+        ("warmup_steps=10", "param_scheduler.warmup_ratio"),
+        ("output_dir=out", "--work-dir"),
+        ("resume_from_checkpoint=x", "--resume"),
+        ("template=qwen", "model.chat_template"),
+        ("finetuning_type=lora", "recipe's name"),
+        ("adapter=qlora", "recipe's name"),
+        ("stage=dpo", "recipe's name"),
+        ("val_size=0.1", "val_dataloader"),
+        ("bf16=false", "dtype=fp16"),
+        ("optim=adafactor", "optimizer.type"),
+        ("load_in_4bit=true", "qlora"),
+        ("plot_loss=true", "tuner report"),
+        ("wandb_project=x", "WANDB_PROJECT"),
+        ("zero_stage=3", "--deepspeed zero2"),
+    ]
+)
+def test_a_word_without_a_counterpart_is_refused_by_its_name(text: str, fix: str) -> None:
+    try:
+        _loaded(text)
+    except RecipeError as error:
+        assert text.split("=")[0] in error.what
+        assert error.where == f"--set {text}"
+        assert fix in (error.fix or "")
+    else:
+        pytest.fail("it was accepted")
+
+
+def test_every_key_of_the_table_is_one_of_the_schema() -> None:
+    known = {".".join(keys) for keys in schema_keys()}
+
+    assert {habit.key for habit in habits.HABITS.values() if habit.key} - set(habits.FLAGS) <= known
+
+
+def test_a_word_of_the_table_that_is_a_key_here_means_that_key() -> None:
+    own = {keys[-1] for keys in schema_keys() if "architecture" not in keys}
+    blocks = {"model", "dataset", "optimizer", "adapter"}
+    both = {word for word in habits.HABITS if word in own} - blocks
+
+    assert {(habits.HABITS[word].key or "").split(".")[-1] for word in both} == both
+
+
+def test_a_word_in_a_recipe_file_is_told_the_key(tuner: Tuner) -> None:
+    Path("mine.py").write_text(f"_base_ = '{LORA}'\nlearning_rate = 1e-4\n")
+    Path("inner.py").write_text(f"_base_ = '{LORA}'\nadapter = dict(lora_rank=8)\n")
+
+    top, inner = tuner("show", "./mine.py"), tuner("show", "./inner.py")
+
+    assert "'learning_rate'. In ./mine.py:2. It is optim_wrapper.optimizer.lr here." in top.err
+    assert "'adapter.lora_rank'. In ./inner.py:2. It is adapter.r here." in inner.err
+
+
+# What is typed; what the one message must hold.
+TYPED: list[tuple[str, str]] = [
+    ("list-cfg -p internlm", "tuner list [PATTERN]"),
+    ("copy-cfg internlm2_7b_full_alpaca_e3 .", "tuner copy RECIPE"),
+    ("log-dataset x.py", "tuner data RECIPE"),
+    ("check-custom-dataset x.py", "tuner data RECIPE"),
+    ("test x.py", "tuner eval RUN"),
+    ("mmbench x", "text models"),
+    ("sft --model x", "tuner train RECIPE"),
+    ("webchat x", "tuner chat RUN"),
+    ("merge_lora x y", "tuner export RUN DEST --merge"),
+    ("env", "tuner doctor"),
+    ("version", "tuner --version"),
+    (f"train {LORA} --learning_rate 1e-4", f"--set {OPTIMIZER}.lr=VALUE"),
+    (f"train {LORA} --learning-rate=1e-4", f"--set {OPTIMIZER}.lr=VALUE"),
+    (f"train {LORA} --lr 1e-4", "--set lr=VALUE"),
+    (f"train {LORA} --lora_rank 8", "--set adapter.r=VALUE"),
+    (f"train {LORA} --num_train_epochs 3", "--set train_cfg.max_epochs=VALUE"),
+    (f"train {LORA} --model_name_or_path x", "--model PATH"),
+    (f"train {LORA} --dataset x", "--data PATH"),
+    (f"train {LORA} --output_dir x", "--work-dir DIR"),
+    (f"train {LORA} --nproc_per_node 8", "--nproc-per-node"),
+    (f"train {LORA} --num_gpus 8", "--nproc-per-node N"),
+    (f"train {LORA} --warmup_steps 8", "warmup_ratio"),
+    (f"plan {LORA} --cutoff_len 8", f"--set {ROWS}.max_length=VALUE"),
+    ("chat x --prompt-template internlm2_chat", "chat template"),
+    ("chat x --system-template coder", "--system TEXT"),
+    ("chat x --repetition-penalty 1.1", "--top-p"),
+    ("chat x --lagent", "no plugins"),
+    ("chat x --max_new_tokens 8", "--max-new-tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "told"), TYPED, ids=[typed for typed, _ in TYPED])
+def test_another_tools_command_line_is_answered_with_ours(tuner: Tuner, typed: str, told: str) -> None:
+    result = tuner(*typed.split())
+
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1
+    assert told in result.err
+
+
+def test_no_command_of_ours_is_taken_for_another_tools() -> None:
+    assert not cli_habits.COMMANDS.keys() & COMMANDS.keys()
+
+
+@each([("loro_rank", "lora_rank"), ("learning_rat", "learning_rate"), ("use_cache", None)])
+def test_a_typo_is_near_to_what_was_meant_or_to_nothing(key: str, meant: str | None) -> None:
+    try:
+        _loaded(f"{key}=1")
+    except RecipeError as error:
+        assert (f"Did you mean {meant!r}?" if meant else "Known at the top: ") in (error.fix or "")
+    else:
+        pytest.fail("it was accepted")
+
+
+# A file of another tool's, by its name; what the one message must hold.
+FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "lora_sft.yaml": ("model_name_or_path: x\nfinetuning_type: lora\n", ("LLaMA-Factory", "--set learning_rate=")),
+    "axolotl.yml": ("base_model: x\nsequence_len: 8\n", ("Axolotl", "--model PATH")),
+    "trl.yaml": ("model_name_or_path: x\nbf16: true\n", ("TRL", "tuner list")),
+    "unknown.yaml": ("anything: x\n", ("is YAML", "a name or a .py file")),
+    "accelerate.yaml": ("distributed_type: DEEPSPEED\n", ("accelerate", "--deepspeed zero3", "--nproc-per-node 8")),
+    "mine_copy.py": (
+        "max_length = 8\nfrom xtuner.model import A\n",
+        ("config of XTuner", "mine_copy.py:2", "tuner copy"),
+    ),
+    "internlm2_chat_7b_qlora_oasst1_e3_copy.py": (
+        "from xtuner.model import SupervisedFinetune\n",
+        ("config of XTuner", "tuner train internlm2_chat_7b_qlora_oasst1_e3_copy"),
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "copy"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_tools_is_told_as_what_it_is(tuner: Tuner, name: str, command: str) -> None:
+    text, told = FILES[name]
+    Path(name).write_text(text)
+
+    result = tuner(command, f"./{name}")
+
+    assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1)
+    assert [part for part in told if part not in result.err] == []
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_a_training_yaml_is_no_deepspeed_config(tuner: Tuner, command: str) -> None:
+    Path("lora_sft.yaml").write_text("finetuning_type: lora\n")
+
+    result = tuner(command, "lora_sft.yaml")
+
+    assert result.code == 2
+    assert "LLaMA-Factory" in result.out + result.err
+    assert "DeepSpeed config is JSON" not in result.out + result.err
+
+
+@pytest.mark.parametrize("name", ["xtuner", "not_installed_here"])
+def test_code_whose_imports_are_missing_is_one_message(tuner: Tuner, name: str) -> None:
+    Path("mine.py").write_text(f"import {name}\nlog = dict(interval=len({name}.__name__))\n")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # mmengine leaves its copy of a file open when that fails
+        result = tuner("show", "./mine.py", "--allow-code")
+        gc.collect()
+
+    assert (result.code, result.out, len(result.messages)) == (2, "", 1)
+    assert "Traceback" not in result.err
+    assert ("config of XTuner" if name == "xtuner" else "No module named 'not_installed_here'") in result.err

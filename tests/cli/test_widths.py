@@ -1,0 +1,122 @@
+"""What is printed is whole: no figure is cut in a terminal of 80 columns, and a pipe gets a line for each thing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click import unstyle
+
+from tests.cli.command import Result, Tuner
+from tests.launch.plans import checkpoint, written_run
+from tuner.recipes import catalog
+
+WIDE = ("llama3_1_405b_full_alpaca_e3", "--gpus", "8", "--gpu", "h100", "--host-memory", "64GB")
+LEVELS = ("none", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
+
+
+@pytest.fixture
+def narrow(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> Tuner:
+    """Return the command line in a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: object) -> Result:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        done = tuner(*arguments)
+        return replace(done, out=unstyle(done.out))
+
+    return run
+
+
+def _assert_whole(done: Result) -> None:
+    assert done.code == 0, done.err
+    assert "…" not in done.out
+    assert "..." not in done.out
+    assert [line for line in done.out.splitlines() if len(line.rstrip()) > 80] == []
+
+
+def _rows(text: str) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+
+
+def _assert_planned(text: str) -> None:
+    rows = _rows(text)
+    assert tuple(next(line for line in text.splitlines() if line.split()[:1] == ["none"]).split()) == LEVELS
+    for part in ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context", "total", "spare"):
+        assert len(rows[part]) == len(LEVELS)
+        assert all(re.fullmatch(r"-?\d+\.\d+", size) for size in rows[part])
+    assert len(rows["host"]) == len(LEVELS)
+
+
+def test_a_plan_is_whole_in_80_columns(narrow: Tuner) -> None:
+    done = narrow("plan", *WIDE, "--nodes", "16", "--interconnect", "8x400Gb/s")
+
+    _assert_whole(done)
+    _assert_planned(done.out)
+    assert len(_rows(done.out)["zero3_hpz"]) == 6
+
+
+def test_a_plan_that_is_piped_is_whole(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    done = tuner("plan", *WIDE)
+
+    _assert_planned(done.out)
+    assert "Nothing fits. " in done.out or "Take " in done.out
+    assert any(line.startswith("Estimates: ") and line.endswith("measured.") for line in done.out.splitlines())
+
+
+def _two_runs() -> None:
+    long = "qwen3_235b_a22b_qlora_orpo_dpo_mix_40k_e3/20261122_103741"
+    run = written_run(Path(f"work_dirs/{long}").absolute())
+    run.log_metrics({"step": 123456, "loss": 1.23456, "tokens_per_second": 4321000.0})
+    run.write_status("stopped", exit_code=75, message="stopped: at step 123456 on request, with words to spare.")
+    checkpoint(run.path, 123456)
+    written_run(Path("work_dirs/second").absolute()).write_status("done")
+
+
+def test_runs_are_whole_in_80_columns(narrow: Tuner) -> None:
+    _two_runs()
+
+    done = narrow("runs")
+
+    _assert_whole(done)
+    assert "qwen3_235b_a22b_qlora_orpo_dpo_mix_40k_e3/20261122_103741\n" in done.out
+    assert "stopped  step 123,456  loss 1.2346  4,321,000 tokens/s" in done.out
+    assert "Goes on from step 123,456" in " ".join(done.out.split())
+
+
+def test_runs_that_are_piped_have_a_line_each(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _two_runs()
+
+    lines = tuner("runs").out.splitlines()
+
+    assert [line.split()[0] for line in lines] == [
+        "run",
+        "qwen3_235b_a22b_qlora_orpo_dpo_mix_40k_e3/20261122_103741",
+        "second",
+    ]
+    assert "with words to spare. Goes on from step 123,456" in lines[1]
+
+
+@pytest.mark.parametrize("arguments", [(), ("qwen3",), ("--datasets",)])
+def test_a_list_is_whole_in_80_columns(narrow: Tuner, arguments: tuple[str, ...]) -> None:
+    done = narrow("list", *arguments)
+
+    assert [line for line in done.out.splitlines() if len(line) > 80 and " " in line.strip()] == []
+    if arguments == ("--datasets",):
+        told = " ".join(done.out.split())
+        assert all(" ".join(catalog.summary("datasets", name).split()) in told for name in catalog.names("datasets"))
+
+
+def test_a_recipe_is_whole_in_80_columns(narrow: Tuner) -> None:
+    done = narrow("show", "qwen3_8b_qlora_alpaca_e3", "--set", "lr=1e-4")
+
+    words = " ".join(line.strip().removeprefix("# ") for line in done.out.splitlines())
+    assert [line for line in done.out.splitlines() if len(line) > 80] == []
+    assert "optim_wrapper.optimizer.lr = 0.0001\n    # --set lr=1e-4, over 0.0002 " in done.out
+    assert "(configs/base.py:" in words

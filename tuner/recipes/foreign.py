@@ -1,0 +1,81 @@
+"""Other tools' config files given as a recipe: whose a file is, and what to do with it.
+
+It looks at a file's beginning alone, and reads none of its values.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tuner.errors import RecipeError
+from tuner.recipes import catalog
+
+YAML = (".yaml", ".yml")
+_MAX_BYTES = 64_000
+_ACCELERATE = "accelerate"
+_MARKS = (
+    (_ACCELERATE, {"compute_environment", "distributed_type", "deepspeed_config"}),
+    ("LLaMA-Factory", {"finetuning_type", "cutoff_len", "do_train", "stage", "dist_config"}),
+    ("Axolotl", {"base_model", "sequence_len", "micro_batch_size"}),
+    ("ROLL", {"actor_train", "sft_train", "student", "hydra", "strategy_args"}),
+    ("torchtune", {"checkpointer", "_component_"}),
+    ("ms-swift", {"tuner_type", "train_type"}),
+    ("TRL", {"model_name_or_path", "dataset_name", "per_device_train_batch_size"}),
+)
+"""Tool -> keys at the top that its files have and those before it in this list have not."""
+_TAKE_A_NAME = (
+    "Take a recipe's name (tuner list) and give what you changed after --set, in the same words: "
+    "--set learning_rate=1e-4 --set lora_rank=8; the model is --model PATH, the data --data FILE."
+)
+_IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
+
+
+def tool(path: Path) -> str | None:
+    """Return whose YAML a file is, told by its keys, or None where that is not known."""
+    keys = {*re.findall(r"^([A-Za-z_]\w*) *:", _beginning(path), re.MULTILINE)}
+    return next((name for name, marks in _MARKS if keys & marks), None)
+
+
+def trains(path: Path) -> bool:
+    """Say whether a YAML file is one that says what to train, not how DeepSpeed is launched."""
+    return path.suffix in YAML and tool(path) not in (None, _ACCELERATE)
+
+
+def yaml_error(name: str) -> RecipeError:
+    """Return the refusal of a YAML file in place of a recipe."""
+    found = tool(Path(name))
+    what = f"{name!r} is {f'a config of {found}, in YAML' if found else 'YAML'}; a recipe is a name or a .py file"
+    if found != _ACCELERATE:
+        return RecipeError(what, where="the recipe's name", fix=_TAKE_A_NAME)
+    fix = "It says how to launch: zero_stage: 3 is --deepspeed zero3, num_processes: 8 is --nproc-per-node 8."
+    return RecipeError(what, where="the recipe's name", fix=f"{fix} Write: tuner train RECIPE --deepspeed zero3.")
+
+
+def xtuner_error(path: Path, where: object) -> RecipeError | None:
+    """Return the refusal of a config of XTuner's, whose values are XTuner's own classes; None where it is none."""
+    if not _IMPORTS_XTUNER.search(_beginning(path)):
+        return None
+    named = _recipe_named(path.stem)
+    fix = (
+        f"Train the recipe of that name: tuner train {named}. What the file changes goes after --set."
+        if named
+        else f"{_TAKE_A_NAME} tuner copy NAME mine.py writes a recipe as a file."
+    )
+    return RecipeError("this is a config of XTuner, which holds XTuner's own classes", where=where, fix=fix)
+
+
+def _recipe_named(name: str) -> str | None:
+    try:
+        catalog.read(name)
+    except RecipeError:
+        return None
+    return name
+
+
+def _beginning(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_MAX_BYTES).decode("utf-8", errors="replace")
+    except (OSError, ValueError):
+        return ""
