@@ -22,7 +22,7 @@ from tuner.recipes.mixture import LOADERS
 from tuner.recipes.objective import Dpo, DpoLoss, Kto, Orpo, Reward
 from tuner.recipes.recipe import Overrides, load
 from tuner.recipes.suit import KEEPS_APART
-from tuner.worker import trainers
+from tuner.worker import objectives, trainers
 from tuner.worker.data import batches
 from tuner.worker.models.names import name_parts
 
@@ -60,7 +60,7 @@ def tokenizer() -> Any:
 def dpo(tmp_path: Path, policy: Any, reference: Any = None, **settings: Any) -> Any:
     objective = Dpo(type="dpo", **settings).model_dump(mode="json", exclude={"type"})
     arguments = DPOConfig(tmp_path, remove_unused_columns=False, max_length=None, **QUIET, **objective)
-    return trainers._Dpo(
+    return objectives.Dpo(
         model=policy,
         ref_model=reference,
         args=arguments,
@@ -119,7 +119,7 @@ def test_the_defaults_of_the_schema_are_trls(block: Any, config: Any) -> None:
 
 def test_rows_reach_the_trainer_as_they_were_prepared(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(PAIRS)
-    orpo = trainers._Orpo(
+    orpo = objectives.Orpo(
         model=model(),
         args=ORPOConfig(tmp_path, remove_unused_columns=False, eval_strategy="epoch", **QUIET),
         train_dataset=rows,
@@ -187,7 +187,7 @@ def test_the_loss_of_a_batch_is_that_of_its_samples_alone(tmp_path: Path, kind: 
     config = load(
         "tiny_full_sample_e1", Overrides(pairs=[("--set", f"{key}.dataset.packing=False") for key in LOADERS])
     )
-    settings = SFTConfig(tmp_path, max_length=None, per_device_eval_batch_size=2, **QUIET, **trainers._SFT.settings)
+    settings = SFTConfig(tmp_path, max_length=None, per_device_eval_batch_size=2, **QUIET, **objectives.SFT.settings)
 
     trainers._lay_out(settings, config.config, made)
     trainer = SFTTrainer(made, settings, train_dataset=datasets.Dataset.from_list(ROWS), processing_class=tokenizer())

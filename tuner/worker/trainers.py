@@ -7,24 +7,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from peft import PeftModel
 from transformers import PrinterCallback, TrainingArguments
-from trl import (
-    DPOConfig,
-    DPOTrainer,
-    KTOConfig,
-    KTOTrainer,
-    RewardConfig,
-    RewardTrainer,
-    SFTConfig,
-    SFTTrainer,
-)
-from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+from trl import SFTConfig
 
 from tuner.errors import ModelError
 from tuner.recipes.mixture import LOADERS
@@ -32,101 +21,15 @@ from tuner.recipes.objective import Kto
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.worker.batching import TrainsOnEachRowOnce
+from tuner.worker import objectives
 from tuner.worker.data import batches
-from tuner.worker.data.masks import IGNORED
 from tuner.worker.data.prepare import Prepared
-from tuner.worker.evaluation import EvaluatesEachRowOnce
 from tuner.worker.models.load import DTYPES
-from tuner.worker.schedule import WarmsUpFromFirstUpdate
-
-
-class _AsPrepared:
-    """Takes rows that `prepare` has made; these trainers have no switch for it, as SFTTrainer has."""
-
-    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-        return dataset
-
-
-class _Shared(WarmsUpFromFirstUpdate, TrainsOnEachRowOnce, EvaluatesEachRowOnce):
-    """What the trainers of all objectives do otherwise than TRL's."""
-
-
-class _Sft(_Shared, SFTTrainer):  # type: ignore[misc]
-    """SFT and pre-training, whose loss is normalised by the step's trained tokens."""
-
-    weighs_rows = False
-    aux_loss_enabled: bool
-
-    @staticmethod
-    def stand_in(row: dict[str, Any]) -> dict[str, Any]:
-        ids = row["input_ids"][:2]
-        return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)]}
-
-    def prediction_step(self, *given: Any, **named: Any) -> Any:
-        """Leave the load balancing of a mixture of experts out: it is no loss on the tokens."""
-        adds, self.aux_loss_enabled = self.aux_loss_enabled, False
-        try:
-            return super().prediction_step(*given, **named)
-        finally:
-            self.aux_loss_enabled = adds
-
-
-class _Dpo(_Shared, _AsPrepared, DPOTrainer):  # type: ignore[misc]
-    """DPO on prepared rows."""
-
-
-class _Kto(_Shared, _AsPrepared, KTOTrainer):  # type: ignore[misc]
-    """KTO on prepared rows."""
-
-
-class _Reward(_Shared, RewardTrainer):  # type: ignore[misc]
-    """A reward model on prepared rows."""
-
-
-class _Orpo(_Shared, ORPOTrainer):  # type: ignore[misc]
-    """ORPO on prepared rows."""
-
-    def __init__(self, *, train_dataset: Any, eval_dataset: Any, **others: Any) -> None:
-        # It tokenizes what its constructor is given, and nothing later.
-        nothing = train_dataset.select(())
-        super().__init__(train_dataset=nothing, eval_dataset=nothing if eval_dataset else None, **others)
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What an objective takes of TRL. `settings`: arguments that are not the recipe's to choose."""
-
-    trainer: type[Any]
-    arguments: type[TrainingArguments]
-    settings: dict[str, Any]
-    collate: Callable[..., Any] | None = None
-
-
-# The rows come tokenized and packed; the collator separates the samples of a row by their position_ids, or pads rows.
-_SFT = _Kind(
-    _Sft,
-    SFTConfig,
-    {
-        "dataset_kwargs": {"skip_prepare_dataset": True},
-        "packing": False,
-        "shuffle_dataset": False,
-    },
-)
-_KINDS = {
-    "sft": _SFT,
-    "pretrain": _SFT,
-    "dpo": _Kind(_Dpo, DPOConfig, {}, batches.pairs),
-    "orpo": _Kind(_Orpo, ORPOConfig, {}, batches.odds),
-    "kto": _Kind(_Kto, KTOConfig, {}, batches.feedback),
-    "reward": _Kind(_Reward, RewardConfig, {}),
-}
 
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
     """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
-    kind = _KINDS[config.objective.type]
+    kind = objectives.KINDS[config.objective.type]
     objective = config.objective.model_dump(mode="json", exclude={"type"})
     return kind.arguments(**_common(config, zero, run, device), **objective, **kind.settings)
 
@@ -204,7 +107,7 @@ def trainer(
         data: Training rows, and those of the validation.
         run: For deepspeed.json and run.json.
     """
-    kind, zero = _KINDS[config.objective.type], run.read_json(run.deepspeed)
+    kind, zero = objectives.KINDS[config.objective.type], run.read_json(run.deepspeed)
     _lay_out(settings, config, models[0])
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
     if kind.collate:
@@ -244,7 +147,7 @@ def evaluator(
         batch_size: Rows of a batch.
         folder: For what a trainer leaves on the disk.
     """
-    kind = _KINDS[config.objective.type]
+    kind = objectives.KINDS[config.objective.type]
     # The reference model judges what it is asked for, when it is asked.
     beforehand = {"type", "precompute_ref_log_probs", "precompute_ref_batch_size"}
     settings = kind.arguments(

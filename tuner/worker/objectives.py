@@ -1,0 +1,112 @@
+"""TRL's trainer of each objective on prepared rows, with what all of ours do otherwise, and what it takes of TRL.
+
+It sets none up: the arguments that a recipe means are in `trainers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import TrainingArguments
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    KTOConfig,
+    KTOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+from tuner.worker.batching import TrainsOnEachRowOnce
+from tuner.worker.data import batches
+from tuner.worker.data.masks import IGNORED
+from tuner.worker.evaluation import EvaluatesEachRowOnce
+from tuner.worker.schedule import WarmsUpFromFirstUpdate
+
+
+class _AsPrepared:
+    """Takes rows that `prepare` has made; these trainers have no switch for it, as SFTTrainer has."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset
+
+
+class _Shared(WarmsUpFromFirstUpdate, TrainsOnEachRowOnce, EvaluatesEachRowOnce):
+    """What the trainers of all objectives do otherwise than TRL's."""
+
+
+class Sft(_Shared, SFTTrainer):  # type: ignore[misc]
+    """SFT and pre-training, whose loss is normalised by the step's trained tokens."""
+
+    weighs_rows = False
+    aux_loss_enabled: bool
+
+    @staticmethod
+    def stand_in(row: dict[str, Any]) -> dict[str, Any]:
+        ids = row["input_ids"][:2]
+        return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)]}
+
+    def prediction_step(self, *given: Any, **named: Any) -> Any:
+        """Leave the load balancing of a mixture of experts out: it is no loss on the tokens."""
+        adds, self.aux_loss_enabled = self.aux_loss_enabled, False
+        try:
+            return super().prediction_step(*given, **named)
+        finally:
+            self.aux_loss_enabled = adds
+
+
+class Dpo(_Shared, _AsPrepared, DPOTrainer):  # type: ignore[misc]
+    """DPO on prepared rows."""
+
+
+class Kto(_Shared, _AsPrepared, KTOTrainer):  # type: ignore[misc]
+    """KTO on prepared rows."""
+
+
+class Reward(_Shared, RewardTrainer):  # type: ignore[misc]
+    """A reward model on prepared rows."""
+
+
+class Orpo(_Shared, ORPOTrainer):  # type: ignore[misc]
+    """ORPO on prepared rows."""
+
+    def __init__(self, *, train_dataset: Any, eval_dataset: Any, **others: Any) -> None:
+        # It tokenizes what its constructor is given, and nothing later.
+        nothing = train_dataset.select(())
+        super().__init__(train_dataset=nothing, eval_dataset=nothing if eval_dataset else None, **others)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an objective takes of TRL. `settings`: arguments that are not the recipe's to choose."""
+
+    trainer: type[Any]
+    arguments: type[TrainingArguments]
+    settings: dict[str, Any]
+    collate: Callable[..., Any] | None = None
+
+
+# The rows come tokenized and packed; the collator separates the samples of a row by their position_ids, or pads rows.
+SFT = Kind(
+    Sft,
+    SFTConfig,
+    {
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "packing": False,
+        "shuffle_dataset": False,
+    },
+)
+KINDS = {
+    "sft": SFT,
+    "pretrain": SFT,
+    "dpo": Kind(Dpo, DPOConfig, {}, batches.pairs),
+    "orpo": Kind(Orpo, ORPOConfig, {}, batches.odds),
+    "kto": Kind(Kto, KTOConfig, {}, batches.feedback),
+    "reward": Kind(Reward, RewardConfig, {}),
+}
