@@ -47,6 +47,20 @@ def disk_errors(path: Path, fix: str = "Free space or choose another --work-dir.
         raise DiskError(f"cannot write {path}: {reason}", fix=fix) from error
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, unless it is there.
+
+    Raises:
+        DiskError: it cannot be made, or a file or a link to nothing is in its place.
+    """
+    with disk_errors(path, "Choose another folder, or have the right to write there."):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            what = f"cannot make the folder {path}: a file or a broken link is at {error.filename}"
+            raise DiskError(what, fix="Remove it, or name another folder.") from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` as UTF-8 so that a reader sees the old file or the new one, never a part.
 

@@ -7,12 +7,14 @@ import signal
 import sys
 import time
 from importlib import import_module
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tuner import __version__
-from tuner.errors import DiskError, TunerError, did_you_mean
+from tuner.errors import DiskError, TunerError, UsageError, did_you_mean
 
 _LET_THE_FIRST_SPEAK_S = 5
 COMMANDS = {
@@ -59,6 +61,7 @@ class LazyGroup(click.Group):
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
+        _refuse_no_folder()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # click's own 1 would say that training failed
@@ -70,6 +73,14 @@ class LazyGroup(click.Group):
             formatter.write_dl([*COMMANDS.items()])
 
 
+def _refuse_no_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        what = f"the working directory cannot be used: {error.strerror}"
+        raise UsageError(what, fix="It may have been deleted: go to a folder that is there (cd).") from None
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tuner")
 def tuner() -> None:
@@ -79,6 +90,9 @@ def tuner() -> None:
 def main() -> None:
     """Run the command line. A user's mistake is one message and its exit code; a bug of ours keeps its traceback."""
     debug = "--debug" in sys.argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal or a pipe of ASCII: what it cannot show is written as codes
+            stream.reconfigure(errors="backslashreplace")
     try:
         tuner(prog_name="tuner")
     except TunerError as error:

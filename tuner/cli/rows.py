@@ -38,7 +38,8 @@ def print_split(console: Console, split: str, view: View) -> None:
         width = len(f"{bars[-1][1]:,}")
         highest = max(count for _, _, count in bars)
         for low, high, count in bars:
-            bar = "█" * round(_BAR_WIDTH * count / highest) or ("▏" if count else "")
+            whole, part = ("#", ".") if console.options.ascii_only else ("█", "▏")
+            bar = whole * round(_BAR_WIDTH * count / highest) or (part if count else "")
             console.print(f"    {low:>{width},} - {high:>{width},}  {bar} {count:,}")
     console.print()
 

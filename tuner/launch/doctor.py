@@ -23,6 +23,7 @@ from tuner.launch.checks import gpus, storage
 from tuner.launch.probes import DEADLINE_S, Row
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Hardware
+from tuner.recipes import paths
 
 _MIN_OPEN_FILES = 1024
 _MIN_SHM_BYTES = 1024**3
@@ -165,7 +166,7 @@ def _without_secrets(row: Row, environ: Mapping[str, str]) -> Row:
 
 
 def _clean(text: str, environ: Mapping[str, str]) -> str:
-    text = text.replace(str(Path.home()), "~")
+    text = text.replace(str(paths.expanded("~")), "~")
     for value in _secrets(list(environ.values())):
         text = text.replace(value, "***")
     text = re.sub(r"\b(hf|sk|ghp)_\w{10,}", "***", text)

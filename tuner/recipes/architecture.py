@@ -10,9 +10,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from tuner.recipes.block import Block, PositiveInt
+from tuner.recipes.block import Block
 
-NotNegative = Annotated[int, Field(ge=0)]
+_MOST = 2**31 - 1
+MAX_LAYERS = 10_000
+"""They are counted one by one; the deepest published decoder has 126."""
+Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
+Width = Annotated[int, Field(gt=0, le=_MOST)]
+NotNegative = Annotated[int, Field(ge=0, le=_MOST)]
 
 _ATTENTION_BIAS = {"attention_bias": True}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
@@ -82,17 +87,17 @@ class Architecture(Block):
     """
 
     model_type: str
-    num_hidden_layers: PositiveInt
-    hidden_size: PositiveInt
+    num_hidden_layers: Layers
+    hidden_size: Width
     # Width of a dense layer's MLP; where every layer holds experts, config.json's number, from which nothing is built.
-    intermediate_size: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
+    intermediate_size: Width
+    num_attention_heads: Width
+    num_key_value_heads: Width
     # Of queries and keys; with latent attention qk_nope_head_dim + qk_rope_head_dim.
-    head_dim: PositiveInt
-    vocab_size: PositiveInt
+    head_dim: Width
+    vocab_size: Width
     tie_word_embeddings: bool
-    max_position_embeddings: PositiveInt
+    max_position_embeddings: Width
 
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -102,45 +107,45 @@ class Architecture(Block):
     # stablelm: one norm in a layer instead of two.
     use_parallel_residual: bool = False
     # falcon: norms in a layer.
-    num_ln_in_parallel_attn: PositiveInt | None = None
+    num_ln_in_parallel_attn: Width | None = None
     # opt: width of the embeddings where it is not hidden_size; False: no norm after the last layer.
-    word_embed_proj_dim: PositiveInt | None = None
+    word_embed_proj_dim: Width | None = None
     do_layer_norm_before: bool = True
 
     # Experts: the width of one, and of all shared ones together.
-    num_experts: PositiveInt | None = None
-    num_experts_per_tok: PositiveInt | None = None
-    moe_intermediate_size: PositiveInt | None = None
-    shared_expert_intermediate_size: PositiveInt | None = None
+    num_experts: Width | None = None
+    num_experts_per_tok: Width | None = None
+    moe_intermediate_size: Width | None = None
+    shared_expert_intermediate_size: Width | None = None
     # Layers at the start that have none; of the others, every so many-th has them.
     num_dense_layers: NotNegative = 0
-    decoder_sparse_step: PositiveInt = 1
+    decoder_sparse_step: Width = 1
 
     # Latent attention (DeepSeek). q_lora_rank None: queries are not compressed.
-    q_lora_rank: PositiveInt | None = None
-    kv_lora_rank: PositiveInt | None = None
-    qk_nope_head_dim: PositiveInt | None = None
-    qk_rope_head_dim: PositiveInt | None = None
-    v_head_dim: PositiveInt | None = None
+    q_lora_rank: Width | None = None
+    kv_lora_rank: Width | None = None
+    qk_nope_head_dim: Width | None = None
+    qk_rope_head_dim: Width | None = None
+    v_head_dim: Width | None = None
 
     # Every so many-th layer attends to all tokens; the others are linear (qwen3_next, qwen3_5) or windows (gemma4).
-    full_attention_interval: PositiveInt | None = None
-    linear_conv_kernel_dim: PositiveInt | None = None
-    linear_key_head_dim: PositiveInt | None = None
-    linear_value_head_dim: PositiveInt | None = None
-    linear_num_key_heads: PositiveInt | None = None
-    linear_num_value_heads: PositiveInt | None = None
+    full_attention_interval: Width | None = None
+    linear_conv_kernel_dim: Width | None = None
+    linear_key_head_dim: Width | None = None
+    linear_value_head_dim: Width | None = None
+    linear_num_key_heads: Width | None = None
+    linear_num_value_heads: Width | None = None
 
     # gemma3n, gemma4: each layer's own embeddings; layers at the end that take keys and values from an earlier one.
-    hidden_size_per_layer_input: PositiveInt | None = None
-    vocab_size_per_layer_input: PositiveInt | None = None
+    hidden_size_per_layer_input: Width | None = None
+    vocab_size_per_layer_input: Width | None = None
     num_kv_shared_layers: NotNegative = 0
     # gemma3n
-    laurel_rank: PositiveInt | None = None
-    altup_num_inputs: PositiveInt | None = None
+    laurel_rank: Width | None = None
+    altup_num_inputs: Width | None = None
     # gemma4: its full-attention layers have other heads, and values that are the keys; its sharing layers, wider MLPs.
-    global_head_dim: PositiveInt | None = None
-    num_global_key_value_heads: PositiveInt | None = None
+    global_head_dim: Width | None = None
+    num_global_key_value_heads: Width | None = None
     attention_k_eq_v: bool = False
     use_double_wide_mlp: bool = False
 

@@ -51,19 +51,31 @@ _LAYERS_OF_TWO_KINDS = ("gemma4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen
 
 def read_facts(folder: Path) -> dict[str, Any] | None:
     """Return the architecture block for a model folder, or None where config.json does not hold all of it."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    config = _read(folder)
+    if config is None:
         return None
-    if not isinstance(config, dict):
-        return None
-    config = {**config, **(config["text_config"] if isinstance(config.get("text_config"), dict) else {})}
     try:
         facts = _facts({**_LEFT_OUT.get(str(config.get("model_type")), {}), **config})
     except (TypeError, ValueError, ZeroDivisionError):  # a text for a number, a list, an order of layers of its own
         return None
     required = (key for key, field in Architecture.model_fields.items() if field.is_required())
     return facts if all(key in facts for key in required) else None
+
+
+def num_layers(folder: Path) -> int:
+    """Return the number of layers that a model folder's config.json says, or 0 where it says none."""
+    count = _first(_read(folder) or {}, "num_hidden_layers", *_SPELLINGS["num_hidden_layers"])
+    return count if isinstance(count, int) else 0
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    return {**config, **(config["text_config"] if isinstance(config.get("text_config"), dict) else {})}
 
 
 def _facts(config: dict[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import glob
+import os
 import re
 from pathlib import Path
 
-from tuner.errors import DataError, ModelError
+from tuner.errors import DataError, MachineError, ModelError, TunerError
 from tuner.recipes import catalog
+from tuner.recipes.architecture import MAX_LAYERS
+from tuner.recipes.config_json import num_layers
 from tuner.recipes.schema import RecipeConfig
 
 URL = "hf://"
@@ -17,6 +20,9 @@ URL = "hf://"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _MAX_HUB_ID = 96
 """Characters; source: huggingface_hub, validate_repo_id."""
+_OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
+_MAX_ENTRIES = 10_000
+"""Of a folder of data: `datasets` takes 20 s to find the files of so many."""
 _RELATIVES = {
     "Qwen/Qwen-": "qwen1_5_7b_chat",
     "THUDM/chatglm": "glm4_9b_chat_hf",
@@ -50,12 +56,52 @@ def expanded(path: str) -> Path:
         return Path(path)
 
 
+def home() -> Path:
+    """Return the home folder.
+
+    Raises:
+        MachineError: HOME is not set, and the user is in no list of users.
+    """
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        what = f"there is no home folder: HOME is not set, and user {os.geteuid()} is not in /etc/passwd"
+        raise MachineError(what, where="HOME", fix="Set HOME to a folder that you may write.") from error
+
+
 def exists(path: Path) -> bool:
     """Say whether something is at `path`; what cannot be asked for (a name too long, a closed folder) is not there."""
     try:
         return path.exists()
     except OSError:
         return False
+
+
+def forbidden(path: Path) -> str | None:
+    """Return which right of this user's is missing to read what is at `path`, or None where none is."""
+    whole = path.absolute()
+    for folder in reversed(whole.parents):
+        if not os.access(folder, os.X_OK, effective_ids=True) and exists(folder):
+            return f"no right to enter the folder {str(folder)!r} ({_mode(folder)})"
+    wanted = os.R_OK | os.X_OK if whole.is_dir() else os.R_OK
+    if exists(whole) and not os.access(whole, wanted, effective_ids=True):
+        return f"no right to read {str(path)!r} ({_mode(whole)})"
+    return None
+
+
+def _mode(path: Path) -> str:
+    found = path.stat()
+    return f"mode {found.st_mode & 0o7777:04o}, owner {found.st_uid}, and you are {os.geteuid()}"
+
+
+def refuse_forbidden(path: Path, error: type[TunerError], where: str) -> None:
+    """Check that this user may read what is at `path`, if something is.
+
+    Raises:
+        TunerError: of the class `error`; he may not.
+    """
+    if missing := forbidden(path):
+        raise error(missing, where=where, fix="Let its owner give you that right, or name another.")
 
 
 def matching(path: Path) -> list[Path]:
@@ -81,12 +127,28 @@ def check_model(config: RecipeConfig) -> None:
     folder = local(path)
     if folder is None:
         return
-    if not exists(folder):
-        raise ModelError(f"the model {path!r} does not exist", where="model.path", fix=_nearby(folder))
-    if not folder.is_dir():
-        raise ModelError(f"the model {path!r} is no folder", where="model.path", fix="Name the folder it is in.")
+    check_folder(folder, "model.path")
     if not exists(folder / "config.json"):
         raise ModelError(f"{path!r} holds no config.json", where="model.path", fix="Name a folder of save_pretrained.")
+
+
+def check_folder(folder: Path, where: str) -> None:
+    """Check that a model's folder can be read, and that its config, if it has one, says how many layers it has.
+
+    Raises:
+        ModelError: nothing there, no folder, no right to read it, or more layers than can be counted.
+    """
+    refuse_forbidden(folder, ModelError, where)
+    if not exists(folder):
+        raise ModelError(f"the model {str(folder)!r} {_missing(folder)}", where=where, fix=_nearby(folder))
+    if not folder.is_dir():
+        raise ModelError(f"the model {str(folder)!r} is no folder", where=where, fix="Name the folder it is in.")
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _OF_A_MODEL:
+            refuse_forbidden(file, ModelError, where)
+    if (count := num_layers(folder)) > MAX_LAYERS:
+        what = f"num_hidden_layers = {count} is more than {MAX_LAYERS:,}"
+        raise ModelError(what, where=folder / "config.json", fix="Take the config that the model was published with.")
 
 
 def _only_remote_code(path: str) -> ModelError:
@@ -122,8 +184,12 @@ def _check_path(path: str | None, where: str) -> None:
     place = local(path)
     if place is None:
         return
-    if not matching(place):
-        raise DataError(f"the data {path!r} does not exist", where=where, fix=_nearby(place))
+    refuse_forbidden(place, DataError, where)
+    found = matching(place)
+    if not found:
+        raise DataError(f"the data {path!r} {_missing(place)}", where=where, fix=_nearby(place))
+    for file in found[:_MAX_ENTRIES]:
+        refuse_forbidden(file, DataError, where)
     if exists(place) and not (place.is_file() or place.is_dir()):
         # A pipe would be waited for without end, a device read without end.
         raise DataError(f"the data {path!r} is neither a file nor a folder", where=where, fix="Name a file or folder.")
@@ -131,10 +197,34 @@ def _check_path(path: str | None, where: str) -> None:
         raise DataError(f"the data file {path!r} is empty", where=where, fix="Write at least one row into it.")
     if place.is_dir() and not any(place.iterdir()):
         raise DataError(f"the data folder {path!r} is empty", where=where, fix="Put a data file into it.")
+    if place.is_dir() and _is_crowded(place):
+        what = f"the data folder {path!r} holds more than {_MAX_ENTRIES:,} files and folders"
+        fix = "Name the folder of the data alone, or its files by a pattern such as FOLDER/*.jsonl."
+        raise DataError(what, where=where, fix=fix)
+
+
+def _is_crowded(folder: Path) -> bool:
+    """Say whether a folder holds so much that `datasets` would look through it for minutes, 40 times over."""
+    count = 0
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # as `datasets` does
+        count += len(folders) + len(files)
+        if count > _MAX_ENTRIES:
+            return True
+    return False
+
+
+def _missing(path: Path) -> str:
+    return f"is a link to {str(path.readlink())!r}, which does not exist" if _is_link(path) else "does not exist"
+
+
+def _is_link(path: Path) -> bool:
+    return os.path.islink(path)  # noqa: PTH114 (no error for a name too long)
 
 
 def _nearby(path: Path) -> str:
     folder = path.parent
     names = [entry.name for entry in folder.iterdir()] if exists(folder) and folder.is_dir() else []
+    names = [name for name in names if name != path.name]
     close = difflib.get_close_matches(path.name, names, n=1)
     return f"Did you mean {str(folder / close[0])!r}?" if close else "Check the path."

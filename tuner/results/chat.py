@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
 import torch
 import transformers
 
 from tuner.errors import DataError, ModelError, UsageError
 from tuner.results.subject import Loaded, Subject
+from tuner.worker.data import limits
 
 Message = dict[str, Any]
 Told = Callable[[str], None]
@@ -148,12 +148,18 @@ def prompt_ids(tokenizer: Any, messages: list[Message]) -> torch.Tensor:
     Raises:
         DataError: the chat template refuses it.
     """
+    slow = DataError(f"the chat template takes more than {limits.MAX_TEMPLATE_S} s of processor time")
     try:
-        found = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-    except jinja2.TemplateError as error:
-        raise DataError(f"the chat template refuses the conversation: {error}") from error
+        with limits.memory(), limits.processor_time(slow):
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except DataError:
+        raise
+    except Exception as error:  # a template is someone else's program: it can raise whatever it likes
+        told = str(error).rstrip(".") or type(error).__name__
+        raise DataError(f"the chat template refuses the conversation: {told}") from error
+    limits.check_text(tokenizer, text, "the conversation")
+    # No special tokens added: the template has written them.
+    found = tokenizer(text, add_special_tokens=False, return_tensors="pt")
     ids: torch.Tensor = found["input_ids"]
     return ids
 

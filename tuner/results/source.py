@@ -6,6 +6,7 @@ It looks at folders and reads no weights.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tuner.runs.directory import RunDirectory, is_run
 
 ADAPTER = "adapter_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+_PICKLED = re.compile(r"(pytorch|adapter)_model.*\.bin")
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 
 
@@ -49,6 +51,7 @@ def find(path: Path) -> Source:
         UsageError: there is nothing there, or nothing that can be exported.
         RunDirectoryError: a run that never saved, or a checkpoint that is not valid.
     """
+    paths.refuse_forbidden(path, UsageError, "SOURCE")
     if not paths.exists(path):
         near = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
         raise UsageError(f"{path} does not exist", where="SOURCE", fix=near or "Name a run directory or a checkpoint.")
@@ -76,6 +79,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 def _of_run(run: RunDirectory) -> Source:
     status = run.read_json(run.status)
+    paths.refuse_forbidden(run.final, UsageError, "SOURCE")
     if status["state"] == "done" and has_weights(run.final):
         return Source(run.final, f"the result of {run.path}", run, status.get("step"))
     newest, passed = checkpoints.newest_valid(run.checkpoints)
@@ -98,7 +102,13 @@ def _of_checkpoint(path: Path) -> Source:
 
 
 def _whole(source: Source) -> Source:
+    paths.check_folder(source.folder, "SOURCE")
     if not has_weights(source.folder):
+        pickled = next((file.name for file in sorted(source.folder.iterdir()) if _PICKLED.fullmatch(file.name)), None)
+        if pickled:
+            what = f"{source.told}, holds its weights as pickles ({pickled}), which can hold code: safetensors only"
+            fix = "Load and save it once with transformers, where you trust it."
+            raise UsageError(what, where="SOURCE", fix=fix)
         if source.run and checkpoints.inspect(source.folder, hashes=False) is None:
             what = f"{source.told}, holds what was trained and not the frozen layers"
             fix = f"Go on to the end: tuner train {source.run.recipe} --resume {source.run.path}"

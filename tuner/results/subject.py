@@ -22,7 +22,7 @@ from tuner.results.base import Base, base_of, check_facts
 from tuner.results.source import Source, find
 from tuner.results.tensors import Stored
 from tuner.worker.models.load import DTYPES, explained, load_tokenizer, load_weights, pinned, quantized, source
-from tuner.worker.save import stop_where_answers_end
+from tuner.worker.save import ask_for_one_answer, stop_where_answers_end
 from tuner.zero.precision import decide
 
 _CARD = "generation_config.json"
@@ -160,6 +160,7 @@ def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loade
         if subject.adapter and (subject.adapter / _CARD).is_file():
             with explained(str(subject.adapter), "SOURCE"):
                 model.generation_config = transformers.GenerationConfig.from_pretrained(subject.adapter)
+        ask_for_one_answer(model.generation_config)
         stop_where_answers_end(model.generation_config, tokenizer)
     return Loaded(subject, model, tokenizer, dtype, block.bits if block else 16)
 

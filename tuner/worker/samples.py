@@ -30,6 +30,7 @@ from tuner.worker.data.reading import Tally, formats_of, samples
 from tuner.worker.data.sample import Chat, Feedback, Message, Pair, Sample
 from tuner.worker.guard import Guard
 from tuner.worker.models.load import pinned, source
+from tuner.worker.save import ask_for_one_answer
 
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160
@@ -137,6 +138,7 @@ def _answers(model: Any, tokenizer: Any, prompts: list[list[dict[str, Any]]], gu
         guard.heart.tick()  # a large model takes seconds for a token here, which is no hang
 
     model.register_forward_pre_hook(go_on)
+    ask_for_one_answer(model.generation_config)
     found = []
     for prompt in prompts:
         inputs = tokenizer.apply_chat_template(

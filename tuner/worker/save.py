@@ -13,6 +13,11 @@ from peft import PeftModel
 
 from tuner.worker.data.templates import answers_end, plain
 
+_SEARCHES = (
+    *("num_beams", "num_beam_groups", "diversity_penalty", "num_return_sequences", "penalty_alpha", "dola_layers"),
+    *("constraints", "force_words_ids", "prompt_lookup_num_tokens", "assistant_early_exit"),
+)
+
 
 def save_result(trainer: Any, tokenizer: Any, folder: Path) -> None:
     """Write weights (or adapter), tokenizer with its chat template, and generation config; every rank takes part."""
@@ -37,6 +42,12 @@ def stop_where_answers_end(generation: Any, tokenizer: Any) -> None:
     ends = list(known) if isinstance(known, list) else [known] if known is not None else []
     if end is not None and end not in ends:
         generation.eos_token_id = [*ends, end]
+
+
+def ask_for_one_answer(generation: Any) -> None:
+    """Switch off searches among several answers: they cannot be streamed, and some run code of the hub's."""
+    for name in _SEARCHES:
+        setattr(generation, name, None)
 
 
 def _gathered(engine: Any, model: Any) -> dict[str, Any] | None:

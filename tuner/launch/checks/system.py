@@ -19,6 +19,7 @@ from tuner.errors import MachineError
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
 from tuner.machine import libraries, slurm
+from tuner.recipes import paths
 
 _MONITORS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 """Blocks of a DeepSpeed config that need a package."""
@@ -57,7 +58,7 @@ def builds(plan: LaunchPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Find an interrupted build of DeepSpeed's CPU Adam, which torch would wait for without end."""
     if not plan.final.config.get("zero_force_ds_cpu_optimizer"):
         return
-    root = Path(environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    root = Path(environ.get("TORCH_EXTENSIONS_DIR") or paths.home() / ".cache" / "torch_extensions")
     for lock in root.glob("**/cpu_adam/lock"):
         age_s = time.time() - lock.stat().st_mtime
         if age_s > _STALE_LOCK_S:

@@ -88,7 +88,7 @@ def check_text(tokenizer: Any, text: str, place: str) -> None:
 def too_long(what: str, place: str) -> DataError:
     """Return the error of a row that becomes more than can be tokenized at once."""
     limit = MAX_SAMPLE_BYTES // 1024**2
-    return DataError(f"{what} is longer than {limit} MiB", where=place, fix="Split the row into several.")
+    return DataError(f"{what} is longer than {limit} MiB", where=place, fix="Split it into several.")
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ from typing import Any
 import datasets
 
 from tuner.errors import DataError
-from tuner.files import disk_errors, sha256, write_json
+from tuner.files import disk_errors, make_folder, sha256, write_json
 from tuner.recipes.schema import Dataset
 from tuner.worker.data import formats, limits, masks, mixture, packing, preferences
 from tuner.worker.data.reading import Encoder, Labelled, Tally, formats_of, samples
@@ -103,9 +103,9 @@ def prepare(
     opened = mixture.open(dataset, base)
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
     folder = cache / _key(opened, dataset, tokenizer, objective)
-    if not (folder / _COUNTS_FILE).is_file():
-        with disk_errors(cache, "Free space, or set HF_HOME to a folder that has some."):
-            cache.mkdir(parents=True, exist_ok=True)
+    with disk_errors(cache, "Set HF_HOME to a folder that you may write and that has room."):
+        if not (folder / _COUNTS_FILE).is_file():
+            make_folder(cache)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 _build(Path(scratch), opened, dataset, tokenizer, objective, tick)
                 _move(Path(scratch) / "done", folder)

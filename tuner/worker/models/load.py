@@ -32,7 +32,7 @@ from tuner.worker.models.tiny import materialize
 
 _HEAD = "score"
 """What every decoder that transformers can let score texts calls its head."""
-CACHE = Path(os.environ.get("TUNER_CACHE") or Path.home() / ".cache" / "tuner")
+CACHE = Path(os.environ.get("TUNER_CACHE") or paths.home() / ".cache" / "tuner")
 
 _UNPACKED = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
 """How checkpoints are stored that transformers turns into 16-bit weights while it loads them."""

@@ -11,10 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tuner.files import disk_errors
+from tuner.files import disk_errors, make_folder
 
 FORMAT_VERSION = 1
 SEED = 0
+_FIX = "Set TUNER_CACHE to a folder that you may write and that has room."
 WEIGHTS = "model.safetensors"
 
 
@@ -28,10 +29,10 @@ def materialize(assets: Path, cache: Path) -> Path:
         DiskError: `cache` cannot be written.
     """
     folder = cache / f"tiny-v{FORMAT_VERSION}-{_content_hash(assets)}"
-    if folder.is_dir():
-        return folder
-    with disk_errors(folder):
-        cache.mkdir(parents=True, exist_ok=True)
+    with disk_errors(folder, _FIX):
+        if folder.is_dir():
+            return folder
+        make_folder(cache)
         with tempfile.TemporaryDirectory(dir=cache, prefix=f".{folder.name}.") as temporary:
             draft = Path(temporary) / folder.name
             shutil.copytree(assets, draft, copy_function=shutil.copyfile)
