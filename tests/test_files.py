@@ -148,3 +148,13 @@ def test_a_hash_is_that_of_the_content(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
 
     assert files.sha256(b"content") == files.sha256(tmp_path / "file") == hashlib.sha256(b"content").hexdigest()
+
+
+def test_a_folder_in_whose_place_a_link_to_nothing_is_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+
+    for folder in (tmp_path / "link", tmp_path / "link" / "below"):
+        with pytest.raises(DiskError, match=f"a file or a broken link is at {tmp_path}/link"):
+            files.make_folder(folder)
+    files.make_folder(tmp_path / "new" / "below")
+    assert (tmp_path / "new" / "below").is_dir()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.errors import DataError, ModelError, RecipeError, TunerError
+from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError
 from tuner.recipes import catalog, paths, recipe
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
@@ -176,3 +181,109 @@ def test_a_strange_path_is_refused_in_one_message(path: str) -> None:
         else:
             assert check is paths.check_data
             assert Path(path).is_dir()
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Be nobody for a while where this is root, who reads everything."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Give a folder that everybody may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+        for path in folder.rglob("*"):
+            path.chmod(0o755)
+
+
+def closed(path: Path, content: str = "{}") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    path.chmod(0)
+    return path
+
+
+def test_data_that_may_not_be_read_is_not_told_as_missing(shared: Path) -> None:
+    file = closed(shared / "rows.jsonl")
+
+    with ordinary_user(), pytest.raises(DataError) as caught:
+        paths.check_data(config_with(data=str(file)))
+
+    assert f"no right to read '{file}' (mode 0000, owner {os.getuid()}" in caught.value.what
+
+
+@pytest.mark.parametrize("name", ["", "rows.jsonl", "*.jsonl"])
+def test_data_in_a_folder_that_may_not_be_entered_is_told_with_the_folder(name: str, shared: Path) -> None:
+    closed(shared / "data" / "rows.jsonl")
+    (shared / "data").chmod(0)
+
+    with ordinary_user(), pytest.raises(DataError) as caught:
+        paths.check_data(config_with(data=f"{shared}/data/{name}"))
+
+    assert f"'{shared}/data' (mode 0000" in caught.value.what
+    assert "no right to" in caught.value.what
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_model_with_a_file_that_may_not_be_read_is_told_with_the_file(name: str, shared: Path) -> None:
+    (shared / "config.json").write_text("{}")
+    file = closed(shared / name)
+
+    with ordinary_user(), pytest.raises(ModelError, match="no right to read") as caught:
+        paths.check_model(config_with(model=str(shared)))
+
+    assert str(file) in caught.value.what
+
+
+def test_a_link_to_nothing_is_told_with_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").symlink_to("gone.jsonl")
+
+    with pytest.raises(DataError, match=r"is a link to 'gone.jsonl', which does not exist") as caught:
+        paths.check_data(config_with(data=str(tmp_path / "rows.jsonl")))
+
+    assert "Did you mean" not in str(caught.value)
+
+
+def test_a_folder_that_holds_half_a_disk_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_MAX_ENTRIES", 20)
+    for number in range(21):
+        (tmp_path / f"{number % 3}").mkdir(exist_ok=True)
+        (tmp_path / f"{number % 3}" / f"{number}.jsonl").touch()
+
+    with pytest.raises(DataError, match="holds more than 20 files and folders"):
+        paths.check_data(config_with(data=str(tmp_path)))
+    monkeypatch.setattr(paths, "_MAX_ENTRIES", 24)
+    paths.check_data(config_with(data=str(tmp_path)))
+
+
+def test_the_whole_file_system_is_refused_at_once() -> None:
+    with pytest.raises(DataError, match="holds more than 10,000"):
+        paths.check_data(config_with(data="/usr"))
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["all facts", "half of them"])
+def test_layers_without_end_are_refused_before_they_are_counted(whole: bool, tmp_path: Path) -> None:
+    facts = {"model_type": "llama", "num_hidden_layers": 10**12, "hidden_size": 64, "num_attention_heads": 4}
+    more = {"intermediate_size": 128, "vocab_size": 1_000, "max_position_embeddings": 2_048}
+    (tmp_path / "config.json").write_text(json.dumps(facts | (more if whole else {})))
+
+    with pytest.raises((ModelError, RecipeError), match=r"num_hidden_layers = 1000000000000"):
+        paths.check_model(config_with(model=str(tmp_path)))
+
+
+def test_no_home_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # a user that is in no list
+
+    with pytest.raises(MachineError, match="there is no home folder"):
+        paths.home()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -9,6 +13,7 @@ from tests.machine.gpus import CPU
 from tuner.errors import DataError, ModelError, UsageError
 from tuner.results.chat import Chat, Settings, prompt_ids
 from tuner.results.subject import Loaded, load, subject_of
+from tuner.worker.data import limits
 
 SAMPLED = Settings(max_new_tokens=12, temperature=1.0)
 LIKELIEST = Settings(max_new_tokens=12, temperature=0)
@@ -104,3 +109,39 @@ def test_a_template_that_refuses_and_a_tokenizer_without_one_are_told(tiny: Load
     other.chat_template = None
     with pytest.raises(ModelError, match="no chat template"):
         Chat(found, LIKELIEST)
+
+
+@pytest.mark.parametrize(
+    "text", ["{{ range(10 ** 9) }}", "{{ 'x' * 10 ** 13 }}", "{{ messages.a.b() }}", "{{ 1 // 0 }}"]
+)
+def test_whatever_a_template_raises_is_one_message(text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(subject_of("package:tiny", None).path)
+    tokenizer.chat_template = text
+
+    with pytest.raises(DataError, match="the chat template refuses the conversation"):
+        prompt_ids(tokenizer, [{"role": "user", "content": "Why?"}])
+
+
+def test_a_template_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_TEMPLATE_S", 0.2)
+    tokenizer = AutoTokenizer.from_pretrained(subject_of("package:tiny", None).path)
+    tokenizer.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+    with pytest.raises(DataError, match=r"takes more than 0.2 s"):
+        prompt_ids(tokenizer, [{"role": "user", "content": "Why?"}])
+
+
+@pytest.mark.parametrize(
+    "search",
+    [{"num_beams": 4}, {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, {"penalty_alpha": 0.6}],
+    ids=["beams", "groups of beams", "contrastive search"],
+)
+def test_a_model_that_searches_among_answers_gives_its_likeliest(
+    search: dict[str, float], tiny: Loaded, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny.subject.path, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({**search, "top_k": 4}))
+
+    answer = Chat(load(subject_of(str(folder), None), CPU), LIKELIEST).ask("Why?", lambda _: None)
+
+    assert answer.text == Chat(tiny, LIKELIEST).ask("Why?", lambda _: None).text

@@ -131,3 +131,10 @@ def test_a_destination_that_no_folder_can_be_renamed_to_is_refused_before_anythi
         check_dest(tmp_path / "file" / "new" / "out")
     with pytest.raises(UsageError, match="no name of a new folder"):
         check_dest(tmp_path / "new" / "..")
+
+
+def test_a_checkpoint_of_pickles_alone_is_told_as_that(run: RunDirectory, weights: Path) -> None:
+    (weights / "model.safetensors").rename(weights / "pytorch_model.bin")
+
+    with pytest.raises(UsageError, match=r"holds its weights as pickles \(pytorch_model.bin\)"):
+        find(checkpoint(run, 2, weights))

@@ -81,12 +81,16 @@ def forbidden(path: Path) -> str | None:
     """Return which right of this user's is missing to read what is at `path`, or None where none is."""
     whole = path.absolute()
     for folder in reversed(whole.parents):
-        if not os.access(folder, os.X_OK, effective_ids=True) and exists(folder):
+        if _is_folder(folder) and not os.access(folder, os.X_OK, effective_ids=True):
             return f"no right to enter the folder {str(folder)!r} ({_mode(folder)})"
-    wanted = os.R_OK | os.X_OK if whole.is_dir() else os.R_OK
+    wanted = os.R_OK | os.X_OK if _is_folder(whole) else os.R_OK
     if exists(whole) and not os.access(whole, wanted, effective_ids=True):
         return f"no right to read {str(path)!r} ({_mode(whole)})"
     return None
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 (no error for a name too long)
 
 
 def _mode(path: Path) -> str:
@@ -127,22 +131,27 @@ def check_model(config: RecipeConfig) -> None:
     folder = local(path)
     if folder is None:
         return
-    check_folder(folder, "model.path")
+    check_folder(path, folder, "model.path")
     if not exists(folder / "config.json"):
         raise ModelError(f"{path!r} holds no config.json", where="model.path", fix="Name a folder of save_pretrained.")
 
 
-def check_folder(folder: Path, where: str) -> None:
-    """Check that a model's folder can be read, and that its config, if it has one, says how many layers it has.
+def check_folder(path: str, folder: Path, where: str) -> None:
+    """Check that a model's folder can be read, and that its config does not count layers without end.
+
+    Args:
+        path: What the user wrote.
+        folder: What it means.
+        where: The key or flag that it was written to.
 
     Raises:
         ModelError: nothing there, no folder, no right to read it, or more layers than can be counted.
     """
     refuse_forbidden(folder, ModelError, where)
     if not exists(folder):
-        raise ModelError(f"the model {str(folder)!r} {_missing(folder)}", where=where, fix=_nearby(folder))
+        raise ModelError(f"the model {path!r} {_missing(folder)}", where=where, fix=_nearby(folder))
     if not folder.is_dir():
-        raise ModelError(f"the model {str(folder)!r} is no folder", where=where, fix="Name the folder it is in.")
+        raise ModelError(f"the model {path!r} is no folder", where=where, fix="Name the folder it is in.")
     for file in sorted(folder.iterdir()):
         if file.suffix in _OF_A_MODEL:
             refuse_forbidden(file, ModelError, where)

@@ -102,7 +102,7 @@ def _of_checkpoint(path: Path) -> Source:
 
 
 def _whole(source: Source) -> Source:
-    paths.check_folder(source.folder, "SOURCE")
+    paths.check_folder(str(source.folder), source.folder, "SOURCE")
     if not has_weights(source.folder):
         pickled = next((file.name for file in sorted(source.folder.iterdir()) if _PICKLED.fullmatch(file.name)), None)
         if pickled:
