@@ -6,6 +6,8 @@ Anything else that comes out is a bug of ours. It writes what the input itself i
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,6 +93,44 @@ def _rows(_: Path, path: Path) -> None:
         formats.read(name, row, place)
 
 
+def _bomb(folder: Path, given: tuple[str, int, int]) -> Path:
+    kind, size, count = given
+    text, path = "ab" * (size * 2**19), folder / f"bomb{given[0]}"
+    if kind in (".parquet", ".arrow"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        texts = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array([text]))
+        table = pa.table({"text": texts})
+        if kind == ".parquet":
+            pq.write_table(table, path, compression="zstd")
+        else:
+            with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_stream(stream, table.schema) as writer:
+                writer.write_table(table)
+        return path
+    row = json.dumps({"text": text})
+    content = {
+        ".jsonl.gz": f"{row}\n" * count,
+        ".json.gz": f"[{','.join([row] * count)}]",
+        ".csv.gz": f"text\n{text}\n",
+    }[kind]
+    path.write_bytes(gzip.compress(content.encode(), 1))
+    return path
+
+
+def _tokenizer(_: Path, text: str) -> Any:
+    from tests.worker.data.conftest import CHATML, make_tokenizer
+    from tuner.worker.data import masks as masks  # importing torch has effects of its own
+
+    return make_tokenizer(text + CHATML)
+
+
+def _template(_: Path, tokenizer: Any) -> None:
+    from tuner.worker.data import masks
+
+    masks.choose_template(tokenizer)
+
+
 def _name(folder: Path, text: str) -> None:
     """Take a text for every thing that has a name; each refusal by itself, the last of them raised."""
     last: TunerError | None = None
@@ -143,7 +183,11 @@ DOORS = (
     Door("recipe file", strategies.recipes, 0.2, _recipe, lambda folder, text: _written(folder, "hostile.py", text)),
     Door("--set", strategies.overrides, 0.2, _override),
     Door("DeepSpeed JSON", strategies.configs, 0.2, _config, lambda folder, text: _written(folder, "ds.json", text)),
-    Door("data file", strategies.rows, 0.2, _rows, lambda folder, given: _written(folder, f"rows{given[0]}", given[1])),
+    Door(
+        "data file", strategies.rows, 0.18, _rows, lambda folder, given: _written(folder, f"rows{given[0]}", given[1])
+    ),
+    Door("data that unfolds", strategies.bombs, 0.01, _rows, _bomb),
+    Door("chat template", strategies.chat_templates, 0.01, _template, _tokenizer),
     Door("name or path", strategies.names, 0.03, _name),
     Door("manifest", strategies.manifests, 0.07, _manifest, _checkpoint),
     Door("launch variables", strategies.variables, 0.1, _variables),

@@ -264,3 +264,27 @@ variables = st.dictionaries(
     (_WORDS | anything).filter(lambda text: "\0" not in text),
     min_size=1,
 ) | st.fixed_dictionaries({name: _WORDS for name in _SLURM})
+
+bombs = st.tuples(
+    st.sampled_from((".jsonl.gz", ".json.gz", ".csv.gz", ".parquet", ".arrow")), st.integers(9, 31), st.integers(1, 3)
+)
+"""The kind of a file, MiB of its last row, rows: some kilobytes each."""
+_STATEMENTS = (
+    "{% for i in range(99999) %}{{ i }}{% endfor %}",
+    "{{ range(10 ** 9) }}",
+    "{{ 'x' * 10 ** 9 }}",
+    "{{ 'x' * 10 ** 13 }}",
+    "{{ '%999999999d' % 1 }}",
+    "{{ 1 // 0 }}",
+    "{{ messages.a.b() }}",
+    "{{ ''.__class__.__mro__ }}",
+    "{{ raise_exception('no') }}",
+    "{% set n = namespace(x='xx') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{% include 'a' %}",
+    "{{",
+    "{% for %}",
+)
+chat_templates = st.builds(
+    "".join, st.lists(st.sampled_from(_STATEMENTS) | damaged(st.sampled_from(_STATEMENTS)), min_size=1, max_size=2)
+)
