@@ -199,6 +199,7 @@ SAMPLES: dict[str, Config] = {
     },
     "automatic expert parallelism": {"expert_parallel": {"enabled": True, "autoep_size": 4}} | zero(stage=2),
     "autocast to fp16": {"torch_autocast": {"enabled": True, "dtype": "float16"}} | zero(stage=1),
+    "accumulation by the caller": {"managed_gradient_accumulation": False} | zero(stage=2),
     "asynchronous checkpoints": {"datastates_ckpt": {"host_cache_size": 16}},
     "sequence parallelism": {"sequence_parallel_size": 2} | zero(stage=3),
     "activation checkpointing": {

@@ -43,7 +43,8 @@ TOLD = {
     "compilation": ["compile.deepcompile"],
     "sequence parallelism": ["sequence_parallel_size"],
     "activation checkpointing, partitioned": ["activation_checkpointing"],
-    "data efficiency": ["data_efficiency.data_sampling"],
+    "data efficiency": ["data_efficiency"],
+    "accumulation by the caller": ["managed_gradient_accumulation"],
     "autotuning": ["autotuning"],
     "cifar": ["zero_optimization.cpu_offload"],
     "features that are gone, switched off": [
@@ -58,6 +59,7 @@ NO_RUN = {
     "zenflow by steps": "decides by itself",
     "automatic expert parallelism": "output recorders",
     "asynchronous checkpoints": "no registry has",
+    "accumulation by the caller": "leaves to the caller",
     "autocast to fp16": "loss scale still in them",
     "sequence parallelism": "splits its sequences",
     "autotuning": "ends the process",
@@ -128,7 +130,7 @@ def test_each_table_of_what_does_not_work_has_a_sample() -> None:
     warned = {warning.split()[0] for document in documents for warning in check(document).warnings}
 
     assert unrunnable <= warned | {"autotuning.enabled"}
-    assert {".".join(keys) for keys in (*INERT, *DROPPED)} <= warned | {"pipeline", "data_efficiency.data_routing"}
+    assert {".".join(keys) for keys in (*INERT, *DROPPED)} <= warned | {"pipeline"}
 
 
 # Presets, in worlds of several sizes

@@ -52,6 +52,7 @@ BOUNDS: dict[str, Field] = {
     "gradient_clipping": {"ge": 0},
     "gradient_predivide_factor": {"gt": 0},
     "sequence_parallel_size": {"ge": 1},
+    "log_level": {"enum": ["debug", "info", "warning", "error", "critical"], "any_case": True},
     "steps_per_print": {"ge": 1},
     "vocabulary_size": {"ge": 1},
     "zero_optimization.allgather_bucket_size": {"gt": 0},
@@ -105,12 +106,12 @@ def fit(value: Any, field: Field, path: str, parsed: str) -> Any:
     """
     if value == "auto" and "auto" not in field.get("enum", ()):
         return _auto(field, path, parsed)
-    value = _typed(value, field, parsed)
+    value, field = _typed(value, field, parsed), field | BOUNDS.get(path, {})
     for item in value if isinstance(value, list) else [value]:
         # Of a field that takes strings too, the enum is about those: "auto" or a list of any names.
         if item is value or "str" not in field["type"]:
             _check_enum(item, field)
-        _check_bounds(item, field | BOUNDS.get(path, {}))
+        _check_bounds(item, field)
     return value
 
 

@@ -87,6 +87,15 @@ def autocasts_to(config: Config) -> str | None:
     return short(lookup(config, ("torch_autocast", "dtype"))) if on else None
 
 
+_AFTERWARDS = {"prescale_gradients": False, "gradient_predivide_factor": 1.0}
+
+
+def _scales_before(config: Config, key: str) -> bool:
+    """Return whether gradients are to be scaled before a reduction that does not take it."""
+    scatters = stage(config) in (2, 3) and lookup(config, (ZERO, "reduce_scatter"), True)
+    return bool(scatters) and not _sums(config) and config.get(key, _AFTERWARDS[key]) != _AFTERWARDS[key]
+
+
 def _sums(config: Config) -> bool:
     return str(config.get("gradient_allreduce_op")).lower() == "sum"
 
@@ -234,16 +243,15 @@ RULES: tuple[Rule, ...] = (
         "Keep one of the two.",
         "runtime/torch_autocast.py, _validate_auto_cast_settings",
     ),
-    Rule(
-        ("managed_gradient_accumulation",),
-        lambda config: (
-            config.get("managed_gradient_accumulation") is False
-            and stage(config) == 1
-            and is_on(config, ZERO, "overlap_comm")
-        ),
-        "managed_gradient_accumulation = false does not work with overlap_comm at ZeRO stage 1",
-        "Remove it, or overlap_comm.",
-        "runtime/engine.py, _do_args_sanity_check",
+    *(
+        Rule(
+            (key,),
+            partial(_scales_before, key=key),
+            f"{key} does not work with reduce_scatter at ZeRO stage 2 and 3, where that is on by itself",
+            "Remove it, or set zero_optimization.reduce_scatter to false.",
+            "runtime/zero/stage_1_and_2.py and stage3.py, __init__",
+        )
+        for key in _AFTERWARDS
     ),
     Rule(
         (ZERO, "legacy_stage1"),

@@ -51,6 +51,13 @@ UNRUNNABLE: tuple[Rule, ...] = (
         "runtime/zero/stage_1_and_2.py and stage3.py, unscale_and_clip_grads",
     ),
     Rule(
+        ("managed_gradient_accumulation",),
+        lambda config: config.get("managed_gradient_accumulation") is False,
+        "managed_gradient_accumulation = false leaves to the caller what Hugging Face's accelerate tells DeepSpeed",
+        "Remove it; the recipe's optim_wrapper.accumulative_counts accumulates.",
+        "runtime/engine.py, set_gradient_accumulation_boundary",
+    ),
+    Rule(
         ("expert_parallel", "enabled"),
         lambda config: is_on(config, "expert_parallel", "enabled"),
         "expert_parallel.enabled (AutoEP) fails on the output recorders of transformers 5, and would leave each rank "
@@ -122,6 +129,8 @@ INERT: dict[tuple[str, ...], tuple[str, str]] = {
 
 # As INERT, but DeepSpeed fails on them, or writes into them what nobody asked for; so they are dropped.
 DROPPED: dict[tuple[str, ...], tuple[str, str]] = {
-    ("data_efficiency", "data_sampling"): ("samples are drawn by Hugging Face's loader", "Remove it."),
-    ("data_efficiency", "data_routing"): ("it needs layers that a model's own code makes", "Remove it."),
+    ("data_efficiency",): (
+        "samples are drawn by Hugging Face's loader, and random-LTD needs layers that a model's own code makes",
+        "Remove it.",
+    ),
 }
