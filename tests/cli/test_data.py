@@ -257,6 +257,22 @@ def test_every_row_that_is_not_trained_on_whole_is_listed(tuner: Tuner, rows: Ro
     assert [(one["what"], one["samples"]) for one in found["changes"]] == [("dropped", 1), ("truncated", 1)]
 
 
+def test_rows_of_several_shapes_are_told_in_one_message_with_the_count_of_each(tuner: Tuner, rows: Rows) -> None:
+    turns = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]}
+    path = rows(*[GOOD] * 10, *[turns] * 5, *[GOOD, turns] * 4, {"output": "x"})
+
+    result = bad(tuner, path)
+
+    (message,) = result.messages
+    assert (
+        "several shapes, of the first 24 rows 14 of format 'alpaca' (the first at rows.jsonl:1), 9 of format "
+        in message
+    )
+    assert "'messages' (the first at rows.jsonl:11), 1 of no known format (the first at rows.jsonl:24)" in message
+    assert "dataset.mixture" in message
+    assert "Set format" not in message
+
+
 def test_all_of_the_rows_that_are_refused_are_listed_where_it_is_asked(tuner: Tuner, rows: Rows) -> None:
     result = bad(tuner, rows(GOOD, *[{"instruction": "Why?"}] * 30), "--bad")
 

@@ -77,18 +77,25 @@ def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, bad
 
 
 def _told(first: DataError, found: Iterable[DataError], limit: int, *, as_json: bool) -> TunerError:
-    """Print what is wrong with each bad row and return how many there are; a single mistake is returned itself."""
-    from tuner.files import dump_json
+    """Print what is wrong with each bad row and return how many there are; a single mistake is returned itself.
 
+    So is that of rows of several shapes: what would mend one of them would spoil another.
+    """
+    from tuner.files import dump_json
+    from tuner.worker.data.formats import MixedShapes
+
+    is_mixed = isinstance(first, MixedShapes)
     listed, count = [], 0
     for error in found:
         count += 1
         if count <= limit:
             listed.append(error)
     if as_json:
-        rows = [{"where": error.where, "what": error.what, "fix": error.fix} for error in listed]
+        rows = [
+            {"where": error.where, "what": error.what, "fix": first.fix if is_mixed else error.fix} for error in listed
+        ]
         click.echo(dump_json({"num_bad_rows": count, "bad_rows": rows}), nl=False)
-    if count < 2:
+    if count < 2 or is_mixed:
         return first
     for error in listed:
         click.echo(str(error), err=True)

@@ -5,7 +5,9 @@ It does not cut, pack or write.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TextIO
@@ -14,10 +16,11 @@ from tuner.errors import DataError
 from tuner.worker.data import formats, masks
 from tuner.worker.data.changes import Change, Changes, What
 from tuner.worker.data.masks import Tokens
-from tuner.worker.data.mixture import Opened
+from tuner.worker.data.mixture import Opened, Set
 from tuner.worker.data.sample import Chat, Sample, for_objective, lacks
 
 _DETECT_ROWS = 8
+_SHAPE_ROWS = 1_000
 
 Labelled = tuple[Tokens, Tokens]
 """Input ids and labels, int32 of shape [tokens]; a label of -100 carries no loss."""
@@ -116,13 +119,26 @@ def samples(opened: Opened, names: Sequence[str], objective: str, tally: Tally) 
         except DataError as error:
             if not error.of_row:
                 raise
-            tally.refuse(error)
+            with _shapes_told(one, name, objective):
+                tally.refuse(error)
             continue
         for part in parts:
             if reason := lacks(part):
                 tally.drop(place, reason)
             else:
                 yield place, part
+
+
+@contextmanager
+def _shapes_told(one: Set, name: str, objective: str) -> Iterator[None]:
+    """Turn the error of a row into that of all rows, where they have several shapes; each row's own advice misleads."""
+    try:
+        yield
+    except DataError as error:
+        rows = itertools.islice(one.source.read(lambda _: None), _SHAPE_ROWS)
+        is_ours = ":" not in name  # what a function of the user's takes, nobody knows
+        shapes = formats.mixed(rows, one.place, columns=one.columns, objective=objective) if is_ours else None
+        raise (shapes or error) from error
 
 
 @dataclass
