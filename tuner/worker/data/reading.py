@@ -18,6 +18,7 @@ from tuner.worker.data.changes import Change, Changes, What
 from tuner.worker.data.masks import Tokens
 from tuner.worker.data.mixture import Opened, Set
 from tuner.worker.data.sample import Chat, Sample, for_objective, lacks
+from tuner.worker.data.thinking import Thinking
 
 _DETECT_ROWS = 8
 _SHAPE_ROWS = 1_000
@@ -143,18 +144,24 @@ def _shapes_told(one: Set, name: str, objective: str) -> Iterator[None]:
 
 @dataclass
 class Encoder:
-    """Tokenizes conversations and texts; `train_all` puts loss on every token of a conversation too."""
+    """Tokenizes conversations and texts; `train_all` puts loss on every token of a conversation too.
+
+    `thinking` is what becomes of that of the answers, as `dataset.thinking` says.
+    """
 
     tokenizer: Any
     train_all: bool = False
+    thinking: Thinking | None = None
 
     @cached_property
     def template(self) -> masks.Template:
         """The chat template; texts need none, so a tokenizer without one is no mistake before the first chat."""
         return masks.choose_template(self.tokenizer)
 
-    def encode(self, batch: Sequence[tuple[str, Chat | str]]) -> list[Labelled]:
-        """Return ids and labels of each of a batch of places and samples.
+    def encode(
+        self, batch: Sequence[tuple[str, Chat | str]], tell: Callable[[str, str], object] = lambda place, reason: None
+    ) -> list[Labelled]:
+        """Return ids and labels of each of a batch of places and samples; `tell` as in `masks.encode`.
 
         Raises:
             DataError: there is no chat template, or it refuses a conversation.
@@ -165,7 +172,8 @@ class Encoder:
             if chosen:
                 template = None if is_text else self.template
                 some = [batch[at] for at in chosen]
-                found = masks.encode(template, self.tokenizer, some, train_all=self.train_all)
+                how: dict[str, Any] = {"train_all": self.train_all, "thoughts": self.thinking, "tell": tell}
+                found = masks.encode(template, self.tokenizer, some, **how)
                 encoded.update(zip(chosen, found, strict=True))
         return [encoded[at] for at in range(len(batch))]
 
@@ -178,11 +186,16 @@ class Encoder:
             DataError: there is no chat template, or it refuses more of them than `tally` leaves out.
         """
         placed = [(place, chat) for place, sample in batch for chat in chats_of(sample)]
+        told: dict[tuple[str, str], None] = {}  # the two sides of a pair have the same prompt
         try:
-            return batch, self.encode(placed)
+            encoded = self.encode(placed, lambda place, reason: told.setdefault((place, reason)))
         except DataError as error:
             if not tally.max_bad or not error.of_row:
                 raise
+        else:
+            for place, change in told:
+                tally.changes.add(Change(place, "changed", change))
+            return batch, encoded
         bad = dict(self.refused(placed))
         for reason in bad.values():
             tally.refuse(reason)
