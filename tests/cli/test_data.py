@@ -15,6 +15,8 @@ from rich.console import Console
 from tests.cli.command import Result, Tuner
 from tuner.cli import data as command
 from tuner.cli.rows import print_samples
+from tuner.worker.data import view
+from tuner.worker.data.serving import Difference
 from tuner.worker.data.view import Shown
 from tuner.worker.models import load
 from tuner.worker.models.load import load_tokenizer
@@ -255,6 +257,39 @@ def test_every_row_that_is_not_trained_on_whole_is_listed(tuner: Tuner, rows: Ro
         ("rows.jsonl:3", "truncated"),
     ]
     assert [(one["what"], one["samples"]) for one in found["changes"]] == [("dropped", 1), ("truncated", 1)]
+
+
+def test_rows_of_several_shapes_are_told_in_one_message_with_the_count_of_each(tuner: Tuner, rows: Rows) -> None:
+    turns = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]}
+    path = rows(*[GOOD] * 10, *[turns] * 5, *[GOOD, turns] * 4, {"output": "x"})
+
+    result = bad(tuner, path)
+
+    (message,) = result.messages
+    assert (
+        "several shapes, of the first 24 rows 14 of format 'alpaca' (the first at rows.jsonl:1), 9 of format "
+        in message
+    )
+    assert "'messages' (the first at rows.jsonl:11), 1 of no known format (the first at rows.jsonl:24)" in message
+    assert "dataset.mixture" in message
+    assert "Set format" not in message
+
+
+def test_training_and_serving_are_compared_where_it_is_asked(
+    tuner: Tuner, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = rows(GOOD)
+    alike = tuner("data", SFT, "--data", path, "--template-check").out
+    unlike = Difference("rows.jsonl:1", 2, "answer", 7, "<think>", "Because")
+    monkeypatch.setattr(view, "template_check", lambda *_: iter([unlike]))
+
+    told = tuner("data", SFT, "--data", path, "--template-check").out
+    found = json.loads(tuner("data", SFT, "--data", path, "--template-check", "--json").out)
+
+    assert "read the first 100 samples alike, token by token" in alike
+    assert "rows.jsonl:1, turn 2: the answer differs from token 7 on" in told
+    assert "serving:  '<think>'" in told and "training: 'Because'" in told
+    assert [one["turn"] for one in found["template_check"]] == [2]
 
 
 def test_all_of_the_rows_that_are_refused_are_listed_where_it_is_asked(tuner: Tuner, rows: Rows) -> None:

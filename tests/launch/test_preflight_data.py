@@ -74,6 +74,13 @@ def test_a_misspelt_format_of_data_on_the_hub_is_refused_with_the_nearest() -> N
         list(data.first_rows(plan))
 
 
+def test_rows_of_several_shapes_are_told_with_the_count_of_each(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", GOOD, {"instruction": "a", "output": "b"}, GOOD)
+
+    with pytest.raises(DataError, match=r"2 of format 'messages' .*, 1 of format 'alpaca'"):
+        check(path, "train_dataloader.dataset.format=None")
+
+
 def few(path: Path, *sets: str) -> list[Any]:
     values = ("train_dataloader.batch_size=2", "accumulative_counts=4", "train_dataloader.dataset.packing=False")
     return list(data.few_steps(made(f"train_dataloader.dataset.path={path}", *values, *sets, recipe=SFT)))

@@ -15,6 +15,7 @@ from tuner.errors import DataError, TunerError, visible
 
 if TYPE_CHECKING:
     from tuner.recipes.schema import Dataset, RecipeConfig
+    from tuner.worker.data.serving import Difference
     from tuner.worker.data.view import View
 
 _FIRST_ROWS = 1_000
@@ -26,10 +27,19 @@ _MAX_BAD = 20
 @click.option("--all", "every", is_flag=True, help=f"Read and check every row, not the first {_FIRST_ROWS:,}.")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="How many samples to show.")
 @click.option("--bad", is_flag=True, help="List every row that is bad, dropped, truncated, split or changed.")
+@click.option("--template-check", "check", is_flag=True, help="Compare training's text with serving's, by token.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options
 def command(
-    name: str, every: bool, samples: int, bad: bool, as_json: bool, allow_code: bool, debug: bool, **changes: Any
+    name: str,
+    every: bool,
+    samples: int,
+    bad: bool,
+    check: bool,
+    as_json: bool,
+    allow_code: bool,
+    debug: bool,
+    **changes: Any,
 ) -> None:
     """Read the data of recipe NAME as training would, and show what becomes of it.
 
@@ -52,10 +62,11 @@ def command(
         split: _view(dataset, tokenizer, objective, samples if split == "train" else 0, bad=bad, as_json=as_json)
         for split, dataset in _splits(found.config, every)
     }
+    unlike = _unlike(found.config, tokenizer) if check else None
     if as_json:
-        _print_json(found.name, found.config, views, bad=bad)
+        _print_json(found.name, found.config, views, unlike, bad=bad)
     else:
-        _print(found.name, views, every=every, bad=bad)
+        _print(found.name, views, unlike, every=every, bad=bad)
 
 
 def _splits(config: RecipeConfig, every: bool) -> Iterable[tuple[str, Dataset]]:
@@ -64,6 +75,12 @@ def _splits(config: RecipeConfig, every: bool) -> Iterable[tuple[str, Dataset]]:
             rows = loader.dataset.max_rows
             limit = rows if every else min(rows or _FIRST_ROWS, _FIRST_ROWS)
             yield split, loader.dataset.model_copy(update={"max_rows": limit})
+
+
+def _unlike(config: RecipeConfig, tokenizer: Any) -> list[Difference]:
+    from tuner.worker.data.view import template_check
+
+    return list(template_check(config.train_dataloader.dataset, tokenizer, config.objective.type))
 
 
 def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, bad: bool, as_json: bool) -> View:
@@ -77,18 +94,25 @@ def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, bad
 
 
 def _told(first: DataError, found: Iterable[DataError], limit: int, *, as_json: bool) -> TunerError:
-    """Print what is wrong with each bad row and return how many there are; a single mistake is returned itself."""
-    from tuner.files import dump_json
+    """Print what is wrong with each bad row and return how many there are; a single mistake is returned itself.
 
+    So is that of rows of several shapes: what would mend one of them would spoil another.
+    """
+    from tuner.files import dump_json
+    from tuner.worker.data.formats import MixedShapes
+
+    is_mixed = isinstance(first, MixedShapes)
     listed, count = [], 0
     for error in found:
         count += 1
         if count <= limit:
             listed.append(error)
     if as_json:
-        rows = [{"where": error.where, "what": error.what, "fix": error.fix} for error in listed]
+        rows = [
+            {"where": error.where, "what": error.what, "fix": first.fix if is_mixed else error.fix} for error in listed
+        ]
         click.echo(dump_json({"num_bad_rows": count, "bad_rows": rows}), nl=False)
-    if count < 2:
+    if count < 2 or is_mixed:
         return first
     for error in listed:
         click.echo(str(error), err=True)
@@ -99,12 +123,15 @@ def _told(first: DataError, found: Iterable[DataError], limit: int, *, as_json: 
     )
 
 
-def _print_json(name: str, config: RecipeConfig, views: Mapping[str, View], *, bad: bool) -> None:
+def _print_json(
+    name: str, config: RecipeConfig, views: Mapping[str, View], unlike: list[Difference] | None, *, bad: bool
+) -> None:
     from tuner.files import dump_json
 
     listed = {split: {"changed": list(view.prepared.changed())} if bad else {} for split, view in views.items()}
     data = {split: _json(view) | listed[split] for split, view in views.items()}
-    click.echo(dump_json({"recipe": name, "objective": config.objective.type, "data": data}), nl=False)
+    told = {} if unlike is None else {"template_check": [asdict(one) for one in unlike]}
+    click.echo(dump_json({"recipe": name, "objective": config.objective.type, "data": data, **told}), nl=False)
 
 
 def _json(view: View) -> dict[str, Any]:
@@ -134,10 +161,10 @@ def _json(view: View) -> dict[str, Any]:
     }
 
 
-def _print(name: str, views: Mapping[str, View], *, every: bool, bad: bool) -> None:
+def _print(name: str, views: Mapping[str, View], unlike: list[Difference] | None, *, every: bool, bad: bool) -> None:
     from rich.console import Console
 
-    from tuner.cli.rows import print_changed, print_samples, print_split
+    from tuner.cli.rows import print_changed, print_differences, print_samples, print_split
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     for split, view in views.items():
@@ -146,4 +173,6 @@ def _print(name: str, views: Mapping[str, View], *, every: bool, bad: bool) -> N
             print_changed(console, split, view)
     if not every and any(view.prepared.counts.read == _FIRST_ROWS for view in views.values()):
         console.print(f"Only the first {_FIRST_ROWS:,} rows were read. All of them: tuner data {visible(name)} --all\n")
+    if unlike is not None:
+        print_differences(console, unlike)
     print_samples(console, views["train"].samples)

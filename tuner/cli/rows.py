@@ -14,9 +14,11 @@ from rich.text import Text
 from tuner.errors import visible
 
 if TYPE_CHECKING:
+    from tuner.worker.data.serving import Difference
     from tuner.worker.data.view import Piece, Shown, View
 
 _BAR_WIDTH = 40
+_MAX_DIFFERENCES = 10
 _MAX_PIECE, _END_OF_PIECE = 1_000, 200
 """Characters of a run of tokens that are shown, and how many of them are its last."""
 _TRAINED, _MARKS = "bold green", ("[[", "]]")
@@ -54,6 +56,23 @@ def print_changed(console: Console, split: str, view: View) -> None:
     listed = sum(min(one.samples, MAX_LISTED) for one in view.prepared.totals)
     left_out = f" of {total:,}; {MAX_LISTED:,} of each reason are listed" if listed < total else ""
     console.print(f"  {listed:,} listed{left_out}\n" if total else "  none\n")
+
+
+def print_differences(console: Console, found: Sequence[Difference]) -> None:
+    """Print where training reads a conversation otherwise than serving, the first of them."""
+    from tuner.worker.data.view import CHECKED_SAMPLES
+
+    if not found:
+        console.print(f"Training and serving read the first {CHECKED_SAMPLES} samples alike, token by token.\n")
+        return
+    count = len({(one.place, one.turn) for one in found})
+    console.print(f"Training reads {count:,} answers of the first {CHECKED_SAMPLES} samples otherwise than serving:")
+    for one in found[:_MAX_DIFFERENCES]:
+        console.print(f"  {visible(one.place)}, turn {one.turn}: the {one.part} differs from token {one.token:,} on")
+        console.print(f"    serving:  {visible(repr(one.serving))}")
+        console.print(f"    training: {visible(repr(one.training))}")
+    more = len(found) - _MAX_DIFFERENCES
+    console.print(f"  and {more:,} more\n" if more > 0 else "")
 
 
 def print_samples(console: Console, samples: Sequence[Shown]) -> None:

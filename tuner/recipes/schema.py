@@ -83,6 +83,7 @@ class Dataset(Rows):
     bad_rows: Annotated[int, Field(ge=0)] = 0
     max_length: PositiveInt
     packing: bool
+    thinking: Literal["keep", "strip", "last"] | None = None
 
 
 class Dataloader(Block):

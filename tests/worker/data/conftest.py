@@ -73,6 +73,7 @@ class Settings:
     mixture: Any = None
     max_rows: int | None = None
     bad_rows: int = 0
+    thinking: Any = None
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,7 @@ def _read(rows: Rows, objective: str, *, tolerant: bool) -> None:
             for_objective(sample, objective, name, place)
         except DataError as error:
             if not tolerant or not error.of_row:
-                raise
+                raise (formats.mixed(placed, str(file), columns=rows.columns, objective=objective) or error) from error
 
 
 def _first_file(rows: Rows) -> Path | None:

@@ -5,17 +5,23 @@ It reads no files and knows no tokens. Text in a row is data: nothing of it is e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.errors import DataError, did_you_mean, nearest
-from tuner.worker.data import agents, chats, fields, limits, pairs
+from tuner.worker.data import agents, chats, fields, limits, media, pairs
 from tuner.worker.data.columns import Columns, check_names, renamed
 from tuner.worker.data.fields import Misfit, Row, names
 from tuner.worker.data.functions import sample_of, user_function
 from tuner.worker.data.sample import KINDS, Chat, Feedback, Pair, Sample
 
+_NO_FORMAT = "no known format"
+
 __all__ = ["FORMATS", "KINDS", "Chat", "Format", "Sample", "detect", "read", "user_function"]
+
+
+class MixedShapes(DataError):
+    """Rows of one data set that have several formats: no setting fits them all."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,32 @@ def detect(rows: Sequence[Row], place: str, *, columns: Columns | None = None, o
     either = " or ".join(map(repr, found))
     what = f"the columns {told} could be of format {either}"
     raise DataError(what, where=place, fix=f"Set dataset.format to the one that is meant: {either}.")
+
+
+def mixed(
+    rows: Iterable[tuple[str, Row]], place: str, *, columns: Columns | None, objective: str
+) -> MixedShapes | None:
+    """Return the error of rows, each with its place, that have several formats; None where they have one."""
+    found: dict[str, list[str]] = {}
+    for where, row in rows:
+        found.setdefault(_shape(row, where, columns, objective), []).append(where)
+    if len(found.keys() - {_NO_FORMAT}) < 2:
+        return None
+    count = sum(map(len, found.values()))
+    told = ", ".join(f"{len(places):,} of {shape} (the first at {places[0]})" for shape, places in found.items())
+    fix = "Give all rows one shape, or write each shape into a file of its own and list the files in dataset.mixture."
+    return MixedShapes(f"its rows have several shapes, of the first {count:,} rows {told}", where=place, fix=fix)
+
+
+def _shape(row: Row, place: str, columns: Columns | None, objective: str) -> str:
+    try:
+        mapped = renamed(row, columns, place)
+        fitting = _fitting([mapped], objective)
+        for name in fitting:
+            FORMATS[name].read(mapped)
+    except (DataError, Misfit):  # a row that is wrong by itself is no other shape
+        return _NO_FORMAT
+    return " or ".join(f"format {name!r}" for name in fitting) or _NO_FORMAT
 
 
 def _closest(row: Row) -> str:
@@ -105,7 +137,9 @@ def read(name: str, row: Row, place: str, *, columns: Columns | None = None, sys
     check_names(columns, known(name).columns, f"format {name!r}")
     mapped = renamed(row, columns, place)
     try:
-        return _fitting_in(_with_system(FORMATS[name].read(mapped), system, place), place)
+        sample = FORMATS[name].read(mapped)
+        media.refuse(mapped, sample, FORMATS[name].columns, place)
+        return _fitting_in(_with_system(sample, system, place), place)
     except Misfit as misfit:
         what = f"the row does not fit format {name!r}: {misfit}; its columns are {names(mapped)}"
         raise DataError(what, where=place, of_row=True, fix=_other_format(name, mapped)) from misfit

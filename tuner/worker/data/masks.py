@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tuner.worker.data import limits
+from tuner.errors import DataError
+from tuner.worker.data import limits, thinking
 from tuner.worker.data.rendering import Span, Template, render
 from tuner.worker.data.sample import Chat, Sample
 from tuner.worker.data.templates import choose_template
+from tuner.worker.data.thinking import Thinking
 
 __all__ = ["IGNORED", "Template", "Tokens", "choose_template", "encode"]
 
@@ -28,24 +30,41 @@ _QUOTE = "\ufdd0"
 
 
 def encode(
-    template: Template | None, tokenizer: Any, rows: Sequence[tuple[str, Sample]], *, train_all: bool = False
+    template: Template | None,
+    tokenizer: Any,
+    rows: Sequence[tuple[str, Sample]],
+    *,
+    train_all: bool = False,
+    thoughts: Thinking | None = None,
+    tell: Callable[[str, str], object] = lambda place, reason: None,
 ) -> list[tuple[Tokens, Tokens]]:
     """Return input ids and labels (int32, shape [tokens]) of each row; a label of -100 carries no loss.
 
     `rows` are places and samples, all conversations or all texts. A conversation has loss on the assistant's turns,
-    with `train_all` on everything; a text on everything, and ends with the end-of-sequence token.
+    with `train_all` on everything; a text on everything, and ends with the end-of-sequence token. `tell` is called with
+    the place of a conversation and what the template makes otherwise than its answers are.
 
     Raises:
-        DataError: the template refuses a conversation, or what is to be tokenized is too long.
+        DataError: the template refuses a conversation or leaves out thinking that is to be kept, or what is to be
+            tokenized is too long.
     """
     if template is None:
         texts = [str(sample) for _, sample in rows]
         _check_texts(tokenizer, rows, texts)
         return [_all_trained(ids) for some in limits.batches(texts) for ids in _encode_texts(tokenizer, some)]
     with limits.memory():
-        rendered = [
-            render(template, _quoted(template, sample), place) for place, sample in rows if isinstance(sample, Chat)
+        chats = [
+            (place, _quoted(template, thinking.applied(sample, thoughts)))
+            for place, sample in rows
+            if isinstance(sample, Chat)
         ]
+        rendered = [render(template, chat, place) for place, chat in chats]
+    for (place, chat), (text, _) in zip(chats, rendered, strict=True):
+        for reason in thinking.differences(chat, text):
+            if reason == thinking.LEFT_OUT and thoughts == "keep":
+                fix = "Set dataset.thinking to 'last' or 'strip', or choose another model.chat_template."
+                raise DataError(f"{reason}, and dataset.thinking = 'keep'", where=place, of_row=True, fix=fix)
+            tell(place, reason)
     texts = [text for text, _ in rendered]
     _check_texts(tokenizer, rows, texts)
     encoded = [one for some in limits.batches(texts) for one in _encode_rendered(tokenizer, some)]

@@ -167,7 +167,7 @@ def _key(opened: mixture.Opened, dataset: Dataset, tokenizer: Any, objective: st
     """Return what the result depends on, hashed: content, settings, tokenizer, code."""
     parts = [
         opened.fingerprint(),
-        [dataset.max_length, dataset.packing, dataset.bad_rows, objective],
+        [dataset.max_length, dataset.packing, dataset.bad_rows, dataset.thinking, objective],
         [_code_of_user(one.format) for one in opened.sets],
         tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer),
         [tokenizer.chat_template, tokenizer.special_tokens_map],
@@ -217,7 +217,7 @@ def _build(
     with (done / _CHANGES_FILE).open("w", encoding="utf-8") as listed:
         tally = Tally.of(opened, dataset.bad_rows, listed)
         batches = _batches(samples(opened, names, objective, tally), tick)
-        encoder = Encoder(tokenizer, train_all=objective == "pretrain")
+        encoder = Encoder(tokenizer, objective == "pretrain", dataset.thinking)
         if layout := preferences.LAYOUTS.get(objective):
             judged = preferences.encoded(layout, batches, encoder, dataset.max_length, tally)
             rows = preferences.write_rows(done / _ROWS_FILE, judged, layout)

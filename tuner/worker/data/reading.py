@@ -5,7 +5,9 @@ It does not cut, pack or write.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TextIO
@@ -14,10 +16,12 @@ from tuner.errors import DataError
 from tuner.worker.data import formats, masks
 from tuner.worker.data.changes import Change, Changes, What
 from tuner.worker.data.masks import Tokens
-from tuner.worker.data.mixture import Opened
+from tuner.worker.data.mixture import Opened, Set
 from tuner.worker.data.sample import Chat, Sample, for_objective, lacks
+from tuner.worker.data.thinking import Thinking
 
 _DETECT_ROWS = 8
+_SHAPE_ROWS = 1_000
 
 Labelled = tuple[Tokens, Tokens]
 """Input ids and labels, int32 of shape [tokens]; a label of -100 carries no loss."""
@@ -116,7 +120,8 @@ def samples(opened: Opened, names: Sequence[str], objective: str, tally: Tally) 
         except DataError as error:
             if not error.of_row:
                 raise
-            tally.refuse(error)
+            with _shapes_told(one, name, objective):
+                tally.refuse(error)
             continue
         for part in parts:
             if reason := lacks(part):
@@ -125,20 +130,38 @@ def samples(opened: Opened, names: Sequence[str], objective: str, tally: Tally) 
                 yield place, part
 
 
+@contextmanager
+def _shapes_told(one: Set, name: str, objective: str) -> Iterator[None]:
+    """Turn the error of a row into that of all rows, where they have several shapes; each row's own advice misleads."""
+    try:
+        yield
+    except DataError as error:
+        rows = itertools.islice(one.source.read(lambda _: None), _SHAPE_ROWS)
+        is_ours = ":" not in name  # what a function of the user's takes, nobody knows
+        shapes = formats.mixed(rows, one.place, columns=one.columns, objective=objective) if is_ours else None
+        raise (shapes or error) from error
+
+
 @dataclass
 class Encoder:
-    """Tokenizes conversations and texts; `train_all` puts loss on every token of a conversation too."""
+    """Tokenizes conversations and texts; `train_all` puts loss on every token of a conversation too.
+
+    `thinking` is what becomes of that of the answers, as `dataset.thinking` says.
+    """
 
     tokenizer: Any
     train_all: bool = False
+    thinking: Thinking | None = None
 
     @cached_property
     def template(self) -> masks.Template:
         """The chat template; texts need none, so a tokenizer without one is no mistake before the first chat."""
         return masks.choose_template(self.tokenizer)
 
-    def encode(self, batch: Sequence[tuple[str, Chat | str]]) -> list[Labelled]:
-        """Return ids and labels of each of a batch of places and samples.
+    def encode(
+        self, batch: Sequence[tuple[str, Chat | str]], tell: Callable[[str, str], object] = lambda place, reason: None
+    ) -> list[Labelled]:
+        """Return ids and labels of each of a batch of places and samples; `tell` as in `masks.encode`.
 
         Raises:
             DataError: there is no chat template, or it refuses a conversation.
@@ -149,7 +172,8 @@ class Encoder:
             if chosen:
                 template = None if is_text else self.template
                 some = [batch[at] for at in chosen]
-                found = masks.encode(template, self.tokenizer, some, train_all=self.train_all)
+                how: dict[str, Any] = {"train_all": self.train_all, "thoughts": self.thinking, "tell": tell}
+                found = masks.encode(template, self.tokenizer, some, **how)
                 encoded.update(zip(chosen, found, strict=True))
         return [encoded[at] for at in range(len(batch))]
 
@@ -162,11 +186,16 @@ class Encoder:
             DataError: there is no chat template, or it refuses more of them than `tally` leaves out.
         """
         placed = [(place, chat) for place, sample in batch for chat in chats_of(sample)]
+        told: dict[tuple[str, str], None] = {}  # the two sides of a pair have the same prompt
         try:
-            return batch, self.encode(placed)
+            encoded = self.encode(placed, lambda place, reason: told.setdefault((place, reason)))
         except DataError as error:
             if not tally.max_bad or not error.of_row:
                 raise
+        else:
+            for place, change in told:
+                tally.changes.add(Change(place, "changed", change))
+            return batch, encoded
         bad = dict(self.refused(placed))
         for reason in bad.values():
             tally.refuse(reason)

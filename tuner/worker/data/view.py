@@ -16,13 +16,16 @@ import pyarrow.compute as pc
 
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
-from tuner.worker.data import formats, limits, masks, mixture, packing, preferences
+from tuner.worker.data import formats, limits, masks, mixture, packing, preferences, serving, thinking
 from tuner.worker.data.prepare import Prepared, prepare
 from tuner.worker.data.readers import PlacedRow
 from tuner.worker.data.reading import Encoder, Labelled, Tally, formats_of, samples
 from tuner.worker.data.sample import Chat, Feedback, Pair, Sample, for_objective
+from tuner.worker.data.serving import Difference
 
 _BATCH_ROWS = 512
+CHECKED_SAMPLES = 100
+"""Of the training split, whose training text is set beside the one of serving."""
 
 Piece = tuple[str, bool]
 """Some text, and whether its tokens carry loss."""
@@ -63,7 +66,7 @@ def view(dataset: Dataset, tokenizer: Any, objective: str, num_samples: int) -> 
     prepared = prepare(dataset, tokenizer, objective=objective)
     opened = mixture.open(dataset)
     placed = samples(opened, formats_of(opened, objective), objective, Tally.of(opened, dataset.bad_rows))
-    encoder = Encoder(tokenizer, train_all=objective == "pretrain")
+    encoder = Encoder(tokenizer, objective == "pretrain", dataset.thinking)
     shown = [_shown(encoder, *one, dataset) for one in itertools.islice(placed, num_samples)]
     return View(prepared, _lengths(prepared), shown)
 
@@ -130,6 +133,22 @@ def _pieces(tokenizer: Any, encoded: Labelled) -> list[Piece]:
     return [(text[start:], bool(trained[end - 1])) for text, start, end in zip(texts, starts, ends, strict=False)]
 
 
+def template_check(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[Difference]:
+    """Yield where training reads the conversations of the first rows otherwise than a server would.
+
+    Raises:
+        DataError: the data set, a row, or the chat template is wrong.
+        MachineError: the hub cannot be reached.
+    """
+    opened = mixture.open(dataset)
+    placed = samples(opened, formats_of(opened, objective), objective, Tally.of(opened, dataset.bad_rows))
+    template = Encoder(tokenizer).template
+    for place, sample in itertools.islice(placed, CHECKED_SAMPLES):
+        for chat in _chats(sample):
+            if isinstance(chat, Chat):
+                yield from serving.compare(template, thinking.applied(chat, dataset.thinking), place)
+
+
 def bad_rows(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[DataError]:
     """Yield what is wrong with each row that training would refuse, in the order in which it reads them.
 
@@ -138,7 +157,7 @@ def bad_rows(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[DataE
         MachineError: the hub cannot be reached.
     """
     opened = mixture.open(dataset)
-    encoder = Encoder(tokenizer, train_all=objective == "pretrain")
+    encoder = Encoder(tokenizer, objective == "pretrain", dataset.thinking)
     stream = _chats_or_errors(opened, formats_of(opened, objective), objective)
     told: set[str] = set()  # a mixture may take a row more than once
     for batch in limits.batches(stream, _BATCH_ROWS):
