@@ -170,6 +170,7 @@ def evaluator(
         settings.n_gpu > 1
     ):  # else it would be copied to every GPU; Trainer does the same to a model that is over several
         settings._n_gpu = 1
+    _lay_out(settings, config, models[0])
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
     if kind.collate:
         more["data_collator"] = _collator(config, kind.collate, tokenizer)
