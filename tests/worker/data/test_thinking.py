@@ -70,6 +70,21 @@ def test_thinking_in_a_key_of_its_own_is_stripped_too(jsonl: Write) -> None:
     assert "four" not in said(jsonl([row]), QWEN3, thinking="strip")[1]
 
 
+def test_a_template_without_marks_that_drops_the_thinking_of_the_history_is_trained_and_told(jsonl: Write) -> None:
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+        "{% if loop.last %}{{ m['content'] }}{% else %}{{ m['content'].split('</think>')[-1].lstrip() }}{% endif %}"
+        "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    path = jsonl([conversation("one", THOUGHT.replace("four", "seven"), "two", THOUGHT)])
+
+    reasons, text = said(path, template)
+
+    assert reasons == [thinking.LEFT_OUT]
+    assert "four" in text and "seven" not in text
+    assert said(path, template, thinking="last")[0] == []
+
+
 def test_thinking_that_is_to_be_kept_and_is_not_is_refused_with_the_place(jsonl: Write) -> None:
     path = jsonl([conversation("one", "two"), conversation("one", THOUGHT)])
 

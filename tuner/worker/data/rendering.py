@@ -14,9 +14,9 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tuner.errors import DataError
-from tuner.worker.data import limits
+from tuner.worker.data import limits, thinking
 from tuner.worker.data.fields import SURROGATE
-from tuner.worker.data.sample import Chat, Message
+from tuner.worker.data.sample import Chat
 
 Span = tuple[int, int]
 
@@ -162,16 +162,15 @@ def _spans_by_prefix(template: Template, chat: Chat, text: str) -> list[Span]:
     try:
         return _spans_up_to_each(template, chat, text)
     except Unrendered:
-        # Gemma 4 shows the reasoning of the turns after the last question alone.
+        # Gemma 4, Qwen 3 and DeepSeek R1 show the thinking of the turns after the last question alone.
         last = max((at for at, turn in enumerate(chat.messages) if turn["role"] == "user"), default=0)
-        shorn = [_without_reasoning(turn) if at < last else turn for at, turn in enumerate(chat.messages)]
+        shorn = [
+            thinking.shorn(turn) if at < last and turn["role"] == "assistant" else turn
+            for at, turn in enumerate(chat.messages)
+        ]
         if shorn == chat.messages or rendered(template, Chat(shorn, chat.tools))[0] != text:
             raise
         return _spans_up_to_each(template, Chat(shorn, chat.tools), text)
-
-
-def _without_reasoning(turn: Message) -> Message:
-    return {key: value for key, value in turn.items() if key != "reasoning_content"}
 
 
 def _spans_up_to_each(template: Template, chat: Chat, text: str) -> list[Span]:

@@ -28,11 +28,12 @@ def applied(chat: Chat, thinking: Thinking | None) -> Chat:
         return chat
     answers = [number for number, turn in enumerate(chat.messages) if turn["role"] == "assistant"]
     kept = answers[-1:] if thinking == "last" else []
-    shorn = set(answers) - set(kept)
-    return replace(chat, messages=[_shorn(turn) if at in shorn else turn for at, turn in enumerate(chat.messages)])
+    bare = set(answers) - set(kept)
+    return replace(chat, messages=[shorn(turn) if at in bare else turn for at, turn in enumerate(chat.messages)])
 
 
-def _shorn(turn: Message) -> Message:
+def shorn(turn: Message) -> Message:
+    """Return an answer without its thinking, whether that stands in a key of its own or before what is said."""
     rest = {key: value for key, value in turn.items() if key != "reasoning_content"}
     return {**rest, "content": _BLOCK.sub("", turn["content"])}
 
