@@ -112,6 +112,11 @@ REFUSED: list[tuple[str, str, str]] = [
         "DeepSpeed's own CPU Adam",
     ),
     ('{"torch_autocast": {"enabled": true, "dtype": "int8"}}', "1:38", "as whole numbers"),
+    (
+        '{"torch_autocast": {"enabled": true, "lower_precision_safe_modules": ["torch.nn.Conv1d", "Linear"]}}',
+        "1:38",
+        "names a class without its module",
+    ),
     ('{"data_types": {"grad_accum_dtype": "torch.int8"}}', "1:17", "as whole numbers"),
     (
         '{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}, "torch_autocast": {"enabled": true}}',

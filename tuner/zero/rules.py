@@ -230,6 +230,15 @@ RULES: tuple[Rule, ...] = (
         "runtime/torch_autocast.py, get_comm_dtype",
     ),
     Rule(
+        ("torch_autocast", "lower_precision_safe_modules"),
+        lambda config: any(
+            "." not in str(name) for name in lookup(config, ("torch_autocast", "lower_precision_safe_modules")) or ()
+        ),
+        "torch_autocast.lower_precision_safe_modules names a class without its module",
+        'Write the whole path, such as "torch.nn.Linear".',
+        "runtime/torch_autocast.py, init_autocast_params",
+    ),
+    Rule(
         ("data_types", "grad_accum_dtype"),
         lambda config: accumulates_in(config) == "int8",
         "data_types.grad_accum_dtype = int8 would add gradients up as whole numbers",
