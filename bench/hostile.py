@@ -1,17 +1,16 @@
 """Bad inputs by the thousand, of every kind that comes from outside; each must end in one message.
 
-    python bench/hostile.py [--inputs 14000] [--commands 300] [--seed 0]
+    python bench/hostile.py [--inputs 14000] [--commands 300] [--folders 800] [--seed 0]
 
 Reach: at least 10,000 inputs refused, none with a traceback, none that wrote a file, opened a connection or started
 a process. Inputs that were taken were right by chance and do not count. The kinds and their functions stand in
-tests/hostile/doors.py. `--commands` are tried through the whole command line, each in a child of its own.
+tests/hostile/doors.py. `--commands` are tried through the whole command line, each in a child of its own; so are
+`--folders`: damaged models, adapters and runs, which may be written into, and odd environments (hostile_folders.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
 import random
 import sys
@@ -24,11 +23,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import hostile_folders
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
-from tests.hostile import strategies, watch
+from tests.hostile import strategies
 from tests.hostile.doors import DOORS, TINY, Door
 
 
@@ -83,36 +83,6 @@ def command(chance: random.Random, strategy_of: dict[str, list[str]]) -> list[st
     )
 
 
-def run(arguments: list[str], folder: Path) -> tuple[int, str]:
-    """Run one command line in a child; return its exit code (99: a traceback, or an effect) and what it printed."""
-    reads, writes = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reads)
-        os.chdir(folder)
-        sys.argv = ["tuner", *arguments]
-        said, code = io.StringIO(), 0
-        from tuner.cli import main
-
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), watch.effects() as seen:
-            try:
-                main()
-            except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else 1
-            except BaseException:
-                code = 99
-                traceback.print_exc()
-        if seen:
-            code = 99
-            said.write("\n".join(seen))
-        os.write(writes, said.getvalue().encode("utf-8", "surrogateescape")[-8_000:])
-        os._exit(code)
-    os.close(writes)
-    with os.fdopen(reads, "rb") as stream:
-        text = stream.read().decode("utf-8", "replace")
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
-
-
 def commanded(count: int, seed: int, folder: Path) -> Counter[str]:
     """Try `count` command lines and count how they ended."""
     counts: Counter[str] = Counter()
@@ -124,11 +94,7 @@ def commanded(count: int, seed: int, folder: Path) -> Counter[str]:
     chance = random.Random(seed)
     for _ in range(count):
         arguments = command(chance, made)
-        code, text = run(arguments, folder)
-        kind = "taken" if code == 0 else "refused" if code in (2, 3, 74) else "bugs"
-        counts[kind] += 1
-        if kind == "bugs":
-            print(f"{arguments!r:.500} -> {code}\n{text[-1800:]}", file=sys.stderr)
+        hostile_folders.count_one(counts, repr(arguments), *hostile_folders.run(arguments, folder, writes=False))
     return counts
 
 
@@ -136,11 +102,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=14_000, help="generated inputs, shared among the kinds")
     parser.add_argument("--commands", type=int, default=300, help="command lines")
+    parser.add_argument("--folders", type=int, default=800, help="damaged folders and odd environments, by commands")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", help="one kind alone")
     asked = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    doors = [door for door in DOORS if asked.kind in (None, door.kind)]
+    doors = [door for door in DOORS if asked.inputs and asked.kind in (None, door.kind)]
     print("| kind | tried | refused in one message | taken | tracebacks or effects | seconds |")
     print("|---|---|---|---|---|---|")
     total: Counter[str] = Counter()
@@ -154,7 +121,9 @@ def main() -> None:
             )
             for door in doors
         ]
-        if asked.commands:
+        if asked.folders:  # first: environments are tried before anything heavy is imported here
+            kinds[:0] = hostile_folders.rows(asked.folders, asked.seed, Path(scratch), asked.kind)
+        if asked.commands and not asked.kind:
             kinds.append(("command line", lambda: commanded(asked.commands, asked.seed, Path(scratch))))
         for kind, act in kinds:
             started = time.monotonic()

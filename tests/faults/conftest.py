@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,20 +16,41 @@ from tests.e2e.runs import Finished, finish, start
 ROOT = Path(__file__).parents[2]
 
 
+FAULTY = [sys.executable, "-m", "tests.faults.tuner"]
+
+
 class Faulty:
-    """`tuner train` on two CPU ranks with a fault in one of them."""
+    """`tuner train` on two CPU ranks, or as many as are asked for, with a fault in one of them."""
 
-    def __call__(self, fault: str, recipe: Path, work_dir: Path, *arguments: object) -> Finished:
-        return finish(self.start(fault, recipe, work_dir, *arguments), work_dir)
+    def __call__(self, fault: str, recipe: Path, work_dir: Path, *arguments: object, **how: Any) -> Finished:
+        return finish(self.start(fault, recipe, work_dir, *arguments, **how), work_dir)
 
-    def start(self, fault: str, recipe: Path, work_dir: Path, *arguments: object) -> subprocess.Popen[str]:
-        """Start it in a session of its own, and leave it to the test."""
+    def start(
+        self,
+        fault: str,
+        recipe: Path,
+        work_dir: Path,
+        *arguments: object,
+        ranks: int = 2,
+        command: Sequence[str] = FAULTY,
+    ) -> subprocess.Popen[str]:
+        """Start it in a session of its own, and leave it to the test; `command` leads to `FAULTY`."""
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        command = [sys.executable, "-m", "tests.faults.tuner"]
         at = ("--work-dir", work_dir)
-        return start(recipe, *at, *arguments, command=command, TUNER_FAULT=fault, PYTHONPATH=path)
+        return start(recipe, *at, *arguments, ranks=ranks, command=command, TUNER_FAULT=fault, PYTHONPATH=path)
 
 
 @pytest.fixture
 def faulty() -> Faulty:
     return Faulty()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system with room for three checkpoints of the tiny model in fp32 and little more."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder]).returncode:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.runs import Finished, distance, ok, quick, train
+from tests.e2e.runs import Finished, distance, ok, processes_of, quick, start, train
 from tests.faults.conftest import Faulty
 from tuner.runs import checkpoints
 
@@ -106,6 +106,56 @@ def test_a_sharded_run_goes_on_on_more_ranks_and_its_weights_at_another_stage(tm
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.long
+def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_told_who_has_the_run(
+    tmp_path: Path, faulty: Faulty
+) -> None:
+    recipe = quick(tmp_path, "lora")
+    killed = faulty("kill@0:3", recipe, tmp_path / "run", ranks=1)
+    assert killed.code == 137
+
+    both = [start(recipe, "--work-dir", killed.path, "--resume", "auto", ranks=1) for _ in range(2)]
+    said = [process.communicate(timeout=300)[0] for process in both]  # and not `finish`, which ends what is left
+    ended = [Finished(process.returncode, text, killed.path) for process, text in zip(both, said, strict=True)]
+
+    (winner,) = (process for process, run in zip(both, ended, strict=True) if run.code == 0)
+    (refused,) = (run for run in ended if run.code)
+    assert refused.code == 2, refused.text
+    assert f"is in use by process {winner.pid} on" in refused.text, refused.text
+    assert refused.text.count("bad-run-directory: ") == 1 and "Traceback" not in refused.text
+    assert [line["step"] for line in refused.metrics] == [1, 2, 3, 4]
+    attempts = [one.name for one in (killed.path / "attempts").iterdir()]
+    assert attempts == ["1"], "the one that was killed; what was refused left nothing"
+    assert processes_of(killed.path) == []
+
+
+# What a resume without ranks of other numbers does not open may hold anything: it is not run either.
+UNREAD = {"training_args.bin"}
+
+
+@pytest.mark.long
+def test_code_in_any_pickle_of_a_checkpoint_ends_the_resume_and_is_not_run(tmp_path: Path) -> None:
+    recipe, canary = quick(tmp_path, "lora"), tmp_path / "canary"
+    first = ok(train(recipe, tmp_path / "first", "--deepspeed", "zero2", "--set", "max_steps=2", ranks=1))
+    whole = first.path / "checkpoints" / "checkpoint-2"
+    pickles = [file.relative_to(whole) for file in whole.rglob("*") if file.suffix in (".pt", ".pth", ".bin")]
+    assert {file.name for file in pickles} > {"rng_state.pth", "scheduler.pt", *UNREAD} and len(pickles) == 5
+
+    for file in pickles:
+        checkpoint = tmp_path / file.stem / "checkpoint-2"
+        shutil.copytree(whole, checkpoint)
+        _poison(checkpoint / file, canary)
+        checkpoints.seal(checkpoint, checkpoints.facts(checkpoint))
+        asked = ("--deepspeed", "zero2", "--resume", checkpoint)
+
+        run = train(recipe, tmp_path / f"from-{file.stem}", *asked, ranks=1)
+
+        assert not canary.exists(), file
+        assert run.code == (0 if file.name in UNREAD else 2), (file, run.text)
+        assert ("holds code" in run.text) == (file.name not in UNREAD), (file, run.text)
+        assert "Traceback" not in run.text, (file, run.text)
+
+
 def _claim_the_lowest_loss(checkpoint: Path) -> None:
     file = checkpoint / "trainer_state.json"
     state = json.loads(file.read_text())
@@ -122,8 +172,14 @@ class _Canary:
         return Path.touch, (self.path,)
 
 
+def _poison(file: Path, canary: Path) -> None:
+    """Add an object whose loading makes the canary to what a pickle holds."""
+    content = torch.load(file, weights_only=False)
+    torch.save({**(content if isinstance(content, dict) else {}), "more": _Canary(canary)}, file)
+
+
 def _hide_code_in(checkpoint: Path, canary: Path) -> None:
     """Put a pickle that runs code into each file of rank 1, under a manifest that is right."""
     for file in checkpoint.rglob("*rank_1_*_states.pt"):
-        torch.save({**torch.load(file, weights_only=False), "more": _Canary(canary)}, file)
+        _poison(file, canary)
     checkpoints.seal(checkpoint, checkpoints.facts(checkpoint))

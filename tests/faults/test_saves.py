@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,17 +17,6 @@ from tuner.runs import checkpoints
 pytestmark = pytest.mark.e2e
 
 WEIRD = "my 'run' \"of\" $HOME $(touch x) ünï 日本"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system with room for three checkpoints of the tiny model in fp32 and little more."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder]).returncode:
-        pytest.skip("mounting needs root")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def test_a_stop_asked_for_during_a_save_ends_with_that_save_and_nobody_else_takes_the_run(

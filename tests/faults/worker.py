@@ -1,17 +1,19 @@
 """One rank of a run that goes wrong on purpose: `tuner.worker` with a fault from TUNER_FAULT=kind@rank:step.
 
 Several, with commas between, strike in one attempt each: the first in the first. It strikes after the first
-micro-batch of the step.
+micro-batch of the step. In place of a step: `start` (before the data is prepared), `result` (trained, and nothing of
+the result is written) or `report` (the result is in its place).
 
-Kinds: `oom`, `host-oom`, `kill`, `bus`, `bug`, `fill` (the run's disk, but for 1 MiB); `save-fill` fills it in the
-middle of the step's save, `save-hold` stops there until RUN/held is removed; `usr2` (a signal to this rank alone);
-`freeze` (SIGSTOP), `ignore-term` (sleeps, deaf to SIGTERM), `block` (C code that never gives up the interpreter, and
-deaf too); `nan-loss`, `nan-grad`, `inf-grad` in the micro-batch that follows. `KIND>N` strikes only while the
-micro-batch is above N.
+Kinds: `oom`, `host-oom`, `kill`, `bus`, `bug`, `fill` (the run's disk, but for 1 MiB), `full` (to its last byte),
+`eat` (memory, until there is none); `save-fill` fills the disk in the middle of the step's save, `save-hold` stops
+there until RUN/held is removed; `usr2` (a signal to this rank alone); `freeze` (SIGSTOP), `ignore-term` (sleeps, deaf
+to SIGTERM), `block` (C code that never gives up the interpreter, and deaf too); `nan-loss`, `nan-grad`, `inf-grad` in
+the micro-batch that follows. `KIND>N` strikes only while the micro-batch is above N.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -28,11 +30,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, on which rank, in which optimizer step (from 1)."""
+    """What goes wrong, on which rank, in which optimizer step (from 1) or at which other moment of a run."""
 
     kind: str
     rank: int
-    step: int
+    step: int | str
 
     @classmethod
     def of(cls, environ: Mapping[str, str], attempt: int = 0) -> Fault | None:
@@ -41,12 +43,16 @@ class Fault:
             return None
         kind, _, place = faults[attempt if len(faults) > 1 else 0].partition("@")
         rank, step = place.split(":")
-        return cls(kind, int(rank), int(step))
+        return cls(kind, int(rank), int(step) if step.isdecimal() else step)
 
     def strike(self, micro_batch: int, model: Any) -> None:
         name, _, most = self.kind.partition(">")
         if micro_batch > int(most or 0):
             _SPOILS[name](model) if name in _SPOILS else _KINDS[name]()
+
+    def at(self, moment: str) -> None:
+        if self.step == moment:
+            _KINDS[self.kind]()
 
 
 def _out_of_gpu_memory() -> None:
@@ -75,6 +81,18 @@ def _fill_the_disk() -> None:
     free = os.statvfs(run).f_bavail * os.statvfs(run).f_frsize
     with (run / "filler").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, free - 2**20)
+
+
+def _fill_to_the_last_byte() -> None:
+    with (Path(sys.argv[1]) / "filler").open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def _eat() -> None:
+    eaten = []
+    while True:
+        eaten.append(b"x" * 2**22)
 
 
 def _hold() -> None:
@@ -141,6 +159,8 @@ _KINDS: dict[str, Callable[[], Any]] = {
     "bus": _signal(signal.SIGBUS),
     "bug": _bug,
     "fill": cache(_fill_the_disk),
+    "full": cache(_fill_to_the_last_byte),
+    "eat": _eat,
     "save-fill": _while_saving(_fill_the_disk),
     "save-hold": _while_saving(_hold),
     "usr2": _signal(signal.SIGUSR2),
@@ -161,8 +181,18 @@ def inject(fault: Fault) -> None:
             if state.global_step + 1 == fault.step:
                 fault.strike(args.per_device_train_batch_size, model)
 
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            fault.at("result")
+
     original = train._callbacks
     train._callbacks = lambda *given: (*original(*given), Strike())  # type: ignore
+
+
+def _faulty(fault: Fault, work: Callable[[], None]) -> None:
+    fault.at("start")
+    inject(fault)
+    work()
+    fault.at("report")
 
 
 def main() -> None:
@@ -173,7 +203,7 @@ def main() -> None:
     finish = Guard.finish
     if fault and fault.rank == int(os.environ["RANK"]):
         # Only once the rank's signals and output are taken: a rank imports nothing heavy before that.
-        Guard.finish = lambda guard, work: finish(guard, lambda: (inject(fault), work())[1])  # type: ignore
+        Guard.finish = lambda guard, work: finish(guard, lambda: _faulty(fault, work))  # type: ignore
     import_module("tuner.worker.__main__")  # it is the program
 
 

@@ -27,7 +27,7 @@ from tuner.zero import check, choice, jsonfile
 TINY = "tiny_full_sample_e1"
 _MAX_MESSAGE = 13_000
 # What an operating system or a library says for itself would be news to a user; only its words may be quoted.
-_LEAKS = re.compile(r"Traceback|<[\w.]+ object at 0x|\.py\", line")
+LEAKS = re.compile(r"Traceback|<[\w.]+ object at 0x|\.py\", line")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _assert_readable(error: TunerError) -> None:
     assert error.exit_code in (2, 3, 74), error
     text = str(error)
     assert len(text) < _MAX_MESSAGE, text[:500]
-    assert not _LEAKS.search(text), text
+    assert not LEAKS.search(text), text
 
 
 def _written(folder: Path, name: str, content: str | bytes) -> Path:

@@ -407,6 +407,15 @@ def test_a_job_of_several_nodes_without_srun_is_told_that_one_trains() -> None:
         assert list(system.forgotten_srun(plan, environ)) == []
 
 
+def test_a_limit_of_open_files_under_which_nothing_starts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (12, 12))
+
+    (error,) = system.open_files(made())
+
+    assert isinstance(error, MachineError)
+    assert "may open 12 files" in str(error) and "ulimit -n 256" in str(error)
+
+
 def test_many_workers_need_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = made("train_dataloader.num_workers=32")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 65536))

@@ -249,6 +249,13 @@ TABLE: Sequence[Cause] = (
         74,
     ),
     Cause(
+        "disk",
+        "a file is larger than the limit (ulimit -f) or the file system allows",
+        (r"File too large|os error 27\b|Errno 27\b",),
+        "bash -c 'ulimit -f'",
+        74,
+    ),
+    Cause(
         "library-mismatch",
         "installed libraries do not fit together",
         (

@@ -26,6 +26,8 @@ _DEEPSPEED_ENV = ".deepspeed_env"
 """Variables that DeepSpeed's own launcher hands to its ranks, from the working directory or the home folder."""
 _STALE_LOCK_S = 600
 _OF_SWAPPING = {"async_io": "disk access", "pin_memory": "pinned memory"}
+_FEWEST_FILES = 48
+"""Measured: one rank trains with so many, and with 12 torchrun waits for its own store for minutes."""
 _FILES_OF_A_RANK = 256
 _FILES_OF_A_WORKER = 32
 """Pipes, semaphores and the shared tensors of the batches in flight."""
@@ -102,10 +104,12 @@ def port(plan: LaunchPlan) -> Iterator[Finding]:
 
 
 def open_files(plan: LaunchPlan) -> Iterator[Finding]:
-    """Find a limit of open files that many dataloader workers reach."""
+    """Find a limit of open files under which nothing starts, or that many dataloader workers reach."""
     config = plan.recipe.config
     workers = sum(one.num_workers for one in (config.train_dataloader, config.val_dataloader) if one)
     needed, (soft, hard) = _FILES_OF_A_RANK + _FILES_OF_A_WORKER * workers, resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = f"ulimit -n {needed}" if hard == resource.RLIM_INFINITY or hard >= needed else "fewer workers"
-        yield f"a process may open {soft} files, and one with {workers} dataloader workers needs {needed}: {raised}."
+        what = f"a process may open {soft} files, and one with {workers} dataloader workers needs {needed}"
+        fix = f"Raise both limits: ulimit -n {needed}."
+        yield MachineError(what, where="ulimit -n", fix=fix) if soft < _FEWEST_FILES else f"{what}: {raised}."
