@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -10,7 +11,7 @@ from typing import Any, get_args
 import datasets
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import DPOConfig, KTOConfig, RewardConfig
 from trl.experimental.orpo import ORPOConfig
@@ -20,6 +21,7 @@ from tuner.recipes.objective import Dpo, DpoLoss, Kto, Orpo, Reward
 from tuner.recipes.recipe import Overrides, load
 from tuner.worker import trainers
 from tuner.worker.data import batches
+from tuner.worker.reference import tidy
 
 PAIRS = [
     {
@@ -133,7 +135,7 @@ def test_dropout_is_off_and_an_adapters_reference_is_the_base_without_a_second_a
     adapted = get_peft_model(model(), lora)
     trainer = dpo(tmp_path, adapted)
 
-    trainers._tidy(adapted, torch.float32)
+    tidy(adapted, torch.float32, load("tiny_dpo_lora_custom_e1").config)
     adapted.train()
     trainer.compute_loss(adapted, batches.pairs(PAIRS, pad_id=0))
 
@@ -162,3 +164,28 @@ def test_log_probabilities_of_one_launch_are_never_taken_for_another() -> None:
 
     assert first._fingerprint == again._fingerprint != other._fingerprint
     assert first.to_list() == other.to_list() == rows.to_list()
+
+
+def test_an_adapter_that_goes_on_is_compared_with_what_it_was_and_saved_alone(tmp_path: Path) -> None:
+    lora = LoraConfig(r=2, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    before = get_peft_model(model(), lora)
+    for name, weight in before.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
+    before.save_pretrained(tmp_path / "sft")
+    adapted = PeftModel.from_pretrained(model(), tmp_path / "sft", is_trainable=True)
+    config = load("tiny_dpo_lora_custom_e1", Overrides(pairs=[("--set", f"adapter.path={tmp_path / 'sft'}")])).config
+    trainer = dpo(tmp_path, adapted)
+
+    tidy(adapted, torch.float32, config)
+    loss = trainer.compute_loss(adapted, batches.pairs(PAIRS, pad_id=0))
+    adapted.save_pretrained(tmp_path / "result")
+
+    assert float(loss) == pytest.approx(math.log(2), abs=1e-6)
+    assert {name: weight.requires_grad for name, weight in adapted.named_parameters() if "lora_" in name} == {
+        name: ".default." in name for name, _ in adapted.named_parameters() if "lora_" in name
+    }
+    assert not (tmp_path / "result" / "ref").exists()
+    with adapted.disable_adapter():
+        base = adapted(torch.tensor([[1, 2, 3]])).logits
+    assert not torch.allclose(adapted(torch.tensor([[1, 2, 3]])).logits, base)

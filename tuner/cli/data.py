@@ -21,12 +21,14 @@ _MAX_BAD = 20
 
 
 @click.command()
-@click.argument("name", shell_complete=complete.recipes)
+@click.argument("name", required=False, shell_complete=complete.recipes)
 @click.option("--all", "every", is_flag=True, help=f"Read and check every row, not the first {_FIRST_ROWS:,}.")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="How many samples to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options
-def command(name: str, every: bool, samples: int, as_json: bool, allow_code: bool, debug: bool, **changes: Any) -> None:
+def command(
+    name: str | None, every: bool, samples: int, as_json: bool, allow_code: bool, debug: bool, **changes: Any
+) -> None:
     """Read the data of recipe NAME as training would, and show what becomes of it.
 
     Counts, token lengths, and samples as the chat template renders them, with the trained tokens marked. Of the model
@@ -40,9 +42,9 @@ def command(name: str, every: bool, samples: int, as_json: bool, allow_code: boo
     paths.check_model(found.config)
     paths.check_data(found.config)
     hush()
-    from tuner.worker.models.load import load_tokenizer, source
+    from tuner.worker.models.load import source, tokenizer_of
 
-    tokenizer = load_tokenizer(found.config.model, source(found.config.model))
+    tokenizer = tokenizer_of(found.config, source(found.config.model))
     objective = found.config.objective.type
     views = {
         split: _view(dataset, tokenizer, objective, samples if split == "train" else 0, as_json=as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import os
 import re
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from tuner.recipes.schema import RecipeConfig
 
 URL = "hf://"
 """What the path of a file on the hub begins with."""
+
+ADAPTER = "adapter_config.json"
+"""The file that PEFT describes an adapter in."""
+ADAPTED = "adapter.path"
+TENSORS = "adapter_model.safetensors"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _MAX_HUB_ID = 96
@@ -58,6 +64,16 @@ def exists(path: Path) -> bool:
         return False
 
 
+def is_file(path: Path) -> bool:
+    """Say whether a file is at `path`; what cannot be asked for is none."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: Path) -> bool:
+    """Say whether a folder is at `path`; what cannot be asked for is none."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
 def matching(path: Path) -> list[Path]:
     """Return what is at `path`, or else, in their order, the files that it means as a pattern: data/**/*.jsonl."""
     if exists(path):
@@ -80,13 +96,36 @@ def check_model(config: RecipeConfig) -> None:
         raise _only_remote_code(path)
     folder = local(path)
     if folder is None:
+        check_adapter(config)
         return
     if not exists(folder):
         raise ModelError(f"the model {path!r} does not exist", where="model.path", fix=_nearby(folder))
     if not folder.is_dir():
         raise ModelError(f"the model {path!r} is no folder", where="model.path", fix="Name the folder it is in.")
     if not exists(folder / "config.json"):
-        raise ModelError(f"{path!r} holds no config.json", where="model.path", fix="Name a folder of save_pretrained.")
+        raise _no_model(path, folder)
+    check_adapter(config)
+
+
+def check_adapter(config: RecipeConfig) -> None:
+    """Check that the adapter to go on with, where a recipe names one, is there.
+
+    Raises:
+        ModelError: it is not.
+    """
+    path = config.adapter.path if config.adapter else None
+    if path and not all(exists(expanded(path) / file) for file in (ADAPTER, TENSORS)):
+        what = f"the adapter {path!r} holds no {ADAPTER} with {TENSORS}"
+        raise ModelError(what, where=ADAPTED, fix="Name a run, or the folder of an adapter that PEFT saved.")
+
+
+def _no_model(path: str, folder: Path) -> ModelError:
+    saved = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda one: int(one.name.rpartition("-")[2]))
+    if is_file(folder / "recipe.py"):
+        named = f", or name a checkpoint of it: {saved[-1]}" if saved else ""
+        fix = f"Go on with it first: tuner train {folder / 'recipe.py'} --resume {folder}{named}."
+        return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
+    return ModelError(f"{path!r} holds no config.json", where="model.path", fix="Name a folder of save_pretrained.")
 
 
 def _only_remote_code(path: str) -> ModelError:

@@ -11,7 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from peft import PeftModel
 
-from tuner.worker.data.templates import answers_end, plain
+from tuner.recipes.template import plain
+from tuner.worker.data.templates import answers_end
 
 
 def save_result(trainer: Any, tokenizer: Any, folder: Path) -> None:

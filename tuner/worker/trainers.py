@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from peft import PeftModel
 from transformers import PrinterCallback, TrainingArguments
 from trl import (
     DPOConfig,
@@ -36,6 +35,7 @@ from tuner.worker.data.masks import IGNORED
 from tuner.worker.data.prepare import Prepared
 from tuner.worker.evaluation import EvaluatesEachRowOnce
 from tuner.worker.models.load import DTYPES
+from tuner.worker.reference import tidy
 from tuner.worker.schedule import WarmsUpFromFirstUpdate
 
 
@@ -220,7 +220,7 @@ def trainer(
         made.optimizer_cls_and_kwargs = _optimizer(config)
     made.remove_callback(PrinterCallback)
     _keep_as_written(made, zero)
-    _tidy(models[0], dtype(zero))
+    tidy(models[0], dtype(zero), config)
     return made
 
 
@@ -272,7 +272,7 @@ def evaluator(
         model=models[0], args=settings, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **more
     )
     made.remove_callback(PrinterCallback)
-    _tidy(models[0], models[0].dtype)
+    tidy(models[0], models[0].dtype, config, judges=True)
     return made
 
 
@@ -307,17 +307,6 @@ def _keep_as_written(made: Any, zero: dict[str, Any]) -> None:
     used = made.accelerator.state.deepspeed_plugin.deepspeed_config
     used.pop("steps_per_print", None)
     used |= {key: zero[key] for key in ("steps_per_print",) if key in zero}
-
-
-def _tidy(model: Any, wanted: torch.dtype) -> None:
-    if isinstance(model, PeftModel) and "ref" in model.peft_config:
-        # TRL's copy of the new adapter, which does nothing yet: the base model alone is the same reference. It would
-        # take memory, and be saved with the result.
-        model.delete_adapter("ref")
-    for parameter in model.parameters():
-        # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
-        if parameter.requires_grad and parameter.dtype == torch.bfloat16 != wanted:
-            parameter.data = parameter.data.to(wanted)
 
 
 def _optimizer(config: RecipeConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
