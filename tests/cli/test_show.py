@@ -45,7 +45,7 @@ def test_the_final_config_is_shown_with_origins_and_what_they_beat(tuner: Tuner,
     assert _line(result, "steps_per_print") == "steps_per_print = 7 # my.json:3:2"
     assert _line(result, "train_batch_size").endswith("# derived: 2 x 1 x 1 ranks")
     assert _line(result, "optim_wrapper.clip_grad.max_norm").endswith(
-        "# --set max_norm=0.5, over 1.0 (configs/base.py:77)"
+        "# --set max_norm=0.5, over 1.0 (configs/base.py:81)"
     )
     assert "WARNING: gradient_clipping = 0.5" in result.err
 

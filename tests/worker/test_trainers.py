@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -10,7 +11,7 @@ from typing import Any, get_args
 import datasets
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl import DPOConfig, KTOConfig, RewardConfig, SFTConfig, SFTTrainer
 from trl.experimental.orpo import ORPOConfig
@@ -25,6 +26,7 @@ from tuner.recipes.suit import KEEPS_APART
 from tuner.worker import objectives, trainers
 from tuner.worker.data import batches
 from tuner.worker.models.names import name_parts
+from tuner.worker.reference import tidy
 
 PAIRS = [
     {
@@ -138,7 +140,7 @@ def test_dropout_is_off_and_an_adapters_reference_is_the_base_without_a_second_a
     adapted = get_peft_model(model(), lora)
     trainer = dpo(tmp_path, adapted)
 
-    trainers._tidy(adapted, torch.float32)
+    tidy(adapted, torch.float32, load("tiny_dpo_lora_custom_e1").config)
     adapted.train()
     trainer.compute_loss(adapted, batches.pairs(PAIRS, pad_id=0))
 
@@ -218,3 +220,28 @@ def test_trls_loss_finds_the_layers_and_the_number_of_experts(kind: str) -> None
     assert made.base_model is not made
     assert config.num_experts == 4
     assert "num_experts" not in config.to_dict()
+
+
+def test_an_adapter_that_goes_on_is_compared_with_what_it_was_and_saved_alone(tmp_path: Path) -> None:
+    lora = LoraConfig(r=2, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    before = get_peft_model(model(), lora)
+    for name, weight in before.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
+    before.save_pretrained(tmp_path / "sft")
+    adapted = PeftModel.from_pretrained(model(), tmp_path / "sft", is_trainable=True)
+    config = load("tiny_dpo_lora_custom_e1", Overrides(pairs=[("--set", f"adapter.path={tmp_path / 'sft'}")])).config
+    trainer = dpo(tmp_path, adapted)
+
+    tidy(adapted, torch.float32, config)
+    loss = trainer.compute_loss(adapted, batches.pairs(PAIRS, pad_id=0))
+    adapted.save_pretrained(tmp_path / "result")
+
+    assert float(loss) == pytest.approx(math.log(2), abs=1e-6)
+    assert {name: weight.requires_grad for name, weight in adapted.named_parameters() if "lora_" in name} == {
+        name: ".default." in name for name, _ in adapted.named_parameters() if "lora_" in name
+    }
+    assert not (tmp_path / "result" / "ref").exists()
+    with adapted.disable_adapter():
+        base = adapted(torch.tensor([[1, 2, 3]])).logits
+    assert not torch.allclose(adapted(torch.tensor([[1, 2, 3]])).logits, base)

@@ -37,13 +37,13 @@ class Finding:
 
 
 @click.command()
-@click.argument("name", shell_complete=complete.recipes)
+@click.argument("name", required=False, shell_complete=complete.recipes)
 @targets.deepspeed_option
 @targets.machine_options
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options
 def command(
-    name: str,
+    name: str | None,
     deepspeed: str | None,
     gpus: int | None,
     gpu: str | None,
@@ -62,13 +62,13 @@ def command(
     unused = {} if kind == "run" else {"gpus": gpus, "gpu": gpu, "nodes": nodes}
     targets.refuse_changes(name, kind, {**changes, **unused, "deepspeed": deepspeed})
     if kind == "config":
-        found = _alone(name)
+        found = _alone(str(name))
     else:
-        recipe, machines = str(Path(name) / "recipe.py") if kind == "run" else name, (gpus, gpu, nodes)
+        recipe, machines = str(Path(str(name)) / "recipe.py") if kind == "run" else name, (gpus, gpu, nodes)
         found = _recipe(recipe, deepspeed, machines, allow_code, changes)
         if kind == "run":
-            found += _run(Path(name))
-    _print(name, list(dict.fromkeys(found)), as_json=as_json)
+            found += _run(Path(str(name)))
+    _print(str(name or changes["model"] or changes["adapter"]), list(dict.fromkeys(found)), as_json=as_json)
 
 
 def _alone(name: str) -> list[Finding]:
@@ -83,7 +83,7 @@ def _alone(name: str) -> list[Finding]:
 
 
 def _recipe(
-    name: str,
+    name: str | None,
     deepspeed: str | None,
     machines: tuple[int | None, str | None, int],
     allow_code: bool,
@@ -110,7 +110,7 @@ def _recipe(
 
 
 def _machine(
-    name: str,
+    name: str | None,
     change: Overrides,
     deepspeed: str | None,
     machines: tuple[int | None, str | None, int],

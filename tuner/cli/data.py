@@ -23,7 +23,7 @@ _MAX_BAD = 20
 
 
 @click.command()
-@click.argument("name", shell_complete=complete.recipes)
+@click.argument("name", required=False, shell_complete=complete.recipes)
 @click.option("--all", "every", is_flag=True, help=f"Read and check every row, not the first {_FIRST_ROWS:,}.")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="How many samples to show.")
 @click.option("--bad", is_flag=True, help="List every row that is bad, dropped, truncated, split or changed.")
@@ -31,7 +31,7 @@ _MAX_BAD = 20
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options
 def command(
-    name: str,
+    name: str | None,
     every: bool,
     samples: int,
     bad: bool,
@@ -54,9 +54,9 @@ def command(
     paths.check_model(found.config)
     paths.check_data(found.config)
     hush()
-    from tuner.worker.models.load import load_tokenizer, source
+    from tuner.worker.models.load import source, tokenizer_of
 
-    tokenizer = load_tokenizer(found.config.model, source(found.config.model))
+    tokenizer = tokenizer_of(found.config, source(found.config.model))
     objective = found.config.objective.type
     views = {
         split: _view(dataset, tokenizer, objective, samples if split == "train" else 0, bad=bad, as_json=as_json)

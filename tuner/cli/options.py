@@ -24,12 +24,29 @@ class Finite(click.FloatRange):
         return number
 
 
+def _after_options(ctx: click.Context, _: click.Parameter, more: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what follows --cfg-options: without a recipe, click takes the second KEY=VALUE for one."""
+    for name in ("recipe", "name"):
+        given = ctx.params.get(name)
+        if isinstance(given, str) and "=" in given and ctx.params.get("cfg_options") and not given.endswith(".py"):
+            ctx.params[name] = None
+            return (given, *more)
+    return more
+
+
 _OVERRIDES = (
     click.option(
         "--model",
         metavar="PATH",
         shell_complete=complete.files,
-        help="Train this model: a folder, or an id on the hub.",
+        help="Train this model: a folder, a run's result, or an id on the hub. It needs no recipe.",
+    ),
+    click.option("--method", metavar="NAME", help="How a model without a recipe is trained. Default: lora."),
+    click.option(
+        "--adapter",
+        metavar="PATH",
+        shell_complete=complete.files,
+        help="Go on training this adapter: a run's result, or a folder that PEFT saved.",
     ),
     click.option(
         "--data",
@@ -37,6 +54,19 @@ _OVERRIDES = (
         shell_complete=complete.files,
         help="Train on this data: a file, a folder, or an id on the hub.",
     ),
+    click.option(
+        "--val",
+        metavar="PATH",
+        shell_complete=complete.files,
+        help="Validate on this data.",
+    ),
+    click.option(
+        "--val-split",
+        type=Finite(min=0, max=1, min_open=True, max_open=True),
+        metavar="PART",
+        help="Hold this part of the training rows out, such as 0.05, and validate on it.",
+    ),
+    click.option("--epochs", type=click.IntRange(1), help="How often each row is trained on."),
     click.option(
         "--set",
         "sets",
@@ -60,35 +90,35 @@ _OVERRIDES = (
         help="Run the code that a recipe file holds, or names of an installed package, instead of refusing it.",
     ),
     click.option("--debug", is_flag=True, help="Show tracebacks of users' mistakes too."),
-    click.argument("more", nargs=-1, metavar=""),
+    click.argument("more", nargs=-1, metavar="", callback=_after_options),
 )
+ONE_VALUE = ("model", "data", "seed", "method", "adapter", "val", "val_split", "epochs")
+"""The options of one value that `override_options` adds."""
 
 
 def override_options(command: Command) -> Command:
-    """Add --model, --data, --set, --cfg-options, --seed, --allow-code and --debug to a command."""
+    """Add to a command what changes a recipe: --model, --data, --set and the others, --allow-code and --debug."""
     for option in reversed(_OVERRIDES):
         command = option(command)
     return command
 
 
-def overrides(
-    model: str | None,
-    data: str | None,
-    seed: int | None,
-    sets: Sequence[str],
-    cfg_options: Sequence[str],
-    more: Sequence[str],
-) -> Any:
+def overrides(sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[str], **given: Any) -> Any:
     """Return the recipe overrides; `more` holds what follows the first value of --cfg-options, as XTuner allows.
 
+    Args:
+        given: The other options that `override_options` adds, by their names in Python.
+
     Raises:
-        UsageError: an argument that belongs to nothing.
+        UsageError: an argument that belongs to nothing, or two validations.
     """
     from tuner.recipes.recipe import Overrides  # imports pydantic, which --help does not need
 
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}", fix="Values go in --set KEY=VALUE.")
+    if given["val"] is not None and given["val_split"] is not None:
+        raise UsageError("both --val and --val-split say what to validate on", where="--val", fix="Take one.")
     pairs = [("--set", text) for text in sets]
     pairs += [("--cfg-options", text) for text in (*cfg_options, *more)]
-    return Overrides(model, data, seed, tuple(pairs))
+    return Overrides(pairs=tuple(pairs), **given)

@@ -29,7 +29,7 @@ _PARTS = {
 
 
 @click.command()
-@click.argument("recipe", shell_complete=complete.recipes)
+@click.argument("recipe", required=False, shell_complete=complete.recipes)
 @targets.machine_options
 @click.option("--gpu-memory", metavar="SIZE", help="Their memory, such as 80GB.")
 @click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB.")
@@ -38,7 +38,7 @@ _PARTS = {
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options
 def command(
-    recipe: str,
+    recipe: str | None,
     gpus: int | None,
     gpu: str | None,
     gpu_memory: str | None,

@@ -33,14 +33,14 @@ class Shown:
 
 
 @click.command()
-@click.argument("name", shell_complete=complete.recipes)
+@click.argument("name", required=False, shell_complete=complete.recipes)
 @targets.deepspeed_option
 @targets.machine_options
 @click.option("--diff", "other", metavar="OTHER", shell_complete=complete.recipes, help="Show only what differs.")
 @click.option("--json", "as_json", is_flag=True, help='Print {"recipe", "origins", ...} as JSON.')
 @override_options
 def command(
-    name: str,
+    name: str | None,
     deepspeed: str | None,
     gpus: int | None,
     gpu: str | None,
@@ -72,12 +72,12 @@ def command(
         _print_diff(left, right, left.name, right.name, as_json=as_json)
 
 
-def _is(name: str, kind: targets.Kind) -> bool:
+def _is(name: str | None, kind: targets.Kind) -> bool:
     return targets.kind_of(name) == kind
 
 
 def _look(
-    name: str,
+    name: str | None,
     deepspeed: str | None,
     machines: tuple[int | None, str | None, int] | None,
     allow_code: bool,
@@ -87,15 +87,15 @@ def _look(
     if kind == "config":
         from tuner.zero import choice
 
-        document = choice.open_config(name, "NAME")
+        document = choice.open_config(str(name), "NAME")
         return Shown(document.name, {"deepspeed": targets.config_section(document)})
     if kind == "run":
-        return _run(Path(name))
+        return _run(Path(str(name)))
     return _recipe(name, deepspeed, machines, allow_code, changes)
 
 
 def _recipe(
-    name: str,
+    name: str | None,
     deepspeed: str | None,
     machines: tuple[int | None, str | None, int] | None,
     allow_code: bool,
@@ -107,14 +107,18 @@ def _recipe(
     found = recipe.load(name, overrides(**changes) if changes else None, allow_code=allow_code)
     sections = {"recipe": Section(found.values, found.origins)}
     if machines is None:
-        return Shown(found.name, sections, warnings=found.warnings)
+        return Shown(found.name, sections, found.notes, warnings=found.warnings)
     from tuner.launch.settled import settle
 
     hardware, topology = targets.machines(*machines)
     settled = settle(found, deepspeed, topology, hardware, ignore_fit=True)
     sections["deepspeed"] = Section(settled.final.config, settled.final.origins)
     why = f" ({settled.level_reason})" if settled.level_reason else ""
-    head = (f"{found.name} on {hardware.describe()}; {topology.describe()}", f"DeepSpeed: {settled.level}{why}")
+    head = (
+        *found.notes,
+        f"{found.name} on {hardware.describe()}; {topology.describe()}",
+        f"DeepSpeed: {settled.level}{why}",
+    )
     facts = {
         "machine": f"{hardware.describe()}; {topology.describe()}",
         "level": {"name": settled.level, "reason": settled.level_reason},

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
-from tuner.cli.options import override_options, overrides
+from tuner.cli.options import ONE_VALUE, override_options, overrides
 from tuner.cli.say import say
 from tuner.errors import UsageError
 
@@ -28,7 +28,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 
 
 @click.command()
-@click.argument("recipe", shell_complete=complete.recipes)
+@click.argument("recipe", required=False, shell_complete=complete.recipes)
 @targets.deepspeed_option
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines.")
 @click.option("--gpus-per-node", type=click.IntRange(0), required=True, help="GPUs and ranks on each; 0: CPU ranks.")
@@ -64,7 +64,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 @click.option("--dry-run", is_flag=True, help="Print the script, and submit nothing.")
 @override_options
 def command(
-    recipe: str,
+    recipe: str | None,
     deepspeed: str | None,
     nodes: int,
     gpus_per_node: int,
@@ -98,7 +98,7 @@ def command(
     options: list[tuple[str, str | None]] = [(key, value) for key, value in passed.items() if value is not None]
     options += [sbatch.parse_option(text) for text in more_options]
     job = sbatch.Job(
-        name or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(recipe).stem),
+        name or _name_of(recipe or rest["model"] or rest["adapter"] or ""),
         nodes,
         gpus_per_node,
         tasks,
@@ -126,7 +126,7 @@ def command(
     topology = Topology("slurm", nodes, 0, tasks, nodes * tasks, tasks=(tasks,) * nodes)
     made = plan.make(request, dict(os.environ), hardware, now, topology)
     warnings = (*made.warnings, *preflight.check_elsewhere(made, quick=dry_run), *(() if is_known else (_UNKNOWN,)))
-    train = [recipe, *_words(rest, deepspeed, allow_code=allow_code, ignore_fit=ignore_fit)]
+    train = [*([recipe] if recipe else []), *_words(rest, deepspeed, allow_code=allow_code, ignore_fit=ignore_fit)]
     # No torch.py of the working directory is imported in place of the real one.
     text = sbatch.script(job, folder, [sys.executable, "-P", "-m", "tuner", "train", *train], Path.cwd())
     for warning in warnings:
@@ -152,6 +152,10 @@ def _hardware(gpus_per_node: int, gpu: str | None) -> tuple[Hardware, bool]:
     return replace(node, host_memory_bytes=0), is_known
 
 
+def _name_of(path: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(path).name.removesuffix(".py"))
+
+
 def _at_first(value: Any, job: Job) -> Any:
     """Return an option's value as the first task of an array has it."""
     from tuner.launch import sbatch
@@ -163,7 +167,7 @@ def _at_first(value: Any, job: Job) -> Any:
 
 def _words(changes: dict[str, Any], deepspeed: str | None, **flags: bool) -> list[str]:
     """Return the options of `tuner train` that mean the same."""
-    pairs = [("--deepspeed", deepspeed), *((f"--{key}", changes[key]) for key in ("model", "data", "seed"))]
+    pairs = [("--deepspeed", deepspeed), *((f"--{key.replace('_', '-')}", changes[key]) for key in ONE_VALUE)]
     pairs += [("--set", text) for text in changes["sets"]]
     pairs += [("--cfg-options", text) for text in (*changes["cfg_options"], *changes["more"])]
     words = [f"{flag}={value}" for flag, value in pairs if value is not None]

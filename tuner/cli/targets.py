@@ -49,21 +49,25 @@ def machine_options(command: Command) -> Command:
     return command
 
 
-def kind_of(name: str) -> Kind:
-    """Say what a name means.
+def kind_of(name: str | None) -> Kind:
+    """Say what a name means; none is a recipe made of options, and so is a model in its place.
 
     Raises:
         UsageError: a folder that is no run directory.
     """
-    from tuner.recipes import catalog, foreign
+    from tuner.recipes import catalog, foreign, start
     from tuner.runs import directory
 
+    if name is None:
+        return "recipe"
     path = Path(name)
     if foreign.trains(path):
         return "recipe"
     if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
         if directory.is_run(path):
             return "run"
+        if start.holds_model(path):
+            return "recipe"
         fix = "Name a recipe, a DeepSpeed config, or a run's folder."
         raise UsageError(f"the folder {name!r} is no run directory: no run.json and recipe.py", where="NAME", fix=fix)
     named = {name, f"deepspeed_{name}"} & {*catalog.presets()} or name == "none" or name.startswith("deepspeed_")
@@ -71,7 +75,7 @@ def kind_of(name: str) -> Kind:
     return "config" if named or is_file else "recipe"
 
 
-def refuse_changes(name: str, kind: Kind, given: dict[str, Any]) -> None:
+def refuse_changes(name: str | None, kind: Kind, given: dict[str, Any]) -> None:
     """Refuse options that are about a recipe where there is none.
 
     Args:

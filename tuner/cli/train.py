@@ -22,7 +22,7 @@ LAUNCHERS = ("torchrun", "slurm", "none")
 
 
 @click.command()
-@click.argument("recipe", shell_complete=complete.recipes)
+@click.argument("recipe", required=False, shell_complete=complete.recipes)
 @targets.deepspeed_option
 @click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
 @click.option("--resume", metavar="PATH|auto", help="A checkpoint or run directory to go on from; auto: the newest.")
@@ -64,7 +64,7 @@ LAUNCHERS = ("torchrun", "slurm", "none")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")
 @override_options
 def command(
-    recipe: str,
+    recipe: str | None,
     deepspeed: str | None,
     work_dir: Path | None,
     resume: str | None,
@@ -85,7 +85,10 @@ def command(
     master_port: int | None,
     **changes: Any,
 ) -> None:
-    """Train RECIPE: a composed name, or a .py file."""
+    """Train RECIPE: a composed name, or a .py file.
+
+    Without one, --model PATH --data FILE train that model with LoRA, or as --method says; PATH may stand for RECIPE.
+    """
     from datetime import datetime
 
     from tuner.launch import plan, preflight

@@ -25,6 +25,7 @@ architecture = None
 quantization = None
 
 # dict(r=64, lora_alpha=16, lora_dropout=0.1, target_modules='all-linear', use_dora=False), in PEFT's names.
+# path='runs/sft' goes on with that adapter, which brings its own r, lora_alpha and target_modules.
 # None: every weight is trained.
 adapter = None
 
@@ -55,6 +56,12 @@ train_dataloader = dict(
         mixture=None,
         # Only the first rows, as many as this. None: all.
         max_rows=None,
+        # This part of the rows (0.05) is held out of training and is the validation's. None: nothing.
+        val_split=None,
+        # Which rows those are. None: randomness.seed.
+        val_seed=None,
+        # True in val_dataloader alone: the rows that val_split holds out, not the others. Set by it.
+        held_out=False,
         # So many bad rows (torn, not UTF-8, of another shape) are left out and listed; one more is an error.
         bad_rows=0,
         # Tokens. A longer sample is split when packing, else cut at the end (and counted).

@@ -16,7 +16,7 @@ from typing import Any
 from tuner.errors import DataError
 from tuner.launch.steps import Source
 from tuner.recipes import paths
-from tuner.recipes.schema import RecipeConfig, Rows, Share
+from tuner.recipes.schema import Dataset, RecipeConfig, Rows, Share
 
 _MIB = 1024**2
 _MAX_FIELD = 32 * _MIB
@@ -31,12 +31,24 @@ def sources(config: RecipeConfig) -> tuple[Source, ...]:
     is_kto = config.objective.type == "kto"
     return tuple(
         replace(
-            _counted(share),
+            _less_held_out(_counted(share), number, dataset),
             weight=share.weight if isinstance(share, Share) else 1.0,
             samples_a_row=_answers_a_row(share) if is_kto else 1,
         )
-        for share in shares
+        for number, share in enumerate(shares)
     )
+
+
+def _less_held_out(counted: Source, number: int, dataset: Dataset) -> Source:
+    """Return the rows that are left where some are held out; which of a mixture's those are, reading alone tells."""
+    if dataset.val_split is None or counted.rows is None:
+        return counted
+    if dataset.mixture:
+        return Source(None, "some rows of a mixture are held out")
+    from tuner.worker.data.holdout import Holdout  # of no use to a run that holds nothing out
+
+    rows = min(counted.rows, dataset.max_rows or counted.rows)
+    return Source(Holdout(dataset.val_split, dataset.val_seed or 0, taken=False).count(number, rows))
 
 
 def _counted(rows: Rows) -> Source:

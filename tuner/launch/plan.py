@@ -38,7 +38,7 @@ Source: torch, c10/cuda/CUDAAllocatorConfig.h and c10/core/AllocatorConfig.h.
 class Request:
     """What the user asked for."""
 
-    recipe: str
+    recipe: str | None
     overrides: Overrides = field(default_factory=Overrides)
     deepspeed: str | None = None
     flags: LaunchFlags = field(default_factory=LaunchFlags)
@@ -143,7 +143,7 @@ def make(
         resumes=request.resume is not None and directory.is_run(run_path),
         resume_as=resume_as,
         state=state,
-        notes=(*found.notes, *changed, *batch_notes, *state_notes),
+        notes=(*asked.notes, *found.notes, *changed, *batch_notes, *state_notes),
         warnings=(*settled.warnings, *filter(None, [leftovers.warning(environ)])),
         fit=settled.fit,
     )
@@ -207,7 +207,7 @@ def _files(plan: LaunchPlan, whole: Recipe, now: datetime) -> dict[str, str]:
 
 def _run_facts(plan: LaunchPlan, now: datetime) -> dict[str, Any]:
     request, config = plan.request, plan.recipe.config
-    typed = request.command or ("tuner", "train", request.recipe)
+    typed = request.command or ("tuner", "train", *([request.recipe] if request.recipe else []))
     return {
         "name": plan.recipe.name,
         "launch_id": plan.launch_id,

@@ -31,6 +31,7 @@ from tuner.worker import smoke as worker
 
 UNKNOWN = "Not tried: GPU kernels and their memory, NCCL, and the real weights; see tuner plan for memory."
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
+_LEAST_SPLIT = 0.25
 _ON_A_CPU = {None, "sdpa", "eager"}
 _ON_GPUS_ALONE = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit", "Lamb", "Lion")
 _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
@@ -40,7 +41,7 @@ _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
 class Asked:
     """What the user asked for."""
 
-    recipe: str
+    recipe: str | None
     overrides: Overrides
     deepspeed: str | None
     allow_code: bool
@@ -239,13 +240,19 @@ def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
         notes.append(f"sdpa for {attention}")
         values["model"]["attn_implementation"] = None
     optim["accumulative_counts"] = min(optim["accumulative_counts"], _MAX_BATCH)
+    if values["adapter"] and values["adapter"]["path"]:
+        notes.append("a new adapter like the trained one")
+        values["adapter"]["path"] = None
     values["train_cfg"] |= {"max_steps": _STEPS, "val_interval": None, "early_stopping_patience": None}
     values["checkpoint"] = {"interval": 1, "max_keep_ckpts": _STEPS, "save_best": None}
     values["log"] = {"interval": 1, "trackers": (), "num_samples": 0}
     for key in LOADERS:
         if loader := values[key]:
             loader["batch_size"] = min(loader["batch_size"], _MAX_BATCH)
-            loader["dataset"]["max_rows"] = min(loader["dataset"]["max_rows"] or _MAX_ROWS[key], _MAX_ROWS[key])
+            rows = loader["dataset"]
+            most = _MAX_ROWS[LOADERS[0]] if rows["val_split"] else _MAX_ROWS[key]  # both read the same rows
+            rows["max_rows"] = min(rows["max_rows"] or most, most)
+            rows["val_split"] = rows["val_split"] and max(rows["val_split"], _LEAST_SPLIT)
     return values, notes
 
 

@@ -25,6 +25,8 @@ PRESETS = PACKAGE / "deepspeed_presets"
 BASE = CONFIGS / "base.py"
 KINDS = ("models", "methods", "objectives", "datasets", "recipes")
 DEFAULT_OBJECTIVE = "sft"
+DEFAULT_METHOD = "lora"
+"""Of a model that is trained without a recipe."""
 ASSET = "package:"
 """Prefix of a path below configs/assets, such as 'package:sample/train.jsonl'."""
 
@@ -84,6 +86,13 @@ def presets() -> tuple[str, ...]:
 def part_path(kind: str, name: str) -> Path:
     """Return the file of a part that `names` lists."""
     return CONFIGS / kind / f"{name}.py"
+
+
+def part_named(hub_id: str) -> str | None:
+    """Return the model part whose path is this, or None."""
+    needle = re.compile(rf"""path=["']{re.escape(hub_id)}["']""")
+    found = (name for name in names("models") if needle.search(part_path("models", name).read_text(encoding="utf-8")))
+    return next(found, None)
 
 
 def summary(kind: str, name: str) -> str:
@@ -184,6 +193,19 @@ def _after_model(model: str, rest: str, epochs: int) -> Iterator[Parts]:
 def _trainings() -> Iterable[tuple[str | None, str]]:
     objectives = (name for name in names("objectives") if name != DEFAULT_OBJECTIVE)
     return itertools.product((None, *objectives), names("methods"))
+
+
+def training(name: str) -> tuple[str, str]:
+    """Return the objective and the method that `--method` names: a method, alone or after its objective.
+
+    Raises:
+        RecipeError: there is none of this name.
+    """
+    known = {m if o is None else f"{o}_{m}": (o or DEFAULT_OBJECTIVE, m) for o, m in _trainings()}
+    if name not in known:
+        fix = did_you_mean(name, known) or f"Known: {', '.join(names('methods'))}; each also as dpo_lora."
+        raise RecipeError(f"no method {name!r}", where="--method", fix=fix)
+    return known[name]
 
 
 def _unknown(name: str) -> RecipeError:

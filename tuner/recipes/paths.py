@@ -17,6 +17,11 @@ from tuner.recipes.schema import RecipeConfig
 URL = "hf://"
 """What the path of a file on the hub begins with."""
 
+ADAPTER = "adapter_config.json"
+"""The file that PEFT describes an adapter in."""
+ADAPTED = "adapter.path"
+TENSORS = "adapter_model.safetensors"
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _MAX_HUB_ID = 96
 """Characters; source: huggingface_hub, validate_repo_id."""
@@ -81,16 +86,12 @@ def forbidden(path: Path) -> str | None:
     """Return which right of this user's is missing to read what is at `path`, or None where none is."""
     whole = path.absolute()
     for folder in reversed(whole.parents):
-        if _is_folder(folder) and not os.access(folder, os.X_OK, effective_ids=True):
+        if is_folder(folder) and not os.access(folder, os.X_OK, effective_ids=True):
             return f"no right to enter the folder {str(folder)!r} ({_mode(folder)})"
-    wanted = os.R_OK | os.X_OK if _is_folder(whole) else os.R_OK
+    wanted = os.R_OK | os.X_OK if is_folder(whole) else os.R_OK
     if exists(whole) and not os.access(whole, wanted, effective_ids=True):
         return f"no right to read {str(path)!r} ({_mode(whole)})"
     return None
-
-
-def _is_folder(path: Path) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112 (no error for a name too long)
 
 
 def _mode(path: Path) -> str:
@@ -106,6 +107,16 @@ def refuse_forbidden(path: Path, error: type[TunerError], where: str) -> None:
     """
     if missing := forbidden(path):
         raise error(missing, where=where, fix="Let its owner give you that right, or name another.")
+
+
+def is_file(path: Path) -> bool:
+    """Say whether a file is at `path`; what cannot be asked for is none."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: Path) -> bool:
+    """Say whether a folder is at `path`; what cannot be asked for is none."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def matching(path: Path) -> list[Path]:
@@ -130,10 +141,33 @@ def check_model(config: RecipeConfig) -> None:
         raise _only_remote_code(path)
     folder = local(path)
     if folder is None:
+        check_adapter(config)
         return
     check_folder(path, folder, "model.path")
     if not exists(folder / "config.json"):
-        raise ModelError(f"{path!r} holds no config.json", where="model.path", fix="Name a folder of save_pretrained.")
+        raise _no_model(path, folder)
+    check_adapter(config)
+
+
+def check_adapter(config: RecipeConfig) -> None:
+    """Check that the adapter to go on with, where a recipe names one, is there.
+
+    Raises:
+        ModelError: it is not.
+    """
+    path = config.adapter.path if config.adapter else None
+    if path and not all(exists(expanded(path) / file) for file in (ADAPTER, TENSORS)):
+        what = f"the adapter {path!r} holds no {ADAPTER} with {TENSORS}"
+        raise ModelError(what, where=ADAPTED, fix="Name a run, or the folder of an adapter that PEFT saved.")
+
+
+def _no_model(path: str, folder: Path) -> ModelError:
+    saved = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda one: int(one.name.rpartition("-")[2]))
+    if is_file(folder / "recipe.py"):
+        named = f", or name a checkpoint of it: {saved[-1]}" if saved else ""
+        fix = f"Go on with it first: tuner train {folder / 'recipe.py'} --resume {folder}{named}."
+        return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
+    return ModelError(f"{path!r} holds no config.json", where="model.path", fix="Name a folder of save_pretrained.")
 
 
 def check_folder(path: str, folder: Path, where: str) -> None:

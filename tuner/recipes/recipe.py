@@ -5,29 +5,28 @@ Order, later wins: base, model, method, objective, dataset, epochs, recipe files
 
 from __future__ import annotations
 
-import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, foreign, habits, mixture, paths, suit
+from tuner.recipes import catalog, commanded, foreign, mixture, paths, start, suit, template, validation
 from tuner.recipes.code import run_file
-from tuner.recipes.config_json import read_facts, read_type
-from tuner.recipes.explain import key_hint, short, validate
+from tuner.recipes.commanded import Overrides as Overrides
+from tuner.recipes.commanded import layer_of
+from tuner.recipes.explain import short, validate
 from tuner.recipes.flatten import flatten
 from tuner.recipes.layers import Layer, Merged, leaves
 from tuner.recipes.origin import DEFAULT, Kind, Place
 from tuner.recipes.origin import Origin as Origin
-from tuner.recipes.overrides import parse_override, schema_keys
 from tuner.recipes.part import read_part
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.source import Keys, Source, is_writable, read_file
+from tuner.recipes.source import Source, is_writable, read_file
 
 _MAX_BASES, _MAX_FILES = 8, 64
 """Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
@@ -41,6 +40,7 @@ class Recipe:
     config: RecipeConfig
     origins: dict[str, Origin]
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -54,43 +54,84 @@ class Recipe:
         return flatten(base, delta, f"{self.name}: one standalone recipe.{note}")
 
 
-@dataclass(frozen=True)
-class Overrides:
-    """What the command line changes: `--model`, `--data`, `--seed`, and (flag, KEY=VALUE) pairs in their order."""
+def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bool = False) -> Recipe:
+    """Load a recipe by a composed name, by a catalog recipe's name, or from a file; or make one for a model.
 
-    model: str | None = None
-    data: str | None = None
-    seed: int | None = None
-    pairs: Sequence[tuple[str, str]] = ()
-
-    def __post_init__(self) -> None:
-        given = (("--model", self.model), ("--data", self.data), *self.pairs)
-        for flag, text in given:
-            if text is not None and not is_writable(text):
-                raise RecipeError(f"{text!r} is not UTF-8", where=flag, fix="Rename the file or folder.")
-
-
-def load(name: str, overrides: Overrides | None = None, *, allow_code: bool = False) -> Recipe:
-    """Load a recipe by a composed name, by a catalog recipe's name, or from a file.
+    Args:
+        name: None: the base recipe, with the model and the method that the overrides name. A model's folder or its
+            id on the hub in its place means the same.
+        overrides: What the command line changes.
+        allow_code: A file that is no data is run.
 
     Raises:
         RecipeError: an unknown name, a file that is no data, or a value that does not fit the schema.
     """
+    name, overrides = _asked(name, overrides or Overrides())
     merged = Merged()
-    for layer in _layers(name, allow_code):
+    notes: list[str] = []
+    for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides, notes):
         merged.lay(layer)
-    for layer in _override_layers(overrides or Overrides(), merged):
+    for layer in commanded.layers(overrides, merged, name):
         merged.lay(layer)
-        _derive_architecture(merged)  # before the next override: it may change one of the new model's facts
-    _derive_architecture(merged)
-    mixture.settle(merged)
-    suit.settle(merged, _kind(merged))
+        start.derive_architecture(merged)  # before the next override: it may change one of the new model's facts
+    start.derive_architecture(merged)
+    _settle(merged)
     config = validate(merged)
-    if not is_writable(name):
-        raise RecipeError(f"the name {name!r} is not UTF-8", fix="Rename the file or folder.")
-    merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(config.model_dump())}
-    name = Path(name).stem if _is_path(name) else name
-    return Recipe(name, config, merged.origins, tuple(merged.warnings))
+    shown = _name_of(overrides) if name is None else name
+    if not is_writable(shown):
+        raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
+    values = config.model_dump()
+    merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
+    notes += filter(None, [validation.told(values)])
+    shown = Path(shown).stem if name is not None and _is_path(name) else shown
+    return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes))
+
+
+def _settle(merged: Merged) -> None:
+    """Work out what the values mean together; whatever is of the wrong type is left for the schema to refuse."""
+    if isinstance(merged.values.get("model"), dict):
+        start.settle(merged)
+        template.settle(merged)
+    mixture.settle(merged)
+    validation.settle(merged)
+    suit.settle(merged, start.kind_of(merged))
+
+
+def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Overrides]:
+    """Return the recipe that is named, if one is, with a model in its place among the overrides.
+
+    Raises:
+        RecipeError: two models, nothing at all, or a method beside a recipe that has one.
+    """
+    if name is not None and start.is_model(name):
+        if overrides.model is not None:
+            what = f"both {name!r} and --model {overrides.model} name the model"
+            raise RecipeError(what, where="--model", fix="Take one.")
+        name, overrides = None, replace(overrides, model=name)
+    if name is None and overrides.model is None and overrides.adapter is None:
+        fix = "Name one: tuner train RECIPE, or tuner train --model PATH --data FILE. See: tuner list"
+        raise RecipeError("neither a recipe nor a model is named", fix=fix)
+    if name is not None and overrides.method is not None:
+        fix = "Leave --method out and name another recipe, or leave the recipe out: --model PATH --method NAME."
+        raise RecipeError(f"the recipe {name!r} has its method already", where="--method", fix=fix)
+    return name, overrides
+
+
+def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
+    """Yield the base recipe with a method, for a model that is laid over it."""
+    base = _base()
+    yield Layer(base.values, base.place)
+    objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
+    yield layer_of(read_part("methods", method))
+    yield layer_of(read_part("objectives", objective))
+    if overrides.method is None:
+        notes.append(f"no recipe is named: objective {objective}, method {method}; --method takes another.")
+
+
+def _name_of(overrides: Overrides) -> str:
+    of_whom = overrides.model or overrides.adapter
+    assert of_whom is not None, "refused before"
+    return f"{start.name_of(of_whom)}_{overrides.method or catalog.DEFAULT_METHOD}"
 
 
 def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
@@ -132,6 +173,8 @@ def anchored(recipe: Recipe, deepspeed: str | dict[str, Any]) -> Recipe:
     config = recipe.config.model_dump()
     config["deepspeed"] = deepspeed
     _anchor(config["model"], "path")
+    if config["adapter"]:
+        _anchor(config["adapter"], "path")
     if str(config["model"]["chat_template"]).endswith(".jinja"):
         _anchor(config["model"], "chat_template")
     for key in mixture.LOADERS:
@@ -172,7 +215,7 @@ def _named_layers(name: str, hidden: str | None = None) -> Iterator[Layer]:
         yield from _catalog_recipe(reading.base)
     else:
         for kind, part in reading.base.kinds():
-            yield _layer(read_part(kind, part))
+            yield layer_of(read_part(kind, part))
     if reading.epochs:
         yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
     for word in reversed(reading.words):
@@ -182,7 +225,7 @@ def _named_layers(name: str, hidden: str | None = None) -> Iterator[Layer]:
 def _catalog_recipe(name: str) -> Iterator[Layer]:
     source = read_part("recipes", name)
     yield from _named_layers(str(source.values.get("_base_", "")), hidden=name)
-    yield _layer(source)
+    yield layer_of(source)
 
 
 def _file_layers(path: Path, shown: str, allow_code: bool, read: Iterator[int], depth: int = 0) -> Iterator[Layer]:
@@ -197,7 +240,7 @@ def _file_layers(path: Path, shown: str, allow_code: bool, read: Iterator[int], 
             yield from _file_layers(inner, str(inner), allow_code, read, depth + 1)
         else:
             yield from _named_layers(base)
-    yield _layer(source)
+    yield layer_of(source)
 
 
 def _bases(source: Source) -> Sequence[str]:
@@ -223,93 +266,6 @@ def _read(path: Path, shown: str, allow_code: bool) -> Source:
         return run_file(path, shown)
     except RecipeError as error:
         raise told or error from None
-
-
-def _layer(source: Source) -> Layer:
-    known = set(RecipeConfig.model_fields)
-    values: dict[str, Any] = {}
-    for key, value in source.values.items():
-        if key in known:
-            values[key] = value
-        elif key not in source.helpers and key != "_base_":
-            raise RecipeError(f"no key {key!r}", where=source.where((key,)), fix=key_hint(key, sorted(known)))
-    return Layer(values, source.place)
-
-
-def _override_layers(overrides: Overrides, merged: Merged) -> Iterator[Layer]:
-    if overrides.model is not None:
-        yield Layer.at(Place(Kind.FLAG, f"--model {overrides.model}"), _whole("--model", overrides.model))
-    if overrides.data is not None:
-        yield Layer.at(Place(Kind.FLAG, f"--data {overrides.data}"), _whole("--data", overrides.data))
-    if overrides.seed is not None:
-        yield Layer.at(Place(Kind.FLAG, f"--seed {overrides.seed}"), {"randomness": {"seed": overrides.seed}})
-    for flag, text in overrides.pairs:
-        key, _, value = text.partition("=")
-        where, habit = f"{flag} {text}", habits.habit(key.strip(), value)
-        told = habits.note(key.strip(), value, where)
-        if habit and habit.key in habits.FLAGS:
-            yield Layer.at(Place(Kind.FLAG, where), _whole(habit.key, value), told)
-            continue
-        keys, parsed = parse_override(text, flag, merged.values)
-        # A mapping may be None until it gets its first key: dataset.columns.
-        _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, where)
-        yield Layer.at(Place(Kind.FLAG, where), _nested(keys, parsed), told)
-
-
-def _whole(flag: str, path: str) -> dict[str, Any]:
-    """Return what --model or --data changes: the path, and what belongs to the one that was there before."""
-    if flag == "--model":
-        return {"model": {"path": path, "revision": None, "remote_code": False}}
-    return {"train_dataloader": {"dataset": mixture.only(path)}, "val_dataloader": None}
-
-
-def _refuse_below_none(keys: Keys, values: Any, where: str) -> None:
-    for index, key in enumerate(keys[:-1]):
-        values = values.get(key) if isinstance(values, dict) else None
-        if values is None:
-            block = ".".join(keys[: index + 1])
-            fix = f"Take a method that has one, or set {block} as a whole."
-            raise RecipeError(
-                f"{block} is None in this recipe, so {'.'.join(keys)} means nothing", where=where, fix=fix
-            )
-
-
-def _nested(keys: Keys, value: Any) -> dict[str, Any]:
-    for key in reversed(keys):
-        value = {key: value}
-    return value  # type: ignore[no-any-return]
-
-
-def _derive_architecture(merged: Merged) -> None:
-    """A model path that is newer than the facts beside it makes those facts another model's."""
-    facts_order = max((order for key, order in merged.order.items() if key.split(".")[0] == "architecture"), default=0)
-    model = merged.values["model"]
-    path = model.get("path") if isinstance(model, dict) else None
-    if not isinstance(path, str) or (merged.order["model.path"] <= facts_order and merged.values["architecture"]):
-        return
-    facts, place = read_facts(paths.expanded(catalog.asset(path))), Place(Kind.DERIVED, f"{path}/config.json")
-    if facts is None:
-        facts, place = _known_facts(path)
-    merged.lay(Layer.at(place, {"architecture": {"_delete_": True, **facts} if facts else None}))
-
-
-def _kind(merged: Merged) -> str | None:
-    """Return the model_type that the facts name, or the model's folder where its config.json does not hold all."""
-    facts, model = merged.values.get("architecture"), merged.values.get("model")
-    if isinstance(facts, dict):
-        kind = facts.get("model_type")
-        return kind if isinstance(kind, str) else None
-    path = model.get("path") if isinstance(model, dict) else None
-    return read_type(paths.expanded(catalog.asset(path))) if isinstance(path, str) else None
-
-
-def _known_facts(path: str) -> tuple[dict[str, Any] | None, Place]:
-    needle = re.compile(rf"""path=["']{re.escape(path)}["']""")
-    for name in catalog.names("models"):
-        if needle.search(catalog.part_path("models", name).read_text(encoding="utf-8")):
-            found = read_part("models", name)
-            return found.values.get("architecture"), found.place(())
-    return None, Place(Kind.DERIVED, "unknown model")
 
 
 def _difference(base: Any, values: dict[str, Any]) -> dict[str, Any]:

@@ -43,8 +43,9 @@ class Quantization(Block):
 
 
 class Adapter(Block):
-    """PEFT's LoraConfig, in its own names."""
+    """PEFT's LoraConfig, in its own names; path: a trained adapter to go on with, whose weights and values it has."""
 
+    path: str | None = None
     r: PositiveInt
     lora_alpha: PositiveInt
     lora_dropout: Fraction = 0.0
@@ -76,10 +77,16 @@ class Share(Rows):
 
 
 class Dataset(Rows):
-    """Rows and how they become samples; max_length in tokens."""
+    """Rows and how they become samples; max_length in tokens.
+
+    `val_split` of the rows are held out by `val_seed`; `held_out`: these rows, not the others.
+    """
 
     mixture: Annotated[tuple[Share, ...], Strict(False), Field(min_length=1)] | None = None
     max_rows: PositiveInt | None = None
+    val_split: Annotated[float, Field(gt=0, lt=1)] | None = None
+    val_seed: Annotated[int, Field(ge=0)] | None = None
+    held_out: bool = False
     bad_rows: Annotated[int, Field(ge=0)] = 0
     max_length: PositiveInt
     packing: bool

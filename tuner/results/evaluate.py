@@ -58,7 +58,7 @@ def rows_of(subject: Subject, asked: Asked) -> Dataset:
     if asked.data is not None:
         context = subject.context_tokens or _LENGTH
         block = recipe.train_dataloader.dataset if recipe else Dataset(path=None, max_length=context, packing=False)
-        block = block.model_copy(update=mixture.only(asked.data) | {"format": asked.format})
+        block = block.model_copy(update=mixture.only(asked.data) | {"format": asked.format, "val_split": None})
     elif recipe and recipe.val_dataloader:
         block = recipe.val_dataloader.dataset
     else:

@@ -24,6 +24,7 @@ from tuner.errors import DiskError, UsageError
 from tuner.files import disk_errors, write_json
 from tuner.fit.sizes import gib
 from tuner.recipes import paths
+from tuner.recipes.template import plain
 from tuner.results.adapter import STEM, Adapter, read_config
 from tuner.results.base import Base, base_of, check_facts, read_model_config
 from tuner.results.card import Kind, card
@@ -32,7 +33,6 @@ from tuner.results.layout import Layout, empty_model
 from tuner.results.source import Source, check_dest
 from tuner.results.tensors import Piece, Stored, num_bytes, write
 from tuner.runs import checkpoints
-from tuner.worker.data.templates import plain
 from tuner.worker.models.load import DTYPES, explained, is_scorer
 from tuner.worker.save import stop_where_answers_end
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from tuner.errors import RunDirectoryError, UsageError, did_you_mean
 from tuner.recipes import paths
+from tuner.recipes.paths import ADAPTER
 from tuner.recipes.recipe import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory, is_run
 
-ADAPTER = "adapter_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
 _PICKLED = re.compile(r"(pytorch|adapter)_model.*\.bin")
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt")

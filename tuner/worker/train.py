@@ -34,7 +34,7 @@ from tuner.worker.callbacks import Alive, AsWritten, FreshAdam, KeptNorm, Weight
 from tuner.worker.data import changes
 from tuner.worker.data.prepare import Prepared, describe, prepare
 from tuner.worker.guard import Guard
-from tuner.worker.models.load import load_model, load_reference, load_tokenizer, source
+from tuner.worker.models.load import load_model, load_reference, source, tokenizer_of
 from tuner.worker.progress import Bar, Metrics
 from tuner.worker.samples import show_samples
 from tuner.worker.save import save_result
@@ -62,7 +62,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     device = _join(rank, config)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainers.arguments(config, zero, run, device)
-    tokenizer = load_tokenizer(config.model, path)
+    tokenizer = tokenizer_of(config, path)
     data = _data(config, tokenizer, rank, run, guard)
     resume.check_data(facts, data[0])
     guard.heart.beat("loading the model")

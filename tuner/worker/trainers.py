@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from peft import PeftModel
 from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig
 
@@ -25,6 +24,7 @@ from tuner.worker import objectives
 from tuner.worker.data import batches
 from tuner.worker.data.prepare import Prepared
 from tuner.worker.models.load import DTYPES
+from tuner.worker.reference import tidy
 
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
@@ -125,7 +125,7 @@ def trainer(
         made.optimizer_cls_and_kwargs = _optimizer(config)
     made.remove_callback(PrinterCallback)
     _keep_as_written(made, zero)
-    _tidy(models[0], dtype(zero))
+    tidy(models[0], dtype(zero), config)
     return made
 
 
@@ -178,7 +178,7 @@ def evaluator(
         model=models[0], args=settings, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **more
     )
     made.remove_callback(PrinterCallback)
-    _tidy(models[0], models[0].dtype)
+    tidy(models[0], models[0].dtype, config, judges=True)
     return made
 
 
@@ -230,17 +230,6 @@ def _keep_as_written(made: Any, zero: dict[str, Any]) -> None:
     used = made.accelerator.state.deepspeed_plugin.deepspeed_config
     used.pop("steps_per_print", None)
     used |= {key: zero[key] for key in ("steps_per_print",) if key in zero}
-
-
-def _tidy(model: Any, wanted: torch.dtype) -> None:
-    if isinstance(model, PeftModel) and "ref" in model.peft_config:
-        # TRL's copy of the new adapter, which does nothing yet: the base model alone is the same reference. It would
-        # take memory, and be saved with the result.
-        model.delete_adapter("ref")
-    for parameter in model.parameters():
-        # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
-        if parameter.requires_grad and parameter.dtype == torch.bfloat16 != wanted:
-            parameter.data = parameter.data.to(wanted)
 
 
 def _optimizer(config: RecipeConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

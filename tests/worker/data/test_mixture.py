@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset, Share
 from tuner.worker.data import mixture
+from tuner.worker.data.holdout import Holdout
 
 
 def write(folder: Path, name: str, count: int) -> str:
@@ -158,3 +159,47 @@ def test_a_broken_row_is_told_with_its_file_and_line(tmp_path: Path) -> None:
         texts(block({"path": path}, {"path": str(broken)}))
 
     assert caught.value.where == f"{broken}:2"
+
+
+@given(
+    number=st.integers(0, 400),
+    part=st.sampled_from([0.01, 0.05, 0.07, 0.1, 0.3, 0.5, 0.9]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_each_row_is_held_out_or_trained_on_and_the_part_is_the_one_asked_for(
+    number: int, part: float, seed: int
+) -> None:
+    train, val = Holdout(part, seed, taken=False), Holdout(part, seed, taken=True)
+    held = [row for row in range(number) if val.keeps(0, row)]
+
+    assert sorted([*held, *(row for row in range(number) if train.keeps(0, row))]) == list(range(number))
+    assert abs(len(held) - number * part) <= 1
+    assert train.count(0, number) == number - len(held)
+
+
+def test_another_seed_holds_other_rows_out() -> None:
+    held = {seed: [row for row in range(400) if Holdout(0.05, seed, taken=True).keeps(0, row)] for seed in range(5)}
+
+    assert len({tuple(rows) for rows in held.values()}) == 5
+    assert len({row % 20 for row in held[0]}) > 5  # no fixed place in each twenty
+
+
+def test_a_row_that_is_read_more_than_once_is_held_out_each_time(tmp_path: Path) -> None:
+    one, two = write(tmp_path, "a", 40), write(tmp_path, "b", 40)
+    shares = ({"path": one, "weight": 2.0}, {"path": two, "weight": 0.5}, {"path": one})
+
+    train = texts(block(*shares, val_split=0.2, val_seed=3))
+    val = texts(block(*shares, val_split=0.2, val_seed=3, held_out=True))
+
+    assert Counter([*train, *val]) == Counter(texts(block(*shares)))
+    assert not {*train} & {*val}
+    assert all(Counter(val)[text] == 3 for text in val if text.startswith("a"))
+
+
+def test_rows_beyond_max_rows_are_in_neither_part(tmp_path: Path) -> None:
+    one = block(max_rows=10, val_split=0.2).model_copy(update={"path": write(tmp_path, "a", 40)})
+    both = [*texts(one), *texts(one.model_copy(update={"held_out": True}))]
+
+    assert sorted(both) == sorted(f"a{number}" for number in range(1, 11))
+    assert mixture.open(one).fingerprint() != mixture.open(one.model_copy(update={"held_out": True})).fingerprint()

@@ -20,7 +20,8 @@ from tuner.errors import ModelError
 from tuner.recipes import catalog
 from tuner.recipes.recipe import Overrides, load
 from tuner.recipes.schema import RecipeConfig
-from tuner.worker.models.load import CACHE, commit, decoder_layers, load_model, load_reference
+from tuner.worker.models.adapters import commit
+from tuner.worker.models.load import CACHE, decoder_layers, load_model, load_reference
 from tuner.worker.models.tiny import materialize
 
 ARCHITECTURES = {

@@ -223,6 +223,10 @@ def _build(
             rows = preferences.write_rows(done / _ROWS_FILE, judged, layout)
         else:
             rows = _write_packed(scratch, batches, encoder, dataset, tally)
+    if opened.holdout and not sum(tally.read):
+        whose = "validation" if dataset.held_out else "training"
+        what = f"val_split = {dataset.val_split:g} leaves {whose} no row"
+        raise DataError(what, where=opened.place, fix="Take another part, or name validation data: --val FILE.")
     if not tally.kept:
         what = f"none of the {sum(tally.read)} rows has a token to train on within max_length={dataset.max_length}"
         reasons = "; ".join(map(str, tally.changes.totals()[:_MAX_REASONS]))

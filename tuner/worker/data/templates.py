@@ -14,6 +14,7 @@ from trl.chat_template_utils import get_training_chat_template, has_generation_m
 
 from tuner.errors import DataError
 from tuner.recipes import catalog
+from tuner.recipes.template import plain
 from tuner.worker.data import limits
 from tuner.worker.data.rendering import Template, Unrendered, render, rendered, warn_once
 from tuner.worker.data.sample import Chat, Message
@@ -21,7 +22,6 @@ from tuner.worker.data.sample import Chat, Message
 _FIX = (
     "Set model.chat_template to a named template such as 'chatml', or to a .jinja file with {% generation %} markers."
 )
-_MARK = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
 _QUESTION: Message = {"role": "user", "content": "Why?"}
 _PROBE: list[Message] = [_QUESTION, {"role": "assistant", "content": "Because."}]
 
@@ -46,14 +46,6 @@ _CALLS_PROBE: list[Message] = [
     _PROBE[-1],
 ]
 _SCHEMA = {"name": "toolmark", "description": "Asks.", "parameters": {"type": "object", "properties": {}}}
-
-
-def plain(text: str) -> str:
-    """Return a template without `{% generation %}` marks, which few readers beside transformers know.
-
-    It renders the same text: a comment stands for each mark, so that white space is stripped as before.
-    """
-    return _MARK.sub(r"{#\1 \2#}", text)
 
 
 def answers_end(tokenizer: Any) -> int | None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import (
     HfHubHTTPError,
     LocalEntryNotFoundError,
@@ -21,8 +20,6 @@ from huggingface_hub.errors import (
     StrictDataclassError,
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-from peft import LoraConfig, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 
 from tuner.errors import DiskError, MachineError, ModelError
@@ -31,6 +28,7 @@ from tuner.recipes import catalog, paths
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.worker.models import whole
+from tuner.worker.models.adapters import with_adapter
 from tuner.worker.models.names import name_parts
 from tuner.worker.models.rows import fit_rows
 from tuner.worker.models.tiny import materialize
@@ -57,6 +55,22 @@ def source(model: Model) -> str:
         return str(materialize(Path(catalog.asset(model.path)), CACHE))
     folder = paths.local(model.path)
     return str(folder) if folder else model.path
+
+
+def tokenizer_of(config: RecipeConfig, path: str) -> Any:
+    """Load the tokenizer to train with: that of the model, or what an adapter to go on with was trained with.
+
+    Args:
+        config: The recipe.
+        path: What `source` returned for its model.
+
+    Raises:
+        ModelError, MachineError: as `load_tokenizer`.
+    """
+    adapter = config.adapter.path if config.adapter else None
+    if adapter and (paths.expanded(adapter) / "tokenizer_config.json").is_file():
+        return load_tokenizer(config.model.model_copy(update={"revision": None}), str(paths.expanded(adapter)))
+    return load_tokenizer(config.model, path)
 
 
 def load_tokenizer(model: Model, path: str) -> Any:
@@ -95,7 +109,7 @@ def load_model(
     model = _load(config, path, dtype, device, shards, tokenizer)
     model.train()
     if config.adapter:
-        return _with_adapter(model, config, path)
+        return with_adapter(model, config, path)
     if config.train_cfg.trainable_layers:
         _freeze_all_but(model, config.train_cfg.trainable_layers)
     return model
@@ -106,7 +120,8 @@ def load_reference(
 ) -> Any | None:
     """Load the frozen copy that the model is compared with, or None where nothing needs one.
 
-    With an adapter that is the base model itself, the adapter switched off. Arguments and errors as `load_model`.
+    With a new adapter that is the base model itself, the adapter switched off; with one that goes on it is the frozen
+    copy of it that TRL makes. Arguments and errors as `load_model`.
     """
     objective = config.objective
     if not isinstance(objective, Dpo | Kto) or config.adapter or objective.precompute_ref_log_probs:
@@ -223,34 +238,6 @@ def _layers(model: Any) -> Any | None:
     return next((module for module in lists if len(module) == number), None)
 
 
-def _with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:
-    adapter = config.adapter
-    assert adapter is not None
-    lora = LoraConfig(
-        # PEFT trains the new head of a model that scores, and saves it with the adapter.
-        task_type="SEQ_CLS" if config.objective.type == "reward" else "CAUSAL_LM",
-        r=adapter.r,
-        lora_alpha=adapter.lora_alpha,
-        lora_dropout=adapter.lora_dropout,
-        target_modules=list(adapter.target_modules)
-        if isinstance(adapter.target_modules, tuple)
-        else adapter.target_modules,
-        use_dora=adapter.use_dora,
-        use_rslora=adapter.use_rslora,
-        modules_to_save=adapter.modules_to_save,
-        bias="none",
-    )
-    # Adapters in the compute type at every ZeRO level; PEFT's fp32 default breaks ZeRO-3 and doubles activations.
-    try:
-        adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
-    except ValueError as error:
-        raise ModelError(f"the adapter does not fit this model: {error}", where="adapter.target_modules") from error
-    if isinstance(config.objective, Dpo | Kto) and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
-        what = f"objective {config.objective.type} cannot train an adapter on the output embeddings"
-        raise ModelError(what, where="adapter.target_modules", fix="Take 'lm_head' out of it.")
-    return adapted
-
-
 def quantized(block: Quantization, dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
     """Return what `from_pretrained` takes for a recipe's `quantization`, with arithmetic in the compute type."""
     if block.bits == 8:
@@ -268,14 +255,6 @@ def quantized(block: Quantization, dtype: torch.dtype) -> transformers.BitsAndBy
 def pinned(model: Model) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that say which commit is meant, and whether its code may run."""
     return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
-
-
-def commit(model: Model, path: str) -> str | None:
-    """Return the commit of what was just loaded from the hub, which an adapter records; None for a folder."""
-    if paths.local(path) is not None:
-        return None
-    found = try_to_load_from_cache(path, "config.json", revision=model.revision)
-    return Path(found).parent.name if isinstance(found, str) else model.revision
 
 
 class explained:

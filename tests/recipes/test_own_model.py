@@ -1,0 +1,329 @@
+"""A model without a recipe, a run's result as a model, an adapter to go on with, and validation rows by one flag."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.errors import ModelError, RecipeError
+from tuner.recipes import catalog, paths, recipe
+from tuner.recipes.recipe import Overrides
+
+ASSETS = catalog.CONFIGS / "assets" / "tiny"
+CHATML = catalog.chat_template("chatml").read_text(encoding="utf-8")
+LORA: dict[str, Any] = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    "r": 8,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "target_modules": ["q_proj", "v_proj"],
+    "use_dora": False,
+    "use_rslora": False,
+    "modules_to_save": None,
+    "revision": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def a_model(name: str = "my-qwen", template: str | None = "{{ messages }}", context: int = 4096) -> str:
+    """Make a folder with a model's small files."""
+    folder = Path(name)
+    folder.mkdir(parents=True)
+    facts = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": context,
+    }
+    (folder / "config.json").write_text(json.dumps(facts))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}))
+    return f"./{name}"
+
+
+def an_adapter(base: str, name: str = "runs/sft/final", **changes: Any) -> str:
+    """Make a folder with an adapter as PEFT writes one."""
+    folder = Path(name)
+    folder.mkdir(parents=True)
+    (folder / paths.ADAPTER).write_text(json.dumps({**LORA, "base_model_name_or_path": base, **changes}))
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    return name
+
+
+def flags(*sets: str, **given: Any) -> Overrides:
+    return Overrides(pairs=tuple(("--set", text) for text in sets), **given)
+
+
+# --- A model without a recipe
+
+
+@pytest.mark.parametrize(("name", "given"), [(None, {"model": "./my-qwen"}), ("./my-qwen", {}), ("my-qwen", {})])
+def test_a_model_needs_no_recipe_and_the_method_is_said_aloud(name: str | None, given: dict[str, str]) -> None:
+    a_model()
+
+    found = recipe.load(name, Overrides(**given, data="my.jsonl"))
+
+    assert found.name == "my-qwen_lora"
+    assert found.config.objective.type == "sft"
+    assert found.config.adapter
+    assert found.config.train_dataloader.dataset.path == "my.jsonl"
+    assert found.config.architecture
+    assert found.config.architecture.hidden_size == 64
+    assert found.notes == ("no recipe is named: objective sft, method lora; --method takes another.",)
+
+
+def test_a_hub_id_of_the_catalog_brings_its_parts_facts_and_template() -> None:
+    named = recipe.load("internlm2_chat_7b_qlora_custom_e3", Overrides(data="my.jsonl")).config
+
+    own = recipe.load("internlm/internlm2-chat-7b", Overrides(data="my.jsonl", method="qlora", epochs=3))
+
+    assert own.name == "internlm2_chat_7b_qlora"
+    assert own.config.model_dump() == named.model_dump()
+
+
+def test_a_method_may_come_after_its_objective() -> None:
+    found = recipe.load(None, Overrides(model="Qwen/Qwen3-8B", data="my.jsonl", method="dpo_lora"))
+
+    assert found.config.objective.type == "dpo"
+    assert found.notes == ()
+
+
+def test_epochs_win_over_the_steps_of_a_recipe() -> None:
+    found = recipe.load("tiny_full_sample_e1", flags("max_steps=7", epochs=5)).config.train_cfg
+    later = recipe.load("tiny_full_sample_e1", Overrides(epochs=5)).config.train_cfg
+
+    assert (later.max_epochs, later.max_steps) == (5, None)
+    assert (found.max_epochs, found.max_steps) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "what"),
+    [
+        (None, {}, "neither a recipe nor a model is named"),
+        ("./my-qwen", {"model": "./other"}, "name the model"),
+        ("tiny_full_sample_e1", {"method": "lora"}, "has its method already"),
+        ("./my-qwen", {"method": "lorra"}, "no method 'lorra'"),
+    ],
+)
+def test_what_names_no_training_is_refused(name: str | None, given: dict[str, str], what: str) -> None:
+    a_model()
+
+    with pytest.raises(RecipeError, match=what) as caught:
+        recipe.load(name, Overrides(**given))
+
+    assert caught.value.fix
+
+
+# --- The model's own template and length
+
+
+def test_a_package_template_of_the_old_model_is_dropped_aloud() -> None:
+    found = recipe.load("internlm2_chat_7b_lora_custom_e1", Overrides(model=a_model(), data="my.jsonl"))
+
+    assert found.config.model.chat_template is None
+    assert "the chat template is ./my-qwen's own, not internlm/internlm2-chat-7b's 'internlm2'" in found.warnings[0]
+
+
+def test_a_template_of_the_users_file_is_refused_over_another_models_own_and_kept_when_asked_for() -> None:
+    Path("mine.py").write_text('_base_ = "tiny_lora_custom_e1"\nmodel = dict(path="a/b", chat_template="internlm2")\n')
+    model = a_model()
+
+    with pytest.raises(RecipeError, match=r"is not the template of '\./my-qwen'") as caught:
+        recipe.load("./mine.py", Overrides(model=model))
+
+    assert str(caught.value.where).startswith("./mine.py:2")
+    kept = recipe.load("./mine.py", flags("model.chat_template=internlm2", model=model))
+    dropped = recipe.load("./mine.py", flags("model.chat_template=None", model=model))
+    assert kept.config.model.chat_template == "internlm2"
+    assert dropped.config.model.chat_template is None
+
+
+def test_a_template_that_renders_the_models_own_text_stays() -> None:
+    found = recipe.load("qwen2_1_5b_lora_custom_e1", Overrides(model=a_model(template=CHATML)))
+
+    assert found.config.model.chat_template == "chatml"
+    assert found.warnings == ()
+
+
+def test_a_model_without_a_template_takes_the_recipes_and_is_told() -> None:
+    found = recipe.load("qwen2_1_5b_lora_custom_e1", Overrides(model=a_model(template=None)))
+
+    assert found.config.model.chat_template == "chatml"
+    assert "has no chat template of its own; the recipe's 'chatml' is used" in found.warnings[0]
+
+
+def test_a_copy_of_the_recipes_own_model_keeps_its_template() -> None:
+    found = recipe.load("internlm2_chat_7b_lora_custom_e1", Overrides(model=a_model("models/internlm2-chat-7b")))
+
+    assert found.config.model.chat_template == "internlm2"
+
+
+def test_samples_are_no_longer_than_the_models_context_unless_the_user_says_so() -> None:
+    model = a_model(context=512)
+
+    found = recipe.load(model, Overrides(data="my.jsonl"))
+
+    assert found.config.train_dataloader.dataset.max_length == 512
+    assert "max_length is 512, the context of ./my-qwen" in found.warnings[0]
+    asked = recipe.load(model, flags("max_length=1024", data="my.jsonl"))
+    assert asked.config.train_dataloader.dataset.max_length == 1024
+
+
+# --- A run's result is a model; an adapter goes on
+
+
+def test_a_runs_result_is_a_model_by_the_run_and_by_its_folder() -> None:
+    a_model("runs/sft/final")
+
+    for name in ("runs/sft", "runs/sft/final"):
+        found = recipe.load(name, Overrides(data="my.jsonl"))
+        assert found.config.model.path == "runs/sft/final"
+        assert found.name == "sft_lora"
+
+
+def test_a_run_without_a_result_is_refused_with_its_newest_checkpoint() -> None:
+    Path("runs/sft/checkpoints/checkpoint-9").mkdir(parents=True)
+    Path("runs/sft/checkpoints/checkpoint-10").mkdir()
+    Path("runs/sft/recipe.py").write_text("")
+
+    with pytest.raises(ModelError, match="has no result yet") as caught:
+        paths.check_model(recipe.load("runs/sft", Overrides(data="my.jsonl")).config)
+
+    assert "--resume runs/sft, or name a checkpoint of it: runs/sft/checkpoints/checkpoint-10" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [{"model": "runs/sft"}, {"adapter": "runs/sft"}, {"adapter": "runs/sft/final"}])
+def test_an_adapter_goes_on_with_its_own_rank_and_base(given: dict[str, str]) -> None:
+    an_adapter(a_model())
+
+    found = recipe.load("qwen2_1_5b_dpo_lora_custom_e1", Overrides(**given, data="prefs.jsonl")).config
+
+    assert found.model.path == "./my-qwen"
+    assert found.adapter
+    assert found.adapter.model_dump() == {
+        "path": "runs/sft/final",
+        **{key: LORA[key] for key in ("r", "lora_alpha", "lora_dropout", "target_modules", "use_dora", "use_rslora")},
+        "modules_to_save": None,
+    }
+    paths.check_model(found)
+
+
+def test_an_adapter_may_stand_in_a_recipe_file_and_again_in_the_runs_own_recipe() -> None:
+    an_adapter(a_model())
+    Path("mine.py").write_text(
+        '_base_ = "tiny_lora_custom_e1"\nmodel = dict(path="./my-qwen")\nadapter = dict(path="runs/sft")\n'
+    )
+
+    found = recipe.load("./mine.py")
+    Path("run.py").write_text(found.standalone())
+
+    assert found.config.adapter
+    assert (found.config.adapter.path, found.config.adapter.r) == ("runs/sft/final", 8)
+    assert recipe.load("./run.py").config == found.config
+    shutil.rmtree("runs")
+    gone = recipe.load("./run.py").config
+    assert gone == found.config
+    with pytest.raises(ModelError, match=r"holds no adapter_config\.json"):
+        paths.check_model(gone)
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "changes", "what", "fix"),
+    [
+        ("tiny_full_custom_e1", (), {}, "trains every weight", "tuner export runs/sft/final DEST --merge"),
+        ("tiny_lora_custom_e1", ("adapter.r=16",), {}, "has 8", "Leave it out"),
+        ("tiny_reward_lora_custom_e1", (), {}, "objective reward cannot train", "tuner export"),
+        ("tiny_lora_custom_e1", (), {"peft_type": "IA3"}, "an adapter of IA3, not LoRA", "tuner export"),
+        ("tiny_lora_custom_e1", (), {"base_model_name_or_path": None}, "does not say what its base is", "--model BASE"),
+        ("tiny_lora_custom_e1", (), {"base_model_name_or_path": "/gone"}, "is not there: '/gone'", "--model BASE"),
+    ],
+)
+def test_an_adapter_that_cannot_go_on_is_refused_with_what_can(
+    name: str, sets: tuple[str, ...], changes: dict[str, Any], what: str, fix: str
+) -> None:
+    an_adapter(a_model(), **changes)
+
+    with pytest.raises(RecipeError, match=what) as caught:
+        recipe.load(name, flags(*sets, model="runs/sft"))
+
+    assert fix in str(caught.value.fix)
+
+
+def test_an_adapter_of_another_hub_model_is_refused() -> None:
+    an_adapter("meta-llama/Llama-2-7b-hf")
+
+    with pytest.raises(RecipeError, match="was trained on 'meta-llama/Llama-2-7b-hf', not on 'Qwen/Qwen3-8B'"):
+        recipe.load("qwen3_8b_lora_custom_e1", Overrides(adapter="runs/sft"))
+
+
+# --- Validation
+
+
+def test_a_validation_file_is_read_as_the_training_rows_are() -> None:
+    found = recipe.load("tiny_full_alpaca_e1", Overrides(val="val.jsonl")).config
+
+    assert found.val_dataloader
+    rows = found.train_dataloader.dataset
+    assert found.val_dataloader.dataset == rows.model_copy(update={"path": "val.jsonl"})
+    assert found.val_dataloader.batch_size == found.train_dataloader.batch_size
+
+
+def test_a_key_of_the_validation_fills_in_a_block_that_is_none() -> None:
+    found = recipe.load("tiny_full_custom_e1", flags("val_dataloader.dataset.path=val.jsonl", data="my.jsonl")).config
+
+    assert found.val_dataloader
+    assert found.val_dataloader.dataset == found.train_dataloader.dataset.model_copy(update={"path": "val.jsonl"})
+
+
+@pytest.mark.parametrize("name", ["tiny_full_custom_e1", "tiny_full_sample_e1"])
+def test_a_part_of_the_rows_is_held_out_by_the_seed_and_told(name: str) -> None:
+    found = recipe.load(name, Overrides(data="my.jsonl", val_split=0.05, seed=7))
+
+    train, val = found.config.train_dataloader.dataset, found.config.val_dataloader
+    assert val
+    assert (train.val_split, train.val_seed, train.held_out) == (0.05, 7, False)
+    assert val.dataset == train.model_copy(update={"held_out": True})
+    assert found.notes == ("validation: 0.05 of the training rows are held out, by seed 7",)
+
+
+def test_of_a_split_and_a_validation_file_the_later_counts() -> None:
+    Path("mine.py").write_text('_base_ = "tiny_full_custom_e1"\ntrain_dataloader = dict(dataset=dict(val_split=0.1))\n')
+
+    split = recipe.load("./mine.py", Overrides(data="my.jsonl")).config
+    file = recipe.load("./mine.py", Overrides(data="my.jsonl", val="val.jsonl")).config
+
+    assert split.val_dataloader
+    assert split.val_dataloader.dataset.held_out
+    assert file.train_dataloader.dataset.val_split is None
+    assert file.val_dataloader
+    assert file.val_dataloader.dataset.path == "val.jsonl"
+
+
+def test_a_runs_own_recipe_holds_the_same_rows_out_and_follows_a_change() -> None:
+    made = recipe.load("tiny_full_custom_e1", Overrides(data="my.jsonl", val_split=0.05))
+    Path("run.py").write_text(made.standalone())
+
+    again = recipe.load("./run.py")
+    more = recipe.load("./run.py", flags("train_dataloader.dataset.val_split=0.2", data="new.jsonl", seed=1)).config
+
+    assert again.config == made.config
+    assert more.val_dataloader
+    assert more.val_dataloader.dataset == more.train_dataloader.dataset.model_copy(update={"held_out": True})
+    assert (more.train_dataloader.dataset.path, more.train_dataloader.dataset.val_split) == ("new.jsonl", 0.2)
+
+
+def test_a_split_in_the_validation_itself_is_refused() -> None:
+    with pytest.raises(RecipeError, match="holds nothing out"):
+        recipe.load("tiny_full_sample_e1", flags("val_dataloader.dataset.val_split=0.5"))

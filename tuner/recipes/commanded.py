@@ -1,0 +1,164 @@
+"""What the command line changes of a recipe, or makes of a model without one: layers, in the order of their laying.
+
+It merges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuner.errors import RecipeError
+from tuner.recipes import catalog, habits, mixture, paths, start, validation
+from tuner.recipes.explain import key_hint
+from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.origin import Kind, Place
+from tuner.recipes.overrides import parse_override, schema_keys
+from tuner.recipes.part import read_part
+from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.source import Keys, Source, is_writable
+
+_TRAIN, _VAL = mixture.LOADERS
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line changes: a value for each flag, and (flag, KEY=VALUE) pairs in their order.
+
+    `method` is for a model without a recipe; `val_split` is a part of 1.
+    """
+
+    model: str | None = None
+    data: str | None = None
+    seed: int | None = None
+    pairs: Sequence[tuple[str, str]] = ()
+    adapter: str | None = None
+    val: str | None = None
+    val_split: float | None = None
+    epochs: int | None = None
+    method: str | None = None
+
+    def __post_init__(self) -> None:
+        of_paths = (("--model", self.model), ("--data", self.data), ("--adapter", self.adapter), ("--val", self.val))
+        given = (*of_paths, *self.pairs)
+        for flag, text in given:
+            if text is not None and not is_writable(text):
+                raise RecipeError(f"{text!r} is not UTF-8", where=flag, fix="Rename the file or folder.")
+
+
+def layer_of(source: Source) -> Layer:
+    """Return a file's values as a layer; its helpers are left out.
+
+    Raises:
+        RecipeError: a key that no recipe has.
+    """
+    known = set(RecipeConfig.model_fields)
+    values: dict[str, Any] = {}
+    for key, value in source.values.items():
+        if key in known:
+            values[key] = value
+        elif key not in source.helpers and key != "_base_":
+            raise RecipeError(f"no key {key!r}", where=source.where((key,)), fix=key_hint(key, sorted(known)))
+    return Layer(values, source.place)
+
+
+def layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[Layer]:
+    """Yield the layers of all overrides; each is laid over `merged` before the next is asked for.
+
+    Raises:
+        RecipeError: one of them means nothing.
+    """
+    if overrides.model is not None or overrides.adapter is not None:
+        yield from _start_layers(overrides, merged, name)
+    for flag, given, values in _flags(overrides):
+        if given is not None:
+            yield Layer.at(Place(Kind.FLAG, f"{flag} {given}"), values(given, merged))
+    for flag, text in overrides.pairs:
+        yield from _pair_layers(flag, text, merged, name)
+
+
+def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iterator[Layer]:
+    """Yield the layers of one KEY=VALUE, whose key may be another tool's word."""
+    key, _, given = text.partition("=")
+    where, habit = f"{flag} {text}", habits.habit(key.strip(), given)
+    place, told = Place(Kind.FLAG, where), habits.note(key.strip(), given, where)
+    if habit and habit.key in habits.FLAGS:
+        meant = Overrides(model=given) if habit.key == "--model" else Overrides(data=given)
+        yield from (replace(layer, warning=layer.warning or told) for layer in layers(meant, merged, name))
+        return
+    keys, value = parse_override(text, flag, merged.values)
+    if keys[0] == _VAL and len(keys) > 1 and merged.values[_VAL] is None:
+        yield Layer.at(place, {_VAL: validation.block(merged)})
+    # A mapping may be None until it gets its first key: dataset.columns.
+    _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, where)
+    yield Layer.at(place, _nested(keys, value), told)
+
+
+def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Any, Merged], dict[str, Any]]], ...]:
+    """Return each flag of one value, what was given, and the values that it means."""
+    return (
+        ("--data", overrides.data, lambda path, _: {_TRAIN: {"dataset": mixture.only(path)}, _VAL: None}),
+        ("--val", overrides.val, validation.of_file),
+        ("--val-split", overrides.val_split, lambda part, _: {_TRAIN: {"dataset": {"val_split": part}}}),
+        ("--epochs", overrides.epochs, lambda count, _: {"train_cfg": {"max_epochs": count, "max_steps": None}}),
+        ("--seed", overrides.seed, lambda seed, _: {"randomness": {"seed": seed}}),
+    )
+
+
+def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[Layer]:
+    """Yield the model that --model or --adapter means, with its catalog part's facts, and the adapter on it."""
+    flag, text = ("--adapter", overrides.adapter) if overrides.model is None else ("--model", overrides.model)
+    assert text is not None
+    found = start.find(text, flag)
+    if overrides.model is not None and overrides.adapter is not None and found.adapter:
+        raise RecipeError(f"{text!r} is an adapter itself", where="--adapter", fix="Name its base with --model.")
+    place = Place(Kind.FLAG, f"{flag} {text}")
+    if flag == "--model" or not _is_same_model(merged, found.path, name):
+        of_part: dict[str, Any] = {}
+        if part := catalog.part_named(found.path):
+            source = read_part("models", part)
+            of_part = dict(source.values["model"])
+            rest = {key: value for key, value in source.values.items() if key != "model"}
+            yield layer_of(replace(source, values=rest))
+        values = {"revision": None, "remote_code": False} | of_part | {"path": found.path}
+        values |= {"revision": found.revision} if found.revision else {}
+        values.pop("chat_template", None)  # `template` judges it
+        yield Layer.at(place, {"model": values})
+    adapter = overrides.adapter if overrides.adapter is not None else found.adapter
+    if adapter is not None:
+        yield _adapter_layer(adapter, place if overrides.adapter is None else None, merged)
+
+
+def _is_same_model(merged: Merged, base: str, name: str | None) -> bool:
+    """Return whether a recipe's own model can stand for an adapter's base, by its name; `start` judges hub ids."""
+    path = merged.values["model"].get("path")
+    both_on_hub = isinstance(path, str) and not (paths.local(path) or paths.local(base))
+    return name is not None and both_on_hub
+
+
+def _adapter_layer(adapter: str, place: Place | None, merged: Merged) -> Layer:
+    place = place or Place(Kind.FLAG, f"--adapter {adapter}")
+    folder = start.result_of(adapter) or adapter
+    if merged.values.get("adapter") is None:
+        what = f"{adapter!r} is an adapter, and this recipe trains every weight"
+        fix = f"Merge it first: tuner export {adapter} DEST --merge, then --model DEST."
+        raise RecipeError(what, where=place, fix=fix)
+    return Layer.at(place, {"adapter": {"path": folder}})
+
+
+def _refuse_below_none(keys: Keys, values: Any, where: str) -> None:
+    for index, key in enumerate(keys[:-1]):
+        values = values.get(key) if isinstance(values, dict) else None
+        if values is None:
+            block = ".".join(keys[: index + 1])
+            fix = f"Take a method that has one, or set {block} as a whole."
+            raise RecipeError(
+                f"{block} is None in this recipe, so {'.'.join(keys)} means nothing", where=where, fix=fix
+            )
+
+
+def _nested(keys: Keys, value: Any) -> dict[str, Any]:
+    for key in reversed(keys):
+        value = {key: value}
+    return value  # type: ignore[no-any-return]

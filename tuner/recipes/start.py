@@ -1,0 +1,185 @@
+"""What a run starts from: a model by its folder or hub id, a run's result, or an adapter on its base.
+
+It reads small JSON files of a folder and asks no hub; whether weights are there is `paths` to check.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import RecipeError
+from tuner.recipes import catalog, paths
+from tuner.recipes.config_json import read_facts, read_type
+from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.origin import Kind, Place
+from tuner.recipes.part import read_part
+
+_WHOLE = "config.json"
+_RESULT = "final"
+"""Where a run directory has its result."""
+_KINDS = (_WHOLE, paths.ADAPTER)
+_OF_A_RUN = re.compile(rf"{_RESULT}|checkpoints|checkpoint-\d+")
+_WEIGHTS = ("r", "lora_alpha", "target_modules", "use_dora", "use_rslora", "modules_to_save")
+"""What the trained weights of an adapter were made for; its dropout is free."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Whole weights (a folder or a hub id, and its commit), and the folder of the adapter on them, if there is one."""
+
+    path: str
+    revision: str | None = None
+    adapter: str | None = None
+
+
+def is_model(name: str) -> bool:
+    """Return whether what stands in a recipe's place is a model: a folder, or an id on the hub with its owner."""
+    path = paths.expanded(name)
+    if name.endswith(".py") or paths.is_file(path):
+        return False
+    if "/" in name:
+        return paths.is_folder(path) or paths.local(name) is None
+    return holds_model(path)
+
+
+def holds_model(folder: Path) -> bool:
+    """Return whether a folder, or its result as a run, holds a model or an adapter."""
+    return any(paths.is_file(place / file) for place in (folder, folder / _RESULT) for file in _KINDS)
+
+
+def find(text: str, flag: str) -> Start:
+    """Return what `text` means: of a run its result, of an adapter its base with it.
+
+    Raises:
+        RecipeError: an adapter that does not say what its base is, or whose base is gone.
+    """
+    folder = result_of(text)
+    if folder is None or not _is_adapter(Path(folder)):
+        return Start(folder or text)
+    told = adapter_facts(folder)
+    base = told.get("base_model_name_or_path") or ""
+    local = paths.local(base) if base else None
+    if not base or (local and not paths.exists(local)):
+        what = f"the base of {text!r} is not there: {base!r}" if base else f"{text!r} does not say what its base is"
+        raise RecipeError(what, where=flag, fix=f"Name it: --model BASE --adapter {text}.")
+    return Start(base, told.get("revision"), folder)
+
+
+def result_of(text: str) -> str | None:
+    """Return the local folder that `text` means, of a run that of its result; None for an id on the hub."""
+    folder = paths.local(text)
+    if folder is None or text.startswith(catalog.ASSET):
+        return None
+    holds = any(paths.is_file(folder / file) for file in _KINDS)
+    inner = folder / _RESULT
+    return str(inner) if not holds and any(paths.is_file(inner / file) for file in _KINDS) else text
+
+
+def name_of(path: str) -> str:
+    """Return what to call a run on a model: the last part of its path, of a run's result the run's."""
+    parts = [part for part in paths.expanded(path).absolute().parts if not _OF_A_RUN.fullmatch(part)]
+    last = catalog.part_named(path) or (parts[-1] if paths.local(path) else path.rpartition("/")[2])
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", last).lstrip("-.") or "model"
+
+
+def adapter_facts(folder: str) -> dict[str, Any]:
+    """Return an adapter's configuration as PEFT wrote it.
+
+    Raises:
+        RecipeError: it is not readable, or of another kind than LoRA.
+    """
+    file = paths.expanded(folder) / paths.ADAPTER
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        kind = found["peft_type"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RecipeError(f"{str(file)!r} is not readable", where=paths.ADAPTED, fix="Copy it again.") from error
+    if kind != "LORA":
+        fix = f"Merge it first: tuner export {folder} DEST --merge, then --model DEST."
+        raise RecipeError(f"{folder!r} is an adapter of {kind}, not LoRA", where=paths.ADAPTED, fix=fix)
+    return dict(found)
+
+
+def settle(merged: Merged) -> None:
+    """Let the adapter at `adapter.path` say what its weights are: rank, scale, layers.
+
+    Raises:
+        RecipeError: the user asks for another rank than it has, it was trained on another model, or for other ends.
+    """
+    block = merged.values.get("adapter")
+    path = block.get("path") if isinstance(block, dict) else None
+    if not isinstance(block, dict) or not isinstance(path, str):
+        return
+    folder = result_of(path) or path
+    if not _is_adapter(paths.expanded(folder)):
+        return  # `paths` refuses it: a run's own recipe is read when the adapter that it began with is gone
+    told, where = adapter_facts(folder), merged.place_of(("adapter", "path"))
+    _check_base(merged, told, folder)
+    _check_ends(merged, told, folder)
+    values: dict[str, Any] = {"path": folder} if folder != path else {}
+    for key in (*_WEIGHTS, "lora_dropout"):
+        value, old, place = told.get(key), block.get(key), merged.place_of(("adapter", key))
+        if (value or None) == (old or None) or (isinstance(value, list) and _alike(value, old)):
+            continue
+        if key not in _WEIGHTS and place and place.kind is not Kind.PACKAGE:
+            continue
+        if place and place.kind is Kind.FLAG and key in block:
+            what = f"adapter.{key} = {old!r}: the adapter in {folder!r} has {value!r}"
+            raise RecipeError(what, where=place, fix="Leave it out, or put a new adapter on a merged model.")
+        values[key] = value if value is not None else {"use_dora": False, "use_rslora": False}.get(key)
+    if values:
+        derived = Place(Kind.DERIVED, f"{folder}/{paths.ADAPTER}")
+        merged.lay(Layer(({"adapter": values}), lambda keys: where if keys[-1] == "path" and where else derived))
+
+
+def _alike(value: list[Any], old: Any) -> bool:
+    return isinstance(old, list | tuple) and sorted(map(str, value)) == sorted(map(str, old))
+
+
+def _check_base(merged: Merged, told: dict[str, Any], folder: str) -> None:
+    base, model = told.get("base_model_name_or_path"), merged.values.get("model", {}).get("path")
+    if base and isinstance(model, str) and base != model and not (paths.local(base) or paths.local(model)):
+        what = f"the adapter in {folder!r} was trained on {base!r}, not on {model!r}"
+        raise RecipeError(what, where=merged.place_of(("model", "path")), fix=f"Train it on its base: --model {base}.")
+
+
+def _check_ends(merged: Merged, told: dict[str, Any], folder: str) -> None:
+    objective = merged.values.get("objective", {}).get("type")
+    if (told.get("task_type") == "SEQ_CLS") != (objective == "reward"):
+        what = f"the adapter in {folder!r} is of task {told.get('task_type')}, which objective {objective} cannot train"
+        fix = f"Merge it into its base first: tuner export {folder} DEST --merge, then --model DEST."
+        raise RecipeError(what, where=paths.ADAPTED, fix=fix)
+
+
+def derive_architecture(merged: Merged) -> None:
+    """A model path that is newer than the facts beside it makes those facts another model's."""
+    facts_order = max((order for key, order in merged.order.items() if key.split(".")[0] == "architecture"), default=0)
+    model = merged.values["model"]
+    path = model.get("path") if isinstance(model, dict) else None
+    if not isinstance(path, str) or (merged.order["model.path"] <= facts_order and merged.values["architecture"]):
+        return
+    facts, place = read_facts(paths.expanded(catalog.asset(path))), Place(Kind.DERIVED, f"{path}/{_WHOLE}")
+    if facts is None:
+        part = catalog.part_named(path)
+        found = read_part("models", part) if part else None
+        facts = found.values.get("architecture") if found else None
+        place = found.place(()) if found else Place(Kind.DERIVED, "unknown model")
+    merged.lay(Layer.at(place, {"architecture": {"_delete_": True, **facts} if facts else None}))
+
+
+def kind_of(merged: Merged) -> str | None:
+    """Return the model_type that the facts name, or the model's folder where its config.json does not hold all."""
+    facts, model = merged.values.get("architecture"), merged.values.get("model")
+    if isinstance(facts, dict):
+        kind = facts.get("model_type")
+        return kind if isinstance(kind, str) else None
+    path = model.get("path") if isinstance(model, dict) else None
+    return read_type(paths.expanded(catalog.asset(path))) if isinstance(path, str) else None
+
+
+def _is_adapter(folder: Path) -> bool:
+    return paths.is_file(folder / paths.ADAPTER) and not paths.is_file(folder / _WHOLE)

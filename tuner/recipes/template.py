@@ -1,0 +1,128 @@
+"""What a recipe says for one model and another model does not take: its chat template, its length.
+
+It reads small files of the model's folder and renders nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import RecipeError
+from tuner.recipes import catalog, mixture, paths
+from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.origin import Kind, Place
+from tuner.recipes.part import read_part
+
+_KEY = "model.chat_template"
+_MARK = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
+_MODEL = ("model", "path")
+
+
+def plain(text: str) -> str:
+    """Return a template without `{% generation %}` marks, which few readers beside transformers know.
+
+    It renders the same text: a comment stands for each mark, so that white space is stripped as before.
+    """
+    return _MARK.sub(r"{#\1 \2#}", text)
+
+
+def own(folder: Path) -> str | None:
+    """Return the chat template in a folder with a tokenizer, or None where it has none, or no readable one."""
+    file = folder / "chat_template.jinja"
+    try:
+        if paths.is_file(file):
+            return file.read_text(encoding="utf-8")
+        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    if isinstance(found, list):  # several by name
+        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
+    return found if isinstance(found, str) else None
+
+
+def settle(merged: Merged) -> None:
+    """Let a model that the recipe was not written for have its own chat template, and no longer samples than it takes.
+
+    Raises:
+        RecipeError: the user's own file names another template for the model before.
+    """
+    path, place = merged.values["model"].get("path"), merged.place_of(_MODEL)
+    if not isinstance(path, str) or place is None or place.kind is Kind.PACKAGE:
+        return
+    _fit_length(merged, path)
+    named, beaten = merged.values["model"].get("chat_template"), merged.origins["model.path"].beat
+    if merged.order.get(_KEY, 0) >= merged.order["model.path"]:
+        return
+    before = next((old for old, _ in beaten if old), None)
+    part = catalog.part_named(path)
+    wanted = read_part("models", part).values["model"].get("chat_template") if part else None
+    if named == wanted or (before and _last(before) == _last(path)):  # a copy of the recipe's own model
+        return
+    if named is None:
+        _replace(merged, wanted, None)
+        return
+    if not part and not _has_other(merged, path, named):
+        return
+    _refuse_of_file(merged, named, wanted, path)
+    whose = f"{before}'s" if before else "the recipe's"
+    instead = f"{wanted!r}, that of {path}" if wanted else f"{path}'s own"
+    why = f"the chat template is {instead}, not {whose} {named!r}; --set {_KEY}={named} keeps that"
+    _replace(merged, wanted, f"{why}.")
+
+
+def _replace(merged: Merged, wanted: str | None, warning: str | None) -> None:
+    place = merged.place_of(_MODEL)
+    assert place is not None
+    merged.lay(Layer.at(place, {"model": {"chat_template": wanted}}, warning))
+
+
+def _has_other(merged: Merged, path: str, named: str) -> bool:
+    """Return whether a model has, or on the hub may have, another template than the named one; tell if it has none."""
+    folder = tokenizer_folder(merged.values)
+    if folder is None:
+        return True
+    found = own(folder)
+    if found is None:
+        told = f"{path} has no chat template of its own; the recipe's {named!r} is used: --set {_KEY}=NAME for another"
+        merged.warnings.append(f"{told}.")
+        return False
+    return plain(catalog.chat_template(named).read_text(encoding="utf-8")) != plain(found)
+
+
+def tokenizer_folder(values: dict[str, Any]) -> Path | None:
+    """Return the folder with the tokenizer: an adapter's, where training saved one there; None for the hub's."""
+    adapter = (values.get("adapter") or {}).get("path")
+    if adapter and paths.is_file(paths.expanded(adapter) / "tokenizer_config.json"):
+        return paths.expanded(adapter)
+    return paths.local(values["model"]["path"])
+
+
+def _refuse_of_file(merged: Merged, named: str, wanted: str | None, path: str) -> None:
+    place = merged.place_of(("model", "chat_template"))
+    if place is not None and place.kind is Kind.FILE:
+        what = f"model.chat_template = {named!r} is not the template of {path!r}"
+        fix = f"Add --set {_KEY}={wanted} for the model's own, or --set {_KEY}={named} to keep yours."
+        raise RecipeError(what, where=place, fix=fix)
+
+
+def _fit_length(merged: Merged, path: str) -> None:
+    facts = merged.values.get("architecture")
+    limit = facts.get("max_position_embeddings") if isinstance(facts, dict) else None
+    for key in mixture.LOADERS:
+        loader = merged.values.get(key)
+        dataset = loader.get("dataset") if isinstance(loader, dict) else None
+        length = dataset.get("max_length") if isinstance(dataset, dict) else None
+        place = merged.place_of((key, "dataset", "max_length"))
+        if not (isinstance(limit, int) and isinstance(length, int) and place and place.kind is Kind.PACKAGE):
+            continue
+        if limit < length:
+            derived = Place(Kind.DERIVED, f"derived: the context of {path}")
+            told = f"{key}.dataset.max_length is {limit}, the context of {path}, not {length} ({place})."
+            merged.lay(Layer.at(derived, {key: {"dataset": {"max_length": limit}}}, told))
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2].lower()

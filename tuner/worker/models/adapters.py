@@ -1,0 +1,86 @@
+"""An adapter on the model that is trained: a new one, or a trained one to go on with.
+
+It loads no base model; `load` does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError, safe_open
+
+from tuner.errors import ModelError
+from tuner.recipes import paths
+from tuner.recipes.objective import Dpo, Kto
+from tuner.recipes.schema import Model, RecipeConfig
+
+
+def with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:
+    """Return the model with the recipe's adapter on it: a new one, or the trained one that it names.
+
+    Raises:
+        ModelError: it does not fit the model.
+    """
+    adapter = config.adapter
+    assert adapter is not None
+    lora = LoraConfig(
+        # PEFT trains the new head of a model that scores, and saves it with the adapter.
+        task_type="SEQ_CLS" if config.objective.type == "reward" else "CAUSAL_LM",
+        r=adapter.r,
+        lora_alpha=adapter.lora_alpha,
+        lora_dropout=adapter.lora_dropout,
+        target_modules=list(adapter.target_modules)
+        if isinstance(adapter.target_modules, tuple)
+        else adapter.target_modules,
+        use_dora=adapter.use_dora,
+        use_rslora=adapter.use_rslora,
+        modules_to_save=adapter.modules_to_save,
+        bias="none",
+    )
+    # Adapters in the compute type at every ZeRO level; PEFT's fp32 default breaks ZeRO-3 and doubles activations.
+    try:
+        if adapter.path:
+            adapted = _continued(model, str(paths.expanded(adapter.path)), adapter.lora_dropout)
+        else:
+            adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
+    except ValueError as error:
+        raise ModelError(f"the adapter does not fit this model: {error}", where="adapter.target_modules") from error
+    if isinstance(config.objective, Dpo | Kto) and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
+        what = f"objective {config.objective.type} cannot train an adapter on the output embeddings"
+        raise ModelError(what, where="adapter.target_modules", fix="Take 'lm_head' out of it.")
+    return adapted
+
+
+def _continued(model: Any, folder: str, dropout: float) -> Any:
+    """Return the model with the trained adapter in a folder on it, to be trained further.
+
+    Raises:
+        ModelError: a weight of it has no place in the model, or the other way round.
+    """
+    saved = PeftConfig.from_pretrained(folder)
+    saved.lora_dropout, saved.inference_mode = dropout, False
+    try:
+        adapted = PeftModel.from_pretrained(
+            model, folder, is_trainable=True, config=saved, autocast_adapter_dtype=False, torch_device="cpu"
+        )
+    except (RuntimeError, SafetensorError) as error:  # of shapes, and of files that are cut off
+        told = " ".join(str(error).split())
+        raise ModelError(f"the adapter in {folder!r} does not fit this model: {told}", where=paths.ADAPTED) from error
+    with safe_open(paths.expanded(folder) / paths.TENSORS, "pt") as stored:
+        held = set(stored.keys())
+    if lacking := sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - held):
+        what = f"the adapter in {folder!r} lacks {lacking[0]}, which this model asks of it"
+        raise ModelError(what, where=paths.ADAPTED, fix="Name the model that it was trained on: --model BASE.")
+    return adapted
+
+
+def commit(model: Model, path: str) -> str | None:
+    """Return the commit of what was just loaded from the hub, which an adapter records; None for a folder."""
+    if paths.local(path) is not None:
+        return None
+    found = try_to_load_from_cache(path, "config.json", revision=model.revision)
+    return Path(found).parent.name if isinstance(found, str) else model.revision
