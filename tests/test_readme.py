@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -34,6 +35,14 @@ def facts(block: str) -> list[str]:
     return sorted(re.findall(r"`[^`]+`|\]\([^)]+\)|\d+(?:\.\d+)*", same_links))
 
 
+def result_of_a_run(folder: Path) -> None:
+    """Make the folder of an adapter of the README's model."""
+    folder.mkdir(parents=True)
+    told = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 64, "lora_alpha": 16, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**told, "base_model_name_or_path": "Qwen/Qwen3-8B"}))
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+
+
 TUNER = [line for line in code_lines(README) if re.match(r"(?:[A-Z_]+=\S+ |srun \.\.\. )*tuner ", line)]
 
 
@@ -46,9 +55,12 @@ def test_the_readme_shows_the_missions_commands_and_every_command() -> None:
 def test_a_command_of_the_readme_works(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_ds.json").write_text('{"zero_optimization": {"stage": 2}} // mine')
-    (tmp_path / "my.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "my-model").mkdir()
-    (tmp_path / "my-model" / "config.json").write_text("{}")
+    for name in ("my.jsonl", "prefs.jsonl", "more.jsonl"):
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    for name in ("my-model", "my-qwen"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    result_of_a_run(tmp_path / "runs" / "sft" / "final")
     CliRunner().invoke(tuner, ["copy", "tiny_full_sample_e1", "mine.py"])
     written_run(tmp_path / "work_dirs" / "RECIPE" / "TIME")
     before, _, after = line.partition("tuner ")

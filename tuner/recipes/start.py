@@ -26,6 +26,9 @@ _OF_A_RUN = re.compile(rf"{_RESULT}|checkpoints|checkpoint-\d+")
 _WEIGHTS = ("r", "lora_alpha", "target_modules", "use_dora", "use_rslora", "modules_to_save")
 """What the trained weights of an adapter were made for; its dropout is free."""
 
+_LEFT_OUT = {"use_dora": False, "use_rslora": False, "lora_dropout": 0.0}
+"""What older versions of PEFT do not write of a LoRA without it."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -130,7 +133,7 @@ def settle(merged: Merged) -> None:
         if place and place.kind is Kind.FLAG and key in block:
             what = f"adapter.{key} = {old!r}: the adapter in {folder!r} has {value!r}"
             raise RecipeError(what, where=place, fix="Leave it out, or put a new adapter on a merged model.")
-        values[key] = value if value is not None else {"use_dora": False, "use_rslora": False}.get(key)
+        values[key] = value if value is not None else _LEFT_OUT.get(key)
     if values:
         derived = Place(Kind.DERIVED, f"{folder}/{paths.ADAPTER}")
         merged.lay(Layer(({"adapter": values}), lambda keys: where if keys[-1] == "path" and where else derived))
