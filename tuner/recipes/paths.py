@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import glob
+import json
 import re
 from pathlib import Path
 
 from tuner.errors import DataError, ModelError
 from tuner.recipes import catalog
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.source import is_writable
 
 URL = "hf://"
 """What the path of a file on the hub begins with."""
@@ -138,3 +140,15 @@ def _nearby(path: Path) -> str:
     names = [entry.name for entry in folder.iterdir()] if exists(folder) and folder.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
     return f"Did you mean {str(folder / close[0])!r}?" if close else "Check the path."
+
+
+def recipe_name(file: Path) -> str:
+    """Return what a recipe file is called: its stem; of a run directory's recipe.py the run's recipe, or the folder."""
+    if file.stem != "recipe":
+        return file.stem
+    try:
+        named = json.loads((file.parent / "run.json").read_text(encoding="utf-8"))["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        named = file.absolute().parent.name
+    is_plain = isinstance(named, str) and is_writable(named) and Path(named).name == named
+    return named if named and is_plain else file.stem

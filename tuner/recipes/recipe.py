@@ -89,7 +89,7 @@ def load(name: str, overrides: Overrides | None = None, *, allow_code: bool = Fa
     if not is_writable(name):
         raise RecipeError(f"the name {name!r} is not UTF-8", fix="Rename the file or folder.")
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(config.model_dump())}
-    name = Path(name).stem if _is_path(name) else name
+    name = paths.recipe_name(Path(name)) if _is_path(name) else name
     return Recipe(name, config, merged.origins, tuple(merged.warnings))
 
 
