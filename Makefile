@@ -24,6 +24,7 @@ $(INSTALLED): requirements.txt setup.py
 
 quickstart: install
 	$(BIN)/tuner train tiny_full_sample_e3
+	@echo "tuner is $(BIN)/tuner here. To call it by its name in this shell, first: source $(BIN)/activate"
 
 test: install
 	$(BIN)/pytest -n 2 --dist worksteal $(TESTS)

@@ -60,6 +60,11 @@ class TunerError(Exception):
     def __str__(self) -> str:
         return "\n".join((self._line(), *map(str, self.others)))
 
+    def to_json(self) -> dict[str, object]:
+        """Return the parts of the message, those of what is wrong besides too."""
+        parts = {"code": self.code, "exit_code": self.exit_code, "what": self.what, "where": self.where}
+        return {**parts, "fix": self.fix, "others": [other.to_json() for other in self.others]}
+
     def _line(self) -> str:
         what, where, fix = (_shortened(part or "") for part in (self.what, self.where, self.fix))
         text = f"{self.code}: {what}."

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import json
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+import tuner as tuner_package
 from tests.cli.command import Tuner
 from tests.each import each
-from tuner.cli import COMMANDS
+from tuner.cli import COMMANDS, chat
 from tuner.cli import habits as cli_habits
 from tuner.errors import RecipeError
 from tuner.recipes import habits, recipe
@@ -18,6 +21,9 @@ from tuner.recipes.layers import leaves
 from tuner.recipes.overrides import schema_keys
 
 LORA, QLORA, DPO = "tiny_lora_sample_e1", "tiny_qlora_sample_e1", "tiny_dpo_lora_sample_preferences_e1"
+if TYPE_CHECKING:
+    from tuner.results.chat import Chat
+
 ROWS = "train_dataloader.dataset"
 OPTIMIZER = "optim_wrapper.optimizer"
 
@@ -268,3 +274,59 @@ def test_code_whose_imports_are_missing_is_one_message(tuner: Tuner, name: str) 
     assert (result.code, result.out, len(result.messages)) == (2, "", 1)
     assert "Traceback" not in result.err
     assert ("config of XTuner" if name == "xtuner" else "No module named 'not_installed_here'") in result.err
+
+
+def test_with_json_a_mistake_is_one_object_on_standard_error(tuner: Tuner) -> None:
+    wrong = tuner("show", LORA, "--set", "lr=-1", "--json")
+    unknown = tuner("plan", LORA, "--gpsu", "3", "--json")
+
+    assert (wrong.code, wrong.out, unknown.code, unknown.out) == (2, "", 2, "")
+    error = json.loads(wrong.err)["error"]
+    assert (error["code"], error["exit_code"], error["where"]) == ("bad-recipe", 2, "--set lr=-1")
+    assert "greater than 0" in error["what"]
+    assert "--gpsu" in json.loads(unknown.err)["error"]["what"]
+
+
+def test_events_need_someone_who_watches_the_ranks(tuner: Tuner) -> None:
+    result = tuner("train", LORA, "--json", "--launcher", "none")
+
+    assert (result.code, json.loads(result.err)["error"]["where"]) == (2, "--json")
+
+
+def test_the_recipe_of_a_run_is_named_by_the_run_or_its_folder_never_recipe(tmp_path: Path) -> None:
+    text = f"_base_ = '{LORA}'\n"
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "recipe.py").write_text(text)
+    (tmp_path / "first/run.json").write_text('{"name": "mine"}')
+    (tmp_path / "other.py").write_text(text)
+
+    named = [recipe.load(str(tmp_path / file)).name for file in ("first/recipe.py", "second/recipe.py", "other.py")]
+
+    assert named == ["mine", "second", "other"]
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit", "exit", "quit", "EXIT", "quit()"])
+def test_a_chat_ends_at_every_word_for_it(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter([word])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+
+    chat._talk(cast("Chat", None))  # nothing is asked
+
+    assert next(lines, "all were read") == "all were read"
+
+
+def test_a_chat_tells_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = iter(["/help", "exit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+
+    chat._talk(cast("Chat", None))
+
+    assert "/reset: forget the conversation" in capsys.readouterr().out
+
+
+def test_the_quickstart_ends_with_how_tuner_is_called_next() -> None:
+    text = (Path(tuner_package.__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
+    target = text.split("quickstart: install\n")[1].split("\n\n")[0]
+
+    assert "source $(BIN)/activate" in target.splitlines()[-1]

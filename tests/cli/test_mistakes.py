@@ -76,7 +76,6 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no checkpoint": ([TINY, "--resume", "checkpoint-5"], ("checkpoint-5", "--resume", "checkpoint-STEP")),
     "checkpoint too long": ([TINY, "--resume", "x" * 300], ("--resume", "checkpoint-STEP")),
     "grace without end": ([TINY, "--grace", "inf"], ("inf is no finite number", "--grace")),
-    "json alone": ([TINY, "--json"], ("--json", "Add --dry-run")),
     "stray argument": ([TINY, "extra"], ("'extra'", "--set KEY=VALUE")),
     "stray pair": ([TINY, "lr=1"], ("'lr=1'", "--set KEY=VALUE")),
     "unknown flag": ([TINY, "--deepsped", "zero2"], ("--deepsped", "--deepspeed")),

@@ -66,8 +66,12 @@ class LazyGroup(click.Group):
         _refuse_no_folder()
         try:
             return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            raise _habits().option(error) or error from None
+        except click.UsageError as error:
+            if isinstance(error, click.NoSuchOption) and (told := _habits().option(error)):
+                raise told from None
+            if _wants_json():
+                raise UsageError(error.format_message().rstrip(".")) from None
+            raise
         except KeyboardInterrupt:  # click's own 1 would say that training failed
             click.echo("\nAborted!", err=True)
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
@@ -95,6 +99,19 @@ def tuner() -> None:
     """From a fine-tuning recipe's name to a correctly configured DeepSpeed run."""
 
 
+def _wants_json() -> bool:
+    return "--json" in sys.argv
+
+
+def _told(error: TunerError) -> str:
+    """Return an error as a message, or with --json as one JSON object: standard output stays the command's answer."""
+    if not _wants_json():
+        return str(error)
+    import json  # only on the way to an error
+
+    return json.dumps({"error": error.to_json()})
+
+
 def main() -> None:
     """Run the command line. A user's mistake is one message and its exit code; a bug of ours keeps its traceback."""
     debug = "--debug" in sys.argv
@@ -109,7 +126,7 @@ def main() -> None:
         from tuner.machine.slurm import speaks  # only on the way to an error
 
         if speaks(os.environ) or error.exit_code != 2:
-            click.echo(str(error), err=True)
+            click.echo(_told(error), err=True)
         else:  # srun --kill-on-bad-exit would end the first task before it has spoken
             time.sleep(_LET_THE_FIRST_SPEAK_S)
         sys.exit(error.exit_code)

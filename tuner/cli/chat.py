@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "/reset": "forget the conversation",
     "/system TEXT": "another system prompt",
-    "/exit": "end, as Ctrl-D does",
+    "/help": "this list",
+    "/exit": "end, as exit, quit and Ctrl-D do",
 }
+_HELP = "; ".join(f"{name}: {what}" for name, what in _COMMANDS.items())
+_ENDS = ("/exit", "/quit", "/bye", "exit", "quit", "exit()", "quit()")
 _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
 """Control characters: an answer must not steer the terminal."""
 
@@ -66,7 +69,7 @@ def command(
     if prompt is not None:
         _answer_once(chat, prompt, seed, as_json=as_json)
     else:
-        click.echo("; ".join(f"{name}: {what}" for name, what in _COMMANDS.items()), err=True)
+        click.echo(_HELP, err=True)
         _talk(chat)
 
 
@@ -109,7 +112,7 @@ def _talk(chat: Chat) -> None:
         except KeyboardInterrupt:
             click.echo("\nCtrl-D or /exit ends.")
             continue
-        if text == "/exit":
+        if text.lower() in _ENDS:
             return
         if text and not _obeyed(chat, text):
             _reply(chat, text)
@@ -121,10 +124,12 @@ def _obeyed(chat: Chat, text: str) -> bool:
     if text == "/reset":
         chat.turns = []
         click.echo("The conversation is forgotten.")
+    elif text in ("/help", "/?"):
+        click.echo(_HELP)
     elif name == "/system":
         chat.system = rest.strip() or None
         click.echo("The system prompt is set." if chat.system else "There is no system prompt any more.")
-    elif text.startswith("/") and (meant := nearest(text, ("/reset", "/system", "/exit"))):
+    elif text.startswith("/") and (meant := nearest(text, ("/reset", "/system", "/help", "/exit"))):
         click.echo(f"Did you mean {meant}?")
     else:
         return False

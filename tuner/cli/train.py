@@ -61,7 +61,9 @@ LAUNCHERS = ("torchrun", "slurm", "none")
     "saves took long.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would run, and start nothing.")
-@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object a line as the run goes; with --dry-run, the plan."
+)
 @override_options
 def command(
     recipe: str | None,
@@ -97,8 +99,9 @@ def command(
 
     if launcher == "slurm":
         slurm.prepare_for_signals()
-    if as_json and not dry_run:
-        raise UsageError("--json without --dry-run", where="--json", fix="Add --dry-run.")
+    if as_json and not dry_run and launcher != "torchrun":
+        what = f"--json with --launcher {launcher}: nobody watches the ranks here"
+        raise UsageError(what, where="--json", fix="Add --dry-run, or read RUN/metrics.jsonl and RUN/status.json.")
     if resume_weights and resume is None:
         raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")
     flags = LaunchFlags(launcher, nproc_per_node, nnodes, node_rank, master_addr, master_port)  # type: ignore[arg-type]
@@ -116,6 +119,7 @@ def command(
         on_oom,
         max_restarts,
         grace_s=grace,
+        tells_events=as_json,
     )
     environ = dict(os.environ)
     made = plan.make(request, environ, hardware.detect(environ), datetime.now().astimezone())

@@ -54,6 +54,8 @@ class Request:
     """What ended the earlier attempts of this start, with --on-oom retry or --max-restarts."""
     grace_s: float = local.GRACE_S
     """What ranks that are told to stop have, to finish the step and save, before they are killed."""
+    tells_events: bool = False
+    """Standard output gets one JSON object for each thing that happens, in place of what rank 0 prints."""
 
 
 @dataclass(frozen=True)

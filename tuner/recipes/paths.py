@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import glob
+import json
 import os
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from tuner.recipes import catalog
 from tuner.recipes.architecture import MAX_LAYERS
 from tuner.recipes.config_json import num_layers
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.source import is_writable
 
 URL = "hf://"
 """What the path of a file on the hub begins with."""
@@ -271,3 +273,15 @@ def _nearby(path: Path) -> str:
     names = [name for name in names if name != path.name]
     close = difflib.get_close_matches(path.name, names, n=1)
     return f"Did you mean {str(folder / close[0])!r}?" if close else "Check the path."
+
+
+def recipe_name(file: Path) -> str:
+    """Return what a recipe file is called: its stem; of a run directory's recipe.py the run's recipe, or the folder."""
+    if file.stem != "recipe":
+        return file.stem
+    try:
+        named = json.loads((file.parent / "run.json").read_text(encoding="utf-8"))["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        named = file.absolute().parent.name
+    is_plain = isinstance(named, str) and is_writable(named) and Path(named).name == named
+    return named if named and is_plain else file.stem

@@ -83,7 +83,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
     notes += filter(None, [validation.told(values)])
-    shown = Path(shown).stem if name is not None and _is_path(name) else shown
+    shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
     return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes))
 
 

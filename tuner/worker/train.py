@@ -203,7 +203,9 @@ def _finish(
     elif config.log.num_samples:
         print("No samples: log.num_samples asks the prompts of val_dataloader, and there is none.", flush=True)
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
-    print(f"Next: change a copy of the recipe and train it: tuner train {run.recipe} --set lr=...", flush=True)
+    print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run.recipe))} --set lr=...")
+    use = "eval" if config.objective.type == "reward" else "chat"
+    print(f"Next: tuner {use} {shlex.quote(str(run.path))}", flush=True)
 
 
 def _stage(zero: dict[str, Any]) -> int:
