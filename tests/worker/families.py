@@ -19,6 +19,7 @@ from tuner.recipes import catalog
 from tuner.recipes.part import read_part
 
 METHODS = ("full", "lora")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _SETS = {
     "train_cfg.max_steps": 2,
     "train_dataloader.batch_size": 2,
@@ -81,7 +82,7 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
 
 
 def make_model(kind: str, folder: Path) -> None:
-    """Write a small random model of the family, whose config.json holds the words of published ones alone."""
+    """Write a small random model of the family, whose config.json counts experts in the words of published ones."""
     import transformers
 
     from tests.worker.models.brought import brought
@@ -100,10 +101,10 @@ def make_model(kind: str, folder: Path) -> None:
         transformers.set_seed(0)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    file = folder / "config.json"
+    file, published = folder / "config.json", transformers.AutoConfig.for_model(kind)
     written = json.loads(file.read_text(encoding="utf-8"))
-    known = transformers.AutoConfig.for_model(kind).to_dict().keys() | {"architectures", "rope_theta", "layer_types"}
-    file.write_text(json.dumps({key: value for key, value in written.items() if key in known}), encoding="utf-8")
+    unknown = set(_EXPERTS) - published.to_dict().keys() - published.attribute_map.keys()
+    file.write_text(json.dumps({key: written[key] for key in written.keys() - unknown}), encoding="utf-8")
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from tests.e2e.runs import environment
 from tests.worker.families import METHODS, examples
 from tuner.recipes.suit import KEEPS_APART
 
+SCALES_ITS_LOGITS = ("minicpm3",)
+"""By a number over its width, which for a small model is a large one."""
 Train = Callable[[str, str, Path], dict[str, Any]]
 
 
@@ -51,8 +52,7 @@ def test_a_family_trains_two_steps_and_reloads(train: Train, kind: str, method: 
 
     assert "error" not in found, found["error"]
     first, second = found["losses"]
-    assert 6 < first < 9, "near the logarithm of the vocabulary"
-    assert math.isfinite(second)
+    assert 6 < first < (30 if kind in SCALES_ITS_LOGITS else 9), "near the logarithm of the vocabulary"
     assert second < first
     assert found["moved"] > 0
     assert found["apart"] == 0
