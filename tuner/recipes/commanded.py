@@ -85,7 +85,10 @@ def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iter
     place, told = Place(Kind.FLAG, where), habits.note(key.strip(), given, where)
     if habit and habit.key in habits.FLAGS:
         meant = Overrides(model=given) if habit.key == "--model" else Overrides(data=given)
-        yield from (replace(layer, warning=layer.warning or told) for layer in layers(meant, merged, name))
+        for layer in layers(meant, merged, name):
+            # Facts of a catalog's part stand where they are written, the user's own word where it was typed.
+            is_typed = layer.place(()).kind is Kind.FLAG
+            yield Layer.at(place, layer.values, told) if is_typed else layer
         return
     keys, value = parse_override(text, flag, merged.values)
     if keys[0] == _VAL and len(keys) > 1 and merged.values[_VAL] is None:
