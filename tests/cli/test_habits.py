@@ -178,6 +178,8 @@ TYPED: list[tuple[str, str]] = [
     ("webchat x", "tuner chat RUN"),
     ("merge_lora x y", "tuner export RUN DEST --merge"),
     ("env", "tuner doctor"),
+    ("serve work_dirs/x", "tuner export RUN DEST --merge, then vllm serve DEST"),
+    ("export work_dirs/x mine.gguf", "convert_hf_to_gguf.py"),
     ("version", "tuner --version"),
     (f"train {LORA} --learning_rate 1e-4", f"--set {OPTIMIZER}.lr=VALUE"),
     (f"train {LORA} --learning-rate=1e-4", f"--set {OPTIMIZER}.lr=VALUE"),
