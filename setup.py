@@ -3,7 +3,8 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 setup(
-    name="tuner",
+    # `tuner` on the public index is another project, of music; the command and the import keep the short name.
+    name="tuner-deepspeed",
     version="0.1.0",
     description="From a fine-tuning recipe's name to a correctly configured DeepSpeed run",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),

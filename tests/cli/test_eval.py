@@ -61,7 +61,7 @@ def test_answers_go_to_a_new_file(tuner: Tuner, rows: Path, tmp_path: Path) -> N
         (("package:tiny", "--generate", "2"), 2, "--generate and --out go together"),
         (("package:tiny", "--generate", "2", "--out", "gone/a.jsonl"), 2, "the folder of"),
         (("package:tiny", "--tasks", ","), 2, "no task is named"),
-        (("package:tiny", "--tasks", "arc_easy"), 3, "pip install 'tuner[eval]'"),
+        (("package:tiny", "--tasks", "arc_easy"), 3, "pip install 'tuner-deepspeed[eval]'"),
     ],
 )
 def test_what_cannot_be_judged_is_one_line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -177,6 +178,8 @@ TYPED: list[tuple[str, str]] = [
     ("webchat x", "tuner chat RUN"),
     ("merge_lora x y", "tuner export RUN DEST --merge"),
     ("env", "tuner doctor"),
+    ("serve work_dirs/x", "tuner export RUN DEST --merge, then vllm serve DEST"),
+    ("export work_dirs/x mine.gguf", "convert_hf_to_gguf.py"),
     ("version", "tuner --version"),
     (f"train {LORA} --learning_rate 1e-4", f"--set {OPTIMIZER}.lr=VALUE"),
     (f"train {LORA} --learning-rate=1e-4", f"--set {OPTIMIZER}.lr=VALUE"),
@@ -330,3 +333,13 @@ def test_the_quickstart_ends_with_how_tuner_is_called_next() -> None:
     target = text.split("quickstart: install\n")[1].split("\n\n")[0]
 
     assert "source $(BIN)/activate" in target.splitlines()[-1]
+
+
+def test_what_is_installed_by_name_is_this_project_and_not_another_of_the_index() -> None:
+    root = Path(tuner_package.__file__).parents[1]
+    pages = [root / "README.md", root / "README_zh-CN.md", *(root / "docs").glob("*.md")]
+    code = [path for path in (root / "tuner").rglob("*.py") if "configs" not in path.parts]
+
+    assert 'name="tuner-deepspeed"' in (root / "setup.py").read_text(encoding="utf-8")
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (*pages, *code)}
+    assert [name for name, text in texts.items() if re.search(r"pip install '?tuner[\['\s]", text)] == []

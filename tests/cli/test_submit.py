@@ -178,3 +178,32 @@ def test_without_sbatch_there_is_no_job(tuner: Tuner, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", str(tmp_path))
 
     _refused(tuner("submit", TINY, *CPU), 3, "there is no sbatch here")
+
+
+HOSTS = ("submit", "llama2_70b_full_alpaca_e3", "--gpus-per-node", "8", "--gpu", "a100-80g", "--dry-run")
+OFFLOADED = (*HOSTS, "--deepspeed", "zero3_offload")
+
+
+@pytest.mark.parametrize("said", [("--host-memory", "64GB"), ("--mem", "64G"), ("--mem", "65536")])
+def test_the_memory_of_a_jobs_hosts_is_judged_where_it_is_said(tuner: Tuner, said: tuple[str, str]) -> None:
+    small, large = tuner(*OFFLOADED, *said), tuner(*OFFLOADED, "--host-memory", "4TB")
+
+    assert (small.code, small.out) != (0, "") and "host" in small.err
+    assert large.code == 0, large.err
+    assert "of 3725.3 GiB on the host" in large.err
+    assert "was not judged" not in small.err + large.err
+
+
+@pytest.mark.parametrize("said", [(), ("--mem", "0")])
+def test_hosts_of_unknown_memory_are_said_not_to_be_judged(tuner: Tuner, said: tuple[str, ...]) -> None:
+    assert "the memory of the job's hosts is not known here, so it was not judged" in tuner(*OFFLOADED, *said).err
+
+
+def test_a_job_is_announced_as_a_training_is_and_the_script_stays_alone_on_stdout(tuner: Tuner) -> None:
+    found = tuner(*HOSTS)
+
+    assert found.code == 0, found.err
+    assert found.out.startswith("#!/bin/bash\n")
+    starts = ("DeepSpeed: ", "batch: ", "steps: ", "memory: ", "run directory: ")
+    assert [start for start in starts if f"\n{start}" not in found.err] == []
+    assert "batch: 1 x 16 x 8 ranks = 128" in found.err

@@ -49,7 +49,7 @@ def test_a_missing_lm_eval_is_told_before_anything_is_loaded(monkeypatch: pytest
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_task_is_scored_by_lm_eval(tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval", reason="an extra: pip install 'tuner[eval]'")
+    pytest.importorskip("lm_eval", reason="an extra: pip install 'tuner-deepspeed[eval]'")
     rows, task = tmp_path / "rows.jsonl", tmp_path / "colours.yaml"
     rows.write_text("".join(json.dumps({"question": f"{n}?", "answer": n % 2}) + "\n" for n in range(8)))
     task.write_text(TASK.format(rows=rows))

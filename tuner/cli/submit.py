@@ -14,6 +14,7 @@ import click
 from tuner.cli import complete, targets
 from tuner.cli.options import ONE_VALUE, override_options, overrides
 from tuner.cli.say import say
+from tuner.cli.train import announce
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 SCRIPT = "submit.sh"
 _ASSUMED = "a100-80g"
 _UNKNOWN = "which GPUs the job gets is not known here, so memory was not judged: --gpu a100-80g says it."
+_UNKNOWN_HOSTS = (
+    "the memory of the job's hosts is not known here, so it was not judged: --mem or --host-memory says it."
+)
 _PASSED = ("partition", "account", "qos", "mem", "constraint")
 
 
@@ -36,6 +40,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 @click.option("--gpu", metavar="NAME", help="The GPUs' product, such as a100-80g: the memory is judged for it.")
 @click.option("--cpus-per-task", type=click.IntRange(1), help="Cores of each rank.")
 @click.option("--mem", metavar="SIZE", help="Memory of each node, as sbatch takes it.")
+@click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB, to be judged. Default: --mem.")
 @click.option("--partition", metavar="NAME", help="As sbatch.")
 @click.option("--account", metavar="NAME", help="As sbatch.")
 @click.option("--qos", metavar="NAME", help="As sbatch.")
@@ -70,6 +75,7 @@ def command(
     gpus_per_node: int,
     tasks_per_node: int | None,
     gpu: str | None,
+    host_memory: str | None,
     cpus_per_task: int | None,
     time: str | None,
     array: str | None,
@@ -111,7 +117,7 @@ def command(
     )
     sbatch.check(job)
     now = datetime.now().astimezone()
-    hardware, is_known = _hardware(gpus_per_node, gpu)
+    hardware, is_known = _hardware(gpus_per_node, gpu, _host_bytes(host_memory, passed["mem"]))
     folder = (work_dir or plan.WORK_DIRS / job.name / f"{now:%Y%m%d_%H%M%S}").absolute()
     first = {key: _at_first(value, job) for key, value in rest.items()}
     request = plan.Request(
@@ -125,20 +131,33 @@ def command(
     )
     topology = Topology("slurm", nodes, 0, tasks, nodes * tasks, tasks=(tasks,) * nodes)
     made = plan.make(request, dict(os.environ), hardware, now, topology)
-    warnings = (*made.warnings, *preflight.check_elsewhere(made, quick=dry_run), *(() if is_known else (_UNKNOWN,)))
+    unknown = (*(() if is_known else (_UNKNOWN,)), *(() if hardware.host_memory_bytes else (_UNKNOWN_HOSTS,)))
+    warnings = (*preflight.check_elsewhere(made, quick=dry_run), *unknown)
     train = [*([recipe] if recipe else []), *_words(rest, deepspeed, allow_code=allow_code, ignore_fit=ignore_fit)]
     # No torch.py of the working directory is imported in place of the real one.
     text = sbatch.script(job, folder, [sys.executable, "-P", "-m", "tuner", "train", *train], Path.cwd())
-    for warning in warnings:
-        say(f"WARNING: {warning}", err=True)
-    say(f"steps: {made.steps.describe()}", err=True)
+    announce(made, warnings)
     if dry_run:
         click.echo(text, nl=False)
         return
     _announce(made, job, folder, _submit(job, folder, text))
 
 
-def _hardware(gpus_per_node: int, gpu: str | None) -> tuple[Hardware, bool]:
+def _host_bytes(said: str | None, mem: str | None) -> int:
+    """Return the memory of each node in bytes, or 0 where nobody says it; sbatch's own default unit is MiB.
+
+    Raises:
+        UsageError: --host-memory is no size. What --mem holds is sbatch's to judge.
+    """
+    from tuner.fit.sizes import parse_bytes
+
+    if said is not None:
+        return parse_bytes(said, "--host-memory")
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", mem or "", re.IGNORECASE)
+    return int(match[1]) * 1024 ** ("KMGT".index(match[2].upper() or "M") + 1) if match else 0
+
+
+def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Hardware, bool]:
     """Return a node of the job, and whether its GPUs are known and not only assumed."""
     from dataclasses import replace
 
@@ -148,8 +167,8 @@ def _hardware(gpus_per_node: int, gpu: str | None) -> tuple[Hardware, bool]:
     is_known = bool(gpu or here.gpus or not gpus_per_node)
     kind = targets.known_gpu(gpu or _ASSUMED) if gpu or not here.gpus else None
     node = targets.node(here, gpus_per_node, kind) if gpus_per_node else replace(here, gpus=())
-    # Nobody here knows the memory of the job's hosts, so it is not judged.
-    return replace(node, host_memory_bytes=0), is_known
+    # Nobody here knows the memory of the job's hosts: where it is not said, it is not judged.
+    return replace(node, host_memory_bytes=host_bytes), is_known
 
 
 def _name_of(path: str) -> str:

@@ -31,7 +31,7 @@ class Habit:
 
 _YES, _NO = "true|yes|1", "false|no|0"
 _WHOLE = {r"(\d+)\.0+": r"\1"}
-_NONE_BELOW_ONE = {r"-\d+|0": "None"}
+_NONE_BELOW_ZERO = {r"-\d+": "None"}
 _LOADER, _ROWS, _OPTIMIZER = "train_dataloader", "train_dataloader.dataset", "optim_wrapper.optimizer"
 _DTYPES = {
     "bfloat16|torch.bfloat16": "bf16",
@@ -222,7 +222,7 @@ HABITS: Mapping[str, Habit] = {
     "num_train_epochs": Habit("train_cfg.max_epochs", _WHOLE),
     "num_epochs": Habit("train_cfg.max_epochs", _WHOLE),
     "epochs": Habit("train_cfg.max_epochs", _WHOLE),
-    "max_steps": Habit("train_cfg.max_steps", _NONE_BELOW_ONE),
+    "max_steps": Habit("train_cfg.max_steps", _NONE_BELOW_ZERO),
     "eval_steps": Habit("train_cfg.val_interval"),
     "save_steps": Habit("checkpoint.interval"),
     "save_total_limit": Habit("checkpoint.max_keep_ckpts"),

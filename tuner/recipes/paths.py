@@ -131,10 +131,11 @@ def matching(path: Path) -> list[Path]:
 
 
 def check_model(config: RecipeConfig) -> None:
-    """Check that the model's path is set, that transformers has its architecture, and that a local path holds a model.
+    """Check that the model's path is set, transformers has its architecture, a local path holds a model, and its template.
 
     Raises:
         ModelError: no path, only code that the recipe does not trust, nothing there, or no config.json in it.
+        RecipeError: no such chat template.
     """
     path = config.model.path
     if not path:
@@ -142,13 +143,13 @@ def check_model(config: RecipeConfig) -> None:
     if config.model.remote_code and not config.model.trust_remote_code:
         raise _only_remote_code(path)
     folder = local(path)
-    if folder is None:
-        check_adapter(config)
-        return
-    check_folder(path, folder, "model.path")
-    if not exists(folder / "config.json"):
-        raise _no_model(path, folder)
+    if folder is not None:
+        check_folder(path, folder, "model.path")
+        if not exists(folder / "config.json"):
+            raise _no_model(path, folder)
     check_adapter(config)
+    if config.model.chat_template:
+        catalog.chat_template(config.model.chat_template)
 
 
 def check_adapter(config: RecipeConfig) -> None:

@@ -33,7 +33,7 @@ def check(tasks: Sequence[str]) -> None:
         UsageError: no such task.
     """
     if find_spec("lm_eval") is None:
-        fix = "Install it: pip install 'tuner[eval]', or pip install lm-eval."
+        fix = "Install it: pip install 'tuner-deepspeed[eval]', or pip install lm-eval."
         raise MachineError("task scores need lm-eval, which is not installed", where="--tasks", fix=fix)
     from lm_eval.tasks import TaskManager  # an extra; it reads the names of thousands of tasks
 
