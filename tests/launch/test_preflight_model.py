@@ -222,3 +222,14 @@ def test_rows_that_an_adapter_would_not_train_are_refused_by_name(tmp_path: Path
     assert "new rows of embed_tokens and lm_head would not be trained" in str(found)
     assert list(model.tokens(made(resized, both, recipe="tiny_lora_sample_e1", model=place))) == []
     assert preflight.check(plan(Path(place), resized), {}) == ()
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused_with_the_flag_that_names_one(tmp_path: Path) -> None:
+    place = folder(tmp_path / "base")
+    (place / "tokenizer_config.json").write_text("{}")
+
+    assert "has no chat template" in refusals(place)
+    assert "--set model.chat_template=chatml" in refusals(place)
+    assert preflight.check(plan(place, "model.chat_template=chatml"), {}) == ()
+    (place / "chat_template.jinja").write_text("{{ messages }}")
+    assert preflight.check(plan(place), {}) == ()

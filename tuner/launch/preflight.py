@@ -17,6 +17,7 @@ _QUICK = (
     model.architecture,
     model.weights,
     model.context,
+    model.chat_template,
     gpus.attention,
     gpus.precision,
     gpus.spread,

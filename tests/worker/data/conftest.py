@@ -73,6 +73,9 @@ class Settings:
     mixture: Any = None
     max_rows: int | None = None
     bad_rows: int = 0
+    val_split: float | None = None
+    val_seed: int | None = None
+    held_out: bool = False
 
 
 @pytest.fixture(autouse=True)
