@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tuner.errors import DataError
 from tuner.launch import counting
+from tuner.recipes.recipe import Overrides, load
 from tuner.recipes.schema import Rows
-from tuner.worker.data import readers
+from tuner.worker.data import mixture, readers
 
 FILES = {
     "lines.jsonl": '{"a": 1}\n\n  \n{"a": 2}\r\n{"a": 3}',
@@ -135,3 +136,15 @@ def test_the_kind_of_row_is_told_from_arrays_and_records_too(tmp_path: Path, nam
     (tmp_path / name).write_text(text)
 
     assert counting._answers_a_row(rows_of(tmp_path / name)) == 2
+
+
+def test_rows_that_are_held_out_are_no_rows_of_an_epoch(tmp_path: Path) -> None:
+    file = tmp_path / "my.jsonl"
+    file.write_text('{"text": "a"}\n' * 95)
+    config = load("tiny_full_custom_e1", Overrides(data=str(file), val_split=0.1, seed=3)).config
+    loaders = filter(None, (config.train_dataloader, config.val_dataloader))
+    read = [len(list(mixture.open(loader.dataset).read())) for loader in loaders]
+
+    assert [source.rows for source in counting.sources(config)] == read[:1]
+    assert sum(read) == 95
+    assert read[1] in (9, 10)

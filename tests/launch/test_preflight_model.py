@@ -243,3 +243,14 @@ def test_packed_rows_of_a_model_with_code_of_its_own_are_refused_before_a_rank_w
 
     assert "--set train_dataloader.dataset.packing=False" in str(error)
     assert list(model.packed(plans[1])) == []
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused_with_the_flag_that_names_one(tmp_path: Path) -> None:
+    place = folder(tmp_path / "base")
+    (place / "tokenizer_config.json").write_text("{}")
+
+    assert "has no chat template" in refusals(place)
+    assert "--set model.chat_template=chatml" in refusals(place)
+    assert preflight.check(plan(place, "model.chat_template=chatml"), {}) == ()
+    (place / "chat_template.jinja").write_text("{{ messages }}")
+    assert preflight.check(plan(place), {}) == ()

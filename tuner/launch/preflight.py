@@ -20,6 +20,7 @@ _QUICK = (
     model.context,
     model.packed,
     model.kernels,
+    model.chat_template,
     gpus.attention,
     gpus.precision,
     gpus.spread,

@@ -131,7 +131,7 @@ def matching(path: Path) -> list[Path]:
 
 
 def check_model(config: RecipeConfig) -> None:
-    """Check that the model's path is set, transformers has its architecture, a local path holds a model, and its template.
+    """Check that the model's path is set, transformers has its architecture, and its folder and template are there.
 
     Raises:
         ModelError: no path, only code that the recipe does not trust, nothing there, or no config.json in it.

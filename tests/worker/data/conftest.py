@@ -74,6 +74,9 @@ class Settings:
     max_rows: int | None = None
     bad_rows: int = 0
     thinking: Any = None
+    val_split: float | None = None
+    val_seed: int | None = None
+    held_out: bool = False
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from tuner.fit.parameters import built, has_formula
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
 from tuner.machine import libraries
-from tuner.recipes import catalog, paths, vocabulary
+from tuner.recipes import catalog, paths, template, vocabulary
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.config_json import read_type
 from tuner.recipes.mixture import LOADERS
@@ -127,6 +127,18 @@ def tokens(plan: LaunchPlan) -> Iterator[Finding]:
         lacking = tuple(name for name in _embeddings(facts, config.objective.type) if name not in trained)
         if lacking:
             yield vocabulary.untrained_rows(lacking, adapter=config.adapter is not None)
+
+
+def chat_template(plan: LaunchPlan) -> Iterator[Finding]:
+    """Find a tokenizer without a chat template, which conversations need; plain text does not."""
+    config = plan.recipe.config
+    place = template.tokenizer_folder(config.model_dump()) if folder(plan) else None
+    if place is None or config.model.chat_template or config.objective.type == "pretrain":
+        return
+    if paths.is_file(place / "tokenizer_config.json") and template.own(place) is None:
+        what = f"{str(place)!r} has no chat template, as base models have none"
+        fix = "Name one: --set model.chat_template=chatml, or a path to a .jinja file."
+        yield ModelError(what, where="model.chat_template", fix=fix)
 
 
 def _embeddings(facts: Architecture, objective: str) -> tuple[str, ...]:
