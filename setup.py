@@ -18,7 +18,7 @@ setup(
     entry_points={"console_scripts": ["tuner = tuner.cli:main"]},
     # Ranges that a CPU and a GPU user can satisfy; requirements.txt pins the set that is tested.
     install_requires=[
-        "accelerate>=1.10",
+        "accelerate>=1.14",
         "click>=8.1",
         "datasets>=4.7",
         "deepspeed>=0.19.5",

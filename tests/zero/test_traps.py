@@ -374,12 +374,21 @@ def test_a_type_of_the_weights_that_is_the_runs_own_stays_as_it_is_written() -> 
     assert not [warning for warning in final.warnings if "data_types" in warning]
 
 
+def test_gradients_without_a_norm_are_refused_where_they_are_clipped() -> None:
+    text = '{"zero_optimization": {"stage": 2, "compute_grad_norm": false}}'
+
+    assert _final(text, "clip_grad=None").config["gradient_clipping"] == 0
+    with pytest.raises(DeepSpeedConfigError, match="leaves nothing to clip gradients by") as caught:
+        _final(text)
+    assert caught.value.where == "my.json:1:36"
+
+
 def test_gradients_without_a_norm_and_with_sums_in_fp32_are_refused_at_stage_1_in_bf16() -> None:
     text = '{"zero_optimization": {"stage": 1, "compute_grad_norm": false}, "data_types": {"grad_accum_dtype": "fp32"}}'
 
-    assert _final(text).config["zero_optimization"]["compute_grad_norm"] is False
+    assert _final(text, "clip_grad=None").config["zero_optimization"]["compute_grad_norm"] is False
     with pytest.raises(DeepSpeedConfigError, match="does not work at stage 1 in bf16") as caught:
-        _final(text, hardware=machine(A100))
+        _final(text, "clip_grad=None", hardware=machine(A100))
     assert caught.value.where == "my.json:1:36"
 
 

@@ -39,7 +39,7 @@ MINIMUM = {
     "transformers": "5.18",
     "trl": "1.12",
     "peft": "0.18",
-    "accelerate": "1.10",
+    "accelerate": "1.14",
     "datasets": "4.7",
     "deepspeed": FLAWS["deepspeed"][-1].fixed_in,
 }

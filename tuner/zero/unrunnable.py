@@ -98,6 +98,13 @@ RANKS: tuple[tuple[tuple[str, ...], Callable[[Config, int], bool], str, str], ..
 # Contradictions with what a recipe and the machine decide, in a final config.
 FINAL: tuple[Rule, ...] = (
     Rule(
+        (ZERO, "compute_grad_norm"),
+        lambda config: lookup(config, (ZERO, "compute_grad_norm")) is False and config.get("gradient_clipping", 0) > 0,
+        "zero_optimization.compute_grad_norm = false leaves nothing to clip gradients by",
+        "Remove it, or --set clip_grad=None.",
+        "runtime/zero/stage_1_and_2.py, __init__",
+    ),
+    Rule(
         ("data_types", "grad_accum_dtype"),
         lambda config: stage(config) not in STEPPING and accumulates_in(config) != computes_in(config),
         "data_types.grad_accum_dtype needs ZeRO stage 1, 2 or 3, or to be what the run computes in",
