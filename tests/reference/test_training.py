@@ -41,7 +41,7 @@ log = dict(interval=1, num_samples=0)
 LORA = "adapter = dict(r=8, lora_alpha=16, lora_dropout=0.0)"
 MAX_NORM = {"full": 4.0, "lora": 1.25}
 """Between the largest and the smallest of the gradient norms."""
-QUICK = [("lora", "zero3", 2, True)]
+QUICK = [("full", "zero2", 2, False), ("lora", "zero3", 2, True)]
 LONG = [
     (method, level, ranks, packing)
     for method in ("full", "lora")
