@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import glob
-import json
 import os
 import re
 from pathlib import Path
 
 from tuner.errors import DataError, MachineError, ModelError, TunerError
+from tuner.files import load_json
 from tuner.recipes import catalog
 from tuner.recipes.architecture import MAX_LAYERS
 from tuner.recipes.config_json import num_layers
@@ -281,7 +281,7 @@ def recipe_name(file: Path) -> str:
     if file.stem != "recipe":
         return file.stem
     try:
-        named = json.loads((file.parent / "run.json").read_text(encoding="utf-8"))["name"]
+        named = load_json((file.parent / "run.json").read_text(encoding="utf-8"))["name"]
     except (OSError, ValueError, KeyError, TypeError):
         named = file.absolute().parent.name
     is_plain = isinstance(named, str) and is_writable(named) and Path(named).name == named

@@ -38,7 +38,10 @@ CACHE = Path(os.environ.get("TUNER_CACHE") or paths.home() / ".cache" / "tuner")
 _UNPACKED = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
 """How checkpoints are stored that transformers turns into 16-bit weights while it loads them."""
 
-_OF_ITS_FILES = (ValueError, KeyError, TypeError, AttributeError, SafetensorError, StrictDataclassError)
+_OF_ITS_FILES = (
+    *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+    *(SafetensorError, StrictDataclassError),
+)
 """What transformers raises over files that are damaged; tokenizers raises a bare Exception.
 
 Of RuntimeErrors only that of shapes: a GPU that is out of memory is one too.
