@@ -43,7 +43,7 @@ def likelier(tiny: Loaded, question: str) -> int:
 def test_a_missing_lm_eval_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
 
-    with pytest.raises(MachineError, match=r"task scores need lm-eval.*pip install 'tuner\[eval\]'"):
+    with pytest.raises(MachineError, match=r"task scores need lm-eval.*pip install 'tuner-deepspeed\[eval\]'"):
         check(("hellaswag",))
 
 

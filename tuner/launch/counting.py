@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
@@ -22,6 +23,8 @@ _MIB = 1024**2
 _MAX_FIELD = 32 * _MIB
 """Characters; `csv` refuses more than 128 KiB unasked."""
 _HEAD = 8
+_OTHER_SEPARATOR = re.compile(r"[;\t|]")
+"""In the only name of a header it is no part of the name, but what stands between columns."""
 
 
 def sources(config: RecipeConfig) -> tuple[Source, ...]:
@@ -126,6 +129,9 @@ def _csv(file: Path) -> Iterator[dict[str, str]]:
     with file.open(encoding="utf-8-sig", newline="\n") as stream:
         records = filter(None, csv.reader(stream, strict=True))
         header = next(records, [])
+        names = [name for name in header if name]
+        if len(set(names)) < len(names) or (len(header) == 1 and _OTHER_SEPARATOR.search(header[0])):
+            raise csv.Error("training refuses the columns")
         yield from (dict(zip(header, record, strict=False)) for record in records)
 
 

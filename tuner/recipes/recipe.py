@@ -257,7 +257,7 @@ def _read(path: Path, shown: str, allow_code: bool) -> Source:
     try:
         return read_file(path, shown)
     except RecipeError as error:
-        if not path.is_file():
+        if not paths.is_file(path):
             raise
         told = foreign.xtuner_error(path, error.where)
         if not allow_code:
