@@ -15,6 +15,9 @@ import pytest
 
 from tests.cli.command import runner
 from tests.e2e.runs import COMMAND, Finished, environment, ok, train, wait_until
+from tuner.recipes import catalog
+from tuner.worker.models.load import CACHE
+from tuner.worker.models.tiny import materialize
 
 pytestmark = pytest.mark.e2e
 
@@ -87,8 +90,10 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(run: Finished) -> Iterator[Terminal]:
-    made = Terminal("chat", run.path, "--max-new-tokens", 400, "--temperature", 1)
+def terminal() -> Iterator[Terminal]:
+    # It has learned no end of an answer, so its own goes on until it is interrupted.
+    untrained = materialize(Path(catalog.asset("package:tiny")), CACHE)
+    made = Terminal("chat", untrained, "--max-new-tokens", 400, "--temperature", 1)
     yield made
     made.close()
 
