@@ -39,7 +39,7 @@ log = dict(interval=1, num_samples=0)
 {more}
 """
 LORA = "adapter = dict(r=8, lora_alpha=16, lora_dropout=0.0)"
-MAX_NORM = {"full": 4.0, "lora": 1.25}
+MAX_NORM = {"full": 4.0, "lora": 1.35}
 """Between the largest and the smallest of the gradient norms."""
 QUICK = [("full", "zero2", 2, False), ("lora", "zero3", 2, True)]
 LONG = [

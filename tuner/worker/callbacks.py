@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
-from deepspeed.runtime.utils import clip_grad_norm_
+from torch.nn.utils import clip_grads_with_norm_
 from transformers import TrainerCallback
 
 from tuner.errors import TunerError
@@ -105,7 +105,11 @@ class FreshAdam(TrainerCallback):  # type: ignore[misc]
 
 
 class KeptNorm(TrainerCallback):  # type: ignore[misc]
-    """Keep the gradient norm that DeepSpeed 0.19.8 works out for clipping at stage 0 in fp32, and forgets."""
+    """Clip at stage 0 in fp32 by the norm that ZeRO's stages have, and keep it.
+
+    DeepSpeed 0.19.8 adds squares in fp32 there and in fp64 at the other stages (on a CPU its norm is 2e-5 too small),
+    and forgets what it found.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -114,7 +118,10 @@ class KeptNorm(TrainerCallback):  # type: ignore[misc]
         engine = self.trainer.deepspeed
 
         def clip() -> None:
-            found = clip_grad_norm_(engine.module.parameters(), engine.gradient_clipping(), mpu=engine.mpu)
+            weights = [weight for weight in engine.module.parameters() if weight.grad is not None]
+            norms = [torch.linalg.vector_norm(weight.grad, dtype=torch.float64) for weight in weights]
+            found = torch.linalg.vector_norm(torch.stack(norms))
+            clip_grads_with_norm_(weights, engine.gradient_clipping(), found)
             engine._global_grad_norm = found.item()
 
         engine.clip_fp32_gradients = clip
