@@ -36,8 +36,8 @@ def shares(num_rows: int, batch_size: int, num_ranks: int) -> Iterator[tuple[ran
 class EvaluatesEachRowOnce:
     """A trainer of TRL whose evaluation gives the mean over trained tokens, or over pairs and judged answers.
 
-    transformers gives the mean of the batches' means, and counts rows twice where the ranks do not divide them (7.1973
-    instead of 7.1694, seen on a small Qwen).
+    transformers gives the mean of the batches' means, and counts rows twice where the ranks do not divide them (6.8927
+    instead of 6.8863 on a random Qwen2 of two layers, 41 rows in batches of 3).
     """
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoaderShard:
