@@ -72,8 +72,8 @@ def write_tokenizer(folder: Path, chats: Path) -> None:
 
 
 def ours(tokenizer: Any, chats: Path, max_length: int) -> dict[str, float]:
+    from tuner.data.prepare import prepare
     from tuner.recipes.schema import Dataset
-    from tuner.worker.data.prepare import prepare
 
     settings = Dataset(path=str(chats), format="messages", max_length=max_length, packing=True)
     start = time.perf_counter()

@@ -51,9 +51,9 @@ class Sources:
         work = ["tiny_lora_sample_e1", "--work-dir", str(scratch / "run"), "--deepspeed", "zero2", *sets]
         env = {**os.environ, "NPROC_PER_NODE": "1"}
         subprocess.run([sys.executable, "-m", "tuner", "train", *work], check=True, env=env, stdout=subprocess.DEVNULL)
+        from tuner.models.load import CACHE
+        from tuner.models.tiny import materialize
         from tuner.recipes import catalog
-        from tuner.worker.models.load import CACHE
-        from tuner.worker.models.tiny import materialize
 
         model = scratch / "model"
         shutil.copytree(materialize(Path(catalog.asset("package:tiny")), CACHE), model)

@@ -15,11 +15,11 @@ from rich.console import Console
 from tests.cli.command import Result, Tuner
 from tuner.cli import data as command
 from tuner.cli.rows import print_samples
-from tuner.worker.data import view
-from tuner.worker.data.serving import Difference
-from tuner.worker.data.view import Shown
-from tuner.worker.models import load
-from tuner.worker.models.load import load_tokenizer
+from tuner.data import view
+from tuner.data.serving import Difference
+from tuner.data.view import Shown
+from tuner.models import load
+from tuner.models.load import load_tokenizer
 
 SFT, DPO, KTO = "tiny_lora_custom_e1", "tiny_dpo_lora_custom_e1", "tiny_kto_lora_custom_e1"
 GOOD = {"instruction": "Why?", "output": "Because."}

@@ -44,7 +44,7 @@ def test_a_histogram_is_drawn_in_ascii_where_there_is_no_more(tmp_path: Path, mo
     from types import SimpleNamespace
 
     from tuner.cli import rows
-    from tuner.worker.data import prepare
+    from tuner.data import prepare
 
     monkeypatch.setattr(prepare, "describe", lambda *_: "train")
     view = SimpleNamespace(prepared=SimpleNamespace(bad_rows=()), lengths={"samples": np.array([1] * 900 + [100])})

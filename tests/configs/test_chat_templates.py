@@ -17,9 +17,9 @@ from jinja2.parser import Parser
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import get_training_chat_template, is_chat_template_stop_token_trained
 
-from tests.worker.models import published
+from tests.models import published
+from tuner.models.internlm2 import InternLM2Tokenizer
 from tuner.recipes.template import plain
-from tuner.worker.models.internlm2 import InternLM2Tokenizer
 
 
 class AssistantMark(Extension):

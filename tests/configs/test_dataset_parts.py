@@ -9,10 +9,10 @@ import pytest
 
 from tests.configs.rows_of_parts import ROWS
 from tests.each import each
+from tuner.data import formats
+from tuner.data.sample import Feedback, Pair, for_objective, teaches
 from tuner.recipes import catalog, paths, recipe
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows
-from tuner.worker.data import formats
-from tuner.worker.data.sample import Feedback, Pair, for_objective, teaches
 
 # Their rows are the package's own files, or the user's, of any shape.
 WITHOUT_ROWS = {"custom", "finetune_custom_dataset", "json", "sample", "sample_preferences"}

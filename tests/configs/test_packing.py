@@ -16,7 +16,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tests.fit.built import config_of
 from tests.fit.small import SMALL
-from tests.worker.models.brought import BROUGHT, brought
+from tests.models.brought import BROUGHT, brought
 from tuner.recipes import catalog
 from tuner.recipes.part import read_part
 from tuner.recipes.suit import KEEPS_APART

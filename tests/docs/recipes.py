@@ -12,12 +12,12 @@ from pathlib import Path
 
 from tests.worker.families import METHODS, examples
 from tuner.cli import parts
+from tuner.data.formats import FORMATS
+from tuner.data.sample import KINDS
 from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.recipes import catalog
 from tuner.recipes.spellings import SPELLINGS
 from tuner.recipes.suit import KEEPS_APART
-from tuner.worker.data.formats import FORMATS
-from tuner.worker.data.sample import KINDS
 
 TARGET = Path(__file__).parents[2] / "docs" / "recipes.md"
 _TABLE = re.compile(r"<!-- (?P<name>[a-z ]+) -->\n.*?<!-- end -->", re.DOTALL)

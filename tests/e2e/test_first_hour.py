@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.e2e.runs import COMMAND, environment, ok, train
+from tuner.models.load import CACHE
+from tuner.models.tiny import materialize
 from tuner.recipes import catalog
-from tuner.worker.models.load import CACHE
-from tuner.worker.models.tiny import materialize
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 

@@ -11,9 +11,9 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-import tuner.worker.models  # noqa: F401  registers internlm2
+import tuner.models  # noqa: F401  registers internlm2
 from tests.e2e.runs import ok, train
-from tests.worker.models.published import write_checkpoint
+from tests.models.published import write_checkpoint
 
 pytestmark = pytest.mark.e2e
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.runs import Finished, ok, train
+from tuner.models.load import CACHE
+from tuner.models.tiny import materialize
 from tuner.recipes import catalog
-from tuner.worker.models.load import CACHE
-from tuner.worker.models.tiny import materialize
 
 pytestmark = pytest.mark.e2e
 

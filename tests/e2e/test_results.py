@@ -15,9 +15,9 @@ import pytest
 
 from tests.cli.command import runner
 from tests.e2e.runs import COMMAND, Finished, environment, ok, train, wait_until
+from tuner.models.load import CACHE
+from tuner.models.tiny import materialize
 from tuner.recipes import catalog
-from tuner.worker.models.load import CACHE
-from tuner.worker.models.tiny import materialize
 
 pytestmark = pytest.mark.e2e
 

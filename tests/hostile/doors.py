@@ -85,7 +85,7 @@ def _config(_: Path, path: Path) -> None:
 
 
 def _rows(_: Path, path: Path) -> None:
-    from tuner.worker.data import formats, rows
+    from tuner.data import formats, rows
 
     placed = list(rows.find(str(path), None, "train", None).read())
     name = formats.detect([row for _, row in placed], str(path))
@@ -119,14 +119,14 @@ def _bomb(folder: Path, given: tuple[str, int, int]) -> Path:
 
 
 def _tokenizer(_: Path, text: str) -> Any:
-    from tests.worker.data.conftest import CHATML, make_tokenizer
-    from tuner.worker.data import masks as masks  # importing torch has effects of its own
+    from tests.data.conftest import CHATML, make_tokenizer
+    from tuner.data import masks as masks  # importing torch has effects of its own
 
     return make_tokenizer(text + CHATML)
 
 
 def _template(_: Path, tokenizer: Any) -> None:
-    from tuner.worker.data import masks
+    from tuner.data import masks
 
     masks.choose_template(tokenizer)
 

@@ -15,9 +15,9 @@ from tests.cli.conftest import LAUNCHER
 from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
 from tests.launch.plans import written_run
+from tuner.models.load import CACHE
+from tuner.models.tiny import materialize
 from tuner.recipes import catalog
-from tuner.worker.models.load import CACHE
-from tuner.worker.models.tiny import materialize
 
 TINY = "tiny_full_sample_e1"
 NAMES = (

@@ -15,10 +15,10 @@ import pytest
 from huggingface_hub import constants
 
 from tuner.errors import MachineError
+from tuner.models.load import load_tokenizer
 from tuner.recipes import catalog, recipe
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Model
-from tuner.worker.models.load import load_tokenizer
 
 ID, COMMIT = "someone/some-model", "a" * 40
 TINY = Path(catalog.asset("package:tiny"))

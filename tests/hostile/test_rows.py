@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.worker.data.conftest import Settings, make_tokenizer
-from tests.worker.data.conftest import cache as cache
+from tests.data.conftest import Settings, make_tokenizer
+from tests.data.conftest import cache as cache
+from tuner.data import readers, rows
+from tuner.data.prepare import Prepared, describe, prepare
 from tuner.errors import DataError
-from tuner.worker.data import readers, rows
-from tuner.worker.data.prepare import Prepared, describe, prepare
 
 GOOD = '{"instruction": "Why?", "output": "Because."}'
 PAIR = '{"prompt": "What is red?", "chosen": "A colour.", "rejected": "A dog."}'

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.data.conftest import CHATML, Settings, conversation, make_tokenizer
-from tests.worker.data.conftest import cache as cache
-from tests.worker.data.conftest import jsonl as jsonl
+from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
+from tests.data.conftest import cache as cache
+from tests.data.conftest import jsonl as jsonl
+from tuner.data import masks
+from tuner.data.prepare import prepare
 from tuner.errors import DataError
-from tuner.worker.data import masks
-from tuner.worker.data.prepare import prepare
 
 OPEN = "__globals__['__builtins__']['open']('canary', 'w')"
 ESCAPES = {

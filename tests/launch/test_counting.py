@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tuner.data import mixture, readers
 from tuner.errors import DataError
 from tuner.launch import counting
 from tuner.recipes.recipe import Overrides, load
 from tuner.recipes.schema import Rows
-from tuner.worker.data import mixture, readers
 
 FILES = {
     "lines.jsonl": '{"a": 1}\n\n  \n{"a": 2}\r\n{"a": 3}',

@@ -52,7 +52,7 @@ def test_the_known_types_are_those_that_transformers_trains_and_ours() -> None:
     import transformers
     from transformers.models.auto import modeling_auto
 
-    import tuner.worker.models  # noqa: F401 (registers ours)
+    import tuner.models  # noqa: F401 (registers ours)
 
     assert model.known_types(scores=False) == modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() | model.OWN
     assert model.known_types(scores=True) == (

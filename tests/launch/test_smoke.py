@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import PATH, checkpoint
+from tuner.data.sample import KINDS
+from tuner.data.templates import answers_end
 from tuner.errors import ModelError
 from tuner.launch.smoke import Asked, Stage, Verdict, smaller, smoke
 from tuner.recipes import catalog, recipe
@@ -17,8 +19,6 @@ from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Rows
 from tuner.runs.directory import RunDirectory
 from tuner.worker import smoke as worker
-from tuner.worker.data.sample import KINDS
-from tuner.worker.data.templates import answers_end
 
 TINY = "tiny_full_sample_e1"
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.fit.built import config_of
 from tests.fit.small import SMALL
-from tests.worker.models.brought import BROUGHT, brought
+from tests.models.brought import BROUGHT, brought
 from tuner.errors import RecipeError
 from tuner.fit.families import FAMILIES
 from tuner.recipes.recipe import Overrides, Recipe, load

@@ -11,9 +11,9 @@ import transformers
 
 from tests.reference import formulas
 from tests.reference.formulas import Side
+from tuner.data.prepare import prepare
+from tuner.models.load import load_model, load_tokenizer, source
 from tuner.recipes.recipe import Overrides, load
-from tuner.worker.data.prepare import prepare
-from tuner.worker.models.load import load_model, load_tokenizer, source
 from tuner.worker.trainers import evaluator
 
 NUM_ROWS = 6

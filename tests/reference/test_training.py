@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.runs import Finished, distance, ok, train
 from tests.reference import loop
+from tuner.data.prepare import prepare
+from tuner.models.load import CACHE
+from tuner.models.tiny import materialize
 from tuner.recipes import catalog
 from tuner.recipes.recipe import load
-from tuner.worker.data.prepare import prepare
-from tuner.worker.models.load import CACHE
-from tuner.worker.models.tiny import materialize
 
 pytestmark = pytest.mark.e2e
 

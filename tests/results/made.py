@@ -9,10 +9,10 @@ import torch
 import transformers
 
 from tests.cli.made_runs import make_run
+from tuner.models.load import load_model, load_tokenizer, source
 from tuner.recipes.recipe import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
-from tuner.worker.models.load import load_model, load_tokenizer, source
 
 
 def make_result(path: Path, recipe: str, *sets: str) -> tuple[RunDirectory, Any]:

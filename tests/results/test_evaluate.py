@@ -13,14 +13,14 @@ import torch.nn.functional as F
 
 from tests.machine.gpus import CPU
 from tests.results.made import make_result
+from tuner.data.prepare import Prepared, prepare
 from tuner.errors import DataError, ModelError, TunerError, UsageError
+from tuner.models.load import load_model, source
 from tuner.recipes.recipe import load as load_recipe
 from tuner.recipes.schema import Dataset
 from tuner.results.chat import Settings
 from tuner.results.evaluate import Asked, generations, judged, likelihood, questions, rows_of
 from tuner.results.subject import Loaded, load, subject_of, tokenizer_of
-from tuner.worker.data.prepare import Prepared, prepare
-from tuner.worker.models.load import load_model, source
 
 FEW = ("val_dataloader.dataset.max_rows=7",)
 

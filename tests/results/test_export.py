@@ -20,10 +20,10 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.data.conftest import make_tokenizer
+from tests.models.published import write_checkpoint
 from tests.results.models import LLAMA, TIED, TOKENS, write_adapter, write_base
 from tests.results.runs import checkpoint, finish, make_run
-from tests.worker.data.conftest import make_tokenizer
-from tests.worker.models.published import write_checkpoint
 from tuner.cli import tuner
 from tuner.recipes import catalog
 from tuner.results import export as module
@@ -301,7 +301,7 @@ def test_an_internlm2_that_only_tuner_reads_is_told_and_its_card_says_how_to_loa
     assert "transformers and vLLM alone do not know" in merged.output and "--as llama" in merged.output
     assert "alone do not know" not in llama.output
     assert "alone do not know" not in exported(run.path, tmp_path / "moved", "--base", tmp_path / "llama").output
-    taught = "import tuner.worker.models"
+    taught = "import tuner.models"
     assert [taught in use_of(tmp_path / name) for name in ("alone", "merged", "llama")] == [True, True, False]
 
 

@@ -19,9 +19,9 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from tests.models import test_internlm as internlm
+from tests.models.published import write_checkpoint
 from tests.results.models import GPT2, LLAMA, MIXTRAL, MIXTURE, SMALL, TIED, TOKENS, write_adapter, write_base
-from tests.worker.models import test_internlm as internlm
-from tests.worker.models.published import write_checkpoint
 from tuner.errors import MachineError, ModelError, TunerError
 from tuner.results import compare
 from tuner.results.export import Exported, Options, export

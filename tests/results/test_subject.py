@@ -16,9 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.machine.gpus import CPU
 from tests.results.made import make_result
 from tuner.errors import ModelError, RunDirectoryError, TunerError, UsageError
+from tuner.models.load import source
 from tuner.results.subject import Loaded, load, subject_of
 from tuner.runs import checkpoints
-from tuner.worker.models.load import source
 
 TINY = "package:tiny"
 IDS = torch.tensor([[5, 6, 7, 8]])

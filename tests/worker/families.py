@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.worker.models.brought import BROUGHT
+from tests.models.brought import BROUGHT
 from tuner.recipes import catalog
 from tuner.recipes.part import read_part
 
@@ -85,7 +85,7 @@ def make_model(kind: str, folder: Path) -> None:
     """Write a small random model of the family, whose config.json counts experts in the words of published ones."""
     import transformers
 
-    from tests.worker.models.brought import brought
+    from tests.models.brought import brought
     from tuner.recipes.architecture import Architecture
     from tuner.recipes.recipe import load
     from tuner.worker import smoke

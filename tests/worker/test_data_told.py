@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.data.conftest import cache as cache
+from tests.data.conftest import conversation, make_tokenizer
 from tests.launch.plans import made
-from tests.worker.data.conftest import cache as cache
-from tests.worker.data.conftest import conversation, make_tokenizer
+from tuner.data.prepare import Prepared, prepare
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker import train
-from tuner.worker.data.prepare import Prepared, prepare
 
 
 def prepared(tmp_path: Path, *rows: Any, sets: tuple[str, ...] = ()) -> tuple[RecipeConfig, Prepared, RunDirectory]:

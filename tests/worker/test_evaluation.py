@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from tests.data.conftest import make_tokenizer
 from tests.results.models import MIXTURE
-from tests.worker.data.conftest import make_tokenizer
 from tuner.recipes.recipe import load
 from tuner.worker.evaluation import shares
 from tuner.worker.trainers import evaluator

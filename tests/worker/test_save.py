@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from tests.worker.data.conftest import make_tokenizer
+from tests.data.conftest import make_tokenizer
 from tuner.recipes import catalog
 from tuner.worker.save import save_result
 

@@ -15,13 +15,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.cli.command import Tuner
 from tests.cli.conftest import tuner as tuner
+from tests.data.conftest import cache as cache
+from tests.data.conftest import make_tokenizer
 from tests.launch.plans import made
-from tests.worker.data.conftest import cache as cache
-from tests.worker.data.conftest import make_tokenizer
+from tuner.data.prepare import prepare
 from tuner.launch.plan import LaunchPlan
 from tuner.launch.steps import Worth
 from tuner.worker import trainers
-from tuner.worker.data.prepare import prepare
 
 ALPACA = {"instruction": "Why?", "output": "Because."}
 PAIR = {"prompt": "What is red?", "chosen": "A colour.", "rejected": "A dog."}

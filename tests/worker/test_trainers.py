@@ -16,16 +16,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from trl import DPOConfig, KTOConfig, RewardConfig, SFTConfig, SFTTrainer
 from trl.experimental.orpo import ORPOConfig
 
-from tests.worker.data.conftest import make_tokenizer
-from tests.worker.models.brought import brought
+from tests.data.conftest import make_tokenizer
+from tests.models.brought import brought
+from tuner.data import batches
 from tuner.errors import ModelError
+from tuner.models.names import name_parts
 from tuner.recipes.mixture import LOADERS
 from tuner.recipes.objective import Dpo, DpoLoss, Kto, Orpo, Reward
 from tuner.recipes.recipe import Overrides, load
 from tuner.recipes.suit import KEEPS_APART
 from tuner.worker import objectives, trainers
-from tuner.worker.data import batches
-from tuner.worker.models.names import name_parts
 from tuner.worker.reference import tidy
 
 PAIRS = [

@@ -14,9 +14,9 @@ from tuner.cli.options import override_options, overrides
 from tuner.errors import DataError, TunerError, visible
 
 if TYPE_CHECKING:
+    from tuner.data.serving import Difference
+    from tuner.data.view import View
     from tuner.recipes.schema import Dataset, RecipeConfig
-    from tuner.worker.data.serving import Difference
-    from tuner.worker.data.view import View
 
 _FIRST_ROWS = 1_000
 _MAX_BAD = 20
@@ -54,7 +54,7 @@ def command(
     paths.check_model(found.config)
     paths.check_data(found.config)
     hush()
-    from tuner.worker.models.load import source, tokenizer_of
+    from tuner.models.load import source, tokenizer_of
 
     tokenizer = tokenizer_of(found.config, source(found.config.model))
     objective = found.config.objective.type
@@ -78,13 +78,13 @@ def _splits(config: RecipeConfig, every: bool) -> Iterable[tuple[str, Dataset]]:
 
 
 def _unlike(config: RecipeConfig, tokenizer: Any) -> list[Difference]:
-    from tuner.worker.data.view import template_check
+    from tuner.data.view import template_check
 
     return list(template_check(config.train_dataloader.dataset, tokenizer, config.objective.type))
 
 
 def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, bad: bool, as_json: bool) -> View:
-    from tuner.worker.data.view import bad_rows, view
+    from tuner.data.view import bad_rows, view
 
     try:
         return view(dataset, tokenizer, objective, samples)
@@ -98,8 +98,8 @@ def _told(first: DataError, found: Iterable[DataError], limit: int, *, as_json: 
 
     So is that of rows of several shapes: what would mend one of them would spoil another.
     """
+    from tuner.data.formats import MixedShapes
     from tuner.files import dump_json
-    from tuner.worker.data.formats import MixedShapes
 
     is_mixed = isinstance(first, MixedShapes)
     listed, count = [], 0
@@ -135,7 +135,7 @@ def _print_json(
 
 
 def _json(view: View) -> dict[str, Any]:
-    from tuner.worker.data.view import histogram
+    from tuner.data.view import histogram
 
     prepared = view.prepared
     bars = {

@@ -14,11 +14,11 @@ from tuner.cli.subjects import loaded, named, stdout_is_the_answers, subject_opt
 from tuner.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
+    from tuner.data.prepare import Prepared
+    from tuner.data.sample import Message
     from tuner.machine.hardware import Hardware
     from tuner.recipes.schema import Dataset
     from tuner.results.subject import Loaded, Subject
-    from tuner.worker.data.prepare import Prepared
-    from tuner.worker.data.sample import Message
 
 
 @click.command()
@@ -103,10 +103,10 @@ def _check_out(generate: int | None, out: Path | None) -> None:
 
 def _prepared(subject: Subject, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
     """Read the rows before any weights are loaded: they may be wrong, or nothing that this model can be judged on."""
+    from tuner.data import preferences
+    from tuner.data.prepare import describe, prepare
     from tuner.results.evaluate import questions
     from tuner.results.subject import tokenizer_of
-    from tuner.worker.data import preferences
-    from tuner.worker.data.prepare import describe, prepare
 
     if subject.objective in preferences.LAYOUTS and subject.recipe is None:
         what = f"nothing says how {subject.told} was trained to score"
@@ -122,8 +122,8 @@ def _measured(found: Loaded, hardware: Hardware, prepared: Prepared, batch_size:
     """Return counts of the rows and what was measured on them."""
     from dataclasses import asdict
 
+    from tuner.data import preferences
     from tuner.results.evaluate import judged, likelihood
-    from tuner.worker.data import preferences
 
     recipe, objective, size = found.subject.recipe, found.subject.objective, batch_size or 1
     if recipe and not batch_size:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from tuner.data.formats import FORMATS, KINDS
 from tuner.recipes import catalog
 from tuner.recipes.part import read_part
-from tuner.worker.data.formats import FORMATS, KINDS
 
 
 def details(kind: str, name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How many rows local files hold, counted in milliseconds and without the libraries that training reads them with.
 
-What is a row here is one to `worker.data.readers`; what takes longer, or other libraries, it leaves to the worker.
+What is a row here is one to `data.readers`; what takes longer, or other libraries, it leaves to the worker.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _less_held_out(counted: Source, number: int, dataset: Dataset) -> Source:
         return counted
     if dataset.mixture:
         return Source(None, "some rows of a mixture are held out")
-    from tuner.worker.data.holdout import Holdout  # of no use to a run that holds nothing out
+    from tuner.data.holdout import Holdout  # of no use to a run that holds nothing out
 
     rows = min(counted.rows, dataset.max_rows or counted.rows)
     return Source(Holdout(dataset.val_split, dataset.val_seed or 0, taken=False).count(number, rows))
@@ -78,8 +78,8 @@ def _head(rows: Rows) -> list[dict[str, Any]] | None:
 
 def _answers_a_row(rows: Rows) -> int | None:
     """Return how many judged answers a row holds: 2 of preference data, 1 of feedback; None where it is not known."""
-    from tuner.worker.data import formats  # of no use to objectives other than kto
-    from tuner.worker.data.sample import Pair
+    from tuner.data import formats  # of no use to objectives other than kto
+    from tuner.data.sample import Pair
 
     name = rows.format
     if name is None and (told := _head(rows)):

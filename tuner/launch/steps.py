@@ -1,6 +1,6 @@
 """Rows -> samples -> steps of an epoch -> the steps of a run, and what each number is worth before the data is read.
 
-Arithmetic alone: `launch.counting` counts rows, `worker.data` reads them and the trainer of transformers counts the
+Arithmetic alone: `launch.counting` counts rows, `data` reads them and the trainer of transformers counts the
 steps; the tests hold all three together.
 """
 
@@ -24,7 +24,7 @@ _DROPPED = {
     "kto": f"equal answers, or {_WITHOUT_LOSS}",
     "reward": "equal answers, or longer than max_length",
 }
-"""The samples that an objective learns nothing from; see `worker.data`."""
+"""The samples that an objective learns nothing from; see `data`."""
 
 
 class Worth(Enum):

@@ -1,6 +1,6 @@
 """Where validation rows come from: a file of their own, or a part of the training rows that training leaves out.
 
-It changes merged values only; which rows are held out is `worker.data`'s to say.
+It changes merged values only; which rows are held out is `data`'s to say.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from typing import Any
 import transformers
 from huggingface_hub import snapshot_download
 
-import tuner.worker.models  # noqa: F401  registers InternLM with transformers
+import tuner.models  # noqa: F401  registers InternLM with transformers
 from tuner.errors import ModelError
+from tuner.models.load import explained, source
 from tuner.recipes import paths
 from tuner.recipes.schema import RecipeConfig
-from tuner.worker.models.load import explained, source
 
 _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 

@@ -57,7 +57,7 @@ def card(name: str, kind: Kind, base: Base | None, source: Source, *, scores: bo
     peft = f"from peft import {auto}\nfrom transformers import AutoTokenizer"
     imports = peft if kind == "adapter" else f"from transformers import {auto}, AutoTokenizer"
     if needs_tuner:
-        imports = f"import tuner.worker.models  # teaches transformers this architecture\n{imports}"
+        imports = f"import tuner.models  # teaches transformers this architecture\n{imports}"
     head = ", num_labels=1" if scores and kind == "adapter" else ""
     parts = [
         f"---\n{data.to_yaml()}\n---\n",

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import transformers
 
+from tuner.data import limits
 from tuner.errors import DataError, ModelError, UsageError
 from tuner.results.subject import Loaded, Subject
-from tuner.worker.data import limits
 
 Message = dict[str, Any]
 Told = Callable[[str], None]

@@ -13,9 +13,9 @@ import torch
 from tuner.errors import TunerError
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import available_host_bytes
+from tuner.models.load import load_weights
 from tuner.results.base import Base
 from tuner.results.subject import Subject, model_of, with_adapter
-from tuner.worker.models.load import load_weights
 
 NUM_TOKENS = 16
 _BYTES = 4

@@ -15,19 +15,19 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
+from tuner.data.batches import lays_end_to_end
+from tuner.data.masks import IGNORED
+from tuner.data.prepare import Prepared
+from tuner.data.sample import Message
 from tuner.errors import DataError, TunerError, UsageError
 from tuner.machine.hardware import Hardware
+from tuner.models.load import source
 from tuner.recipes import mixture
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.results.chat import Settings, answer, check_can_answer, check_room, prompt_ids
 from tuner.results.subject import Loaded, Subject, load_frozen
-from tuner.worker.data.batches import lays_end_to_end
-from tuner.worker.data.masks import IGNORED
-from tuner.worker.data.prepare import Prepared
-from tuner.worker.data.sample import Message
 from tuner.worker.evaluation import num_trained
-from tuner.worker.models.load import source
 from tuner.worker.samples import prompts, shown
 from tuner.worker.trainers import evaluator
 

@@ -23,6 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from tuner.errors import DiskError, UsageError
 from tuner.files import disk_errors, write_json
 from tuner.fit.sizes import gib
+from tuner.models.load import DTYPES, explained, is_scorer
 from tuner.recipes import paths
 from tuner.recipes.template import plain
 from tuner.results.adapter import STEM, Adapter, read_config
@@ -33,7 +34,6 @@ from tuner.results.layout import Layout, empty_model
 from tuner.results.source import Source, check_dest
 from tuner.results.tensors import Piece, Stored, num_bytes, write
 from tuner.runs import checkpoints
-from tuner.worker.models.load import DTYPES, explained, is_scorer
 from tuner.worker.save import stop_where_answers_end
 
 _BESIDES_BYTES = 64 * 1024**2

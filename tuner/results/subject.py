@@ -15,13 +15,7 @@ from peft import get_peft_model
 
 from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware
-from tuner.recipes import catalog, paths
-from tuner.recipes.schema import Model, Quantization, RecipeConfig
-from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
-from tuner.results.base import Base, base_of, check_facts
-from tuner.results.source import Source, find
-from tuner.results.tensors import Stored
-from tuner.worker.models.load import (
+from tuner.models.load import (
     DTYPES,
     explained,
     is_scorer,
@@ -31,6 +25,12 @@ from tuner.worker.models.load import (
     quantized,
     source,
 )
+from tuner.recipes import catalog, paths
+from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
+from tuner.results.base import Base, base_of, check_facts
+from tuner.results.source import Source, find
+from tuner.results.tensors import Stored
 from tuner.worker.save import ask_for_one_answer, stop_where_answers_end
 from tuner.zero.precision import decide
 

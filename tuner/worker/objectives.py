@@ -22,9 +22,9 @@ from trl import (
 )
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
+from tuner.data import batches
+from tuner.data.masks import IGNORED
 from tuner.worker.batching import TrainsOnEachRowOnce
-from tuner.worker.data import batches
-from tuner.worker.data.masks import IGNORED
 from tuner.worker.evaluation import EvaluatesEachRowOnce
 from tuner.worker.schedule import WarmsUpFromFirstUpdate
 

@@ -30,12 +30,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import TrainerCallback
 
+from tuner.data.prepare import Prepared
 from tuner.errors import DataError, RunDirectoryError, TunerError
 from tuner.files import sha256
 from tuner.machine.topology import Rank
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
-from tuner.worker.data.prepare import Prepared
 from tuner.worker.saving import disk_errors
 
 SAVED, WEIGHTS = "saved", "weights"

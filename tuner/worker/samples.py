@@ -21,15 +21,15 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from tuner.data import mixture
+from tuner.data.reading import Tally, formats_of, samples
+from tuner.data.sample import Chat, Feedback, Message, Pair, Sample
 from tuner.errors import visible
 from tuner.files import write_text
+from tuner.models.load import pinned, source
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
-from tuner.worker.data import mixture
-from tuner.worker.data.reading import Tally, formats_of, samples
-from tuner.worker.data.sample import Chat, Feedback, Message, Pair, Sample
 from tuner.worker.guard import Guard
-from tuner.worker.models.load import pinned, source
 from tuner.worker.save import ask_for_one_answer
 
 _MAX_ANSWER_TOKENS = 64

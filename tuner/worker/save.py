@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from peft import PeftModel
 
+from tuner.data.templates import answers_end
 from tuner.recipes.template import plain
-from tuner.worker.data.templates import answers_end
 
 _SEARCHES = (
     *("num_beams", "num_beam_groups", "diversity_penalty", "num_return_sequences", "penalty_alpha", "dola_layers"),

@@ -13,15 +13,15 @@ import peft
 import torch
 import transformers
 
+from tuner.data.prepare import describe, prepare
+from tuner.data.rows import find
 from tuner.errors import DataError, MachineError, ModelError, TunerError
+from tuner.models.config_of import config_of
+from tuner.models.load import load_tokenizer, source
+from tuner.models.shrink import shrink
 from tuner.recipes import catalog, paths
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import Dataset, Model, Rows
-from tuner.worker.data.prepare import describe, prepare
-from tuner.worker.data.rows import find
-from tuner.worker.models.config_of import config_of
-from tuner.worker.models.load import load_tokenizer, source
-from tuner.worker.models.shrink import shrink
 
 _TEXT = "Say what the capital of Denmark is, and what 2 + 4 makes."
 _TINY = f"{catalog.ASSET}tiny"

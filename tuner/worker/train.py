@@ -19,9 +19,12 @@ import transformers
 from torch.distributed import distributed_c10d
 from transformers import TrainerCallback
 
+from tuner.data import changes
+from tuner.data.prepare import Prepared, describe, prepare
 from tuner.errors import Stopped
 from tuner.machine import few_steps
 from tuner.machine.topology import Batch, Rank
+from tuner.models.load import load_model, load_reference, source, tokenizer_of
 from tuner.recipes.recipe import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.report import end
@@ -31,10 +34,7 @@ from tuner.worker import resume, trainers
 from tuner.worker.agree import Agree
 from tuner.worker.best import load_best
 from tuner.worker.callbacks import Alive, AsWritten, FreshAdam, KeptNorm, WeightsMove
-from tuner.worker.data import changes
-from tuner.worker.data.prepare import Prepared, describe, prepare
 from tuner.worker.guard import Guard
-from tuner.worker.models.load import load_model, load_reference, source, tokenizer_of
 from tuner.worker.progress import Bar, Metrics
 from tuner.worker.samples import show_samples
 from tuner.worker.save import save_result

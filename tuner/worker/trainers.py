@@ -14,16 +14,16 @@ import torch
 from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig
 
+from tuner.data import batches
+from tuner.data.prepare import Prepared
 from tuner.errors import ModelError
+from tuner.models.load import DTYPES
 from tuner.recipes.mixture import LOADERS
 from tuner.recipes.objective import Kto
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
 from tuner.worker import objectives
-from tuner.worker.data import batches
-from tuner.worker.data.prepare import Prepared
-from tuner.worker.models.load import DTYPES
 from tuner.worker.reference import tidy
 
 

@@ -52,15 +52,15 @@ def _read(rows: Rows, objective: str, *, tolerant: bool) -> None:
     # A row function of the user's is run in the ranks alone: it may do anything, and import torch.
     if ":" in (rows.format or ""):
         return
-    from tuner.worker.data import formats  # a plan does not need it
-    from tuner.worker.data.sample import for_objective
+    from tuner.data import formats  # a plan does not need it
+    from tuner.data.sample import for_objective
 
     if rows.format:
         formats.known(rows.format)
     file = _first_file(rows)
     if file is None:
         return
-    from tuner.worker.data import readers  # pyarrow: 0.3 s
+    from tuner.data import readers  # pyarrow: 0.3 s
 
     if readers.kind(file) is None:
         return

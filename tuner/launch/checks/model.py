@@ -25,7 +25,7 @@ from tuner.recipes.config_json import read_type
 from tuner.recipes.mixture import LOADERS
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
-"""Types that tuner.worker.models registers itself."""
+"""Types that tuner.models registers itself."""
 _WHERE = "model.path"
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WHOLE = ("model.safetensors", "pytorch_model.bin")

@@ -1,0 +1,138 @@
+"""Files that are nearly data: what is wrong with them is what the message says."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tuner.data import readers
+from tuner.errors import DataError
+
+ROWS = [{"instruction": "Why?", "output": "Because."}] * 3
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+def refusal(path: Path) -> DataError:
+    with pytest.raises(DataError) as caught:
+        list(readers.read(path))
+    return caught.value
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("value", [{"data": ROWS}, {"version": "1", "data": ROWS * 20_000}], ids=["short", "long"])
+def test_rows_under_a_key_of_an_indented_object_are_told_with_the_key(value: object, tmp_path: Path) -> None:
+    error = refusal(written(tmp_path / "a.json", json.dumps(value, indent=2)))
+
+    assert error.what == "the file is one object over many lines, with a list under 'data', and not rows"
+    assert error.where == f"{tmp_path}/a.json:1"
+
+
+def test_one_indented_row_is_no_torn_row(tmp_path: Path) -> None:
+    error = refusal(written(tmp_path / "a.json", "\n" + json.dumps(ROWS[0], indent=2)))
+
+    assert error.what == "the file is one object over many lines, and not rows"
+    assert error.where == f"{tmp_path}/a.json:2"
+
+
+def test_an_indented_object_beyond_the_length_of_a_row_is_none_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 1_000)
+    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", 100)
+
+    assert (
+        "one object over many lines"
+        in refusal(written(tmp_path / "a.json", json.dumps({"data": ROWS * 50}, indent=2))).what
+    )
+
+
+def test_a_torn_first_line_is_still_told_as_torn(tmp_path: Path) -> None:
+    error = refusal(written(tmp_path / "a.json", '{"instruction": "Why?"\n' + LINES))
+
+    assert error.what == "the row ends in the middle"
+    assert error.where == f"{tmp_path}/a.json:1"
+
+
+def test_json_lines_in_a_json_file_are_read(tmp_path: Path) -> None:
+    assert [row for _, row in readers.read(written(tmp_path / "a.json", LINES))] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("pack", "what", "fix"),
+    [
+        (gzip.compress, "packed with gzip", "a.jsonl.gz"),
+        (bz2.compress, "packed with bzip2", "a.jsonl.bz2"),
+        (lambda raw: pa.compress(raw, "zstd", asbytes=True), "packed with zstd", "a.jsonl.zst"),
+    ],
+    ids=["gzip", "bzip2", "zstd"],
+)
+def test_a_packed_file_whose_name_does_not_say_so_is_told_as_packed(
+    pack: object, what: str, fix: str, tmp_path: Path
+) -> None:
+    error = refusal(written(tmp_path / "a.jsonl", pack(LINES.encode())))  # type: ignore[operator]
+
+    assert what in error.what
+    assert fix in str(error.fix)
+
+
+def test_an_archive_and_a_table_under_the_name_of_text_are_told(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.csv", "w") as archive:
+        archive.writestr("a.txt", "b")
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.json")
+
+    assert "a zip archive" in refusal(tmp_path / "a.csv").what
+    assert "a Parquet file" in refusal(tmp_path / "a.json").what
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])
+def test_csv_that_is_separated_otherwise_is_told(mark: str, name: str, tmp_path: Path) -> None:
+    error = refusal(written(tmp_path / "a.csv", f"instruction{mark}output\nWhy?{mark}Because.\n"))
+
+    assert f"the columns are separated by {name}" in error.what
+    assert error.where == f"{tmp_path}/a.csv:1"
+
+
+def test_csv_of_one_column_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "text\na;b\n")
+
+    assert [row for _, row in readers.read(path)] == [{"text": "a;b"}]
+
+
+def test_empty_columns_at_the_end_of_csv_are_no_mistake(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "text,,\na,,\n")
+
+    assert [row["text"] for _, row in readers.read(path)] == ["a"]
+
+
+def test_two_columns_of_one_name_in_csv_are_told_with_the_name(tmp_path: Path) -> None:
+    error = refusal(written(tmp_path / "a.csv", "\ninstruction,output,output\na,b,c\n"))
+
+    assert error.what == "the file has more than one column of the same name: output"
+    assert error.where == f"{tmp_path}/a.csv:2"
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow"])
+def test_two_columns_of_one_name_in_a_table_are_told_with_the_name(name: str, tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array([one]) for one in "abc"], names=["instruction", "output", "output"])
+    if name == "a.parquet":
+        pq.write_table(table, tmp_path / name)
+    else:
+        new = pa.ipc.new_stream if name == "stream.arrow" else pa.ipc.new_file
+        with pa.OSFile(str(tmp_path / name), "wb") as stream, new(stream, table.schema) as writer:
+            writer.write_table(table)
+
+    error = refusal(tmp_path / name)
+
+    assert error.what == "the file has more than one column of the same name: output"
+    assert error.where == str(tmp_path / name)

@@ -1,0 +1,224 @@
+"""What a row, a template or a tokenizer unfolds to is bounded, and told with the row's place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Regex, normalizers
+
+from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
+from tests.data.conftest import cache as cache
+from tests.data.conftest import jsonl as jsonl
+from tuner.data import limits, masks, readers
+from tuner.data.prepare import Prepared, prepare
+from tuner.data.sample import Chat
+from tuner.data.view import bad_rows
+from tuner.errors import DataError
+
+GOOD = {"instruction": "Why?", "output": "Because."}
+LONG = {"instruction": "Why?", "output": "a " * (limits.MAX_SAMPLE_BYTES // 2)}
+Written = Callable[..., Path]
+
+
+def prepared(path: Path, tokenizer: Any = None, **settings: Any) -> Prepared:
+    return prepare(Settings(str(path), **settings), tokenizer or make_tokenizer())  # type: ignore[arg-type]
+
+
+def refusal(tokenizer: Any, chat: Chat, *, place: str = "here:7") -> DataError:
+    with pytest.raises(DataError) as caught:
+        masks.encode(masks.choose_template(tokenizer), tokenizer, [(place, chat)])
+    return caught.value
+
+
+def test_a_row_that_is_longer_than_can_be_tokenized_is_told_with_its_line_and_can_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, (GOOD, LONG, GOOD))).encode()))
+    assert path.stat().st_size < 30_000
+
+    with pytest.raises(DataError, match="longer than 8 MiB") as caught:
+        prepared(path)
+    left = prepared(path, bad_rows=1)
+
+    assert caught.value.where == f"{path}:2"
+    assert (left.counts.kept, left.counts.bad) == (2, 1)
+    assert [error.where for error in bad_rows(Settings(str(path)), make_tokenizer(), "sft")] == [f"{path}:2"]  # type: ignore[arg-type]
+
+
+def test_a_column_that_is_named_many_times_is_not_filled_in(jsonl: Written) -> None:
+    path = jsonl([{"a": "x" * 100_000, "output": "b"}])
+
+    with pytest.raises(DataError, match="longer than 8 MiB") as caught:
+        prepared(path, format="alpaca", columns={"instruction": "{a}" * 100_000})
+
+    assert caught.value.where == f"{path}:1"
+
+
+def test_long_rows_are_tokenized_a_few_at_a_time(jsonl: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_SAMPLE_BYTES", 2_000)
+    path = jsonl([conversation("Why?", "a " * 400)] * 7)
+    ticks: list[int] = []
+
+    whole = prepared(path, max_length=5_000, packing=False)
+    prepare(Settings(str(path), max_length=4_000, packing=False), make_tokenizer(), tick=lambda: ticks.append(1))  # type: ignore[arg-type]
+
+    assert whole.counts.kept == 7
+    assert len(ticks) > 2
+
+
+EXPENSIVE = {
+    "without end": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a number of a billion digits": "{% set n = 9 ** (9 ** 9) %}",
+    "of a row's every turn": "{% for i in messages %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}"
+    "{% endfor %}{% endfor %}",
+}
+LARGE = {
+    "a text of ten gigabytes": "{% set n = 'x' * 10**10 %}",
+    "a text that is doubled": "{% set n = namespace(x='x') %}{% for i in range(60) %}"
+    "{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "a width": "{{ '%10000000000d' % 1 }}",
+    "more bytes than there are numbers for": "{{ 'x' * 10**30 }}",
+}
+
+
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_a_template_that_takes_long_is_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_TEMPLATE_S", 0.2)
+    tokenizer = make_tokenizer("{% if messages | length > 2 %}" + EXPENSIVE[name] + "{% endif %}" + CHATML)
+    chat = Chat(conversation("a", "b", "c", "d")["messages"])
+
+    started = time.monotonic()
+    error = refusal(tokenizer, chat)
+
+    assert "takes more than 0.2 s of processor time" in error.what
+    assert error.where == "here:7"
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_template_that_takes_much_memory_is_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BYTES_AT_ONCE", 256 * 1024**2)
+    tokenizer = make_tokenizer("{% if messages | length > 2 %}" + LARGE[name] + "{% endif %}" + CHATML)
+
+    error = refusal(tokenizer, Chat(conversation("a", "b", "c", "d")["messages"]))
+
+    assert "cannot render the conversation: " in error.what
+    assert error.where == "here:7"
+
+
+def test_a_template_that_makes_far_more_than_it_is_given_is_refused() -> None:
+    swollen = "{% if messages | length > 2 %}{{ 'x' * 1000000 }}{% endif %}"
+
+    error = refusal(make_tokenizer(swollen + CHATML), Chat(conversation("a", "b", "c", "d")["messages"]))
+
+    assert "it makes 1,000," in error.what
+
+
+def test_many_short_turns_are_no_swollen_conversation() -> None:
+    tokenizer = make_tokenizer()
+    chat = Chat(conversation(*"ab" * 5_000)["messages"])
+
+    [(ids, _)] = masks.encode(masks.choose_template(tokenizer), tokenizer, [("here:1", chat)])
+
+    assert len(ids) > 30_000
+
+
+def test_turns_without_number_do_not_hold_up_a_template_without_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_TEMPLATE_S", 0.2)
+    plain = CHATML.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+
+    error = refusal(make_tokenizer(plain), Chat(conversation(*"ab" * 10_000)["messages"]))
+
+    assert "takes more than 0.2 s of processor time" in error.what
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        normalizers.Replace("a", "b" * 1_000),
+        normalizers.Sequence([normalizers.Replace(Regex("."), "bbbb")] * 5),
+        normalizers.Prepend("a" * 1_000),
+    ],
+    ids=["a long one", "a chain", "at the start"],
+)
+def test_a_tokenizer_that_swells_texts_is_refused(rules: Any) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = rules
+
+    error = refusal(tokenizer, Chat(conversation("a", "b")["messages"]))
+
+    assert "the tokenizer writes up to" in error.what
+    assert error.where == "the tokenizer"
+
+
+def test_a_text_that_swells_when_it_is_normalized_is_told_with_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_SAMPLE_BYTES", 100_000)
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    swelling = "\ufdfa" * 20_000  # becomes eighteen characters
+
+    error = refusal(tokenizer, Chat(conversation("a", swelling)["messages"]))
+
+    assert "as the tokenizer normalizes it" in error.what
+    assert error.where == "here:7"
+
+
+def test_what_is_inside_the_limits_leaves_no_limit_behind() -> None:
+    import resource
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM)
+
+    tokenizer = make_tokenizer()
+    masks.encode(masks.choose_template(tokenizer), tokenizer, [("here:1", Chat(conversation("a", "b")["messages"]))])
+
+    assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM)) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def _same_text(path: Path, count: int, length: int, **settings: Any) -> Path:
+    one = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["ab" * (length // 2)]))
+    table = pa.table({"instruction": ["Why?"] * count, "output": one})
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, compression="zstd", **settings)
+    else:
+        with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_stream(stream, table.schema) as writer:
+            writer.write_table(table)
+    return path
+
+
+def test_parquet_that_unfolds_is_refused_with_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BYTES_AT_ONCE", 100 * 1024**2)
+    path = _same_text(tmp_path / "a.parquet", 100, 64 * 1024**2, store_schema=False)
+    assert path.stat().st_size < 20_000
+
+    with pytest.raises(DataError, match="more than 100 MiB of memory") as caught:
+        next(readers.read(path))
+
+    assert caught.value.where == f"{path}, row 1"
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_long_rows_of_columns_are_read_one_by_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BYTES_AT_ONCE", 100 * 1024**2)
+    path = _same_text(tmp_path / name, 300, 2 * 1024**2)
+
+    assert [len(row["output"]) for _, row in readers.read(path)] == [2 * 1024**2] * 300
+
+
+def test_a_csv_row_of_many_long_lines_is_refused_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 1_000)
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2\n" + '"xx\nyy",' * 1_000 + "1\n", encoding="utf-8")
+
+    with pytest.raises(DataError, match="the row is longer") as caught:
+        list(readers.read(path))
+
+    assert caught.value.where == f"{path}:3"

@@ -1,0 +1,78 @@
+"""What means a picture, a film or a sound is refused; what only speaks of one is text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tuner.data import formats
+from tuner.errors import DataError
+
+ALPACA = {"instruction": "What is it?", "output": "A dog."}
+
+
+def chat(said: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": "A dog."}]}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"images": ["dog.png"]},
+        {"image": {"bytes": b"\x89PNG", "path": None}},
+        {"image": "dog.png"},
+        {"image_path": "dog.png"},
+        {"videos": [None, "dog.mp4"]},
+        {"audio": {"array": [0.1], "sampling_rate": 16000}},
+    ],
+)
+def test_a_column_of_media_with_content_is_refused_with_the_place(more: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=rf"the column '{next(iter(more))}' holds") as caught:
+        formats.read("alpaca", {**ALPACA, **more}, "rows.jsonl:7")
+
+    assert (caught.value.where, caught.value.of_row) == ("rows.jsonl:7", True)
+
+
+@pytest.mark.parametrize("more", [{"images": []}, {"image": None}, {"videos": [None]}, {"audio": ""}, {"imagery": "x"}])
+def test_a_column_of_media_without_content_says_nothing(more: dict[str, Any]) -> None:
+    assert formats.read("alpaca", {**ALPACA, **more}, "rows.jsonl:7")
+
+
+@pytest.mark.parametrize(
+    "said", ["<image>\nWhat is it?", "<image>What is it?", "What is it?\n<image>", "Look.\n<video>\nWhat happens?"]
+)
+def test_a_placeholder_in_a_question_is_refused(said: str) -> None:
+    kind = "video" if "video" in said else "image"
+
+    with pytest.raises(DataError, match=f"turn 1 has the placeholder '<{kind}>'"):
+        formats.read("messages", chat(said), "rows.jsonl:7")
+    with pytest.raises(DataError, match="placeholder"):
+        formats.read(
+            "sharegpt", {"conversations": [{"from": "human", "value": said}, {"from": "gpt", "value": "a"}]}, ""
+        )
+    with pytest.raises(DataError, match="placeholder"):
+        formats.read("preference", {"prompt": said, "chosen": "a", "rejected": "b"}, "rows.jsonl:7")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "How is the <video> element closed?",
+        "Explain `<image>`",
+        "Mend this:\n<video>\n<source src=a.mp4>\n</video>",
+        "What is an image?",
+    ],
+)
+def test_text_that_speaks_of_media_is_text(said: str) -> None:
+    assert formats.read("messages", chat(said), "rows.jsonl:7")
+
+
+def test_a_placeholder_in_a_plain_text_is_a_word() -> None:
+    assert formats.read("text", {"text": "<image>\nA caption."}, "rows.jsonl:7") == "<image>\nA caption."
+
+
+def test_a_column_that_the_user_names_as_text_is_text() -> None:
+    row = {"image": "A dog on a lawn.", "output": "A dog."}
+
+    assert formats.read("alpaca", row, "rows.jsonl:7", columns={"instruction": "image"})

@@ -1,0 +1,149 @@
+"""Judged answers become rows that hold the template's own text, with loss on the judged turns alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.conftest import Settings
+from tuner.data.masks import IGNORED
+from tuner.data.prepare import Prepared, describe, prepare
+from tuner.errors import DataError
+
+SKY = {"prompt": "Why?", "chosen": "Because the air scatters blue light.", "rejected": "One two three four."}
+LONG = " ".join(["seven"] * 60)
+
+
+def user(said: str) -> dict[str, str]:
+    return {"role": "user", "content": said}
+
+
+def assistant(said: str) -> dict[str, str]:
+    return {"role": "assistant", "content": said}
+
+
+def prepared(path: Path, tokenizer: Any, objective: str, **settings: Any) -> Prepared:
+    return prepare(Settings(str(path), **settings), tokenizer, objective=objective)
+
+
+def trained(tokenizer: Any, row: dict[str, Any], side: str) -> str:
+    """Return a side's text that carries loss."""
+    pairs = zip(row[f"{side}_ids"], row[f"{side}_labels"], strict=True)
+    assert all(label in (token, IGNORED) for token, label in pairs)
+    return str(tokenizer.decode([label for label in row[f"{side}_labels"] if label != IGNORED]))
+
+
+@pytest.mark.parametrize("objective", ["dpo", "orpo", "reward"])
+def test_both_sides_are_what_the_chat_template_renders(
+    jsonl: Callable[..., Path], tokenizer: Any, objective: str
+) -> None:
+    [row] = prepared(jsonl([SKY]), tokenizer, objective, max_length=128).dataset
+
+    for side in ("chosen", "rejected"):
+        chat = [user(SKY["prompt"]), assistant(SKY[side])]
+        assert row[f"{side}_ids"] == tokenizer.apply_chat_template(chat)["input_ids"]
+        assert trained(tokenizer, row, side) == f"{SKY[side]}<|im_end|>"
+
+
+def test_the_assistants_turns_of_the_prompt_carry_no_loss(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    begin = [user("one?"), assistant("two"), user("three?")]
+    sides = {"chosen": [*begin, assistant("four")], "rejected": [*begin, assistant("nine")]}
+
+    [row] = prepared(jsonl([sides]), tokenizer, "dpo", max_length=128).dataset
+
+    assert trained(tokenizer, row, "chosen") == "four<|im_end|>"
+    assert row["chosen_ids"] == tokenizer.apply_chat_template(sides["chosen"])["input_ids"]
+
+
+def test_a_users_turn_within_a_judged_answer_carries_no_loss(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    more = [assistant("two"), user("and?"), assistant("three")]
+    row = {"prompt": [user("one?")], "chosen": more, "rejected": [assistant("nine")]}
+
+    [made] = prepared(jsonl([row]), tokenizer, "dpo", max_length=128).dataset
+
+    assert trained(tokenizer, made, "chosen") == "two<|im_end|>three<|im_end|>"
+
+
+def test_a_pair_is_one_good_and_one_bad_answer_to_kto(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    made = prepared(jsonl([SKY]), tokenizer, "kto", max_length=128)
+
+    told = [(trained(tokenizer, row, "answer"), row["is_good"]) for row in made.dataset]
+    assert told == [(f"{SKY['chosen']}<|im_end|>", True), (f"{SKY['rejected']}<|im_end|>", False)]
+    assert (made.counts.read, made.counts.kept) == (1, 2)
+
+
+def test_unpaired_feedback_keeps_its_label(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    rows = [{"prompt": "one?", "completion": "two", "label": label} for label in (True, False)]
+
+    made = prepared(jsonl(rows), tokenizer, "kto", max_length=128)
+
+    assert [row["is_good"] for row in made.dataset] == [True, False]
+    assert trained(tokenizer, made.dataset[0], "answer") == "two<|im_end|>"
+
+
+def test_a_long_answer_is_cut_at_its_end_and_counted(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    whole = prepared(jsonl([{**SKY, "chosen": LONG}]), tokenizer, "dpo", max_length=512)
+    cut = prepared(jsonl([{**SKY, "chosen": LONG}]), tokenizer, "dpo", max_length=64)
+
+    assert cut.dataset[0]["chosen_ids"] == whole.dataset[0]["chosen_ids"][:64]
+    assert cut.dataset[0]["rejected_ids"] == whole.dataset[0]["rejected_ids"]
+    assert (whole.counts.truncated, cut.counts.truncated) == (0, 1)
+    assert cut.counts.truncated_tokens == whole.counts.tokens - cut.counts.tokens
+    labels = [*cut.dataset[0]["chosen_labels"], *cut.dataset[0]["rejected_labels"]]
+    assert cut.counts.trained_tokens == sum(label != IGNORED for label in labels)
+
+
+def test_a_pair_that_is_too_long_to_be_scored_is_dropped(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    made = prepared(jsonl([{**SKY, "rejected": LONG}, SKY]), tokenizer, "reward", max_length=64)
+
+    assert (made.counts.kept, made.counts.dropped, made.counts.truncated) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**SKY, "prompt": LONG},
+        {**SKY, "chosen": SKY["rejected"]},
+        {"prompt": "one?", "chosen": f"{LONG} one", "rejected": f"{LONG} two"},
+    ],
+    ids=["no room for an answer", "equal answers", "equal as far as they fit"],
+)
+def test_a_pair_that_teaches_nothing_is_dropped_and_counted(
+    jsonl: Callable[..., Path], tokenizer: Any, row: dict[str, str]
+) -> None:
+    made = prepared(jsonl([row, SKY]), tokenizer, "dpo", max_length=64)
+
+    assert (made.counts.read, made.counts.kept, made.counts.dropped) == (2, 1, 1)
+    assert len(made.dataset) == 1
+
+
+def test_an_answer_that_the_prompt_leaves_no_room_for_is_dropped(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    rows = [{"prompt": prompt, "completion": "two", "label": True} for prompt in (LONG, "one?")]
+
+    made = prepared(jsonl(rows), tokenizer, "kto", max_length=64)
+
+    assert (made.counts.kept, made.counts.dropped) == (1, 1)
+
+
+def test_conversations_are_refused_with_what_the_objective_learns_from(
+    jsonl: Callable[..., Path], tokenizer: Any
+) -> None:
+    path = jsonl([{"messages": [user("one?"), assistant("two")]}])
+
+    with pytest.raises(DataError, match=r"objective dpo learns from preference data.*rows.jsonl:1.*objective sft"):
+        prepared(path, tokenizer, "dpo")
+
+
+def test_describe_counts_pairs_and_says_that_packing_does_not_apply(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+    made = prepared(jsonl([SKY, SKY]), tokenizer, "dpo", max_length=64)
+
+    counts = made.counts
+    assert not counts.packing
+    assert describe(made) == (
+        "train: 2 rows of format 'preference' (detected) -> "
+        "2 pairs, each side of at most 64 tokens (packing does not apply), "
+        f"{counts.trained_tokens} of {counts.tokens} tokens trained, 0 truncated, 0 dropped"
+    )

@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import re
+import tracemalloc
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tuner.data import readers, rows
+from tuner.errors import DataError, MachineError
+from tuner.recipes import catalog
+
+
+def read(path: Path | str, split: str = "train") -> list[tuple[str, dict[str, object]]]:
+    return list(rows.find(str(path), None, split, None).read())
+
+
+def test_jsonl_rows_carry_their_line_also_after_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\n{"text": "\xc3\xa9"}')
+
+    assert read(path) == [(f"{path}:1", {"text": "a"}), (f"{path}:3", {"text": "é"})]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"text": "a', "ends in the middle"),
+        (b'{"text": ', "ends in the middle"),
+        (b'{"text": "\xff"}', "byte 11 of the line (0xff) is not UTF-8"),
+        (b"null", "is null"),
+        (b'["a"]', "of type list"),
+        (b'{"text": "a", "text": "b"}', "'text' stands twice"),
+        (b'{"text": "a"} {"text": "b"}', "column 15"),
+        (b'{"text": nope}', "column 10"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "digits"),
+    ],
+)
+def test_a_bad_line_is_refused_with_file_and_line(tmp_path: Path, line: bytes, says: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b'{"text": "good"}\n' + line + b'\n{"text": "good"}\n')
+
+    with pytest.raises(DataError) as caught:
+        read(path)
+
+    assert caught.value.where == f"{path}:2"
+    assert says in str(caught.value)
+
+
+def test_json_array_rows_carry_the_line_they_start_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[\n {"text":\n  "a]},["},\n\n {"text": "b"}, {"text": "c"}\n]\n', encoding="utf-8")
+
+    assert read(path) == [
+        (f"{path}:2", {"text": "a]},["}),
+        (f"{path}:5", {"text": "b"}),
+        (f"{path}:5", {"text": "c"}),
+    ]
+
+
+BROKEN_ARRAYS = pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ('[{"text": "a"},\n{"text": "b"', 2, "ends in the middle"),
+        ('[{"text": "a"}\n', 2, "array ends in the middle"),
+        ('[{"text": "a"}\n{"text": "b"}]', 2, "',' or ']' is missing"),
+        ('[{"text": "a"},\n3]', 2, "of type int"),
+        ('[{"text": "a"},\n{"text":\n oops}]', 3, "column 2"),
+        ('[{"text": "a"}]\n!', 1, "is missing"),
+        ('[{"text": "a"},\n\n{"text": "b', 3, "ends in the middle"),
+        ('[{"text": "a"},\n{"text": "b", "text": "c"}]', 2, "stands twice"),
+        ('[{"text": "a"},\n{"text": "\n"}]', 2, "control character"),
+    ],
+)
+
+
+@BROKEN_ARRAYS
+@pytest.mark.parametrize("size", [1, 5, 1 << 20])
+def test_a_bad_json_array_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, line: int, says: str, size: int
+) -> None:
+    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", size)
+    path = tmp_path / "a.json"
+    path.write_text(text, encoding="utf-8")
+
+    with pytest.raises(DataError) as caught:
+        read(path)
+
+    assert caught.value.where == f"{path}:{line}"
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 33, *range(60, 90)])
+def test_a_json_array_is_the_same_wherever_its_text_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    made = [
+        {"text": "é\u2028 \n \\"},
+        {"n": [1.5e10, -0.25, None, True, False, 10**20] * 9, "o": {"p": "x" * 90}},
+        {},
+        {"e": "😀"},
+    ]
+    path = tmp_path / "a.json"
+    path.write_bytes(b"\xef\xbb\xbf\n[" + ",\n ".join(json.dumps(row, ensure_ascii=False) for row in made[:3]).encode())
+    with path.open("a") as stream:
+        stream.write("\n,\n" + json.dumps(made[3]) + " ] \n")
+
+    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", size)
+
+    assert read(path) == [(f"{path}:{line}", row) for line, row in zip((2, 3, 4, 6), made, strict=True)]
+
+
+def test_a_byte_of_an_array_that_is_no_utf_8_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'[\n{"text": "a"},\n{"text": "\xff"}]')
+
+    with pytest.raises(DataError, match=r"a byte of the line \(0xff\) is not UTF-8") as caught:
+        read(path)
+
+    assert caught.value.where == f"{path}:3"
+
+
+def test_json_that_is_no_array_is_read_as_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('\n{"text": "a"}\n{"text": "b"}\n', encoding="utf-8")
+
+    assert [row["text"] for _, row in read(path)] == ["a", "b"]
+
+
+def test_csv_rows_carry_their_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('instruction,output\n"two\nlines",x\n\nlast,y\n', encoding="utf-8")
+
+    assert read(path) == [
+        (f"{path}:2", {"instruction": "two\nlines", "output": "x"}),
+        (f"{path}:5", {"instruction": "last", "output": "y"}),
+    ]
+
+
+@pytest.mark.parametrize(("text", "says"), [("a,b\n1,2\n1,2,3\n", "3 fields"), ('a,b\n1,2\n"x,y\n', "no valid CSV")])
+def test_a_bad_csv_row_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text, encoding="utf-8")
+
+    with pytest.raises(DataError, match=says) as caught:
+        read(path)
+
+    assert caught.value.where == f"{path}:3"
+
+
+def test_a_line_of_a_text_file_is_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one text\n\n  another, indented\r\n", encoding="utf-8")
+
+    assert read(path) == [(f"{path}:1", {"text": "one text"}), (f"{path}:3", {"text": "  another, indented"})]
+
+
+def zst(data: bytes) -> bytes:
+    packed: bytes = pa.Codec("zstd").compress(data, asbytes=True)
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", '{"text": "a"}\n\n{"text": "b"}\n'),
+        ("a.json", '[{"text": "a"},\n\n{"text": "b"}]'),
+        ("a.csv", "text\n\na\n\nb\n"),
+        ("a.txt", "a\n\nb\n"),
+    ],
+)
+def test_packed_text_is_read_as_what_it_holds(tmp_path: Path, name: str, text: str) -> None:
+    plain = tmp_path / name
+    plain.write_text(text, encoding="utf-8")
+
+    for suffix, pack in ((".gz", gzip.compress), (".zst", zst), (".bz2", bz2.compress)):
+        path = tmp_path / f"{name}{suffix}"
+        path.write_bytes(pack(text.encode()))
+        assert read(path) == [(place.replace(str(plain), str(path)), row) for place, row in read(plain)]
+
+
+def test_a_packed_file_of_several_parts_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "a"}\n') + gzip.compress(b'{"text": "b"}\n'))
+
+    assert [row["text"] for _, row in read(path)] == ["a", "b"]
+
+
+def test_a_packed_file_that_ends_in_the_middle_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "a"}\n' * 100)[:-20])
+
+    with pytest.raises(DataError, match="no readable gz file"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "pretty.json", "one_line.json", "a.csv", "a.txt", "a.jsonl.gz"])
+def test_a_file_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", 1 << 16)
+    path, row = tmp_path / name, {"text": "x" * 1_000}
+    kinds = {
+        "pretty.json": json.dumps([row] * 2_000, indent=1),
+        "one_line.json": json.dumps([row] * 2_000),
+        "a.csv": "text\n" + ("x" * 1_000 + "\n") * 2_000,
+    }
+    data = kinds.get(name, (json.dumps(row) + "\n") * 2_000).encode()
+    path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
+
+    tracemalloc.start()
+    number = sum(1 for _ in readers.read(path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert number == 2_000
+    assert peak < len(data) / 4
+
+
+def test_a_row_group_as_large_as_its_file_is_not_in_memory_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": ["x" * 1_000] * 4_000})
+    pq.write_table(table, path, compression="none", use_dictionary=False, data_page_size=1 << 16)
+    del table
+
+    before = pa.total_allocated_bytes()
+    peak = max(pa.total_allocated_bytes() - before for _ in readers.read(path))
+
+    assert peak < path.stat().st_size / 2
+
+
+def test_parquet_and_arrow_rows_carry_their_number(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a", "b"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.ipc.new_stream(str(tmp_path / "stream.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    with pa.ipc.new_file(str(tmp_path / "file.arrow"), table.schema) as writer:
+        writer.write_table(table)
+
+    for name in ("a.parquet", "stream.arrow", "file.arrow"):
+        path = tmp_path / name
+        assert read(path) == [(f"{path}, row 1", {"text": "a"}), (f"{path}, row 2", {"text": "b"})]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_broken_binary_file_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"not a table at all")
+
+    with pytest.raises(DataError, match="no readable"):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_an_empty_file_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("\n", encoding="utf-8")
+
+    with pytest.raises(DataError, match="not one row"):
+        read(tmp_path / name)
+
+
+def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}", encoding="utf-8")
+
+    with pytest.raises(DataError, match=r"Did you mean 'train\.jsonl'\?"):
+        read(tmp_path / "trian.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.xlsx", "a.gz", "a.parquet.gz", "a"])
+def test_an_unknown_kind_of_file_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("x", encoding="utf-8")
+
+    with pytest.raises(DataError, match=r"Known kinds: \.jsonl"):
+        read(tmp_path / name)
+
+
+def test_a_pattern_gives_the_files_that_match_in_their_order(tmp_path: Path) -> None:
+    for name in ("b/2.jsonl", "b/10.jsonl", "a/3.jsonl", "a/4.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"text": name}), encoding="utf-8")
+
+    assert [row["text"] for _, row in read(tmp_path / "*/*.jsonl")] == ["a/3.jsonl", "b/10.jsonl", "b/2.jsonl"]
+    assert [row["text"] for _, row in read(tmp_path / "**/*.json")] == ["a/4.json"]
+    with pytest.raises(DataError, match="there is no file or folder"):
+        read(tmp_path / "*.jsonl")
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> None:
+    (tmp_path / "a[1].jsonl").write_text('{"text": "a"}', encoding="utf-8")
+
+    assert len(read(tmp_path / "a[1].jsonl")) == 1
+
+
+def test_a_relative_path_starts_from_base(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}', encoding="utf-8")
+
+    assert rows.find("a.jsonl", None, "train", tmp_path).place == str(tmp_path / "a.jsonl")
+
+
+def test_a_folder_gives_the_files_of_the_split_in_order(tmp_path: Path) -> None:
+    for name in ("train-2.jsonl", "train-1.jsonl", "validation.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": name}), encoding="utf-8")
+    (tmp_path / "README.md").write_text("about", encoding="utf-8")
+
+    assert [row["text"] for _, row in read(tmp_path)] == ["train-1.jsonl", "train-2.jsonl"]
+    assert [row["text"] for _, row in read(tmp_path, "validation")] == ["validation.jsonl"]
+    with pytest.raises(DataError, match="no split 'test', only train, validation"):
+        read(tmp_path, "test")
+
+
+def test_a_folder_of_packed_files_is_read(tmp_path: Path) -> None:
+    (tmp_path / "train-1.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}'))
+    (tmp_path / "train-2.jsonl.zst").write_bytes(zst(b'{"text": "b"}'))
+
+    assert [row["text"] for _, row in read(tmp_path)] == ["a", "b"]
+
+
+def test_a_folder_of_save_to_disk_is_read(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(str(tmp_path / "saved"))
+
+    assert [row["text"] for _, row in read(tmp_path / "saved")] == ["a", "b"]
+
+
+def test_a_folder_without_data_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("x", encoding="utf-8")
+
+    with pytest.raises(DataError, match="no data file"):
+        read(tmp_path)
+
+
+def test_the_hub_without_a_network_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    for path in ("owner/name", "hf://datasets/owner/name/*.jsonl"):
+        with pytest.raises(MachineError, match=f"'{re.escape(path)}' is no file or folder here"):
+            read(path)
+
+
+def test_a_path_may_start_in_the_package_or_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}', encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert read("~/a.jsonl") == read("~/*.jsonl") == [(f"{tmp_path}/a.jsonl:1", {"text": "a"})]
+    (shipped, _), *_ = read("package:sample/train.jsonl")
+    assert shipped == f"{catalog.asset('package:sample/train.jsonl')}:1"
+
+
+def test_files_of_a_url_are_read_through_datasets(tmp_path: Path) -> None:
+    for name in ("a1.jsonl", "a2.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": name}), encoding="utf-8")
+
+    source = rows._files_of_url(f"file://{tmp_path}/a*.jsonl")
+
+    assert [row["text"] for _, row in source.read()] == ["a1.jsonl", "a2.jsonl"]
+    with pytest.raises(DataError, match="of no known kind"):
+        rows._files_of_url("hf://datasets/owner/name/a.zip")
+
+
+def test_a_data_set_that_is_a_script_is_refused_with_the_way_round_it() -> None:
+    with pytest.raises(DataError, match=r"comes as a script.*hf://datasets/") as caught:
+        rows._loaded("owner/name", "script.py")
+
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}', encoding="utf-8")
+    before = rows.find(str(path), None, "train", None).fingerprint()
+    path.write_text('{"text": "b"}', encoding="utf-8")
+
+    assert rows.find(str(path), None, "train", None).fingerprint() != before

@@ -1,0 +1,113 @@
+"""What a template makes of thinking and of answers is told, chosen by a key, and set beside the text of serving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+
+from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
+from tuner.data import thinking
+from tuner.data.prepare import prepare
+from tuner.data.view import template_check
+from tuner.errors import DataError
+
+Write = Callable[..., Path]
+QWEN3 = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
+ANSWER = "{% generation %}{{ message['content']"
+DROPS = CHATML.replace(ANSWER, f"{ANSWER}.split('</think>')[-1].lstrip()")
+THOUGHT = "<think>\nfour\n</think>\n\nfive"
+
+
+def said(path: Path, template: str, **settings: Any) -> tuple[list[str], str]:
+    """Return the reasons for which rows are told as changed, and the text of the first row."""
+    tokenizer = make_tokenizer(template)
+    prepared = prepare(Settings(str(path), max_length=256, packing=False, **settings), tokenizer)
+    return [line["reason"] for line in prepared.changed()], tokenizer.decode(prepared.dataset[0]["input_ids"])
+
+
+def test_a_conversation_that_the_template_leaves_as_it_is_is_not_told(jsonl: Write) -> None:
+    assert said(jsonl([conversation("one", THOUGHT)]), CHATML)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "reason"),
+    [
+        (DROPS, THOUGHT, thinking.LEFT_OUT),
+        (CHATML, "<think>\n\n</think>\n\nfive", thinking.EMPTY),
+        (QWEN3, "five", thinking.ADDED),
+        (CHATML.replace("message['content'] +", "message['content'] | trim +"), "five\n", thinking.STRIPPED),
+        (
+            CHATML.replace("message['content'] +", "message['content'] | replace('five', 'six') +"),
+            "five",
+            thinking.CHANGED,
+        ),
+    ],
+)
+def test_what_the_template_changes_is_told_with_its_reason(
+    jsonl: Write, template: str, answer: str, reason: str
+) -> None:
+    assert said(jsonl([conversation("one", answer)]), template)[0] == [reason]
+
+
+def test_thinking_is_stripped_or_left_in_the_last_answer_alone(jsonl: Write) -> None:
+    path = jsonl([conversation("one", THOUGHT.replace("four", "seven"), "two", THOUGHT)])
+
+    assert [word in said(path, CHATML)[1] for word in ("seven", "four")] == [True, True]
+    assert [word in said(path, CHATML, thinking="keep")[1] for word in ("seven", "four")] == [True, True]
+    assert [word in said(path, CHATML, thinking="last")[1] for word in ("seven", "four")] == [False, True]
+    assert [word in said(path, CHATML, thinking="strip")[1] for word in ("seven", "four", "think")] == [False] * 3
+
+
+def test_thinking_in_a_key_of_its_own_is_stripped_too(jsonl: Write) -> None:
+    row = conversation("one", "five")
+    row["messages"][1]["reasoning_content"] = "four"
+
+    assert "four" in said(jsonl([row]), QWEN3)[1]
+    assert "four" not in said(jsonl([row]), QWEN3, thinking="strip")[1]
+
+
+def test_a_template_without_marks_that_drops_the_thinking_of_the_history_is_trained_and_told(jsonl: Write) -> None:
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+        "{% if loop.last %}{{ m['content'] }}{% else %}{{ m['content'].split('</think>')[-1].lstrip() }}{% endif %}"
+        "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    path = jsonl([conversation("one", THOUGHT.replace("four", "seven"), "two", THOUGHT)])
+
+    reasons, text = said(path, template)
+
+    assert reasons == [thinking.LEFT_OUT]
+    assert "four" in text and "seven" not in text
+    assert said(path, template, thinking="last")[0] == []
+
+
+def test_thinking_that_is_to_be_kept_and_is_not_is_refused_with_the_place(jsonl: Write) -> None:
+    path = jsonl([conversation("one", "two"), conversation("one", THOUGHT)])
+
+    with pytest.raises(
+        DataError, match=r"leaves out the thinking of an answer, and dataset\.thinking = 'keep'"
+    ) as caught:
+        said(path, DROPS, thinking="keep")
+
+    assert caught.value.where == f"{path}:2"
+
+
+def test_the_training_text_of_qwen3_is_shown_to_differ_from_what_is_served(jsonl: Write) -> None:
+    settings: Any = Settings(str(jsonl([conversation("one", THOUGHT), conversation("one", "two", "three", THOUGHT)])))
+
+    found = list(template_check(settings, make_tokenizer(QWEN3), "sft"))
+
+    # The first question of a conversation is served without the thinking that training puts into its answer.
+    (one,) = found
+    assert (one.place.rsplit(":")[-1], one.turn, one.part) == ("2", 4, "prompt")
+    assert "<think>" in one.training and "<think>" not in one.serving
+
+
+def test_a_template_that_reads_alike_has_no_difference(jsonl: Write) -> None:
+    settings: Any = Settings(str(jsonl([conversation("one", "two", "three", "four")])))
+
+    assert list(template_check(settings, make_tokenizer(), "sft")) == []

@@ -1,0 +1,210 @@
+"""What a recipe makes of a model: which weights are trained, and what it is compared with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.models.brought import brought
+from tuner.errors import ModelError
+from tuner.models.adapters import commit
+from tuner.models.load import CACHE, decoder_layers, load_model, load_reference
+from tuner.models.tiny import materialize
+from tuner.recipes import catalog
+from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.schema import RecipeConfig
+
+ARCHITECTURES = {
+    "llama": "num_hidden_layers",
+    "gemma3_text": "num_hidden_layers",
+    "qwen3_moe": "num_hidden_layers",
+    "deepseek_v3": "num_hidden_layers",
+    "gpt_oss": "num_hidden_layers",
+    "falcon": "num_hidden_layers",
+    "opt": "num_hidden_layers",
+    "phi3": "num_hidden_layers",
+    "gpt_neox": "num_hidden_layers",
+    "gpt_bigcode": "n_layer",
+    "bloom": "n_layer",
+    "mpt": "n_layers",
+}
+
+
+def recipe(name: str, *pairs: str) -> RecipeConfig:
+    overrides = Overrides(pairs=[("--set", pair) for pair in pairs])
+    return load(f"tiny_{name}_sample_preferences_e1", overrides).config
+
+
+def tiny() -> str:
+    return str(materialize(Path(catalog.asset("package:tiny")), CACHE))
+
+
+def made(config: RecipeConfig) -> Any:
+    return load_model(config, tiny(), torch.float32, "cpu", shards=False)
+
+
+def trained(model: Any) -> set[str]:
+    return {name for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_decoder_layers_are_found_in_every_architecture(name: str) -> None:
+    config = AutoConfig.for_model(name, **{ARCHITECTURES[name]: 3})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+
+    layers = decoder_layers(model)
+
+    assert len(layers) == 3
+    assert {type(layer).__name__ for layer in layers} <= set(model._no_split_modules)
+
+
+def test_the_last_layers_alone_are_trained() -> None:
+    names = trained(made(recipe("freeze")))
+
+    assert {name.split(".")[2] for name in names} == {"1", "2"}
+    assert all(name.startswith("model.layers.") for name in names)
+
+
+def test_a_new_score_head_is_trained_beside_the_last_layer() -> None:
+    names = trained(made(recipe("reward_freeze", "trainable_layers=1")))
+
+    assert "score.weight" in names
+    assert {name.split(".")[2] for name in names - {"score.weight"}} == {"2"}
+
+
+def test_more_layers_than_the_model_has_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"trainable_layers = 4, but the model has 3 decoder layers.*at most 3"):
+        made(recipe("freeze", "trainable_layers=4"))
+
+
+def test_the_score_head_is_trained_whole_beside_adapters() -> None:
+    model = made(recipe("reward_lora"))
+
+    assert [name for name in trained(model) if "lora_" not in name] == [
+        "base_model.model.score.modules_to_save.default.weight"
+    ]
+    assert model.config.num_labels == 1
+
+
+@pytest.mark.parametrize("name", ["dpo_full", "kto_full", "dpo_freeze"])
+def test_without_an_adapter_the_reference_is_a_frozen_copy(name: str) -> None:
+    config = recipe(name)
+    reference = load_reference(config, tiny(), torch.float32, "cpu", shards=False)
+
+    assert reference is not None
+    assert trained(reference) == set()
+    for ours, theirs in zip(made(config).parameters(), reference.parameters(), strict=True):
+        assert torch.equal(ours, theirs) and ours.data_ptr() != theirs.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("name", "beforehand"),
+    [("dpo_lora", ""), ("kto_lora", ""), ("orpo_full", ""), ("reward_full", ""), ("dpo_full", "true")],
+)
+def test_nothing_is_loaded_twice_where_no_copy_is_needed(name: str, beforehand: str) -> None:
+    more = [f"objective.precompute_ref_log_probs={beforehand}"] if beforehand else []
+
+    assert load_reference(recipe(name, *more), tiny(), torch.float32, "cpu", shards=False) is None
+
+
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")
+def test_an_adapter_on_the_output_embeddings_is_refused_where_it_would_not_be_trained() -> None:
+    targets = "adapter.target_modules=['q_proj', 'lm_head']"
+    with pytest.raises(ModelError, match=r"dpo cannot train an adapter on the output embeddings.*'lm_head'"):
+        made(recipe("dpo_lora", targets))
+
+    assert made(recipe("orpo_lora", targets))
+
+
+def stored(folder: Path, method: str) -> str:
+    """Write the config of a checkpoint whose weights are stored in fewer bits; such weights need a GPU to be made."""
+    config = AutoConfig.for_model("llama", hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    config.quantization_config = {"quant_method": method}
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("method", ["mxfp4", "fp8"])
+def test_a_checkpoint_in_fewer_bits_is_asked_for_in_16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def keep(path: str, **arguments: Any) -> Any:
+        asked.update(arguments)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny()))
+        return model, {"missing_keys": set(), "unexpected_keys": set()}
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", keep)
+    load_model(recipe("dpo_full"), stored(tmp_path, method), torch.float32, "cpu", shards=False)
+
+    assert asked["quantization_config"].dequantize is True
+
+
+@pytest.mark.parametrize(("name", "method"), [("dpo_qlora", "mxfp4"), ("dpo_full", "gptq")])
+def test_weights_in_fewer_bits_are_not_quantized_again_nor_trained(tmp_path: Path, name: str, method: str) -> None:
+    with pytest.raises(ModelError, match=method) as caught:
+        load_model(recipe(name), stored(tmp_path, method), torch.float32, "cpu", shards=False)
+
+    assert "Take the method lora" in str(caught.value)
+
+
+def test_a_folder_with_pickles_alone_is_no_model(tmp_path: Path) -> None:
+    """`tuner train` refuses it earlier; a rank may see another folder."""
+    folder = shutil.copytree(tiny(), tmp_path / "old")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+    with pytest.raises(ModelError, match="safetensors"):
+        load_model(recipe("dpo_full"), str(folder), torch.float32, "cpu", shards=False)
+
+
+def test_an_adapter_records_the_commit_of_a_base_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stands for a download: the hub is not here.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    cached, sha = tmp_path / "models--org--model", "0123456789abcdef0123456789abcdef01234567"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(sha)
+    (cached / "snapshots" / sha).mkdir(parents=True)
+    (cached / "snapshots" / sha / "config.json").write_text("{}")
+    model = load("tiny_lora_sample_e1").config.model
+
+    assert commit(model, "org/model") == sha
+    assert commit(model, str(tmp_path)) is None
+
+
+_A_KERNEL_FOR_GPUS = """
+def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, seq_idx=None):
+    raise RuntimeError("Expected x.is_cuda() to be true")
+"""
+_LOADED_AND_RUN = """
+import sys, torch
+from tuner.recipes.recipe import load
+from tuner.models.load import load_weights
+model = load_weights(load("tiny_full_sample_e1").config.model, sys.argv[1], torch.float32, scores=False)
+model(input_ids=torch.tensor([[3, 4, 5]]))
+"""
+
+
+def test_an_installed_kernel_for_gpus_is_left_alone_on_a_cpu(tmp_path: Path) -> None:
+    """The package stands for the real one, which cannot be built without CUDA."""
+    AutoModelForCausalLM.from_config(brought("lfm2")).save_pretrained(tmp_path / "model")
+    (tmp_path / "causal_conv1d.py").write_text(_A_KERNEL_FOR_GPUS)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADED_AND_RUN, tmp_path / "model"], env=env, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,88 @@
+"""Which rows of `prepare` are padded, and judged rows of `preferences` as the batches that TRL's trainers compute on.
+
+It prepares no rows. Shapes: S sequences, T tokens of the longest of them; all padded at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from tuner.data.masks import IGNORED
+from tuner.data.preferences import Row
+from tuner.recipes.suit import KEEPS_APART
+
+Batch = dict[str, torch.Tensor]
+_Side = tuple[Sequence[int], Sequence[int]]
+"""Ids and labels of one sequence."""
+
+
+def lays_end_to_end(model: Any) -> bool:
+    """Return whether the rows of a batch may lie end to end: the model keeps them apart by their position_ids.
+
+    Where they may not they are padded, which is right for every causal model: what comes later is not seen.
+    """
+    return model.config.get_text_config().model_type in KEEPS_APART
+
+
+def pairs(rows: Sequence[Row], *, pad_id: int) -> Batch:
+    """Return DPOTrainer's batch: the chosen sides, then the rejected ones. S is twice the rows."""
+    sides = [(row[f"{side}_ids"], row[f"{side}_labels"]) for side in ("chosen", "rejected") for row in rows]
+    return _padded(sides, pad_id) | _reference(rows, ("ref_chosen_logps", "ref_rejected_logps"))
+
+
+def odds(rows: Sequence[Row], *, pad_id: int) -> Batch:
+    """Return ORPOTrainer's batch: the two halves of `pairs` apart, and the whole for those who count its tokens."""
+    both = pairs(rows, pad_id=pad_id)
+    labels_ST = both["input_ids"].masked_fill(both["completion_mask"] == 0, IGNORED)
+    parts = {"input_ids": both["input_ids"], "attention_mask": both["attention_mask"], "labels": labels_ST}
+    halves = {"chosen": slice(None, len(rows)), "rejected": slice(len(rows), None)}
+    apart = {f"{side}_{name}": part[half] for side, half in halves.items() for name, part in parts.items()}
+    return apart | {"input_ids": both["input_ids"], "attention_mask": both["attention_mask"]}
+
+
+def feedback(rows: Sequence[Row], *, pad_id: int, max_length: int | None) -> Batch:
+    """Return KTOTrainer's batch: S is the rows.
+
+    Args:
+        rows: Judged answers.
+        pad_id: The padding token.
+        max_length: Answers are also taken to the prompt of the row before, to estimate the KL divergence (KTO paper,
+            section 4.1), cut to so many tokens; None for a loss that does not estimate it.
+    """
+    sides = [(row["answer_ids"], row["answer_labels"]) for row in rows]
+    batch = _padded(sides, pad_id) | {"label": torch.tensor([row["is_good"] for row in rows])}
+    if max_length is not None:
+        mixed = [_swapped(*both, max_length) for both in zip(sides, [sides[-1], *sides[:-1]], strict=True)]
+        batch |= {f"KL_{name}": tensor for name, tensor in _padded(mixed, pad_id).items()}
+    return batch | _reference(rows, ("ref_logps", "ref_KL_logps"))
+
+
+def _swapped(asked: _Side, said: _Side, max_length: int) -> _Side:
+    """Return one sequence's prompt with another's answer."""
+    prompt = asked[0][: _start(asked)]
+    ids = [*prompt, *said[0][_start(said) :]]
+    labels = [IGNORED] * len(prompt) + list(said[1][_start(said) :])
+    return ids[:max_length], labels[:max_length]
+
+
+def _start(side: _Side) -> int:
+    return next(at for at, label in enumerate(side[1]) if label != IGNORED)
+
+
+def _padded(sides: Sequence[_Side], pad_id: int) -> Batch:
+    ids = [torch.tensor(ids) for ids, _ in sides]
+    masks = [(torch.tensor(labels) != IGNORED).long() for _, labels in sides]
+    return {
+        "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad_id),
+        "attention_mask": pad_sequence([torch.ones_like(one) for one in ids], batch_first=True),
+        "completion_mask": pad_sequence(masks, batch_first=True),
+    }
+
+
+def _reference(rows: Sequence[Row], names: Iterable[str]) -> dict[str, Any]:
+    """Return the reference model's log-probabilities where they were computed beforehand."""
+    return {name: torch.tensor([row[name] for row in rows]) for name in names if name in rows[0]}

@@ -1,0 +1,262 @@
+"""Readers of the row formats that hold conversations: each turns one row into a `Chat`.
+
+They know no other format than their own; `formats` names and chooses them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tuner.data import fields
+from tuner.data.fields import Misfit, Row
+from tuner.data.sample import Chat, Message
+
+TURNS = ("messages", "conversations", "conversation")
+"""The columns that hold a list of turns, the first of them wins."""
+
+QUESTIONS_AND_ANSWERS = (
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("query", "response"),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("problem", "solution"),
+)
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_SHAREGPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "function_response": "tool",
+    "observation": "tool",
+}
+_KEPT = ("name", "tool_call_id")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def chat(messages: Sequence[Message], row: Row) -> Chat:
+    """Return a conversation up to its last answer, with the row's tools; whole where it has no answer.
+
+    Raises:
+        Misfit: the tools are none.
+    """
+    # Turns after the last answer teach nothing, and some templates render earlier turns differently because of them.
+    return Chat(up_to_answer(messages) or list(messages), fields.tools(row))
+
+
+def up_to_answer(messages: Sequence[Message]) -> list[Message]:
+    """Return the turns up to the assistant's last; none where it has none."""
+    end = max((number for number, message in enumerate(messages, 1) if message["role"] == "assistant"), default=0)
+    return list(messages[:end])
+
+
+def user(said: str) -> Message:
+    """Return a user's turn."""
+    return {"role": "user", "content": said}
+
+
+def answer(said: str) -> Message:
+    """Return an assistant's turn."""
+    return {"role": "assistant", "content": said}
+
+
+def read_messages(row: Row) -> Chat:
+    """Read turns of `role` and `content`, as OpenAI writes them."""
+    turns = fields.turns(row, fields.first_of(row, *TURNS))
+    messages = [_openai_turn(turn, number) for number, turn in enumerate(turns, 1)]
+    return chat([*leading_system(row, messages), *messages], row)
+
+
+def leading_system(row: Row, messages: Sequence[Message]) -> list[Message]:
+    """Return the row's own system turn, unless the conversation starts with one."""
+    return [] if messages and messages[0]["role"] == "system" else fields.system(row)
+
+
+def messages_of(row: Row, name: str) -> list[Message]:
+    """Return the turns of a column, whether OpenAI's (`role`, `content`) or ShareGPT's (`from`, `value`)."""
+    return [any_turn(turn, number) for number, turn in enumerate(fields.turns(row, name), 1)]
+
+
+def any_turn(turn: Row, number: int = 1) -> Message:
+    """Return one turn in the words of chat templates; `number` is its place, for messages."""
+    return _sharegpt_turn(turn, number) if turn.get("value") is not None else _openai_turn(turn, number)
+
+
+def _openai_turn(turn: Row, number: int) -> Message:
+    message: Message = {"role": fields.role(fields.value(turn, ("role",), number), _ROLES, number)}
+    message["content"] = _content(turn, number)
+    message |= {key: turn[key] for key in _KEPT if turn.get(key)}
+    if calls := fields.listed(turn.get("tool_calls")):
+        message["tool_calls"] = _tool_calls(calls, number)
+    if reasoning := next((turn[key] for key in _REASONING if turn.get(key)), None):
+        # transformers copies it to the other words for it, which some templates read.
+        message["reasoning_content"] = fields.text(reasoning, f"reasoning of turn {number}")
+    if turn.get("weight") == 0 or turn.get("loss") is False:
+        message["weight"] = 0
+    return message
+
+
+def _content(turn: Row, number: int) -> str:
+    silent = bool(turn.get("tool_calls")) and turn.get("content") is None
+    return "" if silent else fields.text(fields.value(turn, ("content",), number), f"content of turn {number}")
+
+
+def _tool_calls(calls: Any, number: int) -> list[Any]:
+    if not isinstance(calls, list | tuple) or not all(isinstance(call, dict) for call in calls):
+        raise Misfit(f"tool_calls of turn {number} are no list of objects")
+    return [_tool_call(call) for call in calls]
+
+
+def _tool_call(call: Row) -> Row:
+    # OpenAI writes arguments as JSON text; most templates print them with `tojson`, which would quote that text again.
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    arguments = _object(function["arguments"])
+    return call if arguments is None else {**call, "function": {**function, "arguments": arguments}}
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_sharegpt(row: Row) -> Chat:
+    """Read turns of `from` and `value`; turns of the assistant before the first question are left out."""
+    turns = fields.turns(row, fields.first_of(row, "conversations", "conversation", "messages"))
+    messages = [_sharegpt_turn(turn, number) for number, turn in enumerate(turns, 1)]
+    system = leading_system(row, messages)
+    head = [message for message in messages[:1] if message["role"] == "system"]
+    rest = messages[len(head) :]
+    # Collections cut long conversations into parts, so rows begin with answers to questions that are not there.
+    while rest and rest[0]["role"] == "assistant":
+        rest = rest[1:]
+    return chat([*system, *head, *rest], row)
+
+
+def _sharegpt_turn(turn: Row, number: int) -> Message:
+    found = fields.value(turn, ("from", "role"), number)
+    role = fields.role(found, _SHAREGPT_ROLES, number)
+    said = fields.text(fields.value(turn, ("value",), number), f"value of turn {number}")
+    call = _object(said) if found == "function_call" else None
+    if call and isinstance(call.get("name"), str) and "arguments" in call:
+        return {"role": role, "content": "", "tool_calls": [_tool_call({"type": "function", "function": call})]}
+    return {"role": role, "content": said}
+
+
+def read_rounds(row: Row) -> Chat:
+    """Read rounds of `input` and `output`, XTuner's own shape, or of `human` and `assistant`."""
+    messages: list[Message] = fields.system(row)
+    for number, turn in enumerate(fields.turns(row, fields.first_of(row, "conversation", "conversations")), 1):
+        said = {key: turn[key] for key in ("input", "human") if turn.get(key)}
+        messages += fields.system(turn)
+        messages += [user(fields.text(text, f"{key} of turn {number}")) for key, text in said.items()]
+        reply = answer(fields.text(fields.value(turn, ("output", "assistant"), number), f"output of turn {number}"))
+        messages.append(reply if turn.get("output_with_loss", True) else {**reply, "weight": 0})
+    return chat(messages, row)
+
+
+def pair_of_columns(row: Row) -> tuple[str, str] | None:
+    """Return the columns of the question and of the answer, or None where the row has no such two.
+
+    Raises:
+        Misfit: it has several such pairs.
+    """
+    found = [pair for pair in QUESTIONS_AND_ANSWERS if pair[0] in row and pair[1] in row]
+    if len(found) > 1:
+        told = " or ".join(f"{question!r} and {reply!r}" for question, reply in found)
+        raise Misfit(f"question and answer could be {told}; name them with dataset.columns")
+    return found[0] if found else None
+
+
+def read_alpaca(row: Row) -> Chat:
+    """Read one question and one answer; `input` follows the question after a line break."""
+    question, reply = pair_of_columns(row) or QUESTIONS_AND_ANSWERS[0]
+    said = fields.text_of(row, reply)
+    messages = [*fields.system(row), *_history(row), user(instruction(row, question))]
+    # What Alpaca's makers wrote where their model gave no answer: nothing to learn.
+    return Chat(messages) if said.strip() == "<nooutput>" else chat([*messages, answer(said)], row)
+
+
+def _history(row: Row) -> list[Message]:
+    """Return earlier questions and answers, as LLaMA-Factory writes them: a list of two texts each."""
+    messages: list[Message] = []
+    history = fields.listed(row.get("history") or [])
+    if not isinstance(history, list | tuple):
+        raise Misfit(f"history is {fields.kind(history)}, not a list")
+    for number, past in enumerate(history, 1):
+        if not isinstance(past, list | tuple) or len(past) != 2:
+            raise Misfit(f"number {number} of its history is no question with its answer")
+        question, reply = (fields.text(said, f"number {number} of history") for said in past)
+        messages += [user(question), answer(reply)]
+    return messages
+
+
+def instruction(row: Row, name: str) -> str:
+    """Return a question with the column `input` below it, where there is one."""
+    said = fields.text_of(row, name)
+    extra = fields.text(row.get("input") or "", "input") if name != "input" else ""
+    return f"{said}\n{extra}" if extra else said
+
+
+def read_prompt_completion(row: Row) -> Chat:
+    """Read a prompt and what follows it, each a text or a list of turns."""
+    prompt, completion = prompt_of(row, "prompt"), turns_of(row, "completion", answer)
+    return chat([*prompt, *completion], row)
+
+
+def prompt_of(row: Row, name: str) -> list[Message]:
+    """Return a prompt, with the row's system turn; a text is the user's."""
+    messages = turns_of(row, name, user)
+    if not messages:
+        raise Misfit(f"{name!r} is an empty list")
+    if messages[-1]["role"] == "assistant":
+        raise Misfit(f"{name!r} ends with the assistant's turn, so that it leaves nothing to answer")
+    return [*leading_system(row, messages), *messages]
+
+
+def turns_of(row: Row, name: str, of_text: Callable[[str], Message]) -> list[Message]:
+    """Return a column's turns: a list of them, one alone, or a text that `of_text` makes a turn."""
+    found = fields.column(row, name)
+    if isinstance(found, Mapping):
+        return [any_turn(found)]
+    return messages_of(row, name) if isinstance(found, list | tuple) else [of_text(fields.text(found, name))]
+
+
+# Only these two words after ### are turns: other ### (Markdown headings) belong to the answer.
+_OASST1_TURN = re.compile(r"### (Human|Assistant):")
+_HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
+
+
+def read_oasst1(row: Row) -> Chat:
+    """Read '### Human: ...### Assistant: ...', the text of Guanaco's selection from OpenAssistant."""
+    return chat(_spoken(fields.text_of(row, "text"), _OASST1_TURN, "### Human:"), row)
+
+
+def spoken_hh(said: str) -> list[Message]:
+    r"""Return the turns of '\n\nHuman: ...\n\nAssistant: ...', the text of hh-rlhf."""
+    return _spoken(said, _HH_TURN, r"\n\nHuman:")
+
+
+def _spoken(said: str, marks: re.Pattern[str], start: str) -> list[Message]:
+    before, *parts = marks.split(said)
+    if before.strip() or not parts or parts[0] != "Human":
+        raise Misfit(f"the text does not start with '{start}'")
+    turn = {"Human": user, "Assistant": answer}
+    return [turn[who](text.strip()) for who, text in zip(parts[::2], parts[1::2], strict=True)]

@@ -1,0 +1,175 @@
+"""Values of a row, checked while they are taken out: texts, lists of turns, roles, tools.
+
+It does not know which columns a format has.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tuner.data.sample import Message
+from tuner.errors import nearest
+
+Row = Mapping[str, Any]
+SURROGATE = re.compile("[\ud800-\udfff]")
+_MAX_LITERAL = 1_000_000
+"""Characters of a list as Python writes it: its syntax tree takes a hundred times as much memory."""
+
+
+class Misfit(ValueError):
+    """A row that does not have its format's shape; the text says what is missing or wrong."""
+
+
+def names(row: Row) -> str:
+    """Return the names of a row's columns as one text."""
+    return ", ".join(map(str, row)) or "(none)"
+
+
+def column(row: Row, name: str) -> Any:
+    """Return a column's value.
+
+    Raises:
+        Misfit: there is no such column.
+    """
+    if name not in row:
+        found = nearest(name, map(str, row))
+        raise Misfit(f"it has no column {name!r}" + (f" (did you mean {found!r}?)" if found else ""))
+    return row[name]
+
+
+def first_of(row: Row, *candidates: str) -> str:
+    """Return the first of some columns that the row has; the first of them all where it has none."""
+    return next((name for name in candidates if name in row), candidates[0])
+
+
+def text(value: Any, what: str) -> str:
+    """Return a text, or the joined texts of a list of OpenAI's text parts.
+
+    Raises:
+        Misfit: it is something else, or no tokenizer could take it.
+    """
+    if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
+        other = next((part.get("type") for part in value if part.get("type") != "text"), None)
+        if other is None:
+            return "".join(text(part.get("text"), what) for part in value)
+        raise Misfit(f"{what} holds a part of type {other!r}, and only 'text' can be trained on")
+    if not isinstance(value, str):
+        raise Misfit(f"{what} is {kind(value)}, not text")
+    # json reads "\ud83d" alone without complaint; the tokenizer would fail on it, far from the row.
+    if SURROGATE.search(value):
+        raise Misfit(f"{what} holds half of a surrogate pair")
+    return value
+
+
+def text_of(row: Row, name: str) -> str:
+    """Return the text of a column.
+
+    Raises:
+        Misfit: there is no such column, or it holds no text.
+    """
+    return text(column(row, name), name)
+
+
+def kind(value: Any) -> str:
+    """Return what a value is, for a message."""
+    return "null" if value is None else f"of type {type(value).__name__}"
+
+
+def listed(value: Any) -> Any:
+    """Return the list that a text such as a CSV cell spells as JSON or as Python writes it, anything else as it is."""
+    if not (isinstance(value, str) and value.lstrip().startswith("[")):
+        return value
+    try:
+        found = json.loads(value)
+    except RecursionError:
+        return value
+    except ValueError:
+        if len(value) > _MAX_LITERAL:
+            return value
+        try:
+            found = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return value
+    return found if isinstance(found, list) else value
+
+
+def turns(row: Row, name: str) -> Sequence[Row]:
+    """Return a column's turns: objects, perhaps none at all.
+
+    Raises:
+        Misfit: the column is missing or holds something else.
+    """
+    found = listed(column(row, name))
+    if not isinstance(found, list | tuple):
+        raise Misfit(f"{name!r} is {kind(found)}, not a list")
+    for number, turn in enumerate(found, 1):
+        if not isinstance(turn, dict):
+            raise Misfit(f"turn {number} is {kind(turn)}, not an object")
+    return found
+
+
+def first_turn(row: Row, columns: Iterable[str]) -> Row:
+    """Return what the first turn of the first of these columns that holds turns has, without nulls; or nothing."""
+    for name in columns:
+        found = listed(row.get(name))
+        if isinstance(found, list | tuple) and found and isinstance(found[0], dict):
+            return {key: value for key, value in found[0].items() if value is not None}
+    return {}
+
+
+def value(turn: Row, keys: Sequence[str], number: int) -> Any:
+    """Return what a turn has under the first of `keys` that it has.
+
+    Raises:
+        Misfit: it has none of them.
+    """
+    # Parquet gives every turn the keys of all turns, with null for those that it had not.
+    found = next((key for key in keys if turn.get(key) is not None), next((key for key in keys if key in turn), None))
+    if found is None:
+        raise Misfit(f"turn {number} has no {keys[0]!r}, only {names(turn)}")
+    return turn[found]
+
+
+def role(found: Any, known: Mapping[str, str], number: int) -> str:
+    """Return the chat template's word for a role.
+
+    Raises:
+        Misfit: the role is none of `known`.
+    """
+    if not isinstance(found, str) or found not in known:
+        close = nearest(found, known) if isinstance(found, str) else None
+        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
+        raise Misfit(f"turn {number} has the unknown role {found!r} ({hint})")
+    return known[found]
+
+
+def system(row: Row) -> list[Message]:
+    """Return the turn of the column `system`, or none where it is missing or empty."""
+    found = row.get("system")
+    return [{"role": "system", "content": text(found, "system")}] if found else []
+
+
+def tools(row: Row) -> list[Any] | None:
+    """Return the JSON schemas of the column `tools`, each as chat templates expect them.
+
+    Raises:
+        Misfit: the column holds something else.
+    """
+    found = row.get("tools") or None
+    if isinstance(found, str):
+        try:
+            found = json.loads(found) or None
+        except (ValueError, RecursionError) as error:
+            raise Misfit("its tools are text that is not JSON") from error
+    if found is None:
+        return None
+    if not (isinstance(found, list) and all(isinstance(tool, dict) for tool in found)):
+        raise Misfit("its tools are not a list of JSON schemas")
+    # Templates that look into a schema expect OpenAI's wrapping.
+    return [
+        tool if tool.get("function") or "name" not in tool else {"type": "function", "function": tool} for tool in found
+    ]

@@ -1,0 +1,162 @@
+"""Turns conversations and texts into token ids and labels: which tokens carry loss.
+
+It reads no files and does not cut or pack.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.data import limits, thinking
+from tuner.data.rendering import Span, Template, render
+from tuner.data.sample import Chat, Sample
+from tuner.data.templates import choose_template
+from tuner.data.thinking import Thinking
+from tuner.errors import DataError
+
+__all__ = ["IGNORED", "Template", "Tokens", "choose_template", "encode"]
+
+IGNORED = -100
+Tokens = npt.NDArray[np.int32]
+
+# A Unicode noncharacter: no text for interchange holds it.
+_QUOTE = "\ufdd0"
+
+
+def encode(
+    template: Template | None,
+    tokenizer: Any,
+    rows: Sequence[tuple[str, Sample]],
+    *,
+    train_all: bool = False,
+    thoughts: Thinking | None = None,
+    tell: Callable[[str, str], object] = lambda place, reason: None,
+) -> list[tuple[Tokens, Tokens]]:
+    """Return input ids and labels (int32, shape [tokens]) of each row; a label of -100 carries no loss.
+
+    `rows` are places and samples, all conversations or all texts. A conversation has loss on the assistant's turns,
+    with `train_all` on everything; a text on everything, and ends with the end-of-sequence token. `tell` is called with
+    the place of a conversation and what the template makes otherwise than its answers are.
+
+    Raises:
+        DataError: the template refuses a conversation or leaves out thinking that is to be kept, or what is to be
+            tokenized is too long.
+    """
+    if template is None:
+        texts = [str(sample) for _, sample in rows]
+        _check_texts(tokenizer, rows, texts)
+        return [_all_trained(ids) for some in limits.batches(texts) for ids in _encode_texts(tokenizer, some)]
+    with limits.memory():
+        chats = [
+            (place, _quoted(template, thinking.applied(sample, thoughts)))
+            for place, sample in rows
+            if isinstance(sample, Chat)
+        ]
+        rendered = [render(template, chat, place) for place, chat in chats]
+    for (place, chat), (text, _) in zip(chats, rendered, strict=True):
+        for reason in thinking.differences(chat, text):
+            if reason == thinking.LEFT_OUT and thoughts == "keep":
+                fix = "Set dataset.thinking to 'last' or 'strip', or choose another model.chat_template."
+                raise DataError(f"{reason}, and dataset.thinking = 'keep'", where=place, of_row=True, fix=fix)
+            tell(place, reason)
+    texts = [text for text, _ in rendered]
+    _check_texts(tokenizer, rows, texts)
+    encoded = [one for some in limits.batches(texts) for one in _encode_rendered(tokenizer, some)]
+    if train_all:
+        return [_all_trained(ids) for ids, _ in encoded]
+    return [_labelled(ids, offsets, spans) for (ids, offsets), (_, spans) in zip(encoded, rendered, strict=True)]
+
+
+def untrained(whole: tuple[Tokens, Tokens], cut: tuple[Tokens, Tokens], max_length: int) -> str | None:
+    """Return why no token of a sequence carries loss once it is cut; None where one does."""
+    if (cut[1] != IGNORED).any():
+        return None
+    if (whole[1][len(cut[1]) :] != IGNORED).any():
+        return f"the answer begins beyond max_length = {max_length}"
+    return "no token of it carries loss"
+
+
+def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, Sample]], texts: Sequence[str]) -> None:
+    for (place, _), text in zip(rows, texts, strict=True):
+        limits.check_text(tokenizer, text, place)
+
+
+def _quoted(template: Template, chat: Chat) -> Chat:
+    """Put marks around special tokens that a row's text spells out, so that they can be encoded as mere text."""
+    said = [chat.messages, chat.tools]
+    return chat if not _spells(said, template.special) else Chat(*_marked(said, template.special))
+
+
+def _spells(value: Any, special: re.Pattern[str]) -> bool:
+    if isinstance(value, str):
+        return special.search(value) is not None
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_spells(one, special) for one in inner)
+
+
+def _marked(value: Any, special: re.Pattern[str]) -> Any:
+    if isinstance(value, str):
+        return special.sub(f"{_QUOTE}\\g<0>{_QUOTE}", value.replace(_QUOTE, ""))
+    if isinstance(value, dict):
+        return {key: _marked(one, special) for key, one in value.items()}
+    return [_marked(one, special) for one in value] if isinstance(value, list) else value
+
+
+def _encode_rendered(tokenizer: Any, texts: list[str]) -> list[tuple[list[int], list[Span]]]:
+    plain = [text for text in texts if _QUOTE not in text]
+    encoded = iter(_encode_plain(tokenizer, plain) if plain else ())
+    return [_encode_quoted(tokenizer, text) if _QUOTE in text else next(encoded) for text in texts]
+
+
+def _encode_plain(tokenizer: Any, texts: list[str], *, as_text: bool = False) -> list[tuple[list[int], list[Span]]]:
+    # No special tokens added: the template has written them, and a second beginning-of-sequence token would come.
+    encoded = tokenizer(
+        texts,
+        add_special_tokens=False,
+        split_special_tokens=as_text,
+        return_attention_mask=False,
+        return_offsets_mapping=True,
+        verbose=False,
+    )
+    return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+
+
+def _encode_quoted(tokenizer: Any, text: str) -> tuple[list[int], list[Span]]:
+    """Encode piece by piece; offsets count characters of `text`, its marks included."""
+    ids: list[int] = []
+    offsets: list[Span] = []
+    here = 0
+    for number, piece in enumerate(text.split(_QUOTE)):
+        if piece:
+            [(new, places)] = _encode_plain(tokenizer, [piece], as_text=number % 2 == 1)
+            ids += new
+            offsets += [(start + here, end + here) for start, end in places]
+        here += len(piece) + len(_QUOTE)
+    return ids, offsets
+
+
+def _encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    ids = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return [row if row[-1:] == end else row + end for row in ids]
+
+
+def _all_trained(ids: list[int]) -> tuple[Tokens, Tokens]:
+    tokens = np.array(ids, dtype=np.int32)
+    return tokens, tokens.copy()
+
+
+def _labelled(ids: list[int], offsets: list[Span], spans: list[Span]) -> tuple[Tokens, Tokens]:
+    tokens = np.array(ids, dtype=np.int32)
+    labels = np.full_like(tokens, IGNORED)
+    for start, end in spans:
+        first = bisect_right(offsets, start, key=lambda offset: offset[1])
+        last = bisect_left(offsets, end, key=lambda offset: offset[0])
+        labels[first:last] = tokens[first:last]
+    return tokens, labels

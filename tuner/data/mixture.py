@@ -1,0 +1,139 @@
+"""From a recipe's `dataset` block to the rows of its data sets in one order: weights, `max_rows`, one fingerprint.
+
+It does not know what a row means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from tuner.data import rows
+from tuner.data.holdout import Holdout
+from tuner.errors import DataError
+from tuner.recipes.schema import Dataset, Rows, Share
+
+
+@dataclass(frozen=True)
+class Set:
+    """One data set of a mixture; `number` is its place in it, from 0. `format` None: to be detected from `head`.
+
+    `first` is the place of the first one with the same rows: they are held out together.
+    """
+
+    number: int
+    source: rows.Source
+    format: str | None
+    columns: dict[str, str] | None
+    system: str | None
+    weight: float
+    first: int
+
+    @property
+    def place(self) -> str:
+        """The path or hub id, as messages name it."""
+        return self.source.place
+
+    def head(self, count: int) -> list[rows.Row]:
+        """Return the first `count` rows, or all where there are fewer; at least one."""
+        found: list[rows.Row] = []
+        with suppress(DataError):  # rows that cannot be read tell nothing of the others; who reads on meets them
+            for _, row in itertools.islice(self.source.read(lambda _: None), count):
+                found.append(row)
+        return found or [row for _, row in itertools.islice(self.source.read(), 1)]
+
+    def read(self, broken: rows.Broken | None = None) -> Iterator[tuple[int, rows.PlacedRow]]:
+        """Yield every row as often as the whole part of `weight`, then its fraction of the rows, spread evenly.
+
+        Each comes with its number in the data set, from 0; a row that cannot be read has none.
+        """
+        # The decimal that was written: in floats 100 x 0.07 is more than 7.
+        weight = Fraction(str(self.weight))
+        for _ in range(int(weight)):
+            yield from enumerate(self.source.read(broken))
+        if rest := weight % 1:
+            for number, placed in enumerate(self.source.read(broken)):
+                # True for ceil(count x rest) of the first `count` rows, whatever the count.
+                if -number * rest.numerator % rest.denominator < rest.numerator:
+                    yield number, placed
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The data sets of a `dataset` block, at most `max_rows` rows of them, less those that are the other loader's."""
+
+    sets: tuple[Set, ...]
+    max_rows: int | None
+    holdout: Holdout | None = None
+
+    @property
+    def place(self) -> str:
+        """The paths or hub ids, as messages name them."""
+        return ", ".join(one.place for one in self.sets)
+
+    def fingerprint(self) -> str:
+        """Return a hash that changes when rows, their order or how they are read does; it reads every local file.
+
+        Raises:
+            DataError: one of them cannot be read.
+        """
+        facts = [[one.source.fingerprint(), one.format, one.columns, one.system, one.weight] for one in self.sets]
+        return hashlib.sha256(
+            json.dumps([facts, self.max_rows, self.holdout and asdict(self.holdout)]).encode()
+        ).hexdigest()
+
+    def read(self, broken: rows.Broken | None = None) -> Iterator[tuple[Set, rows.PlacedRow]]:
+        """Yield all rows, each set's evenly among the others' in proportion to the weights, at most `max_rows`.
+
+        Of these, a held-out part is taken out, or alone is left.
+
+        Args:
+            broken: Told of each row that cannot be read, which is then left out; None: the first is raised.
+        """
+        merged = heapq.merge(*(_timed(one, broken) for one in self.sets), key=lambda timed: timed[0])
+        for _, of, (row, placed) in itertools.islice(merged, self.max_rows):
+            if self.holdout is None or self.holdout.keeps(of.first, row):
+                yield of, placed
+
+
+def open(dataset: Dataset, base: Path | None = None) -> Opened:
+    """Find the data set of a block, or those of its mixture.
+
+    Args:
+        base: The folder that relative paths start from.
+
+    Raises:
+        DataError: nothing is there, or what is there is no data set, or it lacks the split.
+        MachineError: the hub cannot be reached.
+    """
+    shares: tuple[Rows, ...] = dataset.mixture or (dataset,)
+    rows_of = [(share.path, share.name, share.split) for share in shares]
+    sets = tuple(_set(number, share, base, rows_of.index(rows_of[number])) for number, share in enumerate(shares))
+    return Opened(sets, dataset.max_rows, holdout_of(dataset))
+
+
+def holdout_of(dataset: Dataset) -> Holdout | None:
+    """Return what a block says of held-out rows, or None where nothing is held out."""
+    if dataset.val_split is None:
+        return None
+    return Holdout(dataset.val_split, dataset.val_seed or 0, dataset.held_out)
+
+
+def _set(number: int, share: Rows, base: Path | None, first: int) -> Set:
+    assert share.path is not None, "checked before a run starts"
+    source = rows.find(share.path, share.name, share.split, base)
+    weight = share.weight if isinstance(share, Share) else 1.0
+    return Set(number, source, share.format, share.columns, share.system, weight, first)
+
+
+def _timed(one: Set, broken: rows.Broken | None) -> Iterator[tuple[tuple[float, int], Set, tuple[int, rows.PlacedRow]]]:
+    """Yield a set's rows with the moment at which each is due: a set of weight 2 has two where others have one."""
+    for count, placed in enumerate(one.read(broken)):
+        yield (count / one.weight, one.number), one, placed

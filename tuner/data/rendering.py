@@ -1,0 +1,194 @@
+"""Conversations into text by a chat template, and which characters of it are the assistant's.
+
+It does not choose the template, and it does not tokenize.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from tuner.data import limits, thinking
+from tuner.data.fields import SURROGATE
+from tuner.data.sample import Chat
+from tuner.errors import DataError
+
+Span = tuple[int, int]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A chat template that tells the assistant's turns apart.
+
+    `marked`: by `{% generation %}`; else by rendering the conversation up to each turn. `in_parts`: it reads contents
+    as lists of parts alone. `cues`: what a marked turn may repeat of the generation prompt, which is not the
+    assistant's to say. `controls`: the tokenizer's own tokens. `special`: matches those of them that a row's text must
+    never become. `leaves_out`: what it renders as nothing.
+    """
+
+    tokenizer: Any
+    text: str
+    marked: bool
+    controls: tuple[str, ...]
+    special: re.Pattern[str]
+    in_parts: bool = False
+    cues: tuple[str, ...] = ()
+    leaves_out: tuple[str, ...] = ()
+
+
+class Unrendered(ValueError):
+    """A conversation that a template cannot render, or whose assistant's turns cannot be told apart in it."""
+
+
+def render(template: Template, chat: Chat, place: str) -> tuple[str, list[Span]]:
+    """Return the conversation's text and the characters, start and end, of each assistant turn that carries loss.
+
+    Raises:
+        DataError: the template refuses the conversation or leaves a part of it out, or a turn depends on later ones.
+    """
+    try:
+        with limits.processor_time(_slow()):
+            _refuse_losses(template, chat)
+            text, spans = rendered(template, chat)
+            spans = (
+                _of_turns(template, chat, text, spans) if template.marked else _spans_by_prefix(template, chat, text)
+            )
+            trimmed = [_trim(template, text, span) for span in _with_loss(chat, spans)]
+    except Unrendered as error:
+        fix = "Correct the row, or choose another model.chat_template."
+        tools = " and its tools" if chat.tools or _has(chat, "tool_calls") else ""
+        what = f"the chat template cannot render the conversation{tools}: {error}"
+        raise DataError(what, where=place, of_row=True, fix=fix) from error
+    return text, [span for span in trimmed if span[0] < span[1]]
+
+
+def rendered(template: Template, chat: Chat, *, prompt: bool = False) -> tuple[str, list[Span]]:
+    """Return the text, with `prompt` followed by the start of an answer, and the characters that the template marks.
+
+    Raises:
+        Unrendered: the template refuses the conversation.
+    """
+    messages = chat.messages
+    if template.in_parts:
+        messages = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in messages]
+    try:
+        with limits.processor_time(_slow()):
+            texts, spans = render_jinja_template(
+                conversations=[messages],
+                tools=chat.tools,
+                chat_template=template.text,
+                return_assistant_tokens_mask=template.marked,
+                add_generation_prompt=prompt,
+                **template.tokenizer.special_tokens_map,
+            )
+    except MemoryError as error:
+        raise Unrendered(f"it takes more than {limits.MAX_BYTES_AT_ONCE // 1024**3} GiB of memory") from error
+    except Exception as error:  # a template is someone else's program: it can raise whatever it likes
+        raise Unrendered(str(error).rstrip(".") or type(error).__name__) from error
+    if limits.size(texts[0]) > limits.MAX_ADDED_BYTES + limits.MAX_TIMES * limits.size(chat):
+        raise Unrendered(f"it makes {len(texts[0]):,} characters of one of {limits.size(chat):,} bytes")
+    if SURROGATE.search(texts[0]):  # of tools and tool calls, which no format looks into
+        raise Unrendered("it holds half of a surrogate pair, which no tokenizer takes")
+    return texts[0], spans[0] if template.marked else []
+
+
+def _slow() -> Unrendered:
+    return Unrendered(f"it takes more than {limits.MAX_TEMPLATE_S} s of processor time")
+
+
+def _has(chat: Chat, key: str) -> bool:
+    return any(turn.get(key) for turn in chat.messages)
+
+
+def _refuse_losses(template: Template, chat: Chat) -> None:
+    roles = {turn["role"] for turn in chat.messages if turn["content"]}
+    held = {
+        "system turns": "system" in roles,
+        "descriptions of tools": bool(chat.tools),
+        "tool calls": _has(chat, "tool_calls"),
+        "all but one of a turn's tool calls": any(len(turn.get("tool_calls") or ()) > 1 for turn in chat.messages),
+        "tool results": "tool" in roles,
+    }
+    for name in template.leaves_out:
+        if held.get(name):
+            raise Unrendered(f"it leaves out {name}")
+    if "reasoning_content" in template.leaves_out and _has(chat, "reasoning_content"):
+        warn_once("The chat template leaves out reasoning_content; the model learns the answers without it.")
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning that is true of the whole run and not of one row."""
+    _LOG.warning(message)
+
+
+def _of_turns(template: Template, chat: Chat, text: str, spans: list[Span]) -> list[Span]:
+    """Return one span for each assistant turn, as far as the marks tell the turns apart."""
+    count = sum(turn["role"] == "assistant" for turn in chat.messages)
+    if len(spans) > count:
+        # Phi 3's variant marks the end-of-sequence token behind the last turn too, Gemma's the parts of a turn.
+        spans = _joined([span for span in spans if text[slice(*span)] not in ("", *template.controls)], count)
+    if len(spans) != count and any(turn.get("weight") == 0 for turn in chat.messages):
+        raise Unrendered("it marks the assistant's turns otherwise than one by one, so that none can go without loss")
+    return spans
+
+
+def _joined(spans: list[Span], count: int) -> list[Span]:
+    """Join spans that adjoin, unless there is one for each of `count` turns already."""
+    if len(spans) == count:
+        return spans
+    joined = spans[:1]
+    for start, end in spans[1:]:
+        adjoins = joined[-1][1] == start
+        joined[-1:] = [(joined[-1][0], end)] if adjoins else [joined[-1], (start, end)]
+    return joined
+
+
+def _with_loss(chat: Chat, spans: list[Span]) -> list[Span]:
+    weights = [turn.get("weight") for turn in chat.messages if turn["role"] == "assistant"]
+    if 0 not in weights:
+        return spans
+    return [span for span, weight in zip(spans, weights, strict=True) if weight != 0]
+
+
+def _spans_by_prefix(template: Template, chat: Chat, text: str) -> list[Span]:
+    try:
+        return _spans_up_to_each(template, chat, text)
+    except Unrendered:
+        # Gemma 4, Qwen 3 and DeepSeek R1 show the thinking of the turns after the last question alone.
+        last = max((at for at, turn in enumerate(chat.messages) if turn["role"] == "user"), default=0)
+        shorn = [
+            thinking.shorn(turn) if at < last and turn["role"] == "assistant" else turn
+            for at, turn in enumerate(chat.messages)
+        ]
+        if shorn == chat.messages or rendered(template, Chat(shorn, chat.tools))[0] != text:
+            raise
+        return _spans_up_to_each(template, Chat(shorn, chat.tools), text)
+
+
+def _spans_up_to_each(template: Template, chat: Chat, text: str) -> list[Span]:
+    spans = []
+    for number, message in enumerate(chat.messages):
+        if message["role"] == "assistant":
+            before = rendered(template, Chat(chat.messages[:number], chat.tools), prompt=True)[0]
+            after = rendered(template, Chat(chat.messages[: number + 1], chat.tools))[0]
+            if not (text.startswith(after) and after.startswith(before)):
+                raise Unrendered(f"turn {number + 1} is rendered otherwise when other turns follow, so it has no mask")
+            spans.append((len(before), len(after)))
+    return spans
+
+
+def _trim(template: Template, text: str, span: Span) -> Span:
+    """Leave out the generation prompt's end and the white space after the end token: neither is generated."""
+    start, end = span
+    cue = next((cue for cue in template.cues if text.startswith(cue, start)), "")
+    start += len(cue)
+    shorter = text[start:end].rstrip()
+    return (start, start + len(shorter)) if shorter.endswith(template.controls) else (start, end)

@@ -1,0 +1,153 @@
+"""Finds a data set's files or its hub copy, and gives its rows, each with the place it came from.
+
+It does not know how a file is read or what a row means.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import datasets
+from datasets.data_files import DataFilesDict, get_data_patterns
+from datasets.exceptions import DatasetNotFoundError, DatasetsError
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
+from tuner.data import readers
+from tuner.data.readers import Broken as Broken
+from tuner.data.readers import PlacedRow as PlacedRow
+from tuner.data.readers import Row as Row
+from tuner.errors import DataError, MachineError, did_you_mean
+from tuner.files import sha256
+from tuner.recipes import catalog, paths
+
+# What `datasets` writes beside the rows of a saved data set.
+_ABOUT = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
+# What `datasets` calls its reader of each kind.
+_BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".parquet": "parquet", ".arrow": "arrow"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from. `fingerprint()` changes when their content does; of files here it reads every byte."""
+
+    place: str
+    fingerprint: Callable[[], str]
+    rows: Callable[[Broken | None], Iterator[PlacedRow]]
+
+    def read(self, broken: Broken | None = None) -> Iterator[PlacedRow]:
+        """Yield every row; those that cannot be read are told to `broken`, or else the first of them is raised."""
+        return self.rows(broken)
+
+
+def find(path: str, name: str | None, split: str, base: Path | None) -> Source:
+    """Return the source of `path`: a file, a folder of files, a pattern such as data/*.jsonl, or an id on the hub.
+
+    Args:
+        path: Also files of a hub data set: hf://datasets/OWNER/NAME/FOLDER/*.parquet.
+        name: A configuration of a hub data set.
+        split: Of a folder or a hub data set; a file is one split.
+        base: The folder that relative paths start from.
+
+    Raises:
+        DataError: nothing is there, or what is there is no data set, or it lacks `split`.
+        MachineError: the hub cannot be reached.
+    """
+    if path.startswith(paths.URL):
+        return _files_of_url(path)
+    local = (base or Path()) / paths.expanded(catalog.asset(path))
+    if os.path.isdir(local):  # noqa: PTH112 (no error for a name too long)
+        return _local(local, _files_of_split(local, split))
+    if files := paths.matching(local):
+        return _local(local, files)
+    if paths.local(path) is None:
+        return _loaded(path, path, name, split=split)
+    siblings = [item.name for item in local.parent.iterdir()] if local.parent.is_dir() else []
+    hint = did_you_mean(local.name, siblings)
+    raise DataError(f"there is no file or folder {str(local)!r}", fix=hint or "Correct the path.")
+
+
+def _local(place: Path, files: list[Path]) -> Source:
+    for file in files:
+        if readers.kind(file) is None:
+            fix = f"Known kinds: {readers.known_kinds()}."
+            raise DataError(f"{file.name!r} is of no known kind", where=file, fix=fix)
+    return Source(str(place), partial(_digest_of_all, files), partial(_chain, str(place), files))
+
+
+def _digest_of_all(files: list[Path]) -> str:
+    return sha256("".join(f"{_digest(file)}{readers.kind(file)}" for file in files).encode())
+
+
+def _digest(file: Path) -> str:
+    try:
+        return sha256(file)
+    except OSError as error:
+        what = f"the file cannot be read: {error.strerror}"
+        raise DataError(what, where=file, fix="Correct the path or the file's permissions.") from error
+
+
+def _chain(place: str, files: list[Path], broken: Broken | None) -> Iterator[PlacedRow]:
+    rows = itertools.chain.from_iterable(readers.read(file, broken) for file in files)
+    first = next(rows, None)
+    if first is not None:
+        yield first
+        yield from rows
+    elif broken is None:  # else there may be rows, and none that can be read
+        raise DataError("there is not one row in it", where=place, fix="Give a file with at least one row.")
+
+
+def _files_of_split(folder: Path, split: str) -> list[Path]:
+    """Return the files of `split`, told from file and folder names by the rules of `datasets`."""
+    try:
+        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+    except (DatasetsError, FileNotFoundError):
+        found = {}
+    splits = {str(key): _data_files(files) for key, files in found.items()}
+    splits = {key: files for key, files in splits.items() if files}
+    if not splits:
+        fix = f"Known kinds: {readers.known_kinds()}."
+        raise DataError("the folder holds no data file", where=folder, fix=fix)
+    if split not in splits:
+        has = ", ".join(sorted(splits))
+        raise DataError(f"the folder has no split {split!r}, only {has}", where=folder, fix="Set split to one of them.")
+    return splits[split]
+
+
+def _data_files(names: Iterable[str]) -> list[Path]:
+    files = (Path(name) for name in names)
+    return sorted(file for file in files if readers.kind(file) and file.name not in _ABOUT)
+
+
+def _files_of_url(url: str) -> Source:
+    """Return the rows of files on the hub or elsewhere: hf://datasets/OWNER/NAME/FOLDER/*.parquet."""
+    kind = readers.kind(Path(url))
+    if kind not in _BUILDERS:
+        known = ", ".join(_BUILDERS)
+        raise DataError(f"the files of {url!r} are of no known kind", fix=f"Known kinds: {known}.")
+    return _loaded(url, _BUILDERS[kind], data_files=url, split="train")
+
+
+def _loaded(place: str, *names: str | None, **settings: str) -> Source:
+    try:
+        dataset = datasets.load_dataset(*names, **settings)
+    except (ConnectionError, httpx.TransportError) as error:
+        what = f"{place!r} is no file or folder here, and the Hugging Face hub cannot be reached to look for it there"
+        raise MachineError(what, fix="Connect to the network, or give a local file with --data.") from error
+    except DatasetNotFoundError as error:
+        what = f"{place!r} is no file or folder here and no data set on the Hugging Face hub that you may read"
+        raise DataError(what, fix="Correct the path, or log in with `hf auth login`.") from error
+    except (ValueError, DatasetsError, FileNotFoundError, HfHubHTTPError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise DataError(f"data set {place!r} cannot be read: {reason}", fix="Correct path, name or split.") from error
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
+        what = f"data set {place!r} comes as a script, which `datasets` does not run any more"
+        raise DataError(what, fix=f"Name its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
+    return Source(place, lambda: dataset._fingerprint, lambda _: readers.numbered(place, dataset))

@@ -1,0 +1,176 @@
+"""Chooses the chat template to train with, and learns what it can render.
+
+It renders no rows; `rendering` does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+
+from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+
+from tuner.data import limits
+from tuner.data.rendering import Template, Unrendered, render, rendered, warn_once
+from tuner.data.sample import Chat, Message
+from tuner.errors import DataError
+from tuner.recipes import catalog
+from tuner.recipes.template import plain
+
+_FIX = (
+    "Set model.chat_template to a named template such as 'chatml', or to a .jinja file with {% generation %} markers."
+)
+_QUESTION: Message = {"role": "user", "content": "Why?"}
+_PROBE: list[Message] = [_QUESTION, {"role": "assistant", "content": "Because."}]
+
+
+def _call(mark: str) -> dict[str, Any]:
+    # Mistral's templates want identifiers of nine letters.
+    return {"type": "function", "id": "abcdefghi", "function": {"name": "ask", "arguments": {"cause": mark}}}
+
+
+_RESULT: Message = {"role": "tool", "content": "resultmark", "name": "ask", "tool_call_id": "abcdefghi"}
+_TOOLS_PROBE: list[Message] = [
+    _QUESTION,
+    {"role": "assistant", "content": "", "tool_calls": [_call("callmark")]},
+    _RESULT,
+    _PROBE[-1],
+]
+_CALLS_PROBE: list[Message] = [
+    _QUESTION,
+    {"role": "assistant", "content": "", "tool_calls": [_call("callmark"), _call("secondmark")]},
+    _RESULT,
+    _RESULT,
+    _PROBE[-1],
+]
+_SCHEMA = {"name": "toolmark", "description": "Asks.", "parameters": {"type": "object", "properties": {}}}
+
+
+def answers_end(tokenizer: Any) -> int | None:
+    """Return the token that closes an answer in the tokenizer's chat template; None where no one token does."""
+    try:
+        template = choose_template(tokenizer)
+    except DataError:
+        return None
+    text, spans = render(template, Chat(_PROBE), "the chat template")
+    said = text[slice(*spans[-1])]
+    end = max((token for token in template.controls if said.endswith(token)), key=len, default=None)
+    return None if end is None else int(tokenizer.convert_tokens_to_ids(end))
+
+
+def choose_template(tokenizer: Any) -> Template:
+    """Return the tokenizer's chat template, or a variant of it with markers that renders the same text.
+
+    Raises:
+        DataError: there is none, or the assistant's turns cannot be told apart in it.
+    """
+    if not tokenizer.is_fast:
+        what = f"{type(tokenizer).__name__} cannot tell where in the text a token stands"
+        raise DataError(what, where="the tokenizer", fix="Use a model folder with a tokenizer.json.")
+    if not tokenizer.chat_template:
+        raise DataError("the tokenizer has no chat template", where="model.chat_template", fix=_FIX)
+    own = tokenizer.get_chat_template()
+    added = tokenizer.added_tokens_decoder.values()
+    controls = tuple(token.content for token in added if token.content.strip())
+    # '<think>' and its like are added tokens too, but no special ones: answers in a data set do hold them on purpose.
+    special = sorted((token.content for token in added if token.special), key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, special)) or "(?!)")
+    text = _training_variant(tokenizer, own)
+    with limits.memory():
+        found = _checked(Template(tokenizer, text, has_generation_markers(text), controls, pattern), own)
+        return replace(found, cues=_cues(found), leaves_out=_left_out(found))
+
+
+def _training_variant(tokenizer: Any, own: str) -> str:
+    if has_generation_markers(own):
+        return own
+    for file in (catalog.CONFIGS / "chat_templates").glob("*.jinja"):
+        named = file.read_text(encoding="utf-8")
+        # A model that tuner saved has our template without its marks.
+        if plain(named) == own:
+            return named
+    try:
+        return get_training_chat_template(tokenizer) or own
+    except ValueError:
+        return own
+
+
+def _checked(template: Template, own: str) -> Template:
+    """Return the template, with `in_parts` set if it needs that.
+
+    Raises:
+        DataError: the assistant's turns cannot be told apart in it, or it is no variant of `own`.
+    """
+    try:
+        _check(template, own)
+    except DataError:
+        # Templates of models that see pictures loop over the parts of a content; over a text they find nothing.
+        in_parts = replace(template, in_parts=True)
+        try:
+            _check(in_parts, own)
+        except DataError:
+            pass
+        else:
+            return in_parts
+        raise
+    return template
+
+
+def _check(template: Template, own: str) -> None:
+    text, spans = render(template, Chat(_PROBE), "the chat template")
+    # GLM's variant appends the end token that its template leaves to the next turn.
+    if not text.startswith(rendered(replace(template, text=own, marked=False), Chat(_PROBE))[0]):
+        what = "the variant of the chat template for training renders another text than the template itself"
+        raise DataError(what, where="model.chat_template", fix=_FIX)
+    said = "".join(text[slice(*span)] for span in spans)
+    if "Because." not in said or "Why?" in said:
+        what = "the assistant's turns cannot be told apart in the tokenizer's chat template"
+        raise DataError(what, where="model.chat_template", fix=_FIX)
+    if not said.endswith(template.controls):
+        warn_once("The chat template ends the assistant's turn with no special token; the model may not learn to stop.")
+
+
+def _cues(template: Template) -> tuple[str, ...]:
+    """Return the ends of the generation prompts that stand inside marked turns (Qwen 2.5: a newline), longest first.
+
+    DeepSeek's prompt after a tool's result is another than after a question.
+    """
+    if not template.marked:
+        return ()
+    found = {_cue(template, _PROBE), _cue(template, _TOOLS_PROBE)} - {""}
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def _cue(template: Template, messages: list[Message]) -> str:
+    try:
+        prompt = rendered(template, Chat(messages[:-1]), prompt=True)[0]
+        text, spans = rendered(template, Chat(messages))
+    except Unrendered:
+        return ""
+    start = max((start for start, end in spans if "Because." in text[start:end]), default=len(text))
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False)))
+    return text[start:common]
+
+
+def _left_out(template: Template) -> tuple[str, ...]:
+    """Return what the template renders as nothing; what it refuses is told with the row that holds it."""
+    schema = {"type": "function", "function": _SCHEMA}
+    thought = {"role": "assistant", "content": "Because.", "reasoning_content": "thoughtmark"}
+    probes = {
+        "system turns": ("systemmark", Chat([{"role": "system", "content": "systemmark"}, *_PROBE])),
+        "descriptions of tools": ("toolmark", Chat(_PROBE, [schema])),
+        "tool calls": ("callmark", Chat(_TOOLS_PROBE, [schema])),
+        "all but one of a turn's tool calls": ("secondmark", Chat(_CALLS_PROBE, [schema])),
+        "tool results": ("resultmark", Chat(_TOOLS_PROBE, [schema])),
+        "reasoning_content": ("thoughtmark", Chat([_QUESTION, thought])),
+    }
+    return tuple(name for name, (mark, chat) in probes.items() if not _shows(template, chat, mark))
+
+
+def _shows(template: Template, chat: Chat, mark: str) -> bool:
+    try:
+        return mark in rendered(template, chat)[0]
+    except Unrendered:
+        return True
