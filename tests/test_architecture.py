@@ -52,6 +52,7 @@ SPAWNS = {
     "launch/supervise.py": "starts torchrun and watches it",
     "machine/hardware.py": "asks nvidia-smi where NVML is missing",
     "machine/slurm.py": "sbatch and scontrol",
+    "worker/stall.py": "a process that ends a rank whose threads cannot run",
     "launch/probes.py": "a library that crashes or hangs must not end the doctor",
 }
 BECOMES = {"launch/start.py": "the only rank of --launcher none and slurm replaces the launcher; there is no child"}
@@ -74,6 +75,7 @@ TAKES_SIGNALS = {
     "launch/supervise.py": "forwards Ctrl-C, SIGTERM and USR signals to the ranks",
     "data/limits.py": "ends a chat template that takes too long",
     "worker/guard.py": "a rank saves and stops when it is told to",
+    "worker/stall.py": "outlives the signals that Slurm sends to all processes of a rank",
 }
 EXITS = {
     "cli/__init__.py": "the exit code of a user's mistake",

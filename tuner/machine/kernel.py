@@ -16,10 +16,10 @@ _PR_SET_PDEATHSIG = 1
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
-def die_with_parent() -> None:
-    """Ask for a SIGTERM to this process when its parent ends, however it ends."""
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """Ask for a signal to this process when its parent ends, however it ends."""
     if sys.platform == "linux":  # elsewhere nothing tells a child
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def heard(numbers: Iterable[int]) -> tuple[int, ...]:

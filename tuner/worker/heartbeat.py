@@ -6,7 +6,6 @@ It knows no training: who works says so with `beat`, and a watchdog that sees no
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import resource
 import socket
@@ -21,6 +20,7 @@ from tuner.machine.topology import Rank
 from tuner.runs import beats
 from tuner.runs.beats import Beat
 from tuner.runs.directory import RunDirectory
+from tuner.worker.stall import StallWatchdog
 
 _WRITE_S = 1.0
 _LOOK_S = 30.0
@@ -76,10 +76,10 @@ class Heartbeat:
         look_s = min(limit_s / 10, _LOOK_S)
         idle_s, looked_s, seen = 0.0, time.monotonic(), self._signs()
         others: dict[int, int] | None = None
+        # Nobody else would end the only rank; among several the others see that it lags, and their supervisor ends it.
+        stall = StallWatchdog(limit_s + 2 * look_s, look_s, ends=self.rank.world_size == 1)
         while idle_s < limit_s:
-            # A thread in C, for a main thread that never gives up the interpreter: this one cannot run then. Nobody
-            # else would end the only rank; among several the others see that it lags, and their supervisor ends it.
-            faulthandler.dump_traceback_later(limit_s + 2 * look_s, exit=self.rank.world_size == 1)
+            stall.feed()
             time.sleep(look_s)
             now_s, now = time.monotonic(), self._signs()
             # A job that was suspended and goes on has not hung in between.
@@ -92,7 +92,7 @@ class Heartbeat:
                 before, others = others, self._others()
                 if before not in (None, others):
                     idle_s = limit_s / 2
-        faulthandler.cancel_dump_traceback_later()
+        stall.stop()
         self._write()
         on_hang(
             Hang(
