@@ -15,7 +15,7 @@ from tuner.errors import RecipeError
 from tuner.recipes import catalog, recipe
 from tuner.recipes.origin import DEFAULT, Kind, Origin, Place
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.source import read_file
+from tuner.recipes.recipe_file import read_file
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FACTS: dict[str, Any] = {

@@ -18,7 +18,7 @@ from tuner.errors import DeepSpeedConfigError, MachineError, RecipeError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog, recipe
-from tuner.recipes.layers import leaves
+from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.zero import merge
 from tuner.zero.jsonfile import Document, parse

@@ -179,7 +179,7 @@ def _open(chosen: Any, where: str) -> Document:
 
 def _config(opened: Callable[[], Document], *, to_run: bool = False) -> list[Finding]:
     """Check one DeepSpeed config by itself; `to_run`: a run is to start with it."""
-    from tuner.zero.check import inspect
+    from tuner.zero.lint import inspect
 
     found: list[Findings] = []
     errors = _errors(lambda: found.append(inspect(opened(), to_run=to_run)[1]))

@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import Any
 
 from tuner.recipes.diff import Difference
-from tuner.recipes.layers import leaves
+from tuner.recipes.merging import leaves
 from tuner.recipes.origin import DEFAULT, Origin
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import catalog
 from tuner.recipes.explain import key_hint, short
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import Keys
 from tuner.recipes.schema import Rows, Share
-from tuner.recipes.source import Keys
 
 LOADERS = ("train_dataloader", "val_dataloader")
 OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))

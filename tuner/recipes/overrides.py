@@ -12,9 +12,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from tuner.errors import RecipeError, did_you_mean
-from tuner.recipes import habits
+from tuner.recipes import aliases
+from tuner.recipes.recipe_file import read_value
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.source import read_value
 
 Keys = tuple[str, ...]
 _NOTHING = {"none", "null"}
@@ -38,7 +38,7 @@ def schema_keys() -> dict[Keys, Any]:
 
 
 def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
-    """Return the keys and the value of one `KEY=VALUE`; another tool's word means the key that `habits` says.
+    """Return the keys and the value of one `KEY=VALUE`; another tool's word means the key that `aliases` says.
 
     Args:
         text: What the user typed.
@@ -58,16 +58,16 @@ def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Ke
 
 
 def _translated(key: str, value: str, where: str) -> tuple[str, str]:
-    habit = habits.habit(key, value)
-    if habit is None or habit.key in habits.FLAGS:
-        bare = habits.bare(key)
+    alias = aliases.find(key, value)
+    if alias is None or alias.key in aliases.FLAGS:
+        bare = aliases.bare(key)
         return (key if tuple(key.split(".")) in schema_keys() else bare), value
-    if habit.key is None:
-        raise RecipeError(f"tuner has no {key!r}", where=where, fix=habit.instead)
-    ours = habit.value(value)
+    if alias.key is None:
+        raise RecipeError(f"tuner has no {key!r}", where=where, fix=alias.instead)
+    ours = alias.value(value)
     if ours is None:
-        raise RecipeError(f"{key} = {value.strip()!r} has no counterpart", where=where, fix=habit.instead)
-    return habit.key, ours
+        raise RecipeError(f"{key} = {value.strip()!r} has no counterpart", where=where, fix=alias.instead)
+    return alias.key, ours
 
 
 def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
@@ -88,7 +88,8 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
     settings = [".".join(keys) for keys in known if keys[0] != "architecture" or key.startswith("architecture")]
     tails = [tail for path in settings for tail in _tails(path)]
     hint = (
-        did_you_mean(key, [*tails, *habits.HABITS]) or "Known at the top: " + ", ".join(RecipeConfig.model_fields) + "."
+        did_you_mean(key, [*tails, *aliases.ALIASES])
+        or "Known at the top: " + ", ".join(RecipeConfig.model_fields) + "."
     )
     raise RecipeError(f"no key {key!r}", where=where, fix=f"{hint} See: tuner show NAME")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, mixture, paths
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
 

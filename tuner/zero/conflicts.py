@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from tuner.errors import DeepSpeedConfigError, did_you_mean
-from tuner.zero.fields import Field, schema
+from tuner.zero.config_schema import Field, schema
 from tuner.zero.findings import Findings, lookup, named, show
 from tuner.zero.jsonfile import Keys
 from tuner.zero.obsolete import is_off

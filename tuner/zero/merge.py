@@ -12,17 +12,17 @@ from typing import Any
 from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
-from tuner.recipes.layers import leaves
+from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Origin, Recipe
 from tuner.zero import blocks
 from tuner.zero.blocks import Wish
-from tuner.zero.check import Checked, check, check_device
 from tuner.zero.choice import AUTO as AUTO
 from tuner.zero.choice import NONE
 from tuner.zero.choice import open_config as open_config
 from tuner.zero.choice import preset_name as preset_name
-from tuner.zero.fields import schema
+from tuner.zero.config_schema import schema
 from tuner.zero.jsonfile import Document
+from tuner.zero.lint import Checked, check, check_device
 from tuner.zero.precision import Precision
 from tuner.zero.rules import needs_cpu_adam, short
 from tuner.zero.unrunnable import FINAL

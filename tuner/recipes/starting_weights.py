@@ -14,7 +14,7 @@ from typing import Any
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, paths
 from tuner.recipes.config_json import read_facts, read_type
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.recipes import mixture
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Kind, Place
 
 _TRAIN, _VAL = mixture.LOADERS

@@ -8,7 +8,7 @@ import pytest
 
 from tests.launch.plans import made
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, recipe, spellings
+from tuner.recipes import catalog, recipe, xtuner_names
 
 DPO = "llama3_8b_instruct_dpo_qlora_orpo_dpo_mix_40k_e3"
 OWN = "qwen3_8b_full_finetune_custom_dataset_e1"
@@ -147,7 +147,7 @@ def test_a_name_of_ours_is_never_read_as_one_of_xtuner_s() -> None:
 
 
 def test_every_spelling_says_in_one_line_what_it_means() -> None:
-    for spelling in spellings.SPELLINGS:
+    for spelling in xtuner_names.SPELLINGS:
         assert spelling.written
         assert spelling.says.endswith(".")
         assert "\n" not in spelling.says

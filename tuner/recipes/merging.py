@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.recipes.origin import Origin, Place
-from tuner.recipes.source import Keys
+from tuner.recipes.recipe_file import Keys
 
 
 @dataclass(frozen=True)
