@@ -58,7 +58,7 @@ def test_a_value_says_which_word_set_it() -> None:
     found = recipe.load("qwen3_8b_full_alpaca_e3_32k_varlen").origins["train_dataloader.dataset.max_length"]
 
     assert found.source == "_32k in name qwen3_8b_full_alpaca_e3_32k_varlen"
-    assert found.beat[0][0] == 2048
+    assert found.overridden[0][0] == 2048
 
 
 def test_an_override_beats_a_word() -> None:

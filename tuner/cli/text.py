@@ -54,4 +54,4 @@ def _line(text: str, origin: Origin, width: int) -> str:
 
 
 def _told(origin: Origin) -> str:
-    return origin.source + "".join(f", over {old!r} ({source})" for old, source in origin.beat)
+    return origin.source + "".join(f", over {old.value!r} ({old.place})" for old in origin.overridden)

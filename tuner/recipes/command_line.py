@@ -12,7 +12,7 @@ from typing import Any
 from tuner.errors import RecipeError
 from tuner.recipes import aliases, catalog, mixture, paths, starting_weights, validation_rows
 from tuner.recipes.explain import key_hint
-from tuner.recipes.merging import Layer, Merged
+from tuner.recipes.merging import Layer, Merged, lookup, nested
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.overrides import parse_override, schema_keys
 from tuner.recipes.part import read_part
@@ -95,7 +95,7 @@ def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iter
         yield Layer.at(place, {_VAL: validation_rows.block(merged)})
     # A mapping may be None until it gets its first key: dataset.columns.
     _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, where)
-    yield Layer.at(place, _nested(keys, value), told)
+    yield Layer.at(place, nested(keys, value), told)
 
 
 def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Any, Merged], dict[str, Any]]], ...]:
@@ -151,17 +151,8 @@ def _adapter_layer(adapter: str, place: Place | None, merged: Merged) -> Layer:
 
 
 def _refuse_below_none(keys: Keys, values: Any, where: str) -> None:
-    for index, key in enumerate(keys[:-1]):
-        values = values.get(key) if isinstance(values, dict) else None
-        if values is None:
-            block = ".".join(keys[: index + 1])
-            fix = f"Take a method that has one, or set {block} as a whole."
-            raise RecipeError(
-                f"{block} is None in this recipe, so {'.'.join(keys)} means nothing", where=where, fix=fix
-            )
-
-
-def _nested(keys: Keys, value: Any) -> dict[str, Any]:
-    for key in reversed(keys):
-        value = {key: value}
-    return value  # type: ignore[no-any-return]
+    for end in range(1, len(keys)):
+        if lookup(values, keys[:end]) is None:
+            block = ".".join(keys[:end])
+            what = f"{block} is None in this recipe, so {'.'.join(keys)} means nothing"
+            raise RecipeError(what, where=where, fix=f"Take a method that has one, or set {block} as a whole.")

@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import aliases
-from tuner.recipes.recipe_file import read_value
+from tuner.recipes.merging import lookup
+from tuner.recipes.recipe_file import Keys, read_value
 from tuner.recipes.schema import RecipeConfig
 
-Keys = tuple[str, ...]
 _NOTHING = {"none", "null"}
 _TRUTHS = {"true": True, "false": False}
 _SPECIALS = {"nan", "inf", "+inf", "-inf", "infinity", "-infinity"}
@@ -76,7 +76,7 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
     if wanted in known:
         return wanted, known[wanted]
     matches = [keys for keys in known if keys[-len(wanted) :] == wanted]
-    here = [keys for keys in matches if _reaches(present, keys)] or matches
+    here = [keys for keys in matches if lookup(present, keys, ...) is not ...] or matches
     if len(here) == 1:
         return here[0], known[here[0]]
     if here:
@@ -158,15 +158,6 @@ def _words(text: str) -> list[str]:
 def _blocks(annotation: Any) -> Iterable[type[BaseModel]]:
     options = (annotation, *get_args(annotation))
     return [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
-
-
-def _reaches(present: Mapping[str, Any], keys: Keys) -> bool:
-    value: Any = present
-    for key in keys:
-        if not isinstance(value, Mapping) or key not in value:
-            return False
-        value = value[key]
-    return True
 
 
 def _tails(path: str) -> Iterable[str]:

@@ -58,7 +58,7 @@ def inspect(document: Document, *, to_run: bool = False) -> tuple[Checked, Findi
     conflicts.check_optimizer(cleaned, findings, _block)
     conflicts.check_scheduler(cleaned, findings, _block)
     conflicts.check_rules(cleaned, findings, to_run=to_run)
-    return Checked(cleaned, tuple(findings.lines(findings.warnings))), findings
+    return Checked(cleaned, tuple(warning.message for warning in findings.warnings)), findings
 
 
 def _block(block: dict[str, Any], keys: Keys, field: Field, findings: Findings, path: str = "") -> dict[str, Any]:
