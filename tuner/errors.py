@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 _MAX_PART, _END_OF_PART = 4_000, 500
@@ -58,16 +58,24 @@ class TunerError(Exception):
         super().__init__(what, self.where, fix)
 
     def __str__(self) -> str:
-        return "\n".join((self._line(), *map(str, self.others)))
+        return "\n".join(f"{error.code}: {error.message}" for error in self.each())
+
+    def each(self) -> Iterator[TunerError]:
+        """Yield this error, and every other one that it tells of."""
+        yield self
+        for other in self.others:
+            yield from other.each()
 
     def to_json(self) -> dict[str, object]:
         """Return the parts of the message, those of what is wrong besides too."""
         parts = {"code": self.code, "exit_code": self.exit_code, "what": self.what, "where": self.where}
         return {**parts, "fix": self.fix, "others": [other.to_json() for other in self.others]}
 
-    def _line(self) -> str:
+    @property
+    def message(self) -> str:
+        """What is wrong, where and what to do, as sentences that a terminal only shows."""
         what, where, fix = (_shortened(part or "") for part in (self.what, self.where, self.fix))
-        text = f"{self.code}: {what}."
+        text = f"{what}."
         if where:
             text += f" In {where}."
         if fix:

@@ -8,7 +8,7 @@ from tests.cli.command import Tuner
 from tuner.recipes import catalog, recipe
 from tuner.recipes.paths import _RELATIVES
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.source import read_file
+from tuner.recipes.recipe_file import read_file
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
 

@@ -13,7 +13,7 @@ from tests.each import each
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.part import read_part
-from tuner.recipes.source import read_file
+from tuner.recipes.recipe_file import read_file
 
 PARTS = catalog.names("models")
 

@@ -16,8 +16,8 @@ from tuner.data.formats import FORMATS
 from tuner.data.sample import KINDS
 from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.recipes import catalog
-from tuner.recipes.spellings import SPELLINGS
 from tuner.recipes.suit import KEEPS_APART
+from tuner.recipes.xtuner_names import SPELLINGS
 
 TARGET = Path(__file__).parents[2] / "docs" / "recipes.md"
 _TABLE = re.compile(r"<!-- (?P<name>[a-z ]+) -->\n.*?<!-- end -->", re.DOTALL)

@@ -18,7 +18,7 @@ from tests.launch.plans import made
 from tuner.errors import TunerError
 from tuner.launch import preflight
 from tuner.machine import hardware
-from tuner.zero.fields import BOUNDS, schema
+from tuner.zero.config_schema import BOUNDS, schema
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 

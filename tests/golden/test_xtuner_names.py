@@ -13,7 +13,7 @@ import pytest
 
 from tests.each import each
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, recipe, spellings
+from tuner.recipes import catalog, recipe, xtuner_names
 from tuner.recipes.schema import RecipeConfig
 
 Row = dict[str, str]
@@ -213,12 +213,14 @@ def test_what_runs_otherwise_is_told_once_and_nothing_else_is(words: str) -> Non
 
 def test_every_spelling_is_in_some_name_of_xtuner_s() -> None:
     # `_copy` is in none: the command that copies a recipe adds it.
-    unused = {spelling.written for spelling in spellings.SPELLINGS if not any(spelt(spelling, name) for name in TEXT)}
+    unused = {
+        spelling.written for spelling in xtuner_names.SPELLINGS if not any(spelt(spelling, name) for name in TEXT)
+    }
 
     assert unused == {"_copy"}
 
 
-def spelt(spelling: spellings.Spelling, name: str) -> bool:
+def spelt(spelling: xtuner_names.Spelling, name: str) -> bool:
     return any(word.spelling is spelling for word in catalog.read(name).words)
 
 

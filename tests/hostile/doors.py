@@ -22,7 +22,7 @@ from tuner.machine.topology import LAUNCHERS, LaunchFlags, resolve
 from tuner.recipes import catalog, paths, recipe
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints, directory
-from tuner.zero import check, choice, jsonfile
+from tuner.zero import choice, jsonfile, lint
 
 TINY = "tiny_full_sample_e1"
 _MAX_MESSAGE = 13_000
@@ -81,7 +81,7 @@ def _override(_: Path, text: str) -> None:
 
 
 def _config(_: Path, path: Path) -> None:
-    check.check(jsonfile.read(path))
+    lint.check(jsonfile.read(path))
 
 
 def _rows(_: Path, path: Path) -> None:

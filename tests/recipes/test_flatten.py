@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tuner.recipes import catalog
 from tuner.recipes.flatten import flatten, render, render_docstring
-from tuner.recipes.source import read_text, read_value
+from tuner.recipes.recipe_file import read_text, read_value
 
 BASE = '''"""Old."""
 

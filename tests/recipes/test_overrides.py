@@ -249,7 +249,7 @@ def test_overrides_apply_in_their_order() -> None:
     origin = found.origins["optim_wrapper.optimizer.lr"]
     assert found.config.optim_wrapper.optimizer.lr == 3e-5
     assert origin.source == "--set optim_wrapper.optimizer.lr=3e-5"
-    assert [value for value, _ in origin.beat][:2] == [2e-5, 1e-5]
+    assert [value for value, _ in origin.overridden][:2] == [2e-5, 1e-5]
 
 
 @pytest.mark.parametrize("text", ["model.path=\udcff", "model.path=a\0b", "trackers=[\ud800]", "\udcff=1"])

@@ -91,15 +91,6 @@ def test_all_names_are_counted_where_only_the_first_are_given() -> None:
     assert found.total == len(matching("*"))
 
 
-def test_names_are_counted_without_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = {**PARTS, "models": [f"m{n}" for n in range(3_000)], "datasets": [f"d{n}" for n in range(3_000)]}
-    monkeypatch.setattr(catalog, "names", many.__getitem__)
-
-    found = patterns.expand("m*_d*", 5, lambda objective, dataset: True)
-
-    assert found.total == 3_000 * 9 * 3_000
-
-
 @pytest.mark.parametrize(
     ("start", "offered"),
     [

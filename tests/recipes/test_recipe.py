@@ -13,9 +13,9 @@ import pytest
 
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, recipe
-from tuner.recipes.origin import DEFAULT, Kind, Origin, Place
+from tuner.recipes.origin import DEFAULT, Kind, Origin, Overridden, Place
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.source import read_file
+from tuner.recipes.recipe_file import read_file
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FACTS: dict[str, Any] = {
@@ -76,7 +76,7 @@ def test_each_level_wins_over_the_one_before(
 
     assert value_of(found, key) == value
     assert found.origins[key].source == source
-    assert found.origins[key].beat[0][0] == beaten
+    assert found.origins[key].overridden[0][0] == beaten
 
 
 def test_an_origin_names_all_that_was_beaten_latest_first() -> None:
@@ -87,7 +87,11 @@ def test_an_origin_names_all_that_was_beaten_latest_first() -> None:
     line = next(n for n, text in enumerate(catalog.BASE.read_text().splitlines(), 1) if "lr=2e-5" in text)
     assert origin == Origin(
         Place(Kind.FLAG, "--set lr=5e-4"),
-        ((1e-3, "./my.py:2"), (2e-4, "configs/methods/lora.py:4"), (2e-5, f"configs/base.py:{line}")),
+        (
+            Overridden(1e-3, Place(Kind.FILE, "./my.py", 2)),
+            Overridden(2e-4, Place(Kind.PACKAGE, "configs/methods/lora.py", 4)),
+            Overridden(2e-5, Place(Kind.PACKAGE, "configs/base.py", line)),
+        ),
     )
     assert json.loads(json.dumps(origin.to_json()))["beat"][0] == {"value": 1e-3, "from": "./my.py:2"}
 
@@ -118,7 +122,7 @@ def test_a_block_over_none_and_none_over_a_block() -> None:
 
     assert value_of(over_none, "adapter.r") == 8
     assert value_of(none_over, "adapter") is None
-    assert none_over.origins["adapter"].beat[0][0]["r"] == 64
+    assert none_over.origins["adapter"].overridden[0][0]["r"] == 64
     assert not [key for key in none_over.origins if key.startswith("adapter.")]
 
 
@@ -129,7 +133,9 @@ def test_delete_replaces_a_block_and_tells_what_it_beat() -> None:
 
     assert found.config.adapter is not None
     assert (found.config.adapter.r, found.config.adapter.lora_dropout) == (8, 0.0)
-    assert found.origins["adapter.r"] == Origin(Place(Kind.FILE, "./my.py", 2), ((64, "configs/methods/lora.py:3"),))
+    assert found.origins["adapter.r"] == Origin(
+        Place(Kind.FILE, "./my.py", 2), (Overridden(64, Place(Kind.PACKAGE, "configs/methods/lora.py", 3)),)
+    )
     assert found.origins["adapter.lora_dropout"] == DEFAULT
 
 
@@ -234,7 +240,10 @@ def test_model_takes_the_facts_of_a_local_folder() -> None:
 
     assert found.values["architecture"] == FACTS
     origin = found.origins["architecture.hidden_size"]
-    assert origin == Origin(Place(Kind.DERIVED, "./model/config.json"), ((4096, "configs/models/qwen3_8b.py:7"),))
+    assert origin == Origin(
+        Place(Kind.DERIVED, "./model/config.json"),
+        (Overridden(4096, Place(Kind.PACKAGE, "configs/models/qwen3_8b.py", 7)),),
+    )
 
 
 def test_model_finds_a_folder_below_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -317,7 +326,7 @@ def test_seed_is_the_one_seed() -> None:
 
     assert found.config.randomness.seed == 0
     origin = found.origins["randomness.seed"]
-    assert origin == Origin(Place(Kind.FLAG, "--seed 0"), ((42, origin.beat[0][1]),))
+    assert origin == Origin(Place(Kind.FLAG, "--seed 0"), (Overridden(42, origin.overridden[0].place),))
 
 
 def test_set_wins_over_the_flags() -> None:

@@ -17,7 +17,16 @@ from tests.each import each
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, recipe
 from tuner.recipes.code import mmengine_config
-from tuner.recipes.source import MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_TEXT, Source, read_file, read_text, read_value
+from tuner.recipes.recipe_file import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_NODES,
+    MAX_TEXT,
+    RecipeFile,
+    read_file,
+    read_text,
+    read_value,
+)
 
 SHIPPED = [
     catalog.BASE,
@@ -317,7 +326,7 @@ CHILD = """
 import json, pathlib, resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (400_000_000, 400_000_000))
 from tuner.errors import RecipeError
-from tuner.recipes.source import read_file
+from tuner.recipes.recipe_file import read_file
 found = {}
 for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
     start = time.monotonic()
@@ -365,7 +374,7 @@ PIECES = (*WORDS.split(), *BLANKS, "lambda ", "import ", "def ", "class ", "f'{"
 @settings(max_examples=400, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        assert isinstance(read_text(text, "any.py"), Source)
+        assert isinstance(read_text(text, "any.py"), RecipeFile)
     except RecipeError as error:
         assert str(error).startswith("bad-recipe: ")
 
@@ -377,7 +386,7 @@ def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, d
     path.write_bytes(data)
 
     try:
-        assert isinstance(read_file(path), Source)
+        assert isinstance(read_file(path), RecipeFile)
     except RecipeError as error:
         assert error.where is not None
         assert error.where.startswith(str(path))

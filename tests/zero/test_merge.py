@@ -18,7 +18,7 @@ from tuner.errors import DeepSpeedConfigError, MachineError, RecipeError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog, recipe
-from tuner.recipes.layers import leaves
+from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.zero import merge
 from tuner.zero.jsonfile import Document, parse
@@ -88,7 +88,7 @@ def test_the_recipe_wins_over_the_json_and_the_warning_names_both(key: str) -> N
     assert f"{theirs!r} in my.json:2:3" in warning
     assert recipe_key in warning
     assert final.origins[key].source == f"recipe {recipe_key} (--set {override})"
-    assert final.origins[key].beat == ((theirs, "my.json:2:3"),)
+    assert [(old.value, str(old.place)) for old in final.origins[key].overridden] == [(theirs, "my.json:2:3")]
 
 
 @pytest.mark.parametrize("key", OWNED)
@@ -526,7 +526,8 @@ def test_a_preset_pins_memory_only_where_there_is_a_gpu_to_copy_to(hardware: Har
     assert [zero[block]["pin_memory"] for block in ("offload_optimizer", "offload_param")] == [bool(hardware.gpus)] * 2
     if not hardware.gpus:
         origin = final.origins["zero_optimization.offload_param.pin_memory"]
-        assert (origin.source, origin.beat) == ("detected: no GPU", ((True, "preset deepspeed_zero3_offload"),))
+        assert origin.source == "detected: no GPU"
+        assert [(old.value, str(old.place)) for old in origin.overridden] == [(True, "preset deepspeed_zero3_offload")]
 
 
 def test_a_users_pin_memory_is_kept_on_a_cpu() -> None:

@@ -18,9 +18,9 @@ from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog, recipe
 from tuner.zero import merge
-from tuner.zero.check import check
 from tuner.zero.choice import open_config
 from tuner.zero.jsonfile import Document, read
+from tuner.zero.lint import check
 from tuner.zero.merge import FinalConfig
 from tuner.zero.precision import decide
 from tuner.zero.unrunnable import DROPPED, INERT, UNRUNNABLE

@@ -9,7 +9,7 @@ import deepspeed
 from deepspeed.runtime import config as deepspeed_config
 
 from tests.zero import deepspeed_schema
-from tuner.zero.fields import AUTO, BOUNDS, schema
+from tuner.zero.config_schema import AUTO, BOUNDS, schema
 from tuner.zero.obsolete import OBSOLETE, is_off
 
 

@@ -55,7 +55,7 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if args and (told := _habits().command(args[0])):
+            if args and (told := _other_tools().command(args[0])):
                 raise told from None
             hint = did_you_mean(args[0], COMMANDS) if args else ""
             if hint and "Did you mean" not in error.message:
@@ -67,7 +67,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            if isinstance(error, click.NoSuchOption) and (told := _habits().option(error)):
+            if isinstance(error, click.NoSuchOption) and (told := _other_tools().option(error)):
                 raise told from None
             if _wants_json():
                 raise UsageError(error.format_message().rstrip(".")) from None
@@ -89,8 +89,8 @@ def _refuse_no_folder() -> None:
         raise UsageError(what, fix="It may have been deleted: go to a folder that is there (cd).") from None
 
 
-def _habits() -> Any:
-    return import_module("tuner.cli.habits")  # only on the way to an error
+def _other_tools() -> Any:
+    return import_module("tuner.cli.other_tools")  # only on the way to an error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

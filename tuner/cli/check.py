@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,6 @@ from tuner.errors import TunerError, visible
 
 if TYPE_CHECKING:
     from tuner.recipes.recipe import Overrides, Recipe
-    from tuner.zero.findings import Findings
     from tuner.zero.jsonfile import Document
 
 _WRONG = 2
@@ -179,17 +178,14 @@ def _open(chosen: Any, where: str) -> Document:
 
 def _config(opened: Callable[[], Document], *, to_run: bool = False) -> list[Finding]:
     """Check one DeepSpeed config by itself; `to_run`: a run is to start with it."""
-    from tuner.zero.check import inspect
+    from tuner.zero.lint import inspect
 
-    found: list[Findings] = []
-    errors = _errors(lambda: found.append(inspect(opened(), to_run=to_run)[1]))
-    return [*errors, *(finding for one in found for finding in _of(one))]
-
-
-def _of(findings: Findings) -> Iterator[Finding]:
-    yield from map(_error, findings.errors())
-    for keys, what, fix in findings.in_order(findings.warnings):
-        yield Finding("warning", what, findings.document.where(keys), fix or None)
+    try:
+        _, found = inspect(opened(), to_run=to_run)
+    except TunerError as error:
+        return _told(error)
+    warnings = [Finding("warning", one.what, one.where, one.fix) for one in found.warnings]
+    return [*map(_error, found.problems), *warnings]
 
 
 def _errors(act: Callable[[], object]) -> list[Finding]:
@@ -201,7 +197,7 @@ def _errors(act: Callable[[], object]) -> list[Finding]:
 
 
 def _told(error: TunerError) -> list[Finding]:
-    return [_error(one) for one in (error, *error.others)]
+    return [*map(_error, error.each())]
 
 
 def _error(error: TunerError) -> Finding:

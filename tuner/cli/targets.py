@@ -55,7 +55,7 @@ def kind_of(name: str | None) -> Kind:
     Raises:
         UsageError: a folder that is no run directory.
     """
-    from tuner.recipes import catalog, foreign, start
+    from tuner.recipes import catalog, foreign, starting_weights
     from tuner.runs import directory
 
     if name is None:
@@ -66,7 +66,7 @@ def kind_of(name: str | None) -> Kind:
     if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
         if directory.is_run(path):
             return "run"
-        if start.holds_model(path):
+        if starting_weights.holds_model(path):
             return "recipe"
         fix = "Name a recipe, a DeepSpeed config, or a run's folder."
         raise UsageError(f"the folder {name!r} is no run directory: no run.json and recipe.py", where="NAME", fix=fix)
@@ -130,7 +130,7 @@ def lacks(document: Document) -> list[TunerError]:
     """Return what this machine lacks for a DeepSpeed config by itself."""
     from tuner.launch.checks import zero
     from tuner.machine import hardware
-    from tuner.zero.check import check_device, inspect
+    from tuner.zero.lint import check_device, inspect
 
     here, value, found = hardware.detect(os.environ), inspect(document)[0].value, []
     try:
@@ -168,7 +168,7 @@ def known_gpu(name: str) -> Gpu:
 def config_section(document: Document) -> Section:
     """Return a DeepSpeed config as it is written, each value with its line and column."""
     from tuner.recipes.diff import Section
-    from tuner.recipes.layers import leaves
+    from tuner.recipes.merging import leaves
     from tuner.recipes.origin import Origin
 
     origins = {key: Origin(document.place(tuple(key.split(".")))) for key, _ in leaves(document.value)}
@@ -183,7 +183,7 @@ def run_section(path: Path) -> Section:
     """
     from tuner.errors import RunDirectoryError
     from tuner.recipes.diff import Section
-    from tuner.recipes.layers import leaves
+    from tuner.recipes.merging import leaves
     from tuner.recipes.origin import Kind, Origin, Place
     from tuner.runs.directory import RunDirectory
 

@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import Any
 
 from tuner.recipes.diff import Difference
-from tuner.recipes.layers import leaves
+from tuner.recipes.merging import leaves
 from tuner.recipes.origin import DEFAULT, Origin
 
 
@@ -54,4 +54,4 @@ def _line(text: str, origin: Origin, width: int) -> str:
 
 
 def _told(origin: Origin) -> str:
-    return origin.source + "".join(f", over {old!r} ({source})" for old, source in origin.beat)
+    return origin.source + "".join(f", over {old.value!r} ({old.place})" for old in origin.overridden)

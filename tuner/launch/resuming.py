@@ -20,7 +20,7 @@ from tuner.launch.settled import Settled
 from tuner.launch.steps import Resumed
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.objective import least_batch_size
-from tuner.recipes.origin import Origin
+from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints, directory
@@ -189,7 +189,7 @@ def keep_global_batch(loaded: Recipe, found: Found, world_size: int) -> tuple[Re
     values["optim_wrapper"]["accumulative_counts"] = accumulation = wanted // world_size // micro
     changed = {key for key, old, new in _both(batch, micro, accumulation) if old != new}
     origins = {
-        key: Origin.derived(reason, ((_value(loaded, key), origin.source), *origin.beat)) if key in changed else origin
+        key: origin.over(Place(Kind.DERIVED, reason), _value(loaded, key)) if key in changed else origin
         for key, origin in loaded.origins.items()
     }
     note = (

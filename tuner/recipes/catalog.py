@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from tuner.errors import RecipeError, did_you_mean, nearest
-from tuner.recipes import spellings
+from tuner.recipes import xtuner_names
 
 PACKAGE = Path(__file__).parents[1]
 CONFIGS = PACKAGE / "configs"
@@ -68,7 +68,7 @@ class Reading:
 
     base: str | Parts
     epochs: int | None
-    words: tuple[spellings.Word, ...]
+    words: tuple[xtuner_names.Word, ...]
 
 
 @cache
@@ -150,7 +150,7 @@ def read(name: str, hidden: str | None = None) -> Reading:
     Raises:
         RecipeError: no recipe has this name; the message holds the nearest one.
     """
-    for text, words in spellings.translations(name):
+    for text, words in xtuner_names.translations(name):
         stem, epochs = with_epochs(text)
         for recipe, over in ((text, None), (stem, epochs)):
             if recipe in names("recipes") and recipe != hidden:
@@ -219,7 +219,7 @@ def _unknown(name: str) -> RecipeError:
         if name in names(kind):
             what = f"{name!r} is only a part of a recipe's name ({kind})"
             return RecipeError(what, fix="Compose {model}_{method}_{dataset}_e{epochs}. See: tuner list")
-    if reason := spellings.refusal(name):
+    if reason := xtuner_names.refusal(name):
         return RecipeError(f"{name!r} {reason}", fix="See: tuner list")
     suggestion = _suggest_spelled(name)
     hint = f"Did you mean {suggestion!r}? " if suggestion else ""
@@ -228,7 +228,7 @@ def _unknown(name: str) -> RecipeError:
 
 def _suggest_spelled(name: str) -> str | None:
     """Return what `suggest` finds once the epochs and XTuner's words at the name's end are off; they are put back."""
-    stems = [with_epochs(text)[0] for text, _ in spellings.translations(name)]
+    stems = [with_epochs(text)[0] for text, _ in xtuner_names.translations(name)]
     stem = [stem for stem in stems if name.startswith(stem)][-1]
     found = suggest(stem)
     return f"{with_epochs(found)[0]}{name.removeprefix(stem)}" if found and stem != name else found
@@ -254,7 +254,7 @@ def suggest(name: str) -> str | None:
 
 def _is_whole(name: str) -> bool:
     """Return whether XTuner's words fill in what a name lacks."""
-    return any(_composed(*with_epochs(text)) for text, _ in spellings.translations(name))
+    return any(_composed(*with_epochs(text)) for text, _ in xtuner_names.translations(name))
 
 
 def _take(tokens: list[str], known: Iterable[str]) -> tuple[str | None, list[str]]:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import RecipeError, did_you_mean
+from tuner.recipes.recipe_file import RecipeFile
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.source import Source
 
 _TRIES = 5
 _PAUSE = 0.2
 
 
-def run_file(path: Path, shown: str) -> Source:
+def run_file(path: Path, shown: str) -> RecipeFile:
     """Run a file as mmengine does and return the values it leaves, without their lines.
 
     Raises:
@@ -35,7 +35,7 @@ def run_file(path: Path, shown: str) -> Source:
         fix = "Install it, or put the folder that holds it on PYTHONPATH."
         raise RecipeError(f"the recipe's code cannot import: {error}", where=shown, fix=fix) from None
     known = set(RecipeConfig.model_fields)
-    return Source(shown, values, helpers=frozenset(key for key in values if not did_you_mean(key, known)))
+    return RecipeFile(shown, values, helpers=frozenset(key for key in values if not did_you_mean(key, known)))
 
 
 def mmengine_config() -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.recipes.layers import leaves
+from tuner.recipes.merging import leaves
 from tuner.recipes.origin import DEFAULT, Origin
 
 

@@ -12,13 +12,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from tuner.errors import RecipeError, did_you_mean, together
-from tuner.recipes import habits
-from tuner.recipes.layers import Merged
+from tuner.recipes import aliases
+from tuner.recipes.merging import Merged
 from tuner.recipes.objective import objectives_with
 from tuner.recipes.origin import Place
 from tuner.recipes.overrides import schema_keys
+from tuner.recipes.recipe_file import Keys
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.source import Keys
 
 _MAX_TOLD = 20
 
@@ -48,7 +48,7 @@ def validate(merged: Merged) -> RecipeConfig:
 def key_hint(key: str, known: Iterable[str]) -> str:
     """Return what to write instead of an unknown key."""
     known = list(known)
-    return habits.hint(key) or did_you_mean(key, known) or f"Known here: {', '.join(known)}."
+    return aliases.hint(key) or did_you_mean(key, known) or f"Known here: {', '.join(known)}."
 
 
 def short(value: Any) -> str:

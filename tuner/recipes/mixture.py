@@ -11,10 +11,9 @@ from typing import Any
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import catalog
 from tuner.recipes.explain import key_hint, short
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.part import read_part
 from tuner.recipes.schema import Rows, Share
-from tuner.recipes.source import Keys
 
 LOADERS = ("train_dataloader", "val_dataloader")
 OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))
@@ -33,41 +32,30 @@ def settle(merged: Merged) -> None:
         RecipeError: a path and a mixture in one layer, an unknown part, or one that says nothing of where its rows are.
     """
     for loader in LOADERS:
-        block = merged.values.get(loader)
-        dataset = block.get("dataset") if isinstance(block, dict) else None
+        keys = (loader, "dataset", "mixture")
         # Whatever is no list of dicts is left for the schema to refuse.
-        if isinstance(dataset, dict) and isinstance(dataset.get("mixture"), list | tuple):
+        if isinstance(merged.get(keys), list | tuple):
+            dataset = merged.get(keys[:-1])
             _keep_later(merged, loader, dataset)
             if shares := dataset["mixture"]:
-                where = str(merged.place_of((loader, "dataset", "mixture")))
+                where = str(merged.place_of(keys))
                 dataset["mixture"] = [share for entry in shares for share in _shares(entry, where, ())]
 
 
 def _keep_later(merged: Merged, loader: str, dataset: dict[str, Any]) -> None:
-    mixture = _order(merged, f"{loader}.dataset.mixture")
-    given = {key: _order(merged, f"{loader}.dataset.{key}") for key in ("path", *OF_ONE_DATA_SET) if dataset.get(key)}
+    block = (loader, "dataset")
+    mixture = merged.order_of((*block, "mixture"))
+    given = {key: merged.order_of((*block, key)) for key in ("path", *OF_ONE_DATA_SET) if dataset.get(key)}
     if given.get("path", 0) > mixture:
-        _lay_where(merged, (loader, "dataset", "path"), {loader: {"dataset": {"mixture": None}}})
+        merged.lay(Layer.at(merged.place_of((*block, "path")), nested((*block, "mixture"), None)))
         return
     for key, order in given.items():
         if order >= mixture:
             what = f"{loader}.dataset has both a mixture and {key} = {short(dataset[key])}"
             fix = "Take one." if key == "path" else f"Write {key} into the mixture's entries, each its own."
-            raise RecipeError(what, where=merged.place_of((loader, "dataset", key)), fix=fix)
-    beaten: dict[str, Any] = {key: None for key in given}
-    if beaten:
-        _lay_where(merged, (loader, "dataset", "mixture"), {loader: {"dataset": beaten}})
-
-
-def _lay_where(merged: Merged, keys: Keys, values: dict[str, Any]) -> None:
-    """Lay values where a key stands that is there."""
-    place = merged.place_of(keys)
-    assert place is not None
-    merged.lay(Layer.at(place, values))
-
-
-def _order(merged: Merged, key: str) -> int:
-    return max((order for name, order in merged.order.items() if name == key or name.startswith(f"{key}.")), default=0)
+            raise RecipeError(what, where=merged.place_of((*block, key)), fix=fix)
+    if given:
+        merged.lay(Layer.at(merged.place_of((*block, "mixture")), nested(block, dict.fromkeys(given))))
 
 
 def _shares(entry: Any, where: str, inside: tuple[str, ...]) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Kind(Enum):
@@ -40,17 +40,28 @@ class Place:
         return ":".join(str(part) for part in (self.name, self.line, self.column) if part is not None)
 
 
+class Overridden(NamedTuple):
+    """A value that another one was laid over, and where it was written."""
+
+    value: Any
+    place: Place
+
+
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from, and the values it beat, latest first, each with the text of its place."""
+    """Where a value came from, and the values that it overrode, latest first."""
 
     place: Place
-    beat: tuple[tuple[Any, str], ...] = ()
+    overridden: tuple[Overridden, ...] = ()
 
     @classmethod
-    def derived(cls, text: str, beat: tuple[tuple[Any, str], ...] = ()) -> Origin:
+    def derived(cls, text: str, overridden: tuple[Overridden, ...] = ()) -> Origin:
         """Return the origin of a value that tuner worked out, and `text` says how."""
-        return cls(Place(Kind.DERIVED, text), beat)
+        return cls(Place(Kind.DERIVED, text), overridden)
+
+    def over(self, place: Place, value: Any) -> Origin:
+        """Return the origin of what is written at `place` over `value`, whose origin this is."""
+        return Origin(place, (Overridden(value, self.place), *self.overridden))
 
     @property
     def source(self) -> str:
@@ -58,10 +69,7 @@ class Origin:
         return str(self.place)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "from": self.source,
-            "beat": [{"value": value, "from": source} for value, source in self.beat],
-        }
+        return {"from": self.source, "beat": [{"value": old.value, "from": str(old.place)} for old in self.overridden]}
 
 
 DEFAULT = Origin(Place(Kind.DEFAULT, "default"))

@@ -12,11 +12,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from tuner.errors import RecipeError, did_you_mean
-from tuner.recipes import habits
+from tuner.recipes import aliases
+from tuner.recipes.merging import lookup
+from tuner.recipes.recipe_file import Keys, read_value
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.source import read_value
 
-Keys = tuple[str, ...]
 _NOTHING = {"none", "null"}
 _TRUTHS = {"true": True, "false": False}
 _SPECIALS = {"nan", "inf", "+inf", "-inf", "infinity", "-infinity"}
@@ -38,7 +38,7 @@ def schema_keys() -> dict[Keys, Any]:
 
 
 def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
-    """Return the keys and the value of one `KEY=VALUE`; another tool's word means the key that `habits` says.
+    """Return the keys and the value of one `KEY=VALUE`; another tool's word means the key that `aliases` says.
 
     Args:
         text: What the user typed.
@@ -58,16 +58,16 @@ def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Ke
 
 
 def _translated(key: str, value: str, where: str) -> tuple[str, str]:
-    habit = habits.habit(key, value)
-    if habit is None or habit.key in habits.FLAGS:
-        bare = habits.bare(key)
+    alias = aliases.find(key, value)
+    if alias is None or alias.key in aliases.FLAGS:
+        bare = aliases.bare(key)
         return (key if tuple(key.split(".")) in schema_keys() else bare), value
-    if habit.key is None:
-        raise RecipeError(f"tuner has no {key!r}", where=where, fix=habit.instead)
-    ours = habit.value(value)
+    if alias.key is None:
+        raise RecipeError(f"tuner has no {key!r}", where=where, fix=alias.instead)
+    ours = alias.value(value)
     if ours is None:
-        raise RecipeError(f"{key} = {value.strip()!r} has no counterpart", where=where, fix=habit.instead)
-    return habit.key, ours
+        raise RecipeError(f"{key} = {value.strip()!r} has no counterpart", where=where, fix=alias.instead)
+    return alias.key, ours
 
 
 def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
@@ -76,7 +76,7 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
     if wanted in known:
         return wanted, known[wanted]
     matches = [keys for keys in known if keys[-len(wanted) :] == wanted]
-    here = [keys for keys in matches if _reaches(present, keys)] or matches
+    here = [keys for keys in matches if lookup(present, keys, ...) is not ...] or matches
     if len(here) == 1:
         return here[0], known[here[0]]
     if here:
@@ -88,7 +88,8 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
     settings = [".".join(keys) for keys in known if keys[0] != "architecture" or key.startswith("architecture")]
     tails = [tail for path in settings for tail in _tails(path)]
     hint = (
-        did_you_mean(key, [*tails, *habits.HABITS]) or "Known at the top: " + ", ".join(RecipeConfig.model_fields) + "."
+        did_you_mean(key, [*tails, *aliases.ALIASES])
+        or "Known at the top: " + ", ".join(RecipeConfig.model_fields) + "."
     )
     raise RecipeError(f"no key {key!r}", where=where, fix=f"{hint} See: tuner show NAME")
 
@@ -157,15 +158,6 @@ def _words(text: str) -> list[str]:
 def _blocks(annotation: Any) -> Iterable[type[BaseModel]]:
     options = (annotation, *get_args(annotation))
     return [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
-
-
-def _reaches(present: Mapping[str, Any], keys: Keys) -> bool:
-    value: Any = present
-    for key in keys:
-        if not isinstance(value, Mapping) or key not in value:
-            return False
-        value = value[key]
-    return True
 
 
 def _tails(path: str) -> Iterable[str]:

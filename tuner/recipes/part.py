@@ -7,10 +7,10 @@ from dataclasses import replace
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import catalog
 from tuner.recipes.origin import Kind
-from tuner.recipes.source import Source, read_file
+from tuner.recipes.recipe_file import RecipeFile, read_file
 
 
-def read_part(kind: str, name: str) -> Source:
+def read_part(kind: str, name: str) -> RecipeFile:
     """Read a part of one of `catalog.KINDS`.
 
     A model part whose `architecture` is the name of another model part has that one's facts.
@@ -32,6 +32,6 @@ def read_part(kind: str, name: str) -> Source:
     return replace(source, values={**source.values, "architecture": facts})
 
 
-def _read(kind: str, name: str) -> Source:
+def _read(kind: str, name: str) -> RecipeFile:
     path = catalog.part_path(kind, name)
     return read_file(path, str(path.relative_to(catalog.PACKAGE)), Kind.PACKAGE)

@@ -13,8 +13,8 @@ from tuner.files import load_json
 from tuner.recipes import catalog
 from tuner.recipes.architecture import MAX_LAYERS
 from tuner.recipes.config_json import num_layers
+from tuner.recipes.recipe_file import is_writable
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.source import is_writable
 
 URL = "hf://"
 """What the path of a file on the hub begins with."""

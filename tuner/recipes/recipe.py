@@ -15,18 +15,28 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, commanded, foreign, mixture, paths, start, suit, template, validation
+from tuner.recipes import (
+    catalog,
+    command_line,
+    foreign,
+    mixture,
+    paths,
+    starting_weights,
+    suit,
+    template,
+    validation_rows,
+)
 from tuner.recipes.code import run_file
-from tuner.recipes.commanded import Overrides as Overrides
-from tuner.recipes.commanded import layer_of
+from tuner.recipes.command_line import Overrides as Overrides
+from tuner.recipes.command_line import layer_of
 from tuner.recipes.explain import short, validate
 from tuner.recipes.flatten import flatten
-from tuner.recipes.layers import Layer, Merged, leaves
+from tuner.recipes.merging import Layer, Merged, leaves
 from tuner.recipes.origin import DEFAULT, Kind, Place
 from tuner.recipes.origin import Origin as Origin
 from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import RecipeFile, is_writable, read_file
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.source import Source, is_writable, read_file
 
 _MAX_BASES, _MAX_FILES = 8, 64
 """Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
@@ -71,10 +81,12 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     notes: list[str] = []
     for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides, notes):
         merged.lay(layer)
-    for layer in commanded.layers(overrides, merged, name):
+    for layer in command_line.layers(overrides, merged, name):
         merged.lay(layer)
-        start.derive_architecture(merged)  # before the next override: it may change one of the new model's facts
-    start.derive_architecture(merged)
+        starting_weights.derive_architecture(
+            merged
+        )  # before the next override: it may change one of the new model's facts
+    starting_weights.derive_architecture(merged)
     _settle(merged)
     config = validate(merged)
     shown = _name_of(overrides) if name is None else name
@@ -82,7 +94,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
         raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
-    notes += filter(None, [validation.told(values)])
+    notes += filter(None, [validation_rows.told(values)])
     shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
     return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes))
 
@@ -90,11 +102,11 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
 def _settle(merged: Merged) -> None:
     """Work out what the values mean together; whatever is of the wrong type is left for the schema to refuse."""
     if isinstance(merged.values.get("model"), dict):
-        start.settle(merged)
+        starting_weights.settle(merged)
         template.settle(merged)
     mixture.settle(merged)
-    validation.settle(merged)
-    suit.settle(merged, start.kind_of(merged))
+    validation_rows.settle(merged)
+    suit.settle(merged, starting_weights.kind_of(merged))
 
 
 def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Overrides]:
@@ -103,7 +115,7 @@ def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Override
     Raises:
         RecipeError: two models, nothing at all, or a method beside a recipe that has one.
     """
-    if name is not None and start.is_model(name):
+    if name is not None and starting_weights.is_model(name):
         if overrides.model is not None:
             what = f"both {name!r} and --model {overrides.model} name the model"
             raise RecipeError(what, where="--model", fix="Take one.")
@@ -131,7 +143,7 @@ def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
 def _name_of(overrides: Overrides) -> str:
     of_whom = overrides.model or overrides.adapter
     assert of_whom is not None, "refused before"
-    return f"{start.name_of(of_whom)}_{overrides.method or catalog.DEFAULT_METHOD}"
+    return f"{starting_weights.name_of(of_whom)}_{overrides.method or catalog.DEFAULT_METHOD}"
 
 
 def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
@@ -194,7 +206,7 @@ def _is_path(name: str) -> bool:
     return name.endswith(".py") or "/" in name
 
 
-def _base() -> Source:
+def _base() -> RecipeFile:
     return read_file(catalog.BASE, "configs/base.py", Kind.PACKAGE)
 
 
@@ -243,7 +255,7 @@ def _file_layers(path: Path, shown: str, allow_code: bool, read: Iterator[int], 
     yield layer_of(source)
 
 
-def _bases(source: Source) -> Sequence[str]:
+def _bases(source: RecipeFile) -> Sequence[str]:
     bases = source.values.get("_base_", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list | tuple) or not all(isinstance(base, str) for base in bases):
@@ -252,7 +264,7 @@ def _bases(source: Source) -> Sequence[str]:
     return bases
 
 
-def _read(path: Path, shown: str, allow_code: bool) -> Source:
+def _read(path: Path, shown: str, allow_code: bool) -> RecipeFile:
     """Read a file as data, and only where that fails and code is allowed, by running it."""
     try:
         return read_file(path, shown)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tuner.errors import RecipeError
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Kind, Place
-from tuner.recipes.source import Keys
+from tuner.recipes.recipe_file import Keys
 
 _GROUPED = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")

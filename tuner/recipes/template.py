@@ -12,13 +12,13 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, mixture, paths
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
 
 _KEY = "model.chat_template"
 _MARK = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
-_MODEL = ("model", "path")
+_MODEL, _TEMPLATE = ("model", "path"), ("model", "chat_template")
 
 
 def plain(text: str) -> str:
@@ -49,14 +49,14 @@ def settle(merged: Merged) -> None:
     Raises:
         RecipeError: the user's own file names another template for the model before.
     """
-    path, place = merged.values["model"].get("path"), merged.place_of(_MODEL)
-    if not isinstance(path, str) or place is None or place.kind is Kind.PACKAGE:
+    path = merged.get(_MODEL)
+    if not isinstance(path, str) or merged.place_of(_MODEL).kind is Kind.PACKAGE:
         return
     _fit_length(merged, path)
-    named, beaten = merged.values["model"].get("chat_template"), merged.origins["model.path"].beat
-    if merged.order.get(_KEY, 0) >= merged.order["model.path"]:
+    named = merged.get(_TEMPLATE)
+    if merged.order_of(_TEMPLATE) >= merged.order_of(_MODEL):
         return
-    before = next((old for old, _ in beaten if old), None)
+    before = next((old.value for old in merged.origins["model.path"].overridden if old.value), None)
     part = catalog.part_named(path)
     wanted = read_part("models", part).values["model"].get("chat_template") if part else None
     if named == wanted or (before and _last(before) == _last(path)):  # a copy of the recipe's own model
@@ -74,9 +74,7 @@ def settle(merged: Merged) -> None:
 
 
 def _replace(merged: Merged, wanted: str | None, warning: str | None) -> None:
-    place = merged.place_of(_MODEL)
-    assert place is not None
-    merged.lay(Layer.at(place, {"model": {"chat_template": wanted}}, warning))
+    merged.lay(Layer.at(merged.place_of(_MODEL), nested(_TEMPLATE, wanted), warning))
 
 
 def _has_other(merged: Merged, path: str, named: str) -> bool:
@@ -101,27 +99,24 @@ def tokenizer_folder(values: dict[str, Any]) -> Path | None:
 
 
 def _refuse_of_file(merged: Merged, named: str, wanted: str | None, path: str) -> None:
-    place = merged.place_of(("model", "chat_template"))
-    if place is not None and place.kind is Kind.FILE:
+    place = merged.place_of(_TEMPLATE)
+    if place.kind is Kind.FILE:
         what = f"model.chat_template = {named!r} is not the template of {path!r}"
         fix = f"Add --set {_KEY}={wanted} for the model's own, or --set {_KEY}={named} to keep yours."
         raise RecipeError(what, where=place, fix=fix)
 
 
 def _fit_length(merged: Merged, path: str) -> None:
-    facts = merged.values.get("architecture")
-    limit = facts.get("max_position_embeddings") if isinstance(facts, dict) else None
-    for key in mixture.LOADERS:
-        loader = merged.values.get(key)
-        dataset = loader.get("dataset") if isinstance(loader, dict) else None
-        length = dataset.get("max_length") if isinstance(dataset, dict) else None
-        place = merged.place_of((key, "dataset", "max_length"))
-        if not (isinstance(limit, int) and isinstance(length, int) and place and place.kind is Kind.PACKAGE):
+    limit = merged.get(("architecture", "max_position_embeddings"))
+    for loader in mixture.LOADERS:
+        keys = (loader, "dataset", "max_length")
+        length, place = merged.get(keys), merged.place_of(keys)
+        if not (isinstance(limit, int) and isinstance(length, int) and place.kind is Kind.PACKAGE):
             continue
         if limit < length:
             derived = Place(Kind.DERIVED, f"derived: the context of {path}")
-            told = f"{key}.dataset.max_length is {limit}, the context of {path}, not {length} ({place})."
-            merged.lay(Layer.at(derived, {key: {"dataset": {"max_length": limit}}}, told))
+            told = f"{'.'.join(keys)} is {limit}, the context of {path}, not {length} ({place})."
+            merged.lay(Layer.at(derived, nested(keys, limit), told))
 
 
 def _last(path: str) -> str:

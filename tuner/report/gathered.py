@@ -17,8 +17,8 @@ from tuner.errors import RunDirectoryError, TunerError
 from tuner.files import load_json
 from tuner.recipes import catalog, recipe
 from tuner.recipes.diff import Section, differences
-from tuner.recipes.layers import leaves
-from tuner.recipes.source import read_file
+from tuner.recipes.merging import leaves
+from tuner.recipes.recipe_file import read_file
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.listing import Listed

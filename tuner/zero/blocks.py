@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from tuner.recipes.merging import lookup
 from tuner.recipes.schema import OptimizerType
 from tuner.zero.choice import AUTO
-from tuner.zero.findings import lookup
 
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 _MODES = ("torch_adam", "adam_w_mode", "fused", "foreach", "set_grad_none")

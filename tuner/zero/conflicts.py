@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from tuner.errors import DeepSpeedConfigError, did_you_mean
-from tuner.zero.fields import Field, schema
-from tuner.zero.findings import Findings, lookup, named, show
+from tuner.recipes.merging import lookup
+from tuner.zero.config_schema import Field, schema
+from tuner.zero.findings import Findings, named, show
 from tuner.zero.jsonfile import Keys
 from tuner.zero.obsolete import is_off
 from tuner.zero.rules import RULES, ZERO, Config, device, stage
@@ -21,7 +22,7 @@ CheckBlock = Callable[[dict[str, Any], Keys, Field, Findings, str], dict[str, An
 
 def check_rules(config: Config, findings: Findings, *, to_run: bool) -> None:
     """Report every rule that `config` breaks, and drop offloading that has no effect at its stage."""
-    if any(keys == (ZERO, "stage") for keys, *_ in findings.problems):
+    if findings.has_problem_at((ZERO, "stage")):
         # Without a stage, half of the rules would accuse keys that are right.
         return
     _drop_inert_offload(config, findings)

@@ -13,8 +13,8 @@ from tuner.errors import DeepSpeedConfigError, together
 from tuner.zero.jsonfile import Document, Keys
 
 _MAX_SHOWN = 60
-Found = tuple[Keys, str, str]
-"""The key, what is wrong with it, and what to do: an imperative sentence, a question, or nothing."""
+Found = list[tuple[Keys, DeepSpeedConfigError]]
+"""The key, and what is wrong with it; a warning is an error that nobody raises."""
 
 
 @dataclass
@@ -22,24 +22,31 @@ class Findings:
     """Problems and warnings of one document, collected so that a user sees all of them at once."""
 
     document: Document
-    warnings: list[Found] = field(default_factory=list)
-    problems: list[Found] = field(default_factory=list)
+    _warnings: Found = field(default_factory=list)
+    _problems: Found = field(default_factory=list)
 
-    def warn(self, keys: Keys, what: str, fix: str = "") -> None:
+    def warn(self, keys: Keys, what: str, fix: str | None = None) -> None:
         """Add a warning about the key at `keys`."""
-        self.warnings.append((keys, what, fix))
+        self._warnings.append((keys, DeepSpeedConfigError(what, where=self.document.where(keys), fix=fix)))
 
-    def problem(self, keys: Keys, what: str, fix: str = "") -> None:
+    def problem(self, keys: Keys, what: str, fix: str | None = None) -> None:
         """Add a problem with the key at `keys`."""
-        self.problems.append((keys, what, fix))
+        error = DeepSpeedConfigError(what, where=self.document.where(keys), fix=fix or "Remove it.")
+        self._problems.append((keys, error))
 
-    def lines(self, found: list[Found]) -> list[str]:
-        """Return problems or warnings as messages, in the order of the file."""
-        return [self._line(*one) for one in self.in_order(found)]
+    def has_problem_at(self, keys: Keys) -> bool:
+        """Return whether a problem is with this very key."""
+        return any(keys == at for at, _ in self._problems)
 
-    def in_order(self, found: list[Found]) -> list[Found]:
-        """Return problems or warnings in the order of the file."""
-        return sorted(found, key=self._place)
+    @property
+    def warnings(self) -> list[DeepSpeedConfigError]:
+        """The warnings, in the order of the file."""
+        return self._in_order(self._warnings)
+
+    @property
+    def problems(self) -> list[DeepSpeedConfigError]:
+        """The problems, in the order of the file."""
+        return self._in_order(self._problems)
 
     def raise_problems(self) -> None:
         """Raise all problems as one error, in the order of the file.
@@ -47,34 +54,15 @@ class Findings:
         Raises:
             DeepSpeedConfigError: there is a problem.
         """
-        if errors := self.errors():
-            raise together(errors)
+        if self._problems:
+            raise together(self.problems)
 
-    def errors(self) -> list[DeepSpeedConfigError]:
-        """Return each problem as an error, in the order of the file."""
-        found = self.in_order(self.problems)
-        return [
-            DeepSpeedConfigError(what, where=self.document.where(keys), fix=fix or "Remove it.")
-            for keys, what, fix in found
-        ]
+    def _in_order(self, found: Found) -> list[DeepSpeedConfigError]:
+        return [error for keys, error in sorted(found, key=self._place)]
 
-    def _place(self, problem: Found) -> tuple[int, int]:
-        keys = problem[0]
-        while keys and keys not in self.document.positions:
-            keys = keys[:-1]
-        return self.document.positions.get(keys, (0, 0))
-
-    def _line(self, keys: Keys, what: str, fix: str) -> str:
-        return f"{what}. In {self.document.where(keys)}. {fix}".strip()
-
-
-def lookup(value: Any, keys: Keys, default: Any = None) -> Any:
-    """Return what stands at `keys` in nested dicts, or `default` where the way there is no dict."""
-    for key in keys:
-        if not isinstance(value, dict) or key not in value:
-            return default
-        value = value[key]
-    return value
+    def _place(self, found: tuple[Keys, DeepSpeedConfigError]) -> tuple[int, int]:
+        place = self.document.place(found[0])
+        return place.line or 0, place.column or 0
 
 
 def show(value: Any) -> str:

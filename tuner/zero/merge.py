@@ -12,17 +12,18 @@ from typing import Any
 from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
-from tuner.recipes.layers import leaves
-from tuner.recipes.recipe import Origin, Recipe
+from tuner.recipes.merging import leaves
+from tuner.recipes.origin import Origin, Overridden
+from tuner.recipes.recipe import Recipe
 from tuner.zero import blocks
 from tuner.zero.blocks import Wish
-from tuner.zero.check import Checked, check, check_device
 from tuner.zero.choice import AUTO as AUTO
 from tuner.zero.choice import NONE
 from tuner.zero.choice import open_config as open_config
 from tuner.zero.choice import preset_name as preset_name
-from tuner.zero.fields import schema
+from tuner.zero.config_schema import schema
 from tuner.zero.jsonfile import Document
+from tuner.zero.lint import Checked, check, check_device
 from tuner.zero.precision import Precision
 from tuner.zero.rules import needs_cpu_adam, short
 from tuner.zero.unrunnable import FINAL
@@ -92,13 +93,13 @@ class _Merger:
         for key in keys[:-1]:
             block = block.setdefault(key, {})
         old, dotted = block.get(keys[-1], AUTO), ".".join(keys)
-        beat: tuple[tuple[Any, str], ...] = ()
+        overridden: tuple[Overridden, ...] = ()
         if old != AUTO and old != value:
+            overridden = (Overridden(old, self.document.place(keys)),)
             where = self.document.where(keys)
-            beat = ((old, where),)
             self.warnings.append(f"{dotted} = {value!r} from {source} wins over {old!r} in {where}.{note}")
         block[keys[-1]] = value
-        self.origins[dotted] = Origin.derived(source, beat)
+        self.origins[dotted] = Origin.derived(source, overridden)
 
     def recipe_source(self, key: str) -> str:
         origin = self.recipe.origins.get(key)
@@ -179,9 +180,11 @@ class _Merger:
         if not hardware.gpus and self.document.preset:
             for block in [name for name in ("offload_optimizer", "offload_param") if name in zero]:
                 # Nothing is copied to a GPU, and pinning makes DeepSpeed build an op.
-                beat = ((zero[block]["pin_memory"], self.document.name),)
+                overridden = Overridden(zero[block]["pin_memory"], self.document.place())
                 zero[block]["pin_memory"] = False
-                self.origins[f"zero_optimization.{block}.pin_memory"] = Origin.derived("detected: no GPU", beat)
+                self.origins[f"zero_optimization.{block}.pin_memory"] = Origin.derived(
+                    "detected: no GPU", (overridden,)
+                )
         if device in (None, NONE):
             return
         key = "zero_force_ds_cpu_optimizer"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tuner.zero.findings import lookup
+from tuner.recipes.merging import lookup
 from tuner.zero.rules import ZERO, Config, device, stage
 
 Keys = tuple[str, ...]

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tuner.zero.findings import Findings, lookup, named
+from tuner.recipes.merging import lookup
+from tuner.zero.findings import Findings, named
 
 # removed: an error when on, dropped aloud when off. inert: dropped aloud, whatever it holds.
 Kind = Literal["removed", "inert"]

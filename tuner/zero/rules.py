@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from tuner.zero.findings import lookup
+from tuner.recipes.merging import lookup
 
 Config = dict[str, Any]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tuner.zero.findings import lookup
+from tuner.recipes.merging import lookup
 from tuner.zero.rules import (
     STEPPING,
     ZERO,

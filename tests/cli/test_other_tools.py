@@ -14,11 +14,10 @@ import pytest
 import tuner as tuner_package
 from tests.cli.command import Tuner
 from tests.each import each
-from tuner.cli import COMMANDS, chat
-from tuner.cli import habits as cli_habits
+from tuner.cli import COMMANDS, chat, other_tools
 from tuner.errors import RecipeError
-from tuner.recipes import habits, recipe
-from tuner.recipes.layers import leaves
+from tuner.recipes import aliases, recipe
+from tuner.recipes.merging import leaves
 from tuner.recipes.overrides import schema_keys
 
 LORA, QLORA, DPO = "tiny_lora_sample_e1", "tiny_qlora_sample_e1", "tiny_dpo_lora_sample_preferences_e1"
@@ -145,15 +144,15 @@ def test_a_word_without_a_counterpart_is_refused_by_its_name(text: str, fix: str
 def test_every_key_of_the_table_is_one_of_the_schema() -> None:
     known = {".".join(keys) for keys in schema_keys()}
 
-    assert {habit.key for habit in habits.HABITS.values() if habit.key} - set(habits.FLAGS) <= known
+    assert {habit.key for habit in aliases.ALIASES.values() if habit.key} - set(aliases.FLAGS) <= known
 
 
 def test_a_word_of_the_table_that_is_a_key_here_means_that_key() -> None:
     own = {keys[-1] for keys in schema_keys() if "architecture" not in keys}
     blocks = {"model", "dataset", "optimizer", "adapter"}
-    both = {word for word in habits.HABITS if word in own} - blocks
+    both = {word for word in aliases.ALIASES if word in own} - blocks
 
-    assert {(habits.HABITS[word].key or "").split(".")[-1] for word in both} == both
+    assert {(aliases.ALIASES[word].key or "").split(".")[-1] for word in both} == both
 
 
 def test_a_word_in_a_recipe_file_is_told_the_key(tuner: Tuner) -> None:
@@ -211,7 +210,7 @@ def test_another_tools_command_line_is_answered_with_ours(tuner: Tuner, typed: s
 
 
 def test_no_command_of_ours_is_taken_for_another_tools() -> None:
-    assert not cli_habits.COMMANDS.keys() & COMMANDS.keys()
+    assert not other_tools.COMMANDS.keys() & COMMANDS.keys()
 
 
 @each([("loro_rank", "lora_rank"), ("learning_rat", "learning_rate"), ("use_cache", None)])

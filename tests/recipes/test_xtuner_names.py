@@ -8,7 +8,7 @@ import pytest
 
 from tests.launch.plans import made
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, recipe, spellings
+from tuner.recipes import catalog, recipe, xtuner_names
 
 DPO = "llama3_8b_instruct_dpo_qlora_orpo_dpo_mix_40k_e3"
 OWN = "qwen3_8b_full_finetune_custom_dataset_e1"
@@ -58,7 +58,7 @@ def test_a_value_says_which_word_set_it() -> None:
     found = recipe.load("qwen3_8b_full_alpaca_e3_32k_varlen").origins["train_dataloader.dataset.max_length"]
 
     assert found.source == "_32k in name qwen3_8b_full_alpaca_e3_32k_varlen"
-    assert found.beat[0][0] == 2048
+    assert found.overridden[0][0] == 2048
 
 
 def test_an_override_beats_a_word() -> None:
@@ -147,7 +147,7 @@ def test_a_name_of_ours_is_never_read_as_one_of_xtuner_s() -> None:
 
 
 def test_every_spelling_says_in_one_line_what_it_means() -> None:
-    for spelling in spellings.SPELLINGS:
+    for spelling in xtuner_names.SPELLINGS:
         assert spelling.written
         assert spelling.says.endswith(".")
         assert "\n" not in spelling.says

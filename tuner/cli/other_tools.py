@@ -106,13 +106,13 @@ def option(error: click.NoSuchOption) -> UsageError | None:
 
 def _as_key(word: str) -> str | None:
     """Return how a recipe's key, in another tool's words or in ours, is set, or None where it is no key."""
-    from tuner.recipes import habits
+    from tuner.recipes import aliases
     from tuner.recipes.overrides import schema_keys  # imports pydantic, which --help does not need
 
-    if found := habits.habit(word, "VALUE"):
+    if found := aliases.find(word, "VALUE"):
         if found.key is None:
             return found.instead
-        return f"Write {found.key} PATH." if found.key in habits.FLAGS else f"Write --set {found.key}=VALUE."
+        return f"Write {found.key} PATH." if found.key in aliases.FLAGS else f"Write --set {found.key}=VALUE."
     plain = word.replace("-", "_")
     is_key = any(plain in (keys[-1], ".".join(keys)) for keys in schema_keys())
     return f"Write --set {plain}=VALUE." if is_key else None

@@ -1,16 +1,16 @@
-"""Layers of values laid over each other, every value with where it came from and what it beat.
+"""Layers of values laid over each other, every value with where it came from and what it overrode.
 
 It knows no keys but `_delete_`, and reads no files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.recipes.origin import Origin, Place
-from tuner.recipes.source import Keys
+from tuner.recipes.origin import DEFAULT, Origin, Place
+from tuner.recipes.recipe_file import Keys
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,26 @@ class Merged:
         self.warnings += [layer.warning] if layer.warning else []
         self._lay(self.values, layer.values, (), layer)
 
-    def place_of(self, keys: Keys) -> Place | None:
+    def get(self, keys: Keys) -> Any:
+        """Return a key's value, or None where there is none, whatever stands in its block's place."""
+        return lookup(self.values, keys)
+
+    def place_of(self, keys: Keys) -> Place:
         """Return where a key's value came from: the key's own origin, its first inner one, or its block's."""
         for end in range(len(keys), 0, -1):
-            dotted = ".".join(keys[:end])
-            for key, origin in self.origins.items():
-                if key == dotted or key.startswith(f"{dotted}."):
-                    return origin.place
-        return None
+            if inner := self._at(keys[:end]):
+                return self.origins[inner[0]].place
+        return DEFAULT.place
+
+    def order_of(self, keys: Keys) -> int:
+        """Return the number of the layer that wrote a key, or the latest of its block, last; 0: none did."""
+        dotted = ".".join(keys)
+        return max((order for key, order in self.order.items() if _is_in(key, dotted)), default=0)
+
+    def _at(self, keys: Keys) -> list[str]:
+        """Return the dotted keys of the leaves that stand at a key or below it."""
+        dotted = ".".join(keys)
+        return [key for key in self.origins if _is_in(key, dotted)]
 
     def _lay(self, below: dict[str, Any], above: dict[str, Any], prefix: Keys, layer: Layer) -> None:
         for key, value in above.items():
@@ -82,19 +94,39 @@ class Merged:
             self._lay(below[keys[-1]], value, keys, layer)
             return
         below[keys[-1]] = value
-        beat = before.beat if before else ()
-        if existed and before and old != value:
-            beat = ((old, before.source), *beat)
-        self.origins[".".join(keys)] = Origin(layer.place(keys), beat)
+        place = layer.place(keys)
+        if before and old != value:
+            self.origins[".".join(keys)] = before.over(place, old)
+        else:
+            self.origins[".".join(keys)] = Origin(place, before.overridden if before else ())
 
     def _forget(self, keys: Keys) -> Origin | None:
         """Drop the origins of a key and of all below it; return the first of them."""
-        dotted = ".".join(keys)
-        gone = [key for key in self.origins if key == dotted or key.startswith(f"{dotted}.")]
+        gone = self._at(keys)
         for key in gone:
             self.order.pop(key, None)
         found = [self.origins.pop(key) for key in gone]
         return found[0] if found else None
+
+
+def _is_in(key: str, block: str) -> bool:
+    return key == block or key.startswith(f"{block}.")
+
+
+def lookup(values: Any, keys: Sequence[Any], default: Any = None) -> Any:
+    """Return what stands at `keys` in nested dicts, or `default` where the way there is no dict."""
+    for key in keys:
+        if not isinstance(values, Mapping) or key not in values:
+            return default
+        values = values[key]
+    return values
+
+
+def nested(keys: Keys, value: Any) -> dict[str, Any]:
+    """Return the nested dicts in which `value` stands at `keys`, of which there is at least one."""
+    for key in reversed(keys):
+        value = {key: value}
+    return dict(value)
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from tuner.errors import did_you_mean, nearest
 from tuner.zero import conflicts, obsolete
+from tuner.zero.config_schema import Field, Misfit, fit, schema
 from tuner.zero.conflicts import check_device
-from tuner.zero.fields import Field, Misfit, fit, schema
 from tuner.zero.findings import Findings, named
 from tuner.zero.jsonfile import Document, Keys
 
@@ -58,7 +58,7 @@ def inspect(document: Document, *, to_run: bool = False) -> tuple[Checked, Findi
     conflicts.check_optimizer(cleaned, findings, _block)
     conflicts.check_scheduler(cleaned, findings, _block)
     conflicts.check_rules(cleaned, findings, to_run=to_run)
-    return Checked(cleaned, tuple(findings.lines(findings.warnings))), findings
+    return Checked(cleaned, tuple(warning.message for warning in findings.warnings)), findings
 
 
 def _block(block: dict[str, Any], keys: Keys, field: Field, findings: Findings, path: str = "") -> dict[str, Any]:

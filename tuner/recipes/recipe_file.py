@@ -32,7 +32,7 @@ Keys = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Source:
+class RecipeFile:
     """The values of one file, in file order, and the line on which each key stands."""
 
     name: str
@@ -52,7 +52,7 @@ class Source:
         return str(self.place(keys))
 
 
-def read_file(path: Path, name: str | None = None, kind: Kind = Kind.FILE) -> Source:
+def read_file(path: Path, name: str | None = None, kind: Kind = Kind.FILE) -> RecipeFile:
     """Read a recipe file.
 
     Args:
@@ -80,7 +80,7 @@ def read_file(path: Path, name: str | None = None, kind: Kind = Kind.FILE) -> So
         raise RecipeError(f"the recipe is not UTF-8 (byte {error.start})", where=shown) from None
 
 
-def read_text(text: str, name: str) -> Source:
+def read_text(text: str, name: str) -> RecipeFile:
     """Read a recipe's text; `name` is what messages call it.
 
     Raises:
@@ -91,7 +91,7 @@ def read_text(text: str, name: str) -> Source:
     for index, statement in enumerate(tree.body):
         reader.statement(statement, first=index == 0)
     helpers = frozenset(reader.used)
-    return Source(name, reader.values, reader.lines, helpers)
+    return RecipeFile(name, reader.values, reader.lines, helpers)
 
 
 def read_value(text: str, name: str) -> Any:

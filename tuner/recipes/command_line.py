@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, habits, mixture, paths, start, validation
+from tuner.recipes import aliases, catalog, mixture, paths, starting_weights, validation_rows
 from tuner.recipes.explain import key_hint
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.merging import Layer, Merged, lookup, nested
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.overrides import parse_override, schema_keys
 from tuner.recipes.part import read_part
+from tuner.recipes.recipe_file import Keys, RecipeFile, is_writable
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.source import Keys, Source, is_writable
 
 _TRAIN, _VAL = mixture.LOADERS
 
@@ -47,7 +47,7 @@ class Overrides:
                 raise RecipeError(f"{text!r} is not UTF-8", where=flag, fix="Rename the file or folder.")
 
 
-def layer_of(source: Source) -> Layer:
+def layer_of(source: RecipeFile) -> Layer:
     """Return a file's values as a layer; its helpers are left out.
 
     Raises:
@@ -81,10 +81,10 @@ def layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[L
 def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iterator[Layer]:
     """Yield the layers of one KEY=VALUE, whose key may be another tool's word."""
     key, _, given = text.partition("=")
-    where, habit = f"{flag} {text}", habits.habit(key.strip(), given)
-    place, told = Place(Kind.FLAG, where), habits.note(key.strip(), given, where)
-    if habit and habit.key in habits.FLAGS:
-        meant = Overrides(model=given) if habit.key == "--model" else Overrides(data=given)
+    where, alias = f"{flag} {text}", aliases.find(key.strip(), given)
+    place, told = Place(Kind.FLAG, where), aliases.note(key.strip(), given, where)
+    if alias and alias.key in aliases.FLAGS:
+        meant = Overrides(model=given) if alias.key == "--model" else Overrides(data=given)
         for layer in layers(meant, merged, name):
             # Facts of a catalog's part stand where they are written, the user's own word where it was typed.
             is_typed = layer.place(()).kind is Kind.FLAG
@@ -92,17 +92,17 @@ def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iter
         return
     keys, value = parse_override(text, flag, merged.values)
     if keys[0] == _VAL and len(keys) > 1 and merged.values[_VAL] is None:
-        yield Layer.at(place, {_VAL: validation.block(merged)})
+        yield Layer.at(place, {_VAL: validation_rows.block(merged)})
     # A mapping may be None until it gets its first key: dataset.columns.
     _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, where)
-    yield Layer.at(place, _nested(keys, value), told)
+    yield Layer.at(place, nested(keys, value), told)
 
 
 def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Any, Merged], dict[str, Any]]], ...]:
     """Return each flag of one value, what was given, and the values that it means."""
     return (
         ("--data", overrides.data, lambda path, _: {_TRAIN: {"dataset": mixture.only(path)}, _VAL: None}),
-        ("--val", overrides.val, validation.of_file),
+        ("--val", overrides.val, validation_rows.of_file),
         ("--val-split", overrides.val_split, lambda part, _: {_TRAIN: {"dataset": {"val_split": part}}}),
         ("--epochs", overrides.epochs, lambda count, _: {"train_cfg": {"max_epochs": count, "max_steps": None}}),
         ("--seed", overrides.seed, lambda seed, _: {"randomness": {"seed": seed}}),
@@ -113,7 +113,7 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
     """Yield the model that --model or --adapter means, with its catalog part's facts, and the adapter on it."""
     flag, text = ("--adapter", overrides.adapter) if overrides.model is None else ("--model", overrides.model)
     assert text is not None
-    found = start.find(text, flag)
+    found = starting_weights.find(text, flag)
     if overrides.model is not None and overrides.adapter is not None and found.adapter:
         raise RecipeError(f"{text!r} is an adapter itself", where="--adapter", fix="Name its base with --model.")
     place = Place(Kind.FLAG, f"{flag} {text}")
@@ -142,7 +142,7 @@ def _is_same_model(merged: Merged, base: str, name: str | None) -> bool:
 
 def _adapter_layer(adapter: str, place: Place | None, merged: Merged) -> Layer:
     place = place or Place(Kind.FLAG, f"--adapter {adapter}")
-    folder = start.result_of(adapter) or adapter
+    folder = starting_weights.result_of(adapter) or adapter
     if merged.values.get("adapter") is None:
         what = f"{adapter!r} is an adapter, and this recipe trains every weight"
         fix = f"Merge it first: tuner export {adapter} DEST --merge, then --model DEST."
@@ -151,17 +151,8 @@ def _adapter_layer(adapter: str, place: Place | None, merged: Merged) -> Layer:
 
 
 def _refuse_below_none(keys: Keys, values: Any, where: str) -> None:
-    for index, key in enumerate(keys[:-1]):
-        values = values.get(key) if isinstance(values, dict) else None
-        if values is None:
-            block = ".".join(keys[: index + 1])
-            fix = f"Take a method that has one, or set {block} as a whole."
-            raise RecipeError(
-                f"{block} is None in this recipe, so {'.'.join(keys)} means nothing", where=where, fix=fix
-            )
-
-
-def _nested(keys: Keys, value: Any) -> dict[str, Any]:
-    for key in reversed(keys):
-        value = {key: value}
-    return value  # type: ignore[no-any-return]
+    for end in range(1, len(keys)):
+        if lookup(values, keys[:end]) is None:
+            block = ".".join(keys[:end])
+            what = f"{block} is None in this recipe, so {'.'.join(keys)} means nothing"
+            raise RecipeError(what, where=where, fix=f"Take a method that has one, or set {block} as a whole.")

@@ -10,11 +10,12 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.recipes import mixture
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.origin import Kind, Place
 
 _TRAIN, _VAL = mixture.LOADERS
-_KEY = f"{_TRAIN}.dataset.val_split"
+_SPLIT = (_TRAIN, "dataset", "val_split")
+_KEY = ".".join(_SPLIT)
 
 
 def block(merged: Merged) -> dict[str, Any]:
@@ -38,27 +39,22 @@ def settle(merged: Merged) -> None:
     Raises:
         RecipeError: it stands in val_dataloader.
     """
-    train, val = merged.values.get(_TRAIN), merged.values.get(_VAL)
-    if not isinstance(train, dict) or not isinstance(train.get("dataset"), dict):
-        return  # for the schema to refuse
-    below = val.get("dataset") if isinstance(val, dict) else None
-    rows = below if isinstance(below, dict) else {}
-    holds = bool(rows.get("held_out"))
-    if rows.get("val_split") and not holds:
+    train, val = merged.get((_TRAIN,)), merged.get((_VAL,))
+    holds = bool(merged.get((_VAL, "dataset", "held_out")))
+    if merged.get((_VAL, "dataset", "val_split")) and not holds:
         what = f"{_VAL}.dataset.val_split holds nothing out"
         raise RecipeError(what, where=merged.place_of((_VAL, "dataset", "val_split")), fix=f"Set {_KEY} instead.")
-    part = train["dataset"].get("val_split")
-    if not isinstance(part, float):
-        return
-    if val is not None and not holds and _order(merged, _VAL) > merged.order.get(_KEY, 0):
-        merged.lay(Layer.at(_place(merged, (_VAL,)), {_TRAIN: {"dataset": {"val_split": None}}}))
+    if not isinstance(merged.get(_SPLIT), float):
+        return  # none, or for the schema to refuse
+    if val is not None and not holds and merged.order_of((_VAL,)) > merged.order_of(_SPLIT):
+        merged.lay(Layer.at(merged.place_of((_VAL,)), nested(_SPLIT, None)))
         return
     seed = train["dataset"].get("val_seed")
     seed = merged.values["randomness"]["seed"] if seed is None else seed
     dataset = {**deepcopy(train["dataset"]), "val_seed": seed, "held_out": True}
     loader = {**deepcopy(train), "dataset": dataset}
-    if holds and isinstance(val, dict):  # a run's own recipe, perhaps with another part or other data
-        own = {key: rows[key] for key in ("max_length", "packing") if key in rows}
+    if holds:  # a run's own recipe, perhaps with another part or other data
+        own = {key: val["dataset"][key] for key in ("max_length", "packing") if key in val["dataset"]}
         loader = {**val, "dataset": dataset | own}
     values = {_TRAIN: {"dataset": {"val_seed": seed}}, _VAL: {"_delete_": True, **loader}}
     merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {_KEY}"), values))
@@ -70,13 +66,3 @@ def told(values: dict[str, Any]) -> str | None:
     if not dataset["val_split"]:
         return None
     return f"validation: {dataset['val_split']:g} of the training rows are held out, by seed {dataset['val_seed']}"
-
-
-def _place(merged: Merged, keys: tuple[str, ...]) -> Place:
-    place = merged.place_of(keys)
-    assert place is not None
-    return place
-
-
-def _order(merged: Merged, key: str) -> int:
-    return max((order for name, order in merged.order.items() if name == key or name.startswith(f"{key}.")), default=0)

@@ -14,7 +14,7 @@ from typing import Any
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, paths
 from tuner.recipes.config_json import read_facts, read_type
-from tuner.recipes.layers import Layer, Merged
+from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
 
@@ -23,6 +23,7 @@ _RESULT = "final"
 """Where a run directory has its result."""
 _KINDS = (_WHOLE, paths.ADAPTER)
 _OF_A_RUN = re.compile(rf"{_RESULT}|checkpoints|checkpoint-\d+")
+_MODEL = ("model", "path")
 _WEIGHTS = ("r", "lora_alpha", "target_modules", "use_dora", "use_rslora", "modules_to_save")
 """What the trained weights of an adapter were made for; its dropout is free."""
 
@@ -113,9 +114,8 @@ def settle(merged: Merged) -> None:
     Raises:
         RecipeError: the user asks for another rank than it has, it was trained on another model, or for other ends.
     """
-    block = merged.values.get("adapter")
-    path = block.get("path") if isinstance(block, dict) else None
-    if not isinstance(block, dict) or not isinstance(path, str):
+    block, path = merged.get(("adapter",)), merged.get(("adapter", "path"))
+    if not isinstance(path, str):
         return
     folder = result_of(path) or path
     if not _is_adapter(paths.expanded(folder)):
@@ -128,15 +128,15 @@ def settle(merged: Merged) -> None:
         value, old, place = told.get(key), block.get(key), merged.place_of(("adapter", key))
         if (value or None) == (old or None) or (isinstance(value, list) and _alike(value, old)):
             continue
-        if key not in _WEIGHTS and place and place.kind is not Kind.PACKAGE:
+        if key not in _WEIGHTS and place.kind is not Kind.PACKAGE:
             continue
-        if place and place.kind is Kind.FLAG and key in block:
+        if place.kind is Kind.FLAG and key in block:
             what = f"adapter.{key} = {old!r}: the adapter in {folder!r} has {value!r}"
             raise RecipeError(what, where=place, fix="Leave it out, or put a new adapter on a merged model.")
         values[key] = value if value is not None else _LEFT_OUT.get(key)
     if values:
         derived = Place(Kind.DERIVED, f"{folder}/{paths.ADAPTER}")
-        merged.lay(Layer(({"adapter": values}), lambda keys: where if keys[-1] == "path" and where else derived))
+        merged.lay(Layer({"adapter": values}, lambda keys: where if keys[-1] == "path" else derived))
 
 
 def _alike(value: list[Any], old: Any) -> bool:
@@ -144,14 +144,14 @@ def _alike(value: list[Any], old: Any) -> bool:
 
 
 def _check_base(merged: Merged, told: dict[str, Any], folder: str) -> None:
-    base, model = told.get("base_model_name_or_path"), merged.values.get("model", {}).get("path")
+    base, model = told.get("base_model_name_or_path"), merged.get(_MODEL)
     if base and isinstance(model, str) and base != model and not (paths.local(base) or paths.local(model)):
         what = f"the adapter in {folder!r} was trained on {base!r}, not on {model!r}"
-        raise RecipeError(what, where=merged.place_of(("model", "path")), fix=f"Train it on its base: --model {base}.")
+        raise RecipeError(what, where=merged.place_of(_MODEL), fix=f"Train it on its base: --model {base}.")
 
 
 def _check_ends(merged: Merged, told: dict[str, Any], folder: str) -> None:
-    objective = merged.values.get("objective", {}).get("type")
+    objective = merged.get(("objective", "type"))
     if (told.get("task_type") == "SEQ_CLS") != (objective == "reward"):
         what = f"the adapter in {folder!r} is of task {told.get('task_type')}, which objective {objective} cannot train"
         fix = f"Merge it into its base first: tuner export {folder} DEST --merge, then --model DEST."
@@ -160,10 +160,8 @@ def _check_ends(merged: Merged, told: dict[str, Any], folder: str) -> None:
 
 def derive_architecture(merged: Merged) -> None:
     """A model path that is newer than the facts beside it makes those facts another model's."""
-    facts_order = max((order for key, order in merged.order.items() if key.split(".")[0] == "architecture"), default=0)
-    model = merged.values["model"]
-    path = model.get("path") if isinstance(model, dict) else None
-    if not isinstance(path, str) or (merged.order["model.path"] <= facts_order and merged.values["architecture"]):
+    path, is_newer = merged.get(_MODEL), merged.order_of(_MODEL) > merged.order_of(("architecture",))
+    if not isinstance(path, str) or not (is_newer or merged.values["architecture"] is None):
         return
     facts, place = read_facts(paths.expanded(catalog.asset(path))), Place(Kind.DERIVED, f"{path}/{_WHOLE}")
     if facts is None:
@@ -176,11 +174,9 @@ def derive_architecture(merged: Merged) -> None:
 
 def kind_of(merged: Merged) -> str | None:
     """Return the model_type that the facts name, or the model's folder where its config.json does not hold all."""
-    facts, model = merged.values.get("architecture"), merged.values.get("model")
-    if isinstance(facts, dict):
-        kind = facts.get("model_type")
+    kind, path = merged.get(("architecture", "model_type")), merged.get(_MODEL)
+    if isinstance(merged.get(("architecture",)), dict):
         return kind if isinstance(kind, str) else None
-    path = model.get("path") if isinstance(model, dict) else None
     return read_type(paths.expanded(catalog.asset(path))) if isinstance(path, str) else None
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Habit:
+class Alias:
     """One word of another tool: a key of a recipe, a flag that does the same, or what to do instead."""
 
     key: str | None = None
@@ -67,8 +67,8 @@ _ATTENTION = {
 }
 
 
-def _not(instead: str) -> Habit:
-    return Habit(instead=instead)
+def _not(instead: str) -> Alias:
+    return Alias(instead=instead)
 
 
 _METHOD = "The method is a word of the recipe's name: full, lora, qlora or dora, as in qwen3_8b_qlora_alpaca_e3."
@@ -90,18 +90,18 @@ _INTERVAL = "Steps decide, never epochs: --set checkpoint.interval=STEPS, --set 
 
 FLAGS = ("--model", "--data")
 """They set a path and what belongs to it."""
-HABITS: Mapping[str, Habit] = {
+ALIASES: Mapping[str, Alias] = {
     # The model.
-    "model": Habit("--model"),
-    "model_name_or_path": Habit("--model"),
-    "pretrained_model_name_or_path": Habit("--model"),
-    "base_model": Habit("--model"),
-    "model_id": Habit("--model"),
-    "model_revision": Habit("model.revision"),
-    "attn_impl": Habit("model.attn_implementation", _ATTENTION),
-    "flash_attn": Habit("model.attn_implementation", _ATTENTION),
-    "attn_implementation": Habit("model.attn_implementation", {"flash_attn|fa2": "flash_attention_2"}),
-    "resize_vocab": Habit("model.resize_embeddings"),
+    "model": Alias("--model"),
+    "model_name_or_path": Alias("--model"),
+    "pretrained_model_name_or_path": Alias("--model"),
+    "base_model": Alias("--model"),
+    "model_id": Alias("--model"),
+    "model_revision": Alias("model.revision"),
+    "attn_impl": Alias("model.attn_implementation", _ATTENTION),
+    "flash_attn": Alias("model.attn_implementation", _ATTENTION),
+    "attn_implementation": Alias("model.attn_implementation", {"flash_attn|fa2": "flash_attention_2"}),
+    "resize_vocab": Alias("model.resize_embeddings"),
     "template": _not(_TEMPLATE),
     "prompt_template": _not(_TEMPLATE),
     "tokenizer_name_or_path": _not("The tokenizer is the model's: put its files into the model's folder."),
@@ -112,65 +112,65 @@ HABITS: Mapping[str, Habit] = {
     "train_type": _not(_METHOD),
     "use_peft": _not(_METHOD),
     "use_lora": _not(_METHOD),
-    "lora_rank": Habit("adapter.r"),
-    "lora_r": Habit("adapter.r"),
-    "rank": Habit("adapter.r"),
-    "lora_target": Habit("adapter.target_modules", _MODULES),
-    "lora_target_modules": Habit("adapter.target_modules", _MODULES),
-    "target_modules": Habit("adapter.target_modules", {r"([\w.-]+(?:\s*,\s*[\w.-]+)+)": r"[\1]"}),
-    "lora_modules_to_save": Habit("adapter.modules_to_save"),
-    "additional_target": Habit("adapter.modules_to_save"),
-    "dropout": Habit("adapter.lora_dropout"),
+    "lora_rank": Alias("adapter.r"),
+    "lora_r": Alias("adapter.r"),
+    "rank": Alias("adapter.r"),
+    "lora_target": Alias("adapter.target_modules", _MODULES),
+    "lora_target_modules": Alias("adapter.target_modules", _MODULES),
+    "target_modules": Alias("adapter.target_modules", {r"([\w.-]+(?:\s*,\s*[\w.-]+)+)": r"[\1]"}),
+    "lora_modules_to_save": Alias("adapter.modules_to_save"),
+    "additional_target": Alias("adapter.modules_to_save"),
+    "dropout": Alias("adapter.lora_dropout"),
     "load_in_4bit": _not(_BITS),
     "load_in_8bit": _not(_BITS),
-    "quantization_bit": Habit("quantization.bits"),
-    "quant_bits": Habit("quantization.bits"),
-    "bnb_4bit_quant_type": Habit("quantization.quant_type"),
-    "quantization_type": Habit("quantization.quant_type"),
-    "bnb_4bit_use_double_quant": Habit("quantization.double_quant"),
-    "double_quantization": Habit("quantization.double_quant"),
-    "bnb_4bit_compute_dtype": Habit("optim_wrapper.dtype", _DTYPES),
+    "quantization_bit": Alias("quantization.bits"),
+    "quant_bits": Alias("quantization.bits"),
+    "bnb_4bit_quant_type": Alias("quantization.quant_type"),
+    "quantization_type": Alias("quantization.quant_type"),
+    "bnb_4bit_use_double_quant": Alias("quantization.double_quant"),
+    "double_quantization": Alias("quantization.double_quant"),
+    "bnb_4bit_compute_dtype": Alias("optim_wrapper.dtype", _DTYPES),
     "adapter_name_or_path": _not("Go on from a run: --resume RUN --resume-weights."),
-    "freeze_trainable_layers": Habit("train_cfg.trainable_layers"),
+    "freeze_trainable_layers": Alias("train_cfg.trainable_layers"),
     "bias": _not("PEFT's bias stays 'none': leave it out."),
     "task_type": _not("The objective decides it: leave it out."),
     "stage": _not(_OBJECTIVE),
     "rlhf_type": _not(_OBJECTIVE),
-    "pref_beta": Habit("objective.beta"),
-    "pref_loss": Habit("objective.loss_type"),
+    "pref_beta": Alias("objective.beta"),
+    "pref_loss": Alias("objective.loss_type"),
     # Data.
-    "dataset": Habit("--data"),
-    "datasets": Habit("--data"),
-    "dataset_name": Habit("--data"),
-    "data_path": Habit("--data"),
-    "train_file": Habit("--data"),
-    "train_dataset": Habit("--data"),
+    "dataset": Alias("--data"),
+    "datasets": Alias("--data"),
+    "dataset_name": Alias("--data"),
+    "data_path": Alias("--data"),
+    "train_file": Alias("--data"),
+    "train_dataset": Alias("--data"),
     "dataset_dir": _not("Name the file itself: --data FILE."),
-    "dataset_config": Habit(f"{_ROWS}.name"),
-    "dataset_config_name": Habit(f"{_ROWS}.name"),
-    "dataset_train_split": Habit(f"{_ROWS}.split"),
+    "dataset_config": Alias(f"{_ROWS}.name"),
+    "dataset_config_name": Alias(f"{_ROWS}.name"),
+    "dataset_train_split": Alias(f"{_ROWS}.split"),
     "dataset_text_field": _not(f"Say which column is the text: --set \"{_ROWS}.columns=dict(text='COLUMN')\"."),
-    "cutoff_len": Habit(f"{_ROWS}.max_length"),
-    "max_seq_length": Habit(f"{_ROWS}.max_length"),
-    "max_seq_len": Habit(f"{_ROWS}.max_length"),
-    "model_max_length": Habit(f"{_ROWS}.max_length"),
-    "sequence_len": Habit(f"{_ROWS}.max_length"),
-    "sequence_length": Habit(f"{_ROWS}.max_length"),
-    "block_size": Habit(f"{_ROWS}.max_length"),
-    "max_samples": Habit(f"{_ROWS}.max_rows"),
-    "max_train_samples": Habit(f"{_ROWS}.max_rows"),
-    "sample_packing": Habit(f"{_ROWS}.packing"),
-    "pack_to_max_length": Habit(f"{_ROWS}.packing"),
-    "packed": Habit(f"{_ROWS}.packing"),
+    "cutoff_len": Alias(f"{_ROWS}.max_length"),
+    "max_seq_length": Alias(f"{_ROWS}.max_length"),
+    "max_seq_len": Alias(f"{_ROWS}.max_length"),
+    "model_max_length": Alias(f"{_ROWS}.max_length"),
+    "sequence_len": Alias(f"{_ROWS}.max_length"),
+    "sequence_length": Alias(f"{_ROWS}.max_length"),
+    "block_size": Alias(f"{_ROWS}.max_length"),
+    "max_samples": Alias(f"{_ROWS}.max_rows"),
+    "max_train_samples": Alias(f"{_ROWS}.max_rows"),
+    "sample_packing": Alias(f"{_ROWS}.packing"),
+    "pack_to_max_length": Alias(f"{_ROWS}.packing"),
+    "packed": Alias(f"{_ROWS}.packing"),
     "use_varlen_attn": _not("Packed samples never see each other: always so in tuner. Leave it out."),
     "neat_packing": _not("Packed samples never see each other: always so in tuner. Leave it out."),
     "padding_free": _not(f"Pack instead: --set {_ROWS}.packing=true."),
-    "SYSTEM": Habit(f"{_ROWS}.system"),
-    "default_system": Habit(f"{_ROWS}.system"),
+    "SYSTEM": Alias(f"{_ROWS}.system"),
+    "default_system": Alias(f"{_ROWS}.system"),
     "preprocessing_num_workers": _not("Data is prepared once and kept: leave it out."),
     "dataset_num_proc": _not("Data is prepared once and kept: leave it out."),
     "overwrite_cache": _not("Prepared data is made anew where its rows changed: leave it out."),
-    "dataloader_num_workers": Habit(f"{_LOADER}.num_workers"),
+    "dataloader_num_workers": Alias(f"{_LOADER}.num_workers"),
     "group_by_length": _not(f"{_NEVER} Packing wastes less: --set {_ROWS}.packing=true."),
     "train_on_prompt": _not(_NEVER),
     "train_on_inputs": _not(_NEVER),
@@ -184,58 +184,58 @@ HABITS: Mapping[str, Habit] = {
     "dataset_test_split": _not(_VALIDATION),
     "do_eval": _not(_VALIDATION),
     # The optimizer's step.
-    "learning_rate": Habit(f"{_OPTIMIZER}.lr"),
-    "optim": Habit(f"{_OPTIMIZER}.type", _OPTIMIZERS, "Write it as torch does: --set optimizer.type=AdamW."),
-    "optim_type": Habit(f"{_OPTIMIZER}.type", _OPTIMIZERS),
-    "optimizer": Habit(f"{_OPTIMIZER}.type", _OPTIMIZERS),
-    "adam_epsilon": Habit(f"{_OPTIMIZER}.eps"),
+    "learning_rate": Alias(f"{_OPTIMIZER}.lr"),
+    "optim": Alias(f"{_OPTIMIZER}.type", _OPTIMIZERS, "Write it as torch does: --set optimizer.type=AdamW."),
+    "optim_type": Alias(f"{_OPTIMIZER}.type", _OPTIMIZERS),
+    "optimizer": Alias(f"{_OPTIMIZER}.type", _OPTIMIZERS),
+    "adam_epsilon": Alias(f"{_OPTIMIZER}.eps"),
     "adam_beta1": _not(_BETAS),
     "adam_beta2": _not(_BETAS),
-    "max_grad_norm": Habit("optim_wrapper.clip_grad.max_norm"),
-    "gradient_clipping": Habit("optim_wrapper.clip_grad.max_norm"),
-    "clip_grad_norm": Habit("optim_wrapper.clip_grad.max_norm"),
-    "gradient_accumulation_steps": Habit("optim_wrapper.accumulative_counts"),
-    "per_device_train_batch_size": Habit(f"{_LOADER}.batch_size"),
-    "micro_batch_size": Habit(f"{_LOADER}.batch_size"),
-    "train_micro_batch_size_per_gpu": Habit(f"{_LOADER}.batch_size"),
-    "per_device_eval_batch_size": Habit("val_dataloader.batch_size"),
+    "max_grad_norm": Alias("optim_wrapper.clip_grad.max_norm"),
+    "gradient_clipping": Alias("optim_wrapper.clip_grad.max_norm"),
+    "clip_grad_norm": Alias("optim_wrapper.clip_grad.max_norm"),
+    "gradient_accumulation_steps": Alias("optim_wrapper.accumulative_counts"),
+    "per_device_train_batch_size": Alias(f"{_LOADER}.batch_size"),
+    "micro_batch_size": Alias(f"{_LOADER}.batch_size"),
+    "train_micro_batch_size_per_gpu": Alias(f"{_LOADER}.batch_size"),
+    "per_device_eval_batch_size": Alias("val_dataloader.batch_size"),
     "train_batch_size": _not(_GLOBAL),
     "global_batch_size": _not(_GLOBAL),
-    "bf16": Habit("optim_wrapper.dtype", {_YES: "bf16", "auto": "auto"}, "Write --set dtype=fp16, fp32 or auto."),
-    "pure_bf16": Habit("optim_wrapper.dtype", {_YES: "bf16"}, "Write --set dtype=fp16, fp32 or auto."),
-    "fp16": Habit("optim_wrapper.dtype", {_YES: "fp16", "auto": "auto"}, "Write --set dtype=bf16, fp32 or auto."),
-    "torch_dtype": Habit("optim_wrapper.dtype", _DTYPES),
-    "mixed_precision": Habit("optim_wrapper.dtype", {"no": "fp32"}),
+    "bf16": Alias("optim_wrapper.dtype", {_YES: "bf16", "auto": "auto"}, "Write --set dtype=fp16, fp32 or auto."),
+    "pure_bf16": Alias("optim_wrapper.dtype", {_YES: "bf16"}, "Write --set dtype=fp16, fp32 or auto."),
+    "fp16": Alias("optim_wrapper.dtype", {_YES: "fp16", "auto": "auto"}, "Write --set dtype=bf16, fp32 or auto."),
+    "torch_dtype": Alias("optim_wrapper.dtype", _DTYPES),
+    "mixed_precision": Alias("optim_wrapper.dtype", {"no": "fp32"}),
     "tf32": _not("torch's own setting stands: leave it out."),
     "loss_scale": _not(_DEEPSPEED),
     "neftune_noise_alpha": _not(_NEVER),
     "use_liger_kernel": _not(_NEVER),
     "enable_liger_kernel": _not(_NEVER),
     # The learning rate's course.
-    "lr_scheduler_type": Habit("param_scheduler.type", _SCHEDULES),
-    "lr_scheduler": Habit("param_scheduler.type", _SCHEDULES),
+    "lr_scheduler_type": Alias("param_scheduler.type", _SCHEDULES),
+    "lr_scheduler": Alias("param_scheduler.type", _SCHEDULES),
     "warmup_steps": _not(_WARMUP),
     "num_warmup_steps": _not(_WARMUP),
     "lr_scheduler_kwargs": _not("The schedules have no settings but warmup_ratio: leave it out."),
     "min_lr": _not("The schedules end at 0: leave it out."),
     # How long, and what is kept.
-    "num_train_epochs": Habit("train_cfg.max_epochs", _WHOLE),
-    "num_epochs": Habit("train_cfg.max_epochs", _WHOLE),
-    "epochs": Habit("train_cfg.max_epochs", _WHOLE),
-    "max_steps": Habit("train_cfg.max_steps", _NONE_BELOW_ZERO),
-    "eval_steps": Habit("train_cfg.val_interval"),
-    "save_steps": Habit("checkpoint.interval"),
-    "save_total_limit": Habit("checkpoint.max_keep_ckpts"),
-    "load_best_model_at_end": Habit("checkpoint.save_best", {_YES: "eval_loss", _NO: "None"}),
-    "metric_for_best_model": Habit("checkpoint.save_best", {"(?:eval_)?loss": "eval_loss"}, "Take eval_loss."),
-    "logging_steps": Habit("log.interval"),
-    "report_to": Habit("log.trackers", {"none": "[]"}),
-    "log_with": Habit("log.trackers", {"none": "[]"}),
-    "gradient_checkpointing": Habit("train_cfg.gradient_checkpointing", {"unsloth": "True"}),
-    "disable_gradient_checkpointing": Habit(
+    "num_train_epochs": Alias("train_cfg.max_epochs", _WHOLE),
+    "num_epochs": Alias("train_cfg.max_epochs", _WHOLE),
+    "epochs": Alias("train_cfg.max_epochs", _WHOLE),
+    "max_steps": Alias("train_cfg.max_steps", _NONE_BELOW_ZERO),
+    "eval_steps": Alias("train_cfg.val_interval"),
+    "save_steps": Alias("checkpoint.interval"),
+    "save_total_limit": Alias("checkpoint.max_keep_ckpts"),
+    "load_best_model_at_end": Alias("checkpoint.save_best", {_YES: "eval_loss", _NO: "None"}),
+    "metric_for_best_model": Alias("checkpoint.save_best", {"(?:eval_)?loss": "eval_loss"}, "Take eval_loss."),
+    "logging_steps": Alias("log.interval"),
+    "report_to": Alias("log.trackers", {"none": "[]"}),
+    "log_with": Alias("log.trackers", {"none": "[]"}),
+    "gradient_checkpointing": Alias("train_cfg.gradient_checkpointing", {"unsloth": "True"}),
+    "disable_gradient_checkpointing": Alias(
         "train_cfg.gradient_checkpointing", {_YES: "False", _NO: "True"}, "Write true or false."
     ),
-    "activation_checkpointing": Habit("train_cfg.gradient_checkpointing"),
+    "activation_checkpointing": Alias("train_cfg.gradient_checkpointing"),
     "gradient_checkpointing_kwargs": _not("The form without reentrance is taken: leave it out."),
     "ddp_timeout": _not("How long a run may stand still, in seconds: --set train_cfg.hang_timeout=1800."),
     "save_strategy": _not(_INTERVAL),
@@ -283,11 +283,11 @@ _BLOCK_HERE = {
 """Words that are a block here, and another tool's where the value is as this pattern says."""
 
 
-def habit(key: str, value: str = "") -> Habit | None:
+def find(key: str, value: str = "") -> Alias | None:
     """Return what a word of another tool means, or None where it is none: a recipe's own key, or an unknown one."""
     word = bare(key)
     theirs = _BLOCK_HERE.get(word)
-    return None if theirs and not re.fullmatch(theirs, value.strip(), re.IGNORECASE) else HABITS.get(word)
+    return None if theirs and not re.fullmatch(theirs, value.strip(), re.IGNORECASE) else ALIASES.get(word)
 
 
 def bare(key: str) -> str:
@@ -298,7 +298,7 @@ def bare(key: str) -> str:
 
 def note(key: str, value: str, where: str) -> str | None:
     """Return the line that says what a word is called here, or None where it is called so here too."""
-    found = habit(key, value)
+    found = find(key, value)
     if found is None or found.key is None or found.key.split(".")[-1] == key.split(".")[-1]:
         return None
     return f"{key} is {found.key} here ({where})."
@@ -306,7 +306,7 @@ def note(key: str, value: str, where: str) -> str | None:
 
 def hint(key: str) -> str:
     """Return what to write instead of a word that stands in a recipe file, or nothing where it is no known word."""
-    found = HABITS.get(bare(key))
+    found = ALIASES.get(bare(key))
     if found is None:
         return ""
     if found.key is None:
