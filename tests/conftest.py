@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,21 @@ def signals_of_a_fresh_process() -> Iterator[None]:
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Return what mounts a small file system in memory with the given options; root passes permission bits, not it."""
+    folders: list[Path] = []
+
+    def mount(options: str) -> Path:
+        folder = tmp_path / "mounted"
+        folder.mkdir()
+        if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]).returncode:
+            pytest.skip("mounting needs root")
+        folders.append(folder)
+        return folder
+
+    yield mount
+    for folder in folders:
+        subprocess.run(["umount", folder], check=True)

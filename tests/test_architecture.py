@@ -8,7 +8,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -45,73 +47,74 @@ FLOORS = {
     "errors": 0,
     "__init__": 0,
 }
+LONGEST_CHAIN = 22
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "deepspeed", "accelerate"}
 
-# Every place with an effect on the world outside, and why it may have it.
-SPAWNS = {
-    "launch/supervise.py": "starts torchrun and watches it",
-    "machine/hardware.py": "asks nvidia-smi where NVML is missing",
-    "machine/slurm.py": "sbatch and scontrol",
-    "worker/stall.py": "a process that ends a rank whose threads cannot run",
-    "launch/probes.py": "a library that crashes or hangs must not end the doctor",
-}
-BECOMES = {"launch/start.py": "the only rank of --launcher none and slurm replaces the launcher; there is no child"}
-READS_ENVIRONMENT = {
-    "cli/__init__.py": "under srun one rank alone tells of a mistake that all of them made",
-    "cli/plan.py": "which GPUs of this machine are visible",
-    "cli/doctor.py": "copies it once; everything below gets the copy",
-    "cli/submit.py": "which GPUs are visible, and what a job inherits",
-    "cli/subjects.py": "the GPUs of this machine, for the model that is asked or judged here",
-    "cli/smoke.py": "hides GPUs and the hub from this process, which makes the model, and from the ranks",
-    "cli/targets.py": "the GPUs and the launch variables of this machine, for what is shown or checked here",
-    "cli/train.py": "copies it once; everything below gets the copy",
-    "worker/__main__.py": "torchrun tells a rank its number there",
-    "worker/quiet.py": "libraries are hushed by variables alone",
-    "worker/trackers.py": "libraries read from there where their files go",
-    "models/load.py": "TUNER_CACHE says where a model that the package makes is kept",
-}
-TAKES_SIGNALS = {
-    "machine/slurm.py": "a task that srun ends has a code that hides no other's",
-    "launch/supervise.py": "forwards Ctrl-C, SIGTERM and USR signals to the ranks",
-    "data/limits.py": "ends a chat template that takes too long",
-    "worker/guard.py": "a rank saves and stops when it is told to",
-    "worker/stall.py": "outlives the signals that Slurm sends to all processes of a rank",
-}
-EXITS = {
-    "cli/__init__.py": "the exit code of a user's mistake",
-    "cli/doctor.py": "3 where something failed",
-    "cli/smoke.py": "the exit code of the stage that failed",
-    "cli/train.py": "the exit code of the run",
-    "machine/slurm.py": "the code of a task that srun ends before it is a rank",
-    "worker/guard.py": "gloo aborts after success when Python tears it down",
-    "worker/trackers.py": "leaves nothing: it catches a tracker that would",
-}
-PRINTS = {
-    "launch/retry.py": "that there is a next attempt, or why not",
-    "launch/supervise.py": "what a dead rank can no longer say",
-    "report/end.py": "why a run has no report",
-    "worker/progress.py": "progress, on rank 0",
-    "worker/guard.py": "why a rank ends, into its log",
-    "worker/probe.py": "its answer, to the doctor",
-    "worker/resume.py": "that a checkpoint is converted, on rank 0",
-    "worker/samples.py": "answers, on rank 0",
-    "worker/trackers.py": "that a tracker is off, on rank 0",
-    "worker/train.py": "what was trained, on rank 0",
-}
-WRITES = {
-    "cli/submit.py": "makes the folder of a job's script and log, which Slurm does not make",
-    "files.py": "the one writer of files",
-    "launch/smoke.py": "removes its scratch folder",
-    "launch/supervise.py": "torchrun writes its own log, into a file opened for it",
-    "results/export.py": "makes what it exports beside its destination",
-    "results/tensors.py": "writes files of weights a tensor at a time, which no library does",
-    "runs/checkpoints.py": "moves checkpoints into their place, and removes them",
-    "runs/directory.py": "makes the run's folders and copies the tokenizer's files",
-    "runs/lock.py": "writes and removes the lock of a run directory",
-    "data/prepare.py": "makes the folder of prepared data, which `datasets` writes",
-    "models/tiny.py": "makes the package's own model, which transformers writes",
-    "worker/output.py": "the folder of the logs that ranks print into",
-    "worker/resume.py": "makes and removes the checkpoint that it converts, which DeepSpeed writes",
+CHANGES = (
+    "mkdir",
+    "unlink",
+    "rmdir",
+    "rmtree",
+    "rename",
+    "touch",
+    "copytree",
+    "copy2",
+    "copyfile",
+    "symlink_to",
+    "chmod",
+)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The rooms that may have an effect, and what has it: dotted names, modules imported, methods that write."""
+
+    rooms: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    calls: Collection[str] = ()
+
+    def of(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Name | ast.Attribute):
+            return any(fnmatchcase(dotted_name(node), name) for name in self.names)
+        if isinstance(node, ast.Import):
+            return any(alias.name.split(".")[0] in self.modules for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            return str(node.module).split(".")[0] in self.modules
+        return bool(self.calls) and isinstance(node, ast.Call) and writes(node)
+
+
+def dotted_name(node: ast.AST) -> str:
+    """Return `os.environ.get` for such an expression, and nothing for one that is no chain of names."""
+    if isinstance(node, ast.Attribute):
+        owner = dotted_name(node.value)
+        return owner and f"{owner}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def writes(node: ast.Call) -> bool:
+    if not isinstance(node.func, ast.Attribute):
+        return False
+    modes = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+    opens = node.func.attr == "open" and any(isinstance(mode, str) and set(mode) & set("wax+") for mode in modes)
+    texts = node.func.attr in {"write_text", "write_bytes"} and dotted_name(node.func.value) != "files"
+    return opens or texts or node.func.attr in CHANGES
+
+
+# Which rooms may have an effect on the world outside. A line elsewhere says why it has one: `# effect: WHY`.
+EFFECTS = {
+    "starts a process": Effect(
+        ("launch", "machine"),
+        names=("os.system", "os.popen", "os.fork*", "os.spawn*", "os.posix_spawn*"),
+        modules=("subprocess", "multiprocessing", "pty"),
+    ),
+    "becomes another program": Effect(("launch",), names=("os.exec*",)),
+    "reads the environment": Effect(("cli", "worker"), names=("os.environ*", "os.getenv", "os.putenv")),
+    "takes a signal": Effect(("launch", "machine", "worker"), names=("signal.signal", "signal.sigaction")),
+    "leaves Python": Effect(("cli", "worker"), names=("sys.exit", "os._exit", "exit", "quit", "SystemExit")),
+    "prints": Effect(("cli", "launch", "worker"), names=("print",)),
+    # What decides leaves no trace: recipes, machine, zero, fit, report and cli.
+    "changes the disk": Effect(("files", "runs", "launch", "data", "models", "worker", "results"), calls=CHANGES),
 }
 
 
@@ -129,37 +132,31 @@ def dotted(path: Path) -> str:
 
 
 @cache
+def dotted_names() -> frozenset[str]:
+    return frozenset(map(dotted, MODULES))
+
+
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imports(path: Path) -> Iterator[str]:
     """Yield every module that a file imports, anywhere in it; `from x import y` is x.y where that is a module."""
-    known = {dotted(module) for module in MODULES}
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name_of(path)}:{node.lineno}: imports are absolute"
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name in known else str(node.module) for name in whole)
+            yield from (name if name in dotted_names() else str(node.module) for name in whole)
 
 
-def uses(path: Path, *names: str) -> bool:
-    """Say whether a file holds one of some dotted names; `os.exec*` is all that begin so."""
-    for node in ast.walk(tree_of(path)):
-        text = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name) else ""
-        if any(text == name or (name.endswith("*") and text.startswith(name[:-1])) for name in names):
-            return True
-    return False
-
-
-def imports_from(path: Path, *names: str) -> bool:
-    return any(module.split(".")[0] in names for module in imports(path))
-
-
-def holding(test: Any) -> set[str]:
-    return {name_of(path) for path in MODULES if test(path)}
+def lines_that(path: Path, has: Callable[[ast.AST], bool]) -> dict[int, str]:
+    """Return the lines of a file with a node that a test says yes to, by their numbers."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    numbers = {node.lineno for node in ast.walk(tree_of(path)) if isinstance(node, ast.expr | ast.stmt) and has(node)}
+    return {number: lines[number - 1] for number in sorted(numbers)}
 
 
 def test_every_room_has_a_floor() -> None:
@@ -191,6 +188,17 @@ def test_heavy_libraries_are_imported_where_models_and_rows_are_alone(path: Path
     heavy = HEAVY & {module.split(".")[0] for module in imports(path)}
 
     assert not heavy or path.relative_to(ROOT).parts[0] in ("worker", "data", "models", "results")
+
+
+def test_no_chain_of_imports_is_longer_than_one_can_follow() -> None:
+    @cache
+    def longest(module: str) -> tuple[str, ...]:
+        return (module, *max((longest(below) for below in graph.get(module, ())), key=len, default=()))
+
+    graph = {dotted(path): {module for module in imports(path) if module.startswith("tuner.")} for path in MODULES}
+    chain = max(map(longest, graph), key=len)
+
+    assert len(chain) <= LONGEST_CHAIN, " > ".join(chain)
 
 
 def test_the_worker_knows_nothing_of_how_it_was_started() -> None:
@@ -239,61 +247,19 @@ def test_a_command_that_trains_nothing_loads_nothing_heavy(command: str, kept_ou
     assert loaded & (HEAVY | {"numpy"} | kept_out) == set()
 
 
-def test_processes_are_started_in_known_places() -> None:
-    spawns = ("os.system", "os.popen", "os.fork*", "os.spawn*", "os.posix_spawn*")
-    modules = ("subprocess", "multiprocessing", "pty")
+@each(EFFECTS)
+def test_only_the_rooms_made_for_an_effect_have_it_or_say_why(kind: str) -> None:
+    effect = EFFECTS[kind]
+    found = {path: lines_that(path, effect.of) for path in MODULES}
+    outside = [
+        f"{name_of(path)}:{number}"
+        for path, lines in found.items()
+        for number, line in lines.items()
+        if path.relative_to(ROOT).parts[0].removesuffix(".py") not in effect.rooms and "# effect: " not in line
+    ]
 
-    assert holding(lambda path: imports_from(path, *modules) or uses(path, *spawns)) == SPAWNS.keys()
-    assert holding(lambda path: uses(path, "os.exec*")) == BECOMES.keys()
-
-
-def test_the_environment_is_read_in_known_places() -> None:
-    assert holding(lambda path: uses(path, "os.environ*", "os.getenv", "os.putenv")) == READS_ENVIRONMENT.keys()
-
-
-def test_signals_are_taken_in_known_places() -> None:
-    assert holding(lambda path: uses(path, "signal.signal", "signal.sigaction")) == TAKES_SIGNALS.keys()
-
-
-def test_python_is_left_in_known_places() -> None:
-    assert holding(lambda path: uses(path, "sys.exit", "os._exit", "exit", "quit", "SystemExit")) == EXITS.keys()
-
-
-def test_nothing_below_the_command_line_prints_but_a_rank_and_its_supervisor() -> None:
-    below = {name for name in holding(lambda path: uses(path, "print")) if not name.startswith("cli/")}
-
-    assert below == PRINTS.keys()
-
-
-CHANGES = {
-    "mkdir",
-    "unlink",
-    "rmdir",
-    "rmtree",
-    "rename",
-    "touch",
-    "copytree",
-    "copy2",
-    "copyfile",
-    "symlink_to",
-    "chmod",
-}
-
-
-def writes(path: Path) -> bool:
-    for node in ast.walk(tree_of(path)):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-            continue
-        modes = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
-        opens = node.func.attr == "open" and any(isinstance(mode, str) and set(mode) & set("wax+") for mode in modes)
-        texts = node.func.attr in {"write_text", "write_bytes"} and ast.unparse(node.func.value) != "files"
-        if opens or texts or node.func.attr in CHANGES:
-            return True
-    return False
-
-
-def test_the_disk_is_changed_in_known_places() -> None:
-    assert holding(writes) == WRITES.keys()
+    assert any(found.values()), "the rule sees one"
+    assert outside == []
 
 
 @each(MODULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,6 @@ def faulty() -> Faulty:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(mounted: Callable[[str], Path]) -> Path:
     """Mount a file system with room for three checkpoints of the tiny model in fp32 and little more."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder]).returncode:
-        pytest.skip("mounting needs root")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    return mounted("size=64m")

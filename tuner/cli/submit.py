@@ -200,7 +200,7 @@ def _submit(job: Job, folder: Path, text: str) -> str:
     from tuner.machine.topology import without_variables
 
     with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)  # effect: Slurm does not make the folder of a job's log
     write_text(folder / SCRIPT, text)
     # Given here too, the options win over sbatch's own variables (SBATCH_PARTITION), which win over the script's.
     return slurm.submit([*sbatch.options(job, folder), str(folder / SCRIPT)], without_variables(os.environ))

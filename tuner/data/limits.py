@@ -138,11 +138,11 @@ def processor_time(error: Exception) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise error
 
-    before = signal.signal(signal.SIGVTALRM, stop)
+    before = signal.signal(signal.SIGVTALRM, stop)  # effect: ends a chat template that takes too long
     # Again and again: what is raised while an object is finalized is lost.
     signal.setitimer(signal.ITIMER_VIRTUAL, MAX_TEMPLATE_S, 1)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.signal(signal.SIGVTALRM, before)  # effect: and gives it back

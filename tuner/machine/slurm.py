@@ -64,7 +64,7 @@ def prepare_for_signals() -> None:
 
 
 def _end(*_: object) -> NoReturn:
-    raise SystemExit(TunerError.exit_code)
+    raise SystemExit(TunerError.exit_code)  # effect: of a task that srun ends before it is a rank
 
 
 def not_running(job: str) -> str | None:

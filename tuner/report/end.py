@@ -17,4 +17,5 @@ def write(run: RunDirectory) -> None:
 
         page.write([run.path], run.report)
     except (Exception, KeyboardInterrupt) as error:
-        print(f"WARNING: no report: {type(error).__name__}: {error}", file=sys.stderr)
+        told = f"WARNING: no report: {type(error).__name__}: {error}"
+        print(told, file=sys.stderr)  # effect: nobody else is left to say it

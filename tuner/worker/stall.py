@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
+import subprocess  # effect: a rank whose threads cannot run is ended from outside
 import sys
 import time
 
