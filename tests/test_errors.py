@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner import errors
-from tuner.errors import RecipeError, TunerError, did_you_mean, nearest
+from tuner.errors import MachineError, RecipeError, TunerError, did_you_mean, nearest, together
 
 CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, TunerError)]
 
@@ -44,6 +44,20 @@ def test_no_exit_code_is_success_or_one_of_a_signal() -> None:
 )
 def test_a_message_says_what_where_and_what_to_do(where: str | None, fix: str | None, text: str) -> None:
     assert str(RecipeError("lr = nan is no number", where=where, fix=fix)) == text
+
+
+def test_one_error_tells_of_many_each_with_its_own_place_and_advice() -> None:
+    one, two, three = (
+        RecipeError(f"no key {key!r}", where=f"my.py:{line}", fix="Go.") for line, key in enumerate("abc")
+    )
+    machine = MachineError("no GPU", where="--gpus")
+
+    error = together([machine, together([one, two]), three])
+
+    assert list(error.each()) == [machine, one, two, three]
+    assert error.exit_code == 2, "a wrong recipe before a wrong machine"
+    lines = [f"bad-recipe: no key {key!r}. In my.py:{line}. Go." for line, key in enumerate("abc")]
+    assert str(error).splitlines() == ["bad-environment: no GPU. In --gpus.", *lines]
 
 
 @pytest.mark.parametrize(

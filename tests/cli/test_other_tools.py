@@ -144,7 +144,7 @@ def test_a_word_without_a_counterpart_is_refused_by_its_name(text: str, fix: str
 def test_every_key_of_the_table_is_one_of_the_schema() -> None:
     known = {".".join(keys) for keys in schema_keys()}
 
-    assert {habit.key for habit in aliases.ALIASES.values() if habit.key} - set(aliases.FLAGS) <= known
+    assert {alias.key for alias in aliases.ALIASES.values() if alias.key} <= known
 
 
 def test_a_word_of_the_table_that_is_a_key_here_means_that_key() -> None:
@@ -153,6 +153,13 @@ def test_a_word_of_the_table_that_is_a_key_here_means_that_key() -> None:
     both = {word for word in aliases.ALIASES if word in own} - blocks
 
     assert {(aliases.ALIASES[word].key or "").split(".")[-1] for word in both} == both
+
+
+def test_a_word_means_one_thing() -> None:
+    tables = (aliases._FLAGS.values(), aliases._RENAMED.values(), aliases._CONVERTED, aliases._REFUSED)
+    words = [word for table in tables for group in table for word in group.split()]
+
+    assert len(words) == len(set(words)) == len(aliases.ALIASES)
 
 
 def test_a_word_in_a_recipe_file_is_told_the_key(tuner: Tuner) -> None:

@@ -109,10 +109,10 @@ def _as_key(word: str) -> str | None:
     from tuner.recipes import aliases
     from tuner.recipes.overrides import schema_keys  # imports pydantic, which --help does not need
 
-    if found := aliases.find(word, "VALUE"):
-        if found.key is None:
-            return found.instead
-        return f"Write {found.key} PATH." if found.key in aliases.FLAGS else f"Write --set {found.key}=VALUE."
+    if alias := aliases.find(word, "VALUE"):
+        if alias.flag:
+            return f"Write {alias.flag} PATH."
+        return f"Write --set {alias.key}=VALUE." if alias.key else alias.instead
     plain = word.replace("-", "_")
     is_key = any(plain in (keys[-1], ".".join(keys)) for keys in schema_keys())
     return f"Write --set {plain}=VALUE." if is_key else None

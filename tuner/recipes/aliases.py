@@ -15,11 +15,11 @@ class Alias:
     """One word of another tool: a key of a recipe, a flag that does the same, or what to do instead."""
 
     key: str | None = None
-    """The key it means, or `--model` and `--data`, which set more than one."""
     values: Mapping[str, str] = field(default_factory=dict)
     """Pattern of the whole value, in any case -> how it is written here; any other value stays as it is."""
     instead: str | None = None
     """What to do where there is no key, or where no pattern of `values` fits."""
+    flag: str | None = None
 
     def value(self, text: str) -> str | None:
         """Return a value as it is written here, or None where it has no counterpart."""
@@ -66,210 +66,141 @@ _ATTENTION = {
     "auto": "None",
 }
 
-
-def _not(instead: str) -> Alias:
-    return Alias(instead=instead)
-
-
-_METHOD = "The method is a word of the recipe's name: full, lora, qlora or dora, as in qwen3_8b_qlora_alpaca_e3."
-_OBJECTIVE = "What is learned is a word of the recipe's name: qwen3_8b_lora_alpaca_e3, llama3_1_8b_dpo_qlora_..._e1."
-_TEMPLATE = "The tokenizer's own chat template is taken; another one: --set model.chat_template=FILE.jinja."
-_WORK_DIR = "Write --work-dir DIR."
-_RESUME = "Write --resume CHECKPOINT, or --resume auto."
-_VALIDATION = "Set val_dataloader in a recipe file (docs/recipes.md); when: --set train_cfg.val_interval=STEPS."
-_WARMUP = "The warm-up is a part of all steps: --set param_scheduler.warmup_ratio=0.03."
-_BITS = "Take a recipe with qlora in its name; --set quantization.bits=8 makes it 8 bits."
-_BETAS = f"Write both at once: --set {_OPTIMIZER}.betas=0.9,0.999."
-_ALWAYS = "tuner always does that: leave it out."
-_GLOBAL = f"It is {_LOADER}.batch_size x optim_wrapper.accumulative_counts x GPUs: set the first two."
-_NEVER = "tuner does not do that: leave it out."
-_TRACKER = "Trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...); which ones: --set log.trackers=wandb."
-_LAUNCH = "The launcher sets it; several machines: --nnodes, --node-rank, --master-addr."
-_DEEPSPEED = "Write it into a DeepSpeed JSON and name it: --deepspeed my.json."
-_INTERVAL = "Steps decide, never epochs: --set checkpoint.interval=STEPS, --set train_cfg.val_interval=STEPS."
-
-FLAGS = ("--model", "--data")
-"""They set a path and what belongs to it."""
-ALIASES: Mapping[str, Alias] = {
-    # The model.
-    "model": Alias("--model"),
-    "model_name_or_path": Alias("--model"),
-    "pretrained_model_name_or_path": Alias("--model"),
-    "base_model": Alias("--model"),
-    "model_id": Alias("--model"),
-    "model_revision": Alias("model.revision"),
-    "attn_impl": Alias("model.attn_implementation", _ATTENTION),
-    "flash_attn": Alias("model.attn_implementation", _ATTENTION),
+_FLAGS = {
+    "--model": "model model_name_or_path pretrained_model_name_or_path base_model model_id",
+    "--data": "dataset datasets dataset_name data_path train_file train_dataset",
+}
+"""Flag that sets a path and what belongs to it -> words."""
+_PATHS = {"--model": "model.path", "--data": f"{_ROWS}.path"}
+_RENAMED = {
+    "model.revision": "model_revision",
+    "model.resize_embeddings": "resize_vocab",
+    "adapter.r": "lora_rank lora_r rank",
+    "adapter.modules_to_save": "lora_modules_to_save additional_target",
+    "adapter.lora_dropout": "dropout",
+    "quantization.bits": "quantization_bit quant_bits",
+    "quantization.quant_type": "bnb_4bit_quant_type quantization_type",
+    "quantization.double_quant": "bnb_4bit_use_double_quant double_quantization",
+    "train_cfg.trainable_layers": "freeze_trainable_layers",
+    "objective.beta": "pref_beta",
+    "objective.loss_type": "pref_loss",
+    f"{_ROWS}.name": "dataset_config dataset_config_name",
+    f"{_ROWS}.split": "dataset_train_split",
+    f"{_ROWS}.max_length": (
+        "cutoff_len max_seq_length max_seq_len model_max_length sequence_len sequence_length block_size"
+    ),
+    f"{_ROWS}.max_rows": "max_samples max_train_samples",
+    f"{_ROWS}.packing": "sample_packing pack_to_max_length packed",
+    f"{_ROWS}.system": "SYSTEM default_system",
+    f"{_LOADER}.num_workers": "dataloader_num_workers",
+    f"{_OPTIMIZER}.lr": "learning_rate",
+    f"{_OPTIMIZER}.eps": "adam_epsilon",
+    "optim_wrapper.clip_grad.max_norm": "max_grad_norm gradient_clipping clip_grad_norm",
+    "optim_wrapper.accumulative_counts": "gradient_accumulation_steps",
+    f"{_LOADER}.batch_size": "per_device_train_batch_size micro_batch_size train_micro_batch_size_per_gpu",
+    "val_dataloader.batch_size": "per_device_eval_batch_size",
+    "train_cfg.val_interval": "eval_steps",
+    "checkpoint.interval": "save_steps",
+    "checkpoint.max_keep_ckpts": "save_total_limit",
+    "log.interval": "logging_steps",
+    "train_cfg.gradient_checkpointing": "activation_checkpointing",
+}
+"""Key -> words that mean it, with the same values."""
+_CONVERTED = {
+    "attn_impl flash_attn": Alias("model.attn_implementation", _ATTENTION),
     "attn_implementation": Alias("model.attn_implementation", {"flash_attn|fa2": "flash_attention_2"}),
-    "resize_vocab": Alias("model.resize_embeddings"),
-    "template": _not(_TEMPLATE),
-    "prompt_template": _not(_TEMPLATE),
-    "tokenizer_name_or_path": _not("The tokenizer is the model's: put its files into the model's folder."),
-    # The method.
-    "adapter": _not(_METHOD),
-    "finetuning_type": _not(_METHOD),
-    "tuner_type": _not(_METHOD),
-    "train_type": _not(_METHOD),
-    "use_peft": _not(_METHOD),
-    "use_lora": _not(_METHOD),
-    "lora_rank": Alias("adapter.r"),
-    "lora_r": Alias("adapter.r"),
-    "rank": Alias("adapter.r"),
-    "lora_target": Alias("adapter.target_modules", _MODULES),
-    "lora_target_modules": Alias("adapter.target_modules", _MODULES),
+    "lora_target lora_target_modules": Alias("adapter.target_modules", _MODULES),
     "target_modules": Alias("adapter.target_modules", {r"([\w.-]+(?:\s*,\s*[\w.-]+)+)": r"[\1]"}),
-    "lora_modules_to_save": Alias("adapter.modules_to_save"),
-    "additional_target": Alias("adapter.modules_to_save"),
-    "dropout": Alias("adapter.lora_dropout"),
-    "load_in_4bit": _not(_BITS),
-    "load_in_8bit": _not(_BITS),
-    "quantization_bit": Alias("quantization.bits"),
-    "quant_bits": Alias("quantization.bits"),
-    "bnb_4bit_quant_type": Alias("quantization.quant_type"),
-    "quantization_type": Alias("quantization.quant_type"),
-    "bnb_4bit_use_double_quant": Alias("quantization.double_quant"),
-    "double_quantization": Alias("quantization.double_quant"),
-    "bnb_4bit_compute_dtype": Alias("optim_wrapper.dtype", _DTYPES),
-    "adapter_name_or_path": _not("Go on from a run: --resume RUN --resume-weights."),
-    "freeze_trainable_layers": Alias("train_cfg.trainable_layers"),
-    "bias": _not("PEFT's bias stays 'none': leave it out."),
-    "task_type": _not("The objective decides it: leave it out."),
-    "stage": _not(_OBJECTIVE),
-    "rlhf_type": _not(_OBJECTIVE),
-    "pref_beta": Alias("objective.beta"),
-    "pref_loss": Alias("objective.loss_type"),
-    # Data.
-    "dataset": Alias("--data"),
-    "datasets": Alias("--data"),
-    "dataset_name": Alias("--data"),
-    "data_path": Alias("--data"),
-    "train_file": Alias("--data"),
-    "train_dataset": Alias("--data"),
-    "dataset_dir": _not("Name the file itself: --data FILE."),
-    "dataset_config": Alias(f"{_ROWS}.name"),
-    "dataset_config_name": Alias(f"{_ROWS}.name"),
-    "dataset_train_split": Alias(f"{_ROWS}.split"),
-    "dataset_text_field": _not(f"Say which column is the text: --set \"{_ROWS}.columns=dict(text='COLUMN')\"."),
-    "cutoff_len": Alias(f"{_ROWS}.max_length"),
-    "max_seq_length": Alias(f"{_ROWS}.max_length"),
-    "max_seq_len": Alias(f"{_ROWS}.max_length"),
-    "model_max_length": Alias(f"{_ROWS}.max_length"),
-    "sequence_len": Alias(f"{_ROWS}.max_length"),
-    "sequence_length": Alias(f"{_ROWS}.max_length"),
-    "block_size": Alias(f"{_ROWS}.max_length"),
-    "max_samples": Alias(f"{_ROWS}.max_rows"),
-    "max_train_samples": Alias(f"{_ROWS}.max_rows"),
-    "sample_packing": Alias(f"{_ROWS}.packing"),
-    "pack_to_max_length": Alias(f"{_ROWS}.packing"),
-    "packed": Alias(f"{_ROWS}.packing"),
-    "use_varlen_attn": _not("Packed samples never see each other: always so in tuner. Leave it out."),
-    "neat_packing": _not("Packed samples never see each other: always so in tuner. Leave it out."),
-    "padding_free": _not(f"Pack instead: --set {_ROWS}.packing=true."),
-    "SYSTEM": Alias(f"{_ROWS}.system"),
-    "default_system": Alias(f"{_ROWS}.system"),
-    "preprocessing_num_workers": _not("Data is prepared once and kept: leave it out."),
-    "dataset_num_proc": _not("Data is prepared once and kept: leave it out."),
-    "overwrite_cache": _not("Prepared data is made anew where its rows changed: leave it out."),
-    "dataloader_num_workers": Alias(f"{_LOADER}.num_workers"),
-    "group_by_length": _not(f"{_NEVER} Packing wastes less: --set {_ROWS}.packing=true."),
-    "train_on_prompt": _not(_NEVER),
-    "train_on_inputs": _not(_NEVER),
-    "mask_history": _not(_NEVER),
-    "streaming": _not(_NEVER),
-    "val_set_size": _not(_VALIDATION),
-    "val_size": _not(_VALIDATION),
-    "split_dataset_ratio": _not(_VALIDATION),
-    "eval_dataset": _not(_VALIDATION),
-    "val_dataset": _not(_VALIDATION),
-    "dataset_test_split": _not(_VALIDATION),
-    "do_eval": _not(_VALIDATION),
-    # The optimizer's step.
-    "learning_rate": Alias(f"{_OPTIMIZER}.lr"),
+    "bnb_4bit_compute_dtype torch_dtype": Alias("optim_wrapper.dtype", _DTYPES),
     "optim": Alias(f"{_OPTIMIZER}.type", _OPTIMIZERS, "Write it as torch does: --set optimizer.type=AdamW."),
-    "optim_type": Alias(f"{_OPTIMIZER}.type", _OPTIMIZERS),
-    "optimizer": Alias(f"{_OPTIMIZER}.type", _OPTIMIZERS),
-    "adam_epsilon": Alias(f"{_OPTIMIZER}.eps"),
-    "adam_beta1": _not(_BETAS),
-    "adam_beta2": _not(_BETAS),
-    "max_grad_norm": Alias("optim_wrapper.clip_grad.max_norm"),
-    "gradient_clipping": Alias("optim_wrapper.clip_grad.max_norm"),
-    "clip_grad_norm": Alias("optim_wrapper.clip_grad.max_norm"),
-    "gradient_accumulation_steps": Alias("optim_wrapper.accumulative_counts"),
-    "per_device_train_batch_size": Alias(f"{_LOADER}.batch_size"),
-    "micro_batch_size": Alias(f"{_LOADER}.batch_size"),
-    "train_micro_batch_size_per_gpu": Alias(f"{_LOADER}.batch_size"),
-    "per_device_eval_batch_size": Alias("val_dataloader.batch_size"),
-    "train_batch_size": _not(_GLOBAL),
-    "global_batch_size": _not(_GLOBAL),
+    "optim_type optimizer": Alias(f"{_OPTIMIZER}.type", _OPTIMIZERS),
     "bf16": Alias("optim_wrapper.dtype", {_YES: "bf16", "auto": "auto"}, "Write --set dtype=fp16, fp32 or auto."),
     "pure_bf16": Alias("optim_wrapper.dtype", {_YES: "bf16"}, "Write --set dtype=fp16, fp32 or auto."),
     "fp16": Alias("optim_wrapper.dtype", {_YES: "fp16", "auto": "auto"}, "Write --set dtype=bf16, fp32 or auto."),
-    "torch_dtype": Alias("optim_wrapper.dtype", _DTYPES),
     "mixed_precision": Alias("optim_wrapper.dtype", {"no": "fp32"}),
-    "tf32": _not("torch's own setting stands: leave it out."),
-    "loss_scale": _not(_DEEPSPEED),
-    "neftune_noise_alpha": _not(_NEVER),
-    "use_liger_kernel": _not(_NEVER),
-    "enable_liger_kernel": _not(_NEVER),
-    # The learning rate's course.
-    "lr_scheduler_type": Alias("param_scheduler.type", _SCHEDULES),
-    "lr_scheduler": Alias("param_scheduler.type", _SCHEDULES),
-    "warmup_steps": _not(_WARMUP),
-    "num_warmup_steps": _not(_WARMUP),
-    "lr_scheduler_kwargs": _not("The schedules have no settings but warmup_ratio: leave it out."),
-    "min_lr": _not("The schedules end at 0: leave it out."),
-    # How long, and what is kept.
-    "num_train_epochs": Alias("train_cfg.max_epochs", _WHOLE),
-    "num_epochs": Alias("train_cfg.max_epochs", _WHOLE),
-    "epochs": Alias("train_cfg.max_epochs", _WHOLE),
+    "lr_scheduler_type lr_scheduler": Alias("param_scheduler.type", _SCHEDULES),
+    "num_train_epochs num_epochs epochs": Alias("train_cfg.max_epochs", _WHOLE),
     "max_steps": Alias("train_cfg.max_steps", _NONE_BELOW_ZERO),
-    "eval_steps": Alias("train_cfg.val_interval"),
-    "save_steps": Alias("checkpoint.interval"),
-    "save_total_limit": Alias("checkpoint.max_keep_ckpts"),
     "load_best_model_at_end": Alias("checkpoint.save_best", {_YES: "eval_loss", _NO: "None"}),
     "metric_for_best_model": Alias("checkpoint.save_best", {"(?:eval_)?loss": "eval_loss"}, "Take eval_loss."),
-    "logging_steps": Alias("log.interval"),
-    "report_to": Alias("log.trackers", {"none": "[]"}),
-    "log_with": Alias("log.trackers", {"none": "[]"}),
+    "report_to log_with": Alias("log.trackers", {"none": "[]"}),
     "gradient_checkpointing": Alias("train_cfg.gradient_checkpointing", {"unsloth": "True"}),
     "disable_gradient_checkpointing": Alias(
         "train_cfg.gradient_checkpointing", {_YES: "False", _NO: "True"}, "Write true or false."
     ),
-    "activation_checkpointing": Alias("train_cfg.gradient_checkpointing"),
-    "gradient_checkpointing_kwargs": _not("The form without reentrance is taken: leave it out."),
-    "ddp_timeout": _not("How long a run may stand still, in seconds: --set train_cfg.hang_timeout=1800."),
-    "save_strategy": _not(_INTERVAL),
-    "eval_strategy": _not(_INTERVAL),
-    "evaluation_strategy": _not(_INTERVAL),
-    "logging_strategy": _not("Steps decide: --set log.interval=STEPS."),
-    "saves_per_epoch": _not(_INTERVAL),
-    "evals_per_epoch": _not(_INTERVAL),
-    "save_only_model": _not("A checkpoint is always resumable; weights alone: tuner export RUN DEST."),
-    "evaluation_freq": _not("Answers are given after training, and in a chat: --set log.num_samples=4."),
-    "evaluation_inputs": _not("Answers are given after training, and in a chat: --set log.num_samples=4."),
-    "plot_loss": _not("Curves are in the run's report: tuner report RUN."),
-    "run_name": _not(_TRACKER),
-    "wandb_project": _not(_TRACKER),
-    "logging_dir": _not(_TRACKER),
-    "output_dir": _not(_WORK_DIR),
-    "work_dir": _not(_WORK_DIR),
-    "overwrite_output_dir": _not("A run directory is never overwritten: each run gets its own. Leave it out."),
-    "resume_from_checkpoint": _not(_RESUME),
-    "load_from": _not(_RESUME),
-    "auto_resume": _not(_RESUME),
-    "push_to_hub": _not("Export the run, then: huggingface-cli upload NAME DEST."),
-    "do_train": _not(_ALWAYS),
-    "remove_unused_columns": _not(_ALWAYS),
-    "data_seed": _not("One seed decides: --seed N."),
-    "local_rank": _not(_LAUNCH),
-    "num_processes": _not("Write --nproc-per-node N."),
-    "num_machines": _not("Write --nnodes N."),
-    "main_process_port": _not("Write --master-port PORT."),
-    "zero_stage": _not("Write --deepspeed zero2 or zero3."),
-    "sequence_parallel_size": _not("tuner keeps each sample on one GPU: leave it out."),
-    "fsdp": _not("tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does."),
-}  # fmt: skip
-"""Word -> what it means. A word that is a recipe's own key stands here for another tool's values of it."""
+}
+"""Words -> the key, and its values. A word that is a recipe's own key stands here for another tool's values of it."""
+_REFUSED = {
+    "template prompt_template": (
+        "The tokenizer's own chat template is taken; another one: --set model.chat_template=FILE.jinja."
+    ),
+    "tokenizer_name_or_path": "The tokenizer is the model's: put its files into the model's folder.",
+    "adapter finetuning_type tuner_type train_type use_peft use_lora": (
+        "The method is a word of the recipe's name: full, lora, qlora or dora, as in qwen3_8b_qlora_alpaca_e3."
+    ),
+    "load_in_4bit load_in_8bit": "Take a recipe with qlora in its name; --set quantization.bits=8 makes it 8 bits.",
+    "adapter_name_or_path": "Go on from a run: --resume RUN --resume-weights.",
+    "bias": "PEFT's bias stays 'none': leave it out.",
+    "task_type": "The objective decides it: leave it out.",
+    "stage rlhf_type": (
+        "What is learned is a word of the recipe's name: qwen3_8b_lora_alpaca_e3, llama3_1_8b_dpo_qlora_..._e1."
+    ),
+    "dataset_dir": "Name the file itself: --data FILE.",
+    "dataset_text_field": f"Say which column is the text: --set \"{_ROWS}.columns=dict(text='COLUMN')\".",
+    "use_varlen_attn neat_packing": "Packed samples never see each other: always so in tuner. Leave it out.",
+    "padding_free": f"Pack instead: --set {_ROWS}.packing=true.",
+    "preprocessing_num_workers dataset_num_proc": "Data is prepared once and kept: leave it out.",
+    "overwrite_cache": "Prepared data is made anew where its rows changed: leave it out.",
+    "group_by_length": f"tuner does not do that: leave it out. Packing wastes less: --set {_ROWS}.packing=true.",
+    "train_on_prompt train_on_inputs mask_history streaming neftune_noise_alpha use_liger_kernel enable_liger_kernel": (
+        "tuner does not do that: leave it out."
+    ),
+    "val_set_size val_size split_dataset_ratio eval_dataset val_dataset dataset_test_split do_eval": (
+        "Set val_dataloader in a recipe file (docs/recipes.md); when: --set train_cfg.val_interval=STEPS."
+    ),
+    "adam_beta1 adam_beta2": f"Write both at once: --set {_OPTIMIZER}.betas=0.9,0.999.",
+    "train_batch_size global_batch_size": (
+        f"It is {_LOADER}.batch_size x optim_wrapper.accumulative_counts x GPUs: set the first two."
+    ),
+    "tf32": "torch's own setting stands: leave it out.",
+    "loss_scale": "Write it into a DeepSpeed JSON and name it: --deepspeed my.json.",
+    "warmup_steps num_warmup_steps": "The warm-up is a part of all steps: --set param_scheduler.warmup_ratio=0.03.",
+    "lr_scheduler_kwargs": "The schedules have no settings but warmup_ratio: leave it out.",
+    "min_lr": "The schedules end at 0: leave it out.",
+    "gradient_checkpointing_kwargs": "The form without reentrance is taken: leave it out.",
+    "ddp_timeout": "How long a run may stand still, in seconds: --set train_cfg.hang_timeout=1800.",
+    "save_strategy eval_strategy evaluation_strategy saves_per_epoch evals_per_epoch": (
+        "Steps decide, never epochs: --set checkpoint.interval=STEPS, --set train_cfg.val_interval=STEPS."
+    ),
+    "logging_strategy": "Steps decide: --set log.interval=STEPS.",
+    "save_only_model": "A checkpoint is always resumable; weights alone: tuner export RUN DEST.",
+    "evaluation_freq evaluation_inputs": "Answers are given after training, and in a chat: --set log.num_samples=4.",
+    "plot_loss": "Curves are in the run's report: tuner report RUN.",
+    "run_name wandb_project logging_dir": (
+        "Trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...); which ones: --set log.trackers=wandb."
+    ),
+    "output_dir work_dir": "Write --work-dir DIR.",
+    "overwrite_output_dir": "A run directory is never overwritten: each run gets its own. Leave it out.",
+    "resume_from_checkpoint load_from auto_resume": "Write --resume CHECKPOINT, or --resume auto.",
+    "push_to_hub": "Export the run, then: huggingface-cli upload NAME DEST.",
+    "do_train remove_unused_columns": "tuner always does that: leave it out.",
+    "data_seed": "One seed decides: --seed N.",
+    "local_rank": "The launcher sets it; several machines: --nnodes, --node-rank, --master-addr.",
+    "num_processes": "Write --nproc-per-node N.",
+    "num_machines": "Write --nnodes N.",
+    "main_process_port": "Write --master-port PORT.",
+    "zero_stage": "Write --deepspeed zero2 or zero3.",
+    "sequence_parallel_size": "tuner keeps each sample on one GPU: leave it out.",
+    "fsdp": "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does.",
+}
+"""Words without a counterpart -> what to do instead."""
+ALIASES: Mapping[str, Alias] = {
+    **{word: Alias(flag=flag) for flag, words in _FLAGS.items() for word in words.split()},
+    **{word: Alias(key) for key, words in _RENAMED.items() for word in words.split()},
+    **{word: alias for words, alias in _CONVERTED.items() for word in words.split()},
+    **{word: Alias(instead=instead) for words, instead in _REFUSED.items() for word in words.split()},
+}
+"""Word -> what it means."""
 
 _BLOCKS = ("training_args.", "model_args.", "data_args.", "peft_config.", "model.llm.", "model.lora.", "lora.")
 """Under which blocks other tools keep these words; `model.lora.r` is their `r`."""
@@ -298,18 +229,13 @@ def bare(key: str) -> str:
 
 def note(key: str, value: str, where: str) -> str | None:
     """Return the line that says what a word is called here, or None where it is called so here too."""
-    found = find(key, value)
-    if found is None or found.key is None or found.key.split(".")[-1] == key.split(".")[-1]:
-        return None
-    return f"{key} is {found.key} here ({where})."
+    alias = find(key, value)
+    ours = alias and (alias.flag or alias.key)
+    return f"{key} is {ours} here ({where})." if ours and ours.split(".")[-1] != key.split(".")[-1] else None
 
 
 def hint(key: str) -> str:
     """Return what to write instead of a word that stands in a recipe file, or nothing where it is no known word."""
-    found = ALIASES.get(bare(key))
-    if found is None:
-        return ""
-    if found.key is None:
-        return found.instead or ""
-    named = {"--model": "model.path", "--data": f"{_ROWS}.path"}.get(found.key, found.key)
-    return f"It is {named} here."
+    alias = ALIASES.get(bare(key), Alias())
+    ours = _PATHS[alias.flag] if alias.flag else alias.key
+    return f"It is {ours} here." if ours else alias.instead or ""

@@ -83,8 +83,8 @@ def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iter
     key, _, given = text.partition("=")
     where, alias = f"{flag} {text}", aliases.find(key.strip(), given)
     place, told = Place(Kind.FLAG, where), aliases.note(key.strip(), given, where)
-    if alias and alias.key in aliases.FLAGS:
-        meant = Overrides(model=given) if alias.key == "--model" else Overrides(data=given)
+    if alias and alias.flag:
+        meant = Overrides(model=given) if alias.flag == "--model" else Overrides(data=given)
         for layer in layers(meant, merged, name):
             # Facts of a catalog's part stand where they are written, the user's own word where it was typed.
             is_typed = layer.place(()).kind is Kind.FLAG

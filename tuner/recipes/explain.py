@@ -5,17 +5,16 @@ It changes no value.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from tuner.errors import RecipeError, did_you_mean, together
 from tuner.recipes import aliases
-from tuner.recipes.merging import Merged
+from tuner.recipes.merging import Merged, lookup
 from tuner.recipes.objective import objectives_with
-from tuner.recipes.origin import Place
+from tuner.recipes.origin import Kind
 from tuner.recipes.overrides import schema_keys
 from tuner.recipes.recipe_file import Keys
 from tuner.recipes.schema import RecipeConfig
@@ -66,13 +65,14 @@ def _keys(detail: dict[str, Any], merged: Merged) -> Keys:
     if detail["type"] in ("missing", "extra_forbidden"):
         return keys
     # A union's branch names and a list's indices end the location ('target_modules', 'str'): keep the recipe's keys.
-    while not _holds(merged.values, keys):
+    while lookup(merged.values, keys, ...) is ...:
         keys = keys[:-1]
     return keys
 
 
 def _explain(detail: dict[str, Any], keys: Keys, merged: Merged) -> RecipeError:
-    dotted, where = ".".join(keys), merged.place_of(keys)
+    place = merged.place_of(keys)
+    dotted, where = ".".join(keys), None if place.kind is Kind.DEFAULT else place
     match detail["type"]:
         case "extra_forbidden" if keys == ("objective", "type"):
             return _wrong_objective(str(detail["loc"][-1]), merged)
@@ -85,18 +85,27 @@ def _explain(detail: dict[str, Any], keys: Keys, merged: Merged) -> RecipeError:
             return RecipeError(f"{dotted}.type is missing", where=where, fix=f"Set {dotted}.type.")
         case "union_tag_invalid":
             told = detail["ctx"]
-            return _none_of(f"{dotted}.type", told["tag"], told["expected_tags"], merged.place_of((*keys, "type")))
+            return _none_of((*keys, "type"), told["tag"], told["expected_tags"], merged)
         case "literal_error":
-            return _none_of(dotted, detail["input"], detail["ctx"]["expected"], where)
+            return _none_of(keys, detail["input"], detail["ctx"]["expected"], merged)
+        case "wrong_key":
+            return RecipeError(f"{dotted}: {detail['msg']}", where=merged.place_of((*keys, detail["ctx"]["key"])))
     message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
     if isinstance(detail["input"], dict) and keys:
-        return RecipeError(f"{dotted}: {message}", where=_newest(message, keys, merged) or where)
+        return RecipeError(f"{dotted}: {message}", where=where)
     return RecipeError(f"{dotted} = {short(detail['input'])}: {message[:1].lower()}{message[1:]}", where=where)
 
 
-def _none_of(dotted: str, value: Any, expected: str, where: Place | None) -> RecipeError:
-    hint = did_you_mean(value, re.findall(r"'([^']*)'", expected)) if isinstance(value, str) else ""
-    return RecipeError(f"{dotted} = {short(value)}: input should be {expected}", where=where, fix=hint or None)
+def _none_of(keys: Keys, value: Any, expected: str, merged: Merged) -> RecipeError:
+    hint = did_you_mean(value, _choices(schema_keys().get(keys))) if isinstance(value, str) else ""
+    what = f"{'.'.join(keys)} = {short(value)}: input should be {expected}"
+    return RecipeError(what, where=merged.place_of(keys), fix=hint or None)
+
+
+def _choices(annotation: Any) -> list[str]:
+    """Return the texts of all `Literal`s in an annotation."""
+    inner = get_args(annotation)
+    return [one for one in inner if isinstance(one, str)] + [text for one in inner for text in _choices(one)]
 
 
 def _of_another_objective(keys: Keys) -> bool:
@@ -111,17 +120,3 @@ def _wrong_objective(setting: str, merged: Merged) -> RecipeError:
         return RecipeError(what, where=merged.place_of(("objective", setting)), fix=f"Take {setting} out.")
     fix = f"Take the part of the recipe's name instead, which brings its own settings: tiny_{kind}_full_sample_e3."
     return RecipeError(what, where=merged.place_of(("objective", "type")), fix=fix)
-
-
-def _newest(message: str, block: Keys, merged: Merged) -> Place | None:
-    """Return where that key of a block stands which a message about several names, and which was laid last."""
-    named = [key for word in re.findall(r"\w+", message) if (key := ".".join((*block, word))) in merged.order]
-    return merged.place_of(tuple(max(named, key=merged.order.__getitem__).split("."))) if named else None
-
-
-def _holds(values: Any, keys: Keys) -> bool:
-    for key in keys:
-        if not isinstance(values, dict) or key not in values:
-            return False
-        values = values[key]
-    return True

@@ -59,7 +59,7 @@ def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Ke
 
 def _translated(key: str, value: str, where: str) -> tuple[str, str]:
     alias = aliases.find(key, value)
-    if alias is None or alias.key in aliases.FLAGS:
+    if alias is None or alias.flag:
         bare = aliases.bare(key)
         return (key if tuple(key.split(".")) in schema_keys() else bare), value
     if alias.key is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, Strict, ValidationInfo, field_validator, model_serializer
 
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.block import Block, Fraction, PositiveFloat, PositiveInt
+from tuner.recipes.block import Block, Fraction, PositiveFloat, PositiveInt, wrong_key
 from tuner.recipes.objective import Objective, least_batch_size
 
 
@@ -207,8 +207,8 @@ class RecipeConfig(Block):
     def _an_answer_needs_others_in_its_batch(cls, loader: Dataloader | None, info: ValidationInfo) -> Dataloader | None:
         objective = info.data.get("objective")
         if loader and objective and loader.batch_size < (least := least_batch_size(objective)):
-            what = f"batch_size must be {least} or more for {objective.type}"
-            raise ValueError(f"{what}, which sets an answer against others of its batch")
+            why = f"must be {least} or more for {objective.type}, which sets an answer against others of its batch"
+            raise wrong_key("batch_size", why)
         return loader
 
     @field_validator("train_cfg", "checkpoint")
@@ -216,12 +216,12 @@ class RecipeConfig(Block):
     def _what_is_best_is_known_by_validation(cls, block: TrainCfg | Checkpoint, info: ValidationInfo) -> Any:
         for key in ("val_interval", "early_stopping_patience", "save_best"):
             if getattr(block, key, None) and info.data.get("val_dataloader", block) is None:
-                raise ValueError(f"{key} needs a validation loss; set val_dataloader too")
+                raise wrong_key(key, "needs a validation loss; set val_dataloader too")
         return block
 
     @field_validator("train_cfg")
     @classmethod
     def _an_adapter_freezes_every_layer(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
         if train_cfg.trainable_layers and info.data.get("adapter"):
-            raise ValueError("trainable_layers has no meaning beside an adapter, which freezes every layer; take one")
+            raise wrong_key("trainable_layers", "has no meaning beside an adapter, which freezes every layer; take one")
         return train_cfg
