@@ -133,6 +133,15 @@ def load_json(text: str | bytes) -> Any:
         raise ValueError("nested too deep") from error
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file that another program wrote; empty where there is none, or none readable."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _refuse(text: str) -> Any:
     raise ValueError(f"{text[:40]} is no number of JSON")
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from tuner.errors import DataError, MachineError, ModelError, TunerError
-from tuner.files import load_json
+from tuner.files import read_json_object
 from tuner.recipes import catalog
 from tuner.recipes.architecture import MAX_LAYERS
 from tuner.recipes.config_json import num_layers
@@ -280,9 +280,6 @@ def recipe_name(file: Path) -> str:
     """Return what a recipe file is called: its stem; of a run directory's recipe.py the run's recipe, or the folder."""
     if file.stem != "recipe":
         return file.stem
-    try:
-        named = load_json((file.parent / "run.json").read_text(encoding="utf-8"))["name"]
-    except (OSError, ValueError, KeyError, TypeError):
-        named = file.absolute().parent.name
+    named = read_json_object(file.parent / "run.json").get("name", file.absolute().parent.name)
     is_plain = isinstance(named, str) and is_writable(named) and Path(named).name == named
     return named if named and is_plain else file.stem

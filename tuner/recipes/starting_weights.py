@@ -5,13 +5,13 @@ It reads small JSON files of a folder and asks no hub; whether weights are there
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import RecipeError
+from tuner.files import read_json_object
 from tuner.recipes import catalog, paths
 from tuner.recipes.config_json import read_facts, read_type
 from tuner.recipes.merging import Layer, Merged
@@ -97,15 +97,14 @@ def adapter_facts(folder: str) -> dict[str, Any]:
         RecipeError: it is not readable, or of another kind than LoRA.
     """
     file = paths.expanded(folder) / paths.ADAPTER
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        kind = found["peft_type"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise RecipeError(f"{str(file)!r} is not readable", where=paths.ADAPTED, fix="Copy it again.") from error
-    if kind != "LORA":
+    facts = read_json_object(file)
+    if "peft_type" not in facts:
+        raise RecipeError(f"{str(file)!r} is not readable", where=paths.ADAPTED, fix="Copy it again.")
+    if facts["peft_type"] != "LORA":
         fix = f"Merge it first: tuner export {folder} DEST --merge, then --model DEST."
-        raise RecipeError(f"{folder!r} is an adapter of {kind}, not LoRA", where=paths.ADAPTED, fix=fix)
-    return dict(found)
+        what = f"{folder!r} is an adapter of {facts['peft_type']}, not LoRA"
+        raise RecipeError(what, where=paths.ADAPTED, fix=fix)
+    return facts
 
 
 def settle(merged: Merged) -> None:

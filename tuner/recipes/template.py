@@ -5,12 +5,12 @@ It reads small files of the model's folder and renders nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import RecipeError
+from tuner.files import read_json_object
 from tuner.recipes import catalog, mixture, paths
 from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.origin import Kind, Place
@@ -35,9 +35,9 @@ def own(folder: Path) -> str | None:
     try:
         if paths.is_file(file):
             return file.read_text(encoding="utf-8")
-        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError):
         return None
+    found = read_json_object(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(found, list):  # several by name
         found = next((one.get("template") for one in found if one.get("name") == "default"), None)
     return found if isinstance(found, str) else None
