@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -13,6 +13,7 @@ from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
 from tuner.errors import TunerError, visible
 
+Value = TypeVar("Value")
 if TYPE_CHECKING:
     from tuner.recipes.recipe import Overrides, Recipe
     from tuner.zero.jsonfile import Document
@@ -33,6 +34,33 @@ class Finding:
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         return visible(f"{place}{self.severity}: {self.what}{'. ' + self.fix if self.fix else ''}")
+
+
+@dataclass
+class Report:
+    """All that is to be told, in the order in which it was looked at."""
+
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def has_errors(self) -> bool:
+        return any(one.severity == "error" for one in self.findings)
+
+    def error(self, error: TunerError) -> None:
+        """Add an error, and each other one that it tells of."""
+        self.findings += [Finding("error", one.what, one.where, one.fix, one.code) for one in error.each()]
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Add warnings that are sentences."""
+        self.findings += [Finding("warning", warning) for warning in warnings]
+
+    def attempt(self, act: Callable[[], Value]) -> Value | None:
+        """Return what `act` returns, or None where it raises a user's mistake, which is added."""
+        try:
+            return act()
+        except TunerError as error:
+            self.error(error)
+            return None
 
 
 @click.command()
@@ -60,103 +88,107 @@ def command(
     kind = targets.kind_of(name)
     unused = {} if kind == "run" else {"gpus": gpus, "gpu": gpu, "nodes": nodes}
     targets.refuse_changes(name, kind, {**changes, **unused, "deepspeed": deepspeed})
+    report, machines = Report(), (gpus, gpu, nodes)
     if kind == "config":
-        found = _alone(str(name))
+        _alone(report, str(name))
+    elif kind == "run":
+        _recipe(report, str(Path(str(name)) / "recipe.py"), None, machines, allow_code, changes)
+        _run(report, Path(str(name)))
     else:
-        recipe, machines = str(Path(str(name)) / "recipe.py") if kind == "run" else name, (gpus, gpu, nodes)
-        found = _recipe(recipe, deepspeed, machines, allow_code, changes)
-        if kind == "run":
-            found += _run(Path(str(name)))
-    _print(str(name or changes["model"] or changes["adapter"]), list(dict.fromkeys(found)), as_json=as_json)
+        _recipe(report, name, deepspeed, machines, allow_code, changes)
+    _print(str(name or changes["model"] or changes["adapter"]), list(dict.fromkeys(report.findings)), as_json=as_json)
 
 
-def _alone(name: str) -> list[Finding]:
+def _alone(report: Report, name: str) -> None:
     """Check one DeepSpeed config without a recipe; what is lacking here is a warning: it may run elsewhere."""
-    found = _config(lambda: _open(name, "NAME"))
-    if any(one.severity == "error" for one in found):
-        return found
-    lacks = [finding for error in targets.lacks(_open(name, "NAME")) for finding in _told(error)]
-    known = {one.where for one in found}  # what no run survives is told there already
-    new = [one for one in lacks if one.where not in known]
-    return found + [replace(one, severity="warning", what=f"no run starts with it here: {one.what}") for one in new]
+    from tuner.zero import choice
+
+    if not _config(report, lambda: choice.open_config(name, "NAME")):
+        return
+    here = Report()
+    for error in targets.lacks(choice.open_config(name, "NAME")):
+        here.error(error)
+    told = {one.where for one in report.findings}  # what no run survives is told there already
+    report.findings += [
+        replace(one, severity="warning", what=f"no run starts with it here: {one.what}")
+        for one in here.findings
+        if one.where not in told
+    ]
 
 
 def _recipe(
+    report: Report,
     name: str | None,
     deepspeed: str | None,
-    machines: tuple[int | None, str | None, int],
+    machines: targets.Machines,
     allow_code: bool,
     changes: dict[str, Any],
-) -> list[Finding]:
+) -> None:
     from tuner.recipes import catalog, paths, recipe
+    from tuner.zero import choice
 
-    loaded: list[Recipe] = []
     change = overrides(**changes)
-    found = _errors(lambda: loaded.append(recipe.load(name, change, allow_code=allow_code)))
-    if not loaded:
-        named = deepspeed is not None and deepspeed != "auto"
-        return found + (_config(lambda: _open(str(deepspeed), "--deepspeed")) if named else [])
-    config = loaded[0].config
-    found += _errors(lambda: recipe.refuse_functions(loaded[0], allow_code=allow_code))
-    found += _errors(lambda: paths.check_model(config))
-    found += _errors(lambda: paths.check_data(config))
-    template = config.model.chat_template
-    found += _errors(lambda: catalog.chat_template(template)) if template else []
-    settled = _settled(loaded[0], deepspeed, machines)
-    if any(one.severity == "error" for one in (*found, *settled)):
-        return found + settled
-    return found + settled + _machine(name, change, deepspeed, machines, allow_code=allow_code)
+    loaded = report.attempt(lambda: recipe.load(name, change, allow_code=allow_code))
+    if loaded is None:
+        if deepspeed is not None and deepspeed != choice.AUTO:
+            _config(report, lambda: choice.open_config(deepspeed, "--deepspeed"))
+        return
+    report.attempt(lambda: recipe.refuse_functions(loaded, allow_code=allow_code))
+    report.attempt(lambda: paths.check_model(loaded.config))
+    report.attempt(lambda: paths.check_data(loaded.config))
+    if template := loaded.config.model.chat_template:
+        report.attempt(lambda: catalog.chat_template(template))
+    _settled(report, loaded, deepspeed, machines)
+    if not report.has_errors:
+        _machine(report, name, change, deepspeed, machines, allow_code=allow_code)
 
 
 def _machine(
+    report: Report,
     name: str | None,
     change: Overrides,
     deepspeed: str | None,
-    machines: tuple[int | None, str | None, int],
+    machines: targets.Machines,
     *,
     allow_code: bool,
-) -> list[Finding]:
+) -> None:
     """Check what the recipe and its config need of this machine; of others, say what cannot be seen from here."""
     from tuner.launch import preflight
     from tuner.launch.plan import Request
 
-    lacks: list[TunerError | str] = []
-
-    def look() -> None:
-        request = Request(name, change, deepspeed, allow_code=allow_code, ignore_fit=True)
-        made, environ = targets.planned(request, *machines)
-        is_here = machines == (None, None, 1)
-        lacks.extend(preflight.inspect(made, environ) if is_here else preflight.inspect_elsewhere(made))
-
-    found = _errors(look)
-    for one in lacks:
-        found += [Finding("warning", one)] if isinstance(one, str) else _told(one)
-    return found
+    request = Request(name, change, deepspeed, allow_code=allow_code, ignore_fit=True)
+    planned = report.attempt(lambda: targets.planned(request, *machines))
+    if planned is None:
+        return
+    is_here = machines == (None, None, 1)
+    lacks = report.attempt(lambda: preflight.inspect(*planned) if is_here else preflight.inspect_elsewhere(planned[0]))
+    for one in lacks or ():
+        report.warn([one]) if isinstance(one, str) else report.error(one)
 
 
-def _settled(loaded: Recipe, deepspeed: str | None, machines: tuple[int | None, str | None, int]) -> list[Finding]:
+def _settled(report: Report, loaded: Recipe, deepspeed: str | None, machines: targets.Machines) -> None:
     """Check the DeepSpeed config by itself, then what becomes of it and the recipe on the machines."""
     from tuner.launch import fitting, settled
     from tuner.zero import choice
 
     is_auto = choice.chosen(loaded, deepspeed)[0] == choice.AUTO
-    found = [] if is_auto else _config(lambda: choice.open_chosen(loaded, deepspeed), to_run=True)
-    if any(one.severity == "error" for one in found):
-        return found + [Finding("warning", warning) for warning in loaded.warnings]
-    warnings: list[str] = []
+    if not is_auto and not _config(report, lambda: choice.open_chosen(loaded, deepspeed), to_run=True):
+        report.warn(loaded.warnings)
+        return
 
-    def settle() -> None:
+    def settle() -> settled.Settled:
         hardware, topology = targets.machines(*machines)
-        made = settled.settle(loaded, deepspeed, topology, hardware, ignore_fit=True)
-        told = () if is_auto else made.final.config_warnings
-        warnings.extend(warning for warning in made.warnings if warning not in told)
-        fitting.refuse_hopeless(made.fit, loaded.config)
+        return settled.settle(loaded, deepspeed, topology, hardware, ignore_fit=True)
 
-    errors = _errors(settle)
-    return found + errors + [Finding("warning", warning) for warning in warnings]
+    made = report.attempt(settle)
+    if made is None:
+        return
+    report.attempt(lambda: fitting.refuse_hopeless(made.fit, loaded.config))
+    told = () if is_auto else made.final.config_warnings
+    report.warn(warning for warning in made.warnings if warning not in told)
 
 
-def _run(path: Path) -> list[Finding]:
+def _run(report: Report, path: Path) -> None:
     from tuner.runs.directory import RunDirectory
     from tuner.zero import jsonfile
 
@@ -167,52 +199,32 @@ def _run(path: Path) -> list[Finding]:
             block.pop("load_universal", None)  # the attempt's own: it resumed on another number of ranks
         return document
 
-    return _config(used) + _errors(lambda: targets.run_section(path))
+    _config(report, used)
+    report.attempt(lambda: targets.run_section(path))
 
 
-def _open(chosen: Any, where: str) -> Document:
-    from tuner.zero import choice
-
-    return choice.open_config(chosen, where)
-
-
-def _config(opened: Callable[[], Document], *, to_run: bool = False) -> list[Finding]:
-    """Check one DeepSpeed config by itself; `to_run`: a run is to start with it."""
+def _config(report: Report, opened: Callable[[], Document], *, to_run: bool = False) -> bool:
+    """Check one DeepSpeed config by itself, and say whether it holds; `to_run`: a run is to start with it."""
     from tuner.zero.lint import inspect
 
-    try:
-        _, found = inspect(opened(), to_run=to_run)
-    except TunerError as error:
-        return _told(error)
-    warnings = [Finding("warning", one.what, one.where, one.fix) for one in found.warnings]
-    return [*map(_error, found.problems), *warnings]
+    inspected = report.attempt(lambda: inspect(opened(), to_run=to_run)[1])
+    if inspected is None:
+        return False
+    for problem in inspected.problems:
+        report.error(problem)
+    report.findings += [Finding("warning", one.what, one.where, one.fix) for one in inspected.warnings]
+    return not inspected.problems
 
 
-def _errors(act: Callable[[], object]) -> list[Finding]:
-    try:
-        act()
-    except TunerError as error:
-        return _told(error)
-    return []
-
-
-def _told(error: TunerError) -> list[Finding]:
-    return [*map(_error, error.each())]
-
-
-def _error(error: TunerError) -> Finding:
-    return Finding("error", error.what, error.where, error.fix, error.code)
-
-
-def _print(name: str, found: list[Finding], *, as_json: bool) -> None:
+def _print(name: str, findings: list[Finding], *, as_json: bool) -> None:
     from tuner.files import dump_json
 
-    counts = {severity: sum(one.severity == severity for one in found) for severity in ("error", "warning")}
+    counts = {severity: sum(one.severity == severity for one in findings) for severity in ("error", "warning")}
     if as_json:
-        value = {"name": name, "ok": not counts["error"], "findings": [asdict(one) for one in found]}
+        value = {"name": name, "ok": not counts["error"], "findings": [asdict(one) for one in findings]}
         click.echo(dump_json(value), nl=False)
     else:
-        for one in found:
+        for one in findings:
             click.echo(str(one))
         click.echo(visible(f"{name}: {_counted(counts)}"))
     if counts["error"]:

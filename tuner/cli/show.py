@@ -79,7 +79,7 @@ def _is(name: str | None, kind: targets.Kind) -> bool:
 def _look(
     name: str | None,
     deepspeed: str | None,
-    machines: tuple[int | None, str | None, int] | None,
+    machines: targets.Machines | None,
     allow_code: bool,
     changes: dict[str, Any],
 ) -> Shown:
@@ -97,7 +97,7 @@ def _look(
 def _recipe(
     name: str | None,
     deepspeed: str | None,
-    machines: tuple[int | None, str | None, int] | None,
+    machines: targets.Machines | None,
     allow_code: bool,
     changes: dict[str, Any],
 ) -> Shown:

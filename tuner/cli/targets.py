@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Kind = Literal["recipe", "config", "run"]
+Machines = tuple[int | None, str | None, int]
+"""What --gpus, --gpu and --nodes say."""
 _RUN_FACTS = ("versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform")
 _MACHINES = (
     click.option("--gpus", type=click.IntRange(1), help="GPUs of each node. Default: those of this machine."),
