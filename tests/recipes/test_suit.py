@@ -9,11 +9,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.fit.built import config_of
 from tests.fit.small import SMALL
 from tests.models.brought import BROUGHT, brought
 from tuner.errors import RecipeError
 from tuner.fit.families import FAMILIES
+from tuner.models.config_of import config_of
 from tuner.recipes.recipe import Overrides, Recipe, load
 from tuner.recipes.suit import FUSED_EXPERTS, ODD_LINEARS
 
