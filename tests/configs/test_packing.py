@@ -19,8 +19,8 @@ from tests.models.brought import BROUGHT, brought
 from tuner.models.config_of import config_of
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.architecture_constraints import KEEPS_APART
 from tuner.recipes.part import read_part
-from tuner.recipes.suit import KEEPS_APART
 
 LENGTHS = (7, 9, 5)
 KINDS = {facts.model_type: facts for facts in SMALL}
