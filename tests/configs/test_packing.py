@@ -14,12 +14,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from tests.fit.built import config_of
 from tests.fit.small import SMALL
 from tests.models.brought import BROUGHT, brought
+from tuner.models.config_of import config_of
 from tuner.recipes import catalog
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.architecture_constraints import KEEPS_APART
 from tuner.recipes.part import read_part
-from tuner.recipes.suit import KEEPS_APART
 
 LENGTHS = (7, 9, 5)
 KINDS = {facts.model_type: facts for facts in SMALL}
@@ -56,7 +57,7 @@ def small_config(kind: str) -> PreTrainedConfig:
         return brought(kind)
     facts = KINDS[kind]
     if facts.kv_lora_rank:
-        facts = facts.model_copy(update={"kv_lora_rank": 16, "qk_nope_head_dim": 6})  # read in pairs, so even
+        facts = Architecture(**{**facts.model_dump(), "kv_lora_rank": 16, "qk_nope_head_dim": 6})  # even: read in pairs
     config = config_of(facts)
     config.n_group = config.topk_group = 1
     return config

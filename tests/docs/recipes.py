@@ -16,7 +16,7 @@ from tuner.data.formats import FORMATS
 from tuner.data.sample import KINDS
 from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.recipes import catalog
-from tuner.recipes.suit import KEEPS_APART
+from tuner.recipes.architecture_constraints import KEEPS_APART
 from tuner.recipes.xtuner_names import SPELLINGS
 
 TARGET = Path(__file__).parents[2] / "docs" / "recipes.md"

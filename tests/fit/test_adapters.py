@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.integrations import replace_with_bnb_linear
 from transformers.quantizers.base import get_keys_to_not_convert
 
-from tests.fit.built import config_of, on_meta
+from tests.fit.built import on_meta
 from tests.fit.small import SMALL, name_of, small
 from tuner.fit.memory import Parameters, count
 from tuner.fit.parameters import num_parameters
+from tuner.models.config_of import config_of
 from tuner.recipes import recipe
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Overrides

@@ -192,3 +192,12 @@ def test_a_config_without_the_blocks_has_deepspeeds_defaults(zero: dict[str, obj
 
     assert (level.stage, level.offload_optimizer, level.reduce_bucket) == (0, False, 500_000_000)
     assert level == Level.of_config({"zero_optimization": {**zero, "stage": 0}})
+
+
+def test_a_model_whose_linear_layers_are_all_its_own_has_nothing_to_unpack_from_4_bits() -> None:
+    """bitsandbytes leaves Falcon's layers as they are."""
+    recipe = load("falcon_7b_qlora_alpaca_e1").config
+
+    found = peak(recipe, facts(recipe), preset("deepspeed_zero2"), 8, 8)
+
+    assert found.gpu["weights"] > 2 * num_parameters(facts(recipe))

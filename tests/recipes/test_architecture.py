@@ -1,4 +1,4 @@
-"""Facts that contradict each other are refused by the name of the key; what a type always has needs no key."""
+"""Keys that contradict each other are refused by name; what a type always has needs no key."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from tests.fit.small import SMALL, name_of, small
 from tuner.errors import RecipeError
+from tuner.fit.parameters import num_parameters
 from tuner.recipes import recipe
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Overrides
@@ -17,7 +18,7 @@ from tuner.recipes.recipe import Overrides
 def test_what_a_type_always_has_needs_no_key() -> None:
     assert small("qwen2").attention_bias
     assert small("phi").lm_head_bias
-    assert small("qwen3_next", full_attention_interval=None).full_attention_interval is None
+    assert small("qwen3_next", full_attention_interval=None).full_attention_interval == 4
     assert not small("llama").attention_bias
 
 
@@ -26,7 +27,7 @@ def test_a_given_fact_wins_over_what_the_type_has() -> None:
 
 
 def test_layers_with_experts_begin_after_the_dense_ones_and_come_at_their_step() -> None:
-    facts = small("qwen2_moe", num_hidden_layers=6, num_dense_layers=2, decoder_sparse_step=2)
+    facts = small("qwen2_moe", num_hidden_layers=6, mlp_only_layers=[0, 1], decoder_sparse_step=2)
 
     assert [facts.has_experts(layer) for layer in range(6)] == [False, False, False, True, False, True]
     assert not small("llama").has_experts(3)
@@ -43,24 +44,15 @@ def test_every_so_many_th_layer_attends_to_all() -> None:
     ("model_type", "wrong", "message"),
     [
         ("llama", {"num_key_value_heads": 4}, "num_attention_heads = 6 is not a multiple of num_key_value_heads = 4"),
-        ("llama", {"num_experts": 8}, "num_experts = 8 means nothing without num_experts_per_tok"),
-        ("mixtral", {"moe_intermediate_size": None}, "mixtral needs moe_intermediate_size"),
+        ("mixtral", {"num_local_experts": None}, "mixtral needs num_experts"),
+        ("qwen3_moe", {"moe_intermediate_size": None, "intermediate_size": None}, "qwen3_moe needs intermediate_size"),
         ("mixtral", {"num_experts_per_tok": 4}, "num_experts_per_tok = 4 is more than num_experts = 3"),
-        ("llama", {"shared_expert_intermediate_size": 8}, "means nothing without num_experts"),
-        ("llama", {"num_dense_layers": 1}, "num_dense_layers = 1 means nothing without num_experts"),
-        ("deepseek_v3", {"num_dense_layers": 5}, "num_dense_layers = 5 is more than num_hidden_layers = 4"),
+        ("deepseek_v3", {"first_k_dense_replace": 5}, "first_k_dense_replace = 5 is more than num_hidden_layers = 4"),
         ("deepseek_v3", {"kv_lora_rank": None}, "deepseek_v3 needs kv_lora_rank"),
-        ("deepseek_v3", {"head_dim": 64}, r"head_dim = 64 is not qk_nope_head_dim \+ qk_rope_head_dim = 9"),
-        ("llama", {"q_lora_rank": 8}, "q_lora_rank = 8 means nothing without kv_lora_rank"),
-        ("llama", {"kv_lora_rank": 8}, "kv_lora_rank = 8 means nothing without qk_nope_head_dim"),
         ("qwen3_next", {"linear_key_head_dim": None}, "qwen3_next needs linear_key_head_dim"),
-        (
-            "gemma4_text",
-            {"attention_k_eq_v": False},
-            "num_global_key_value_heads = 3 means nothing without attention_k_eq",
-        ),
         ("gemma3n_text", {"laurel_rank": None}, "gemma3n_text needs laurel_rank"),
         ("gemma3n_text", {"num_kv_shared_layers": 5}, "num_kv_shared_layers = 5 is more than"),
+        ("gemma4_text", {"layer_types": ["full_attention"]}, "layer_types names 1 layers, not num_hidden_layers = 4"),
     ],
 )
 def test_facts_that_contradict_each_other_are_refused_by_name(
@@ -82,11 +74,21 @@ def test_a_recipe_with_such_facts_is_refused_with_the_key() -> None:
     )
 
 
-def test_a_fact_that_says_nothing_is_not_written() -> None:
-    written = small("qwen2").model_dump()
+def test_keys_that_mean_nothing_to_a_type_change_nothing() -> None:
+    facts = small("llama", num_local_experts=8, num_experts_per_tok=2, qk_layernorm=False)
 
-    assert set(written) == {key for key, field in Architecture.model_fields.items() if field.is_required()}
-    assert small("glm4", tied=True).model_dump()["attention_bias"] is False
+    assert facts.num_experts is None
+    assert num_parameters(facts) == num_parameters(small("llama"))
+
+
+def test_gpt_neox_has_two_norms_in_a_layer_whatever_its_parallel_residual_says() -> None:
+    assert num_parameters(small("gpt_neox", use_parallel_residual=True)) == num_parameters(small("gpt_neox"))
+
+
+def test_a_key_is_written_as_it_was_given() -> None:
+    config = {**small("llama").model_dump(), "num_key_value_heads": 3, "mlp_only_layers": [1]}
+
+    assert Architecture(**config).model_dump() == config
 
 
 @pytest.mark.parametrize("facts", SMALL, ids=name_of)

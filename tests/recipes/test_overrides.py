@@ -34,6 +34,8 @@ COUNTS = Counter(tail for keys in KEYS for tail in tails(keys))
 @pytest.mark.parametrize("keys", KEYS, ids=".".join)
 def test_a_key_is_reached_by_its_path_and_by_every_unique_tail(keys: tuple[str, ...]) -> None:
     for tail in tails(keys):
+        if tail == "bias":
+            continue  # PEFT's word, refused with what to do; architecture.bias is Falcon's
         if COUNTS[tail] == 1 or tail == ".".join(keys):
             assert parse_override(f"{tail}=x", "--set", PRESENT)[0] == keys
 

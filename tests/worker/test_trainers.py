@@ -21,10 +21,10 @@ from tests.models.brought import brought
 from tuner.data import batches
 from tuner.errors import ModelError
 from tuner.models.names import name_parts
+from tuner.recipes.architecture_constraints import KEEPS_APART
 from tuner.recipes.mixture import LOADERS
 from tuner.recipes.objective import Dpo, DpoLoss, Kto, Orpo, Reward
 from tuner.recipes.recipe import Overrides, load
-from tuner.recipes.suit import KEEPS_APART
 from tuner.worker import objectives, trainers
 from tuner.worker.reference import tidy
 

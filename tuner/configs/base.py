@@ -17,7 +17,7 @@ model = dict(
     resize_embeddings=False,
 )
 
-# What planning needs to know of the model, in the words of its config.json. Another model.path needs other facts here;
+# What planning needs to know of the model, in the keys of its config.json. Another model.path needs others here;
 # None: read them from model.path.
 architecture = None
 

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tuner.data.masks import IGNORED
 from tuner.data.preferences import Row
-from tuner.recipes.suit import KEEPS_APART
+from tuner.recipes.architecture_constraints import KEEPS_APART
 
 Batch = dict[str, torch.Tensor]
 _Side = tuple[Sequence[int], Sequence[int]]

@@ -82,7 +82,7 @@ def _dequantized(recipe: RecipeConfig, layers: tuple[Layer, ...], weight_bytes: 
     """Return the bytes of the one weight that bitsandbytes 0.50 unpacks to multiply with it."""
     if recipe.quantization is None:
         return 0
-    return weight_bytes * max(one.weights for layer in layers for one in layer.linears if one.quantizable)
+    return weight_bytes * max((one.weights for layer in layers for one in layer.linears if one.quantizable), default=0)
 
 
 def _row_tokens(recipe: RecipeConfig) -> int:

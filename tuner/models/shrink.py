@@ -1,4 +1,4 @@
-"""The facts of a small model in the shape of a large one: every ratio and every kind of layer, none of the size.
+"""The architecture of a small model in the shape of a large one: every ratio and every kind of layer, none of the size.
 
 It builds no model.
 """
@@ -16,10 +16,20 @@ _MAX_KEY_VALUE_HEADS, _MAX_GROUP = 2, 8
 _MAX_EXPERTS = 16
 _STEP = 16
 """Widths are multiples of this, so that heads, halves of heads and 4-bit blocks come out even."""
+_INNER = (
+    "intermediate_size",
+    "intermediate_size_mlp",
+    "moe_intermediate_size",
+    "ffn_dim",
+    "ffn_hidden_size",
+    "n_inner",
+    "word_embed_proj_dim",
+)
+"""Widths that shrink as the hidden size does."""
 
 
 def shrink(facts: Architecture, vocab_size: int) -> Architecture:
-    """Return facts of the same model_type and the same ratios, of few layers and small widths.
+    """Return the architecture of the same model_type and the same ratios, of few layers and small widths.
 
     Args:
         facts: The large model's.
@@ -28,20 +38,15 @@ def shrink(facts: Architecture, vocab_size: int) -> Architecture:
     Raises:
         ValueError: transformers has no such model_type.
     """
-    heads = _heads(facts)
-    latent = _latent(facts)
-    head_dim = latent.get("head_dim", _HEAD)
-    hidden = _scaled(facts.hidden_size, heads["num_attention_heads"] * head_dim, _own_width(facts))
-    small: dict[str, Any] = {"hidden_size": hidden, "head_dim": head_dim, "vocab_size": vocab_size, **heads, **latent}
-    small["intermediate_size"] = _scaled(facts.intermediate_size, hidden, facts.hidden_size)
-    if facts.word_embed_proj_dim:
-        small["word_embed_proj_dim"] = _scaled(facts.word_embed_proj_dim, hidden, facts.hidden_size)
-    small |= _layers(facts) | _experts(facts, hidden) | _linear(facts) | _of_gemma(facts, vocab_size)
-    return Architecture(**{**facts.model_dump(), **small})
-
-
-def _own_width(facts: Architecture) -> int:
-    return facts.num_attention_heads * facts.head_dim
+    config, heads = facts.model_dump(), _heads(facts)
+    head_dim = _HEAD + _ROPE_HEAD if facts.kv_lora_rank else _HEAD
+    own_width = facts.num_attention_heads * facts.head_dim
+    hidden = _scaled(facts.hidden_size, heads["num_attention_heads"] * head_dim, own_width)
+    small = {key: _scaled(config[key], hidden, facts.hidden_size) for key in _INNER if config.get(key)}
+    small |= {"hidden_size": hidden, "head_dim": head_dim, "vocab_size": vocab_size, **heads}
+    small |= _layers(facts) | _experts(facts, config, small) | _fixed(facts, vocab_size)
+    # A key that the large model's config leaves out is worked out from the others, or another family's.
+    return Architecture.model_validate(config | {key: value for key, value in small.items() if key in config})
 
 
 def _scaled(width: int, new: int, old: int) -> int:
@@ -51,60 +56,60 @@ def _scaled(width: int, new: int, old: int) -> int:
 def _heads(facts: Architecture) -> dict[str, int]:
     groups = min(facts.num_key_value_heads, _MAX_KEY_VALUE_HEADS)
     heads = groups * min(facts.num_attention_heads // facts.num_key_value_heads, _MAX_GROUP)
-    found = {"num_attention_heads": heads, "num_key_value_heads": groups}
-    if facts.num_global_key_value_heads:
-        found["num_global_key_value_heads"] = min(facts.num_global_key_value_heads, groups)
-    return found
+    full = min(facts.num_global_key_value_heads or groups, groups)
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "num_kv_heads": groups,
+        "num_global_key_value_heads": full,
+    }
 
 
-def _latent(facts: Architecture) -> dict[str, int]:
-    if not facts.kv_lora_rank:
-        return {}
-    widths = {"kv_lora_rank": _RANK, "v_head_dim": _HEAD, "qk_nope_head_dim": _HEAD, "qk_rope_head_dim": _ROPE_HEAD}
-    return {**widths, "head_dim": _HEAD + _ROPE_HEAD, **({"q_lora_rank": _RANK} if facts.q_lora_rank else {})}
-
-
-def _layers(facts: Architecture) -> dict[str, int]:
+def _layers(facts: Architecture) -> dict[str, Any]:
     """Return as many layers as it takes to have each kind once; twice, where the later ones share keys and values."""
     # A config of a family whose layers are all alike names no kinds.
     names = getattr(config_of(facts), "layer_types", None) or [""] * facts.num_hidden_layers
     kinds = [(name, facts.has_experts(layer)) for layer, name in enumerate(names)]
     period = max(kinds.index(kind) for kind in set(kinds)) + 1
+    num = min(max(2, period), facts.num_hidden_layers)
     if facts.num_kv_shared_layers:
-        return {"num_hidden_layers": 2 * period, "num_kv_shared_layers": period}
-    return {"num_hidden_layers": min(max(2, period), facts.num_hidden_layers)}
+        num = 2 * period
+    return {
+        "num_hidden_layers": num,
+        "num_kv_shared_layers": period if facts.num_kv_shared_layers else 0,
+        "layer_types": (names * 2)[:num],
+        "mlp_layer_types": list(facts.mlp_layer_types[:num]),
+        "mlp_only_layers": [layer for layer in facts.mlp_only_layers if layer < num],
+    }
 
 
-def _experts(facts: Architecture, hidden: int) -> dict[str, int]:
+def _experts(facts: Architecture, config: dict[str, Any], small: dict[str, int]) -> dict[str, int]:
     if not (facts.num_experts and facts.num_experts_per_tok and facts.moe_intermediate_size):
         return {}
     count = min(facts.num_experts, _MAX_EXPERTS)
-    width = _scaled(facts.moe_intermediate_size, hidden, facts.hidden_size)
-    found = {
-        "num_experts": count,
-        "num_experts_per_tok": min(facts.num_experts_per_tok, count),
-        "moe_intermediate_size": width,
+    taken = min(facts.num_experts_per_tok, count)
+    width = small["moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"]
+    of_all_shared = facts.shared_expert_intermediate_size or 0
+    shared = max(1, of_all_shared // facts.moe_intermediate_size) * width if of_all_shared else 0
+    return {
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), count),
+        **dict.fromkeys(("num_experts_per_tok", "top_k_experts"), taken),
+        **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), shared),
     }
-    if facts.shared_expert_intermediate_size:
-        shared = max(1, facts.shared_expert_intermediate_size // facts.moe_intermediate_size)
-        found["shared_expert_intermediate_size"] = shared * width
-    return found
 
 
-def _linear(facts: Architecture) -> dict[str, int]:
-    if not (facts.linear_num_key_heads and facts.linear_num_value_heads):
-        return {}
-    ratio = facts.linear_num_value_heads // facts.linear_num_key_heads
-    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 2 * ratio}
-    return {**heads, "linear_key_head_dim": _HEAD, "linear_value_head_dim": _HEAD}
-
-
-def _of_gemma(facts: Architecture, vocab_size: int) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _fixed(facts: Architecture, vocab_size: int) -> dict[str, int]:
+    """Return what does not follow from the hidden size: parts of latent and linear attention, what Gemma has."""
+    value_heads, key_heads = facts.linear_num_value_heads or 1, facts.linear_num_key_heads or 1
+    found = {
+        **{"kv_lora_rank": _RANK, "qk_nope_head_dim": _HEAD, "qk_rope_head_dim": _ROPE_HEAD, "v_head_dim": _HEAD},
+        **{"linear_num_key_heads": 2, "linear_num_value_heads": 2 * (value_heads // key_heads)},
+        **{"linear_key_head_dim": _HEAD, "linear_value_head_dim": _HEAD},
+        **{"laurel_rank": _RANK, "vocab_size_per_layer_input": vocab_size},
+        "global_head_dim": _scaled(facts.global_head_dim or 0, _HEAD, facts.head_dim),
+    }
+    if facts.q_lora_rank:
+        found["q_lora_rank"] = _RANK
     if facts.hidden_size_per_layer_input:
-        found |= {"hidden_size_per_layer_input": _STEP, "vocab_size_per_layer_input": vocab_size}
-    if facts.laurel_rank:
-        found["laurel_rank"] = _RANK
-    if facts.global_head_dim:
-        found["global_head_dim"] = _scaled(facts.global_head_dim, _HEAD, facts.head_dim)
+        found["hidden_size_per_layer_input"] = _STEP
     return found

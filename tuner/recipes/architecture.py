@@ -1,6 +1,7 @@
-"""A model's facts: the recipe's `architecture` block, in the words of config.json, and which of them belong together.
+"""A model's architecture: the recipe's `architecture` block, in the keys of the model's own config.json.
 
-It counts nothing and opens no file; `recipes.config_json` reads these facts from a model's folder.
+Families name some of them differently. `Architecture` holds them as they are written, for transformers to build the
+model from, and reads them in the common names, for counting. It counts nothing and opens no file.
 """
 
 from __future__ import annotations
@@ -8,42 +9,48 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, Strict, model_serializer, model_validator
+from pydantic_core import PydanticCustomError
 
 from tuner.recipes.block import Block
 
 _MOST = 2**31 - 1
 MAX_LAYERS = 10_000
 """They are counted one by one; the deepest published decoder has 126."""
+LACKS = "lacks_a_key"
+"""The type of the validation error where the model_type needs a key that is not there."""
 Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
 Width = Annotated[int, Field(gt=0, le=_MOST)]
 NotNegative = Annotated[int, Field(ge=0, le=_MOST)]
+Kinds = Annotated[tuple[str, ...], Strict(False), Field(max_length=MAX_LAYERS)]
 
 _ATTENTION_BIAS = {"attention_bias": True}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
-OF_TYPE: dict[str, dict[str, Any]] = {
+_DEFAULTS: dict[str, dict[str, Any]] = {
     "bloom": _BIASES,
+    "falcon": {"multi_query": True, "parallel_attn": True},
+    "gemma4_text": {"full_attention_interval": 6, "global_head_dim": 512, "enable_moe_block": False},
     "glm": _ATTENTION_BIAS,
     "glm4": _ATTENTION_BIAS,
+    "glm4_moe_lite": {"first_k_dense_replace": 1},
     "gpt2": _BIASES,
-    "gpt_bigcode": _BIASES,
+    "gpt_bigcode": {**_BIASES, "multi_query": True},
     "gpt_neox": _BIASES,
     "gpt_oss": _ATTENTION_BIAS,
-    "internlm": _ATTENTION_BIAS,
-    "opt": _BIASES,
+    "internlm": {"bias": True},
+    "opt": {"enable_bias": True},
     "phi": {**_BIASES, "lm_head_bias": True},
     "qwen2": _ATTENTION_BIAS,
-    "qwen2_moe": _ATTENTION_BIAS,
+    "qwen2_moe": {"qkv_bias": True},
     "qwen3_5_moe_text": {"full_attention_interval": 4},
     "qwen3_5_text": {"full_attention_interval": 4},
     "qwen3_next": {"full_attention_interval": 4},
     "seed_oss": _ATTENTION_BIAS,
-    "starcoder2": _BIASES,
+    "starcoder2": {"use_bias": True},
 }
-"""Facts that a model of a type has unless it says otherwise: transformers' defaults where they are not off."""
+"""What a model of a type has unless it says otherwise: transformers' defaults where they are not off."""
 
-EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-OF_EXPERTS = ("shared_expert_intermediate_size", "num_dense_layers", "decoder_sparse_step")
+_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _LINEAR = (
     "linear_conv_kernel_dim",
@@ -52,53 +59,46 @@ _LINEAR = (
     "linear_num_key_heads",
     "linear_num_value_heads",
 )
-_OWN_INPUTS = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
-_ALTERNATING_UPDATES = ("laurel_rank", "altup_num_inputs")
-_TOGETHER = (EXPERTS, _LATENT, _LINEAR, _OWN_INPUTS, _ALTERNATING_UPDATES)
 _NEEDS = {
     **dict.fromkeys(
         ("mixtral", "phimoe", "olmoe", "gpt_oss", "granitemoe", "qwen2_moe", "qwen3_moe", "glm4_moe", "llama4_text"),
-        EXPERTS,
+        _EXPERTS,
     ),
-    "deepseek_v2": _LATENT + EXPERTS,
-    "deepseek_v3": _LATENT + EXPERTS,
-    "gemma3n_text": _OWN_INPUTS + _ALTERNATING_UPDATES,
-    "gemma4_text": ("full_attention_interval", "global_head_dim"),
-    "glm4_moe_lite": _LATENT + EXPERTS,
-    "granitemoeshared": (*EXPERTS, "shared_expert_intermediate_size"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _LATENT + _EXPERTS),
+    "gemma3n_text": ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "laurel_rank", "altup_num_inputs"),
+    "granitemoeshared": (*_EXPERTS, "shared_expert_intermediate_size"),
     "minicpm3": _LATENT,
-    "qwen3_5_moe_text": _LINEAR + EXPERTS,
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_next"), _LINEAR + _EXPERTS),
     "qwen3_5_text": _LINEAR,
-    "qwen3_next": _LINEAR + EXPERTS,
 }
-_MEANS_NOTHING_WITHOUT = {
-    **dict.fromkeys(OF_EXPERTS, "num_experts"),
-    "q_lora_rank": "kv_lora_rank",
-    "global_head_dim": "full_attention_interval",
-    # transformers 5.23 builds the other number of heads only where values are keys.
-    "num_global_key_value_heads": "attention_k_eq_v",
-}
+_HAVE_EXPERTS = {kind for kind, keys in _NEEDS.items() if "num_experts" in keys} | {"gemma4_text"}
+_ATTENTION_BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias", "bias", "use_bias", "enable_bias")
+_FOUR_TIMES_HIDDEN = ("bloom", "falcon", "gpt2", "gpt_bigcode")
 
 
 class Architecture(Block):
-    """The model's facts in the words of its config.json; of a model that also sees or hears, its text half's.
+    """What config.json says of the model; of a model that also sees or hears, of its text half.
 
-    A fact left out is as `OF_TYPE` says for the model_type, or means nothing to it.
+    `model_dump` gives the keys as they were written; the attributes have transformers' common names (those of its
+    attribute_map), worked out where a family has others or leaves them out.
+
+    Raises:
+        ValidationError: numbers contradict each other, or a key is missing that the model_type needs.
     """
 
     model_type: str
     num_hidden_layers: Layers
     hidden_size: Width
-    # Width of a dense layer's MLP; where every layer holds experts, config.json's number, from which nothing is built.
-    intermediate_size: Width
     num_attention_heads: Width
-    num_key_value_heads: Width
-    # Of queries and keys; with latent attention qk_nope_head_dim + qk_rope_head_dim.
-    head_dim: Width
     vocab_size: Width
     tie_word_embeddings: bool
     max_position_embeddings: Width
 
+    # 0: worked out from the others. Of a dense layer's MLP; of one expert where every layer holds experts.
+    intermediate_size: Width = 0
+    num_key_value_heads: Width = 0
+    # Of queries and keys; with latent attention qk_nope_head_dim + qk_rope_head_dim.
+    head_dim: Width = 0
     attention_bias: bool = False
     mlp_bias: bool = False
     lm_head_bias: bool = False
@@ -106,19 +106,19 @@ class Architecture(Block):
     use_qk_norm: bool = False
     # stablelm: one norm in a layer instead of two.
     use_parallel_residual: bool = False
-    # falcon: norms in a layer.
-    num_ln_in_parallel_attn: Width | None = None
     # opt: width of the embeddings where it is not hidden_size; False: no norm after the last layer.
     word_embed_proj_dim: Width | None = None
     do_layer_norm_before: bool = True
 
     # Experts: the width of one, and of all shared ones together.
-    num_experts: Width | None = None
+    num_experts: NotNegative | None = None
     num_experts_per_tok: Width | None = None
     moe_intermediate_size: Width | None = None
-    shared_expert_intermediate_size: Width | None = None
-    # Layers at the start that have none; of the others, every so many-th has them.
-    num_dense_layers: NotNegative = 0
+    shared_expert_intermediate_size: NotNegative | None = None
+    # Layers that have none: the first ones, those named, and all but every so many-th.
+    first_k_dense_replace: NotNegative = 0
+    mlp_only_layers: Annotated[tuple[NotNegative, ...], Strict(False)] = ()
+    mlp_layer_types: Kinds = ()
     decoder_sparse_step: Width = 1
 
     # Latent attention (DeepSeek). q_lora_rank None: queries are not compressed.
@@ -128,7 +128,8 @@ class Architecture(Block):
     qk_rope_head_dim: Width | None = None
     v_head_dim: Width | None = None
 
-    # Every so many-th layer attends to all tokens; the others are linear (qwen3_next, qwen3_5) or windows (gemma4).
+    # Which layers attend to all tokens, or every so many-th; others are linear (qwen3_next, qwen3_5), windows (gemma4).
+    layer_types: Kinds = ()
     full_attention_interval: Width | None = None
     linear_conv_kernel_dim: Width | None = None
     linear_key_head_dim: Width | None = None
@@ -137,7 +138,7 @@ class Architecture(Block):
     linear_num_value_heads: Width | None = None
 
     # gemma3n, gemma4: each layer's own embeddings; layers at the end that take keys and values from an earlier one.
-    hidden_size_per_layer_input: Width | None = None
+    hidden_size_per_layer_input: NotNegative | None = None
     vocab_size_per_layer_input: Width | None = None
     num_kv_shared_layers: NotNegative = 0
     # gemma3n
@@ -148,64 +149,141 @@ class Architecture(Block):
     num_global_key_value_heads: Width | None = None
     attention_k_eq_v: bool = False
     use_double_wide_mlp: bool = False
+    enable_moe_block: bool = False
 
-    @model_validator(mode="before")
+    # The same under the names of single families.
+    ffn_dim: Width | None = None
+    ffn_hidden_size: Width | None = None
+    n_inner: Width | None = None
+    intermediate_size_mlp: Width | None = None
+    bias: bool | None = None
+    enable_bias: bool | None = None
+    qkv_bias: bool | None = None
+    use_bias: bool | None = None
+    use_qkv_bias: bool | None = None
+    qk_layernorm: bool | None = None
+    num_local_experts: NotNegative | None = None
+    n_routed_experts: Width | None = None
+    top_k_experts: Width | None = None
+    n_shared_experts: NotNegative | None = None
+    shared_intermediate_size: NotNegative | None = None
+    interleave_moe_layer_step: Width | None = None
+    # falcon, gpt_bigcode
+    multi_query: bool = False
+    num_kv_heads: Width | None = None
+    new_decoder_architecture: bool = False
+    parallel_attn: bool = False
+    num_ln_in_parallel_attn: Width | None = None
+
+    _config: dict[str, Any] = PrivateAttr()
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _as_the_type_has_it(cls, facts: Any) -> Any:
-        return {**OF_TYPE.get(str(facts.get("model_type")), {}), **facts} if isinstance(facts, dict) else facts
-
-    @model_validator(mode="after")
-    def _facts_agree(self) -> Architecture:
-        for contradiction in _contradictions(self):
+    def _read(cls, config: Any, validate: ModelWrapValidatorHandler[Architecture]) -> Architecture:
+        if isinstance(config, Architecture):
+            return config
+        facts = validate(config)
+        facts._config = dict(config)
+        for key, value in _in_common(_DEFAULTS.get(facts.model_type, {}) | config).items():
+            object.__setattr__(facts, key, value)  # a model validator returns the same object, which is frozen
+        for key in ("intermediate_size", *_NEEDS.get(facts.model_type, ())):
+            if not getattr(facts, key):
+                raise PydanticCustomError(LACKS, "{kind} needs {key}", {"kind": facts.model_type, "key": key})
+        for contradiction in _contradictions(facts):
             raise ValueError(contradiction)
-        return self
+        return facts
 
-    @model_serializer(mode="wrap")
-    def _without_what_says_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in dump(self).items() if says_something(self.model_type, key, value)}
+    @model_serializer
+    def _as_written(self) -> dict[str, Any]:
+        return dict(self._config)
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, holds experts."""
-        later = layer >= self.num_dense_layers
-        return bool(self.num_experts) and later and (layer + 1) % self.decoder_sparse_step == 0
+        if not self.num_experts or layer < self.first_k_dense_replace or layer in self.mlp_only_layers:
+            return False
+        return (layer + 1) % self.decoder_sparse_step == 0
 
     def attends_to_all(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, has softmax attention over the whole text."""
+        if self.layer_types:
+            return self.layer_types[layer] == "full_attention"
         return self.full_attention_interval is None or (layer + 1) % self.full_attention_interval == 0
 
 
-def says_something(model_type: str, key: str, value: Any) -> bool:
-    """Return whether a fact, were it left out, would be another."""
-    field = Architecture.model_fields[key]
-    return field.is_required() or value != OF_TYPE.get(model_type, {}).get(key, field.default)
+def _in_common(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what the keys of a config say under the common names; a type's defaults are in it."""
+    kind, heads, hidden = config["model_type"], config["num_attention_heads"], config["hidden_size"]
+    inner = _first(config, "ffn_dim", "ffn_hidden_size", "n_inner", "intermediate_size_mlp", "intermediate_size")
+    if not inner:
+        inner = 4 * hidden if kind in _FOUR_TIMES_HIDDEN else config.get("moe_intermediate_size")
+    # One key for all biases but internlm's, which is attention's alone.
+    of_all = None if kind == "internlm" else _first(config, "use_bias", "enable_bias", "bias")
+    found: dict[str, Any] = {key: config[key] for key in _DEFAULTS.get(kind, ())} | {
+        "intermediate_size": inner or 0,
+        "num_key_value_heads": _key_value_heads(config) or heads,
+        "head_dim": config.get("head_dim") or hidden // heads,
+        "attention_bias": bool(_first(config, *_ATTENTION_BIASES)),
+        "mlp_bias": bool(config.get("mlp_bias") if of_all is None else of_all),
+        # Llama 4's norm of queries and keys has no weights.
+        "use_qk_norm": kind != "llama4_text" and bool(_first(config, "use_qk_norm", "qk_layernorm")),
+        # GPT-NeoX has the same key, and two norms all the same.
+        "use_parallel_residual": kind == "stablelm" and bool(config.get("use_parallel_residual")),
+        "hidden_size_per_layer_input": config.get("hidden_size_per_layer_input") or None,
+    }
+    if config.get("word_embed_proj_dim") == hidden:
+        found["word_embed_proj_dim"] = None
+    if kind == "falcon":
+        own_norms = 2 if config.get("new_decoder_architecture") or not config["parallel_attn"] else 1
+        found["num_ln_in_parallel_attn"] = config.get("num_ln_in_parallel_attn") or own_norms
+    if config.get("kv_lora_rank") and config.get("qk_nope_head_dim") and config.get("qk_rope_head_dim"):
+        found["head_dim"] = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+        found["v_head_dim"] = config.get("v_head_dim") or hidden // heads
+    return found | _experts(config, kind)
+
+
+def _first(config: dict[str, Any], *keys: str) -> Any:
+    return next((config[key] for key in keys if config.get(key) is not None), None)
+
+
+def _key_value_heads(config: dict[str, Any]) -> Any:
+    if config.get("new_decoder_architecture"):
+        return config.get("num_kv_heads")
+    if "multi_query" in config:
+        return 1 if config["multi_query"] else None
+    return config.get("num_key_value_heads")
+
+
+def _experts(config: dict[str, Any], kind: str) -> dict[str, Any]:
+    num = _first(config, "num_experts", "num_local_experts", "n_routed_experts")
+    if not num or kind not in _HAVE_EXPERTS or not config.get("enable_moe_block", True):
+        return dict.fromkeys((*_EXPERTS, "shared_expert_intermediate_size"))
+    width = config.get("moe_intermediate_size") or config.get("intermediate_size")
+    shared = _first(config, "shared_expert_intermediate_size", "shared_intermediate_size")
+    if shared is None:  # Llama 4 has one, of an expert's width
+        shared = (width or 0) * config.get("n_shared_experts", int(kind == "llama4_text"))
+    kinds = config.get("mlp_layer_types") or ()
+    return {
+        "num_experts": num,
+        "num_experts_per_tok": _first(config, "num_experts_per_tok", "top_k_experts"),
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": shared or None,
+        "first_k_dense_replace": 0 if kinds else config.get("first_k_dense_replace", 0),
+        "mlp_only_layers": tuple(index for index, name in enumerate(kinds) if name == "dense")
+        or tuple(config.get("mlp_only_layers") or ()),
+        "decoder_sparse_step": _first(config, "decoder_sparse_step", "interleave_moe_layer_step") or 1,
+    }
 
 
 def _contradictions(facts: Architecture) -> Iterator[str]:
-    given = {key for key, value in facts if value not in (None, False)}
-    given -= {key for key in _MEANS_NOTHING_WITHOUT if getattr(facts, key) == Architecture.model_fields[key].default}
-    for key in _NEEDS.get(facts.model_type, ()):
-        if key not in given:
-            yield f"{facts.model_type} needs {key}"
-    for group in _TOGETHER:
-        found, missing = [key for key in group if key in given], [key for key in group if key not in given]
-        if found and missing:
-            yield f"{found[0]} = {getattr(facts, found[0])} means nothing without {missing[0]}"
-    for key, other in _MEANS_NOTHING_WITHOUT.items():
-        if key in given and other not in given:
-            yield f"{key} = {getattr(facts, key)} means nothing without {other}"
-    yield from _wrong_numbers(facts)
-
-
-def _wrong_numbers(facts: Architecture) -> Iterator[str]:
     for key in ("num_key_value_heads", "num_global_key_value_heads"):
         shared = getattr(facts, key) or 1
         if facts.num_attention_heads % shared:
             yield f"num_attention_heads = {facts.num_attention_heads} is not a multiple of {key} = {shared}"
     if (facts.num_experts_per_tok or 0) > (facts.num_experts or 0):
         yield f"num_experts_per_tok = {facts.num_experts_per_tok} is more than num_experts = {facts.num_experts}"
-    for key in ("num_dense_layers", "num_kv_shared_layers"):
+    for key in ("first_k_dense_replace", "num_kv_shared_layers"):
         if getattr(facts, key) > facts.num_hidden_layers:
             yield f"{key} = {getattr(facts, key)} is more than num_hidden_layers = {facts.num_hidden_layers}"
-    latent = (facts.qk_nope_head_dim or 0) + (facts.qk_rope_head_dim or 0)
-    if latent and facts.head_dim != latent:
-        yield f"head_dim = {facts.head_dim} is not qk_nope_head_dim + qk_rope_head_dim = {latent}"
+    for key in ("layer_types", "mlp_layer_types"):
+        if (num := len(getattr(facts, key))) not in (0, facts.num_hidden_layers):
+            yield f"{key} names {num} layers, not num_hidden_layers = {facts.num_hidden_layers}"

@@ -1,6 +1,6 @@
-"""A model folder's config.json read as facts: one name for what the families call differently.
+"""A model folder's config.json: the keys of it that `recipes.architecture` knows.
 
-It opens one JSON file and asks no hub; which facts belong together is `recipes.architecture`'s.
+It opens one JSON file and asks no hub.
 """
 
 from __future__ import annotations
@@ -9,31 +9,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tuner.recipes.architecture import EXPERTS, OF_EXPERTS, Architecture, says_something
+from pydantic import ValidationError
 
-_SPELLINGS = {
-    "num_hidden_layers": ("n_layer",),
-    "hidden_size": ("n_embd",),
-    "intermediate_size": ("ffn_dim", "ffn_hidden_size", "n_inner", "moe_intermediate_size"),
-    "num_attention_heads": ("n_head",),
-    "max_position_embeddings": ("n_positions", "seq_length"),
-    "attention_bias": ("qkv_bias", "use_qkv_bias", "bias", "use_bias", "enable_bias"),
-    "use_qk_norm": ("qk_layernorm",),
-    "num_experts": ("num_local_experts", "n_routed_experts"),
-    "num_experts_per_tok": ("top_k_experts",),
-    "shared_expert_intermediate_size": ("shared_intermediate_size",),
-    "num_dense_layers": ("first_k_dense_replace",),
-    "decoder_sparse_step": ("interleave_moe_layer_step",),
+from tuner.recipes.architecture import LACKS, Architecture
+
+_NAMES = {
+    "n_embed": "hidden_size",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "seq_length": "max_position_embeddings",
 }
-_ONE_KEY_FOR_ALL_BIASES = {
-    "ernie4_5": "use_bias",
-    "internlm3": "bias",
-    "opt": "enable_bias",
-    "starcoder2": "use_bias",
-}
-_LEFT_OUT: dict[str, dict[str, Any]] = {
+"""transformers' attribute_map of its oldest families; and the context of BLOOM's tokenizer, which has no limit."""
+_DEFAULTS: dict[str, dict[str, Any]] = {
     "bloom": {"max_position_embeddings": 2048},
-    "falcon": {"max_position_embeddings": 2048, "multi_query": True, "parallel_attn": True},
+    "falcon": {"max_position_embeddings": 2048},
     # Published Gemma 3 configs hold of their text half what differs from transformers' class alone.
     "gemma3_text": {
         "head_dim": 256,
@@ -42,27 +33,37 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "vocab_size": 262208,
     },
-    "gpt_bigcode": {"multi_query": True},
 }
 """What published configs leave out because it is their class's default."""
-_FOUR_TIMES_HIDDEN = ("bloom", "falcon", "gpt2", "gpt_bigcode")
 _LAYERS_OF_TWO_KINDS = ("gemma4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""In other types, layer_types tell windows from full attention, which have the same size."""
 
 
-def read_facts(folder: Path) -> dict[str, Any] | None:
+def read_architecture(folder: Path) -> dict[str, Any] | None:
     """Return the architecture block for a model folder, or None where config.json does not hold all of it."""
     config = _read(folder)
+    kind = config.get("model_type")
+    # transformers 4 left tie_word_embeddings out where it was True (Gemma), and wrote every False.
+    config = {"tie_word_embeddings": True} | _DEFAULTS.get(str(kind), {}) | config
+    if kind not in _LAYERS_OF_TWO_KINDS:
+        config.pop("layer_types", None)
+    if kind == "gemma4_text":
+        config |= _of_full_attention(config)
+    if isinstance(inner := config.get("intermediate_size"), list):  # Gemma 3n names each layer's
+        config["intermediate_size"] = inner[0] if inner and inner.count(inner[0]) == len(inner) else None
+    known = {key: config[key] for key in Architecture.model_fields if config.get(key) is not None}
+    if known.get("kv_lora_rank") and "q_lora_rank" in config:  # None says that queries are not compressed
+        known["q_lora_rank"] = config["q_lora_rank"]
     try:
-        facts = _facts({**_LEFT_OUT.get(str(config.get("model_type")), {}), **config})
-    except (TypeError, ValueError, ZeroDivisionError):  # a text for a number, a list, an order of layers of its own
-        return None
-    required = (key for key, field in Architecture.model_fields.items() if field.is_required())
-    return facts if all(key in facts for key in required) else None
+        Architecture.model_validate(known)
+    except ValidationError as error:  # a strange value is refused where the recipe is validated
+        return None if any(detail["type"] in ("missing", LACKS) for detail in error.errors()) else known
+    return known
 
 
 def num_layers(folder: Path) -> int:
     """Return the number of layers that a model folder's config.json says, or 0 where it says none."""
-    count = _first(_read(folder), "num_hidden_layers", *_SPELLINGS["num_hidden_layers"])
+    count = _read(folder).get("num_hidden_layers")
     return count if isinstance(count, int) else 0
 
 
@@ -80,109 +81,15 @@ def _read(folder: Path) -> dict[str, Any]:
         return {}
     if not isinstance(config, dict):
         return {}
-    return {**config, **(config["text_config"] if isinstance(config.get("text_config"), dict) else {})}
+    if isinstance(half := config.get("text_config"), dict):
+        config |= half
+    return {_NAMES[key]: config[key] for key in _NAMES if config.get(key) is not None} | config
 
 
-def _facts(config: dict[str, Any]) -> dict[str, Any]:
-    kind = str(config.get("model_type"))
-    found = {key: _first(config, key, *_SPELLINGS.get(key, ())) for key in Architecture.model_fields}
-    # transformers 4 left the key out where it was True (Gemma), and wrote every False.
-    found["tie_word_embeddings"] = config.get("tie_word_embeddings", True)
-    found |= _widths(config, kind, found)
-    found |= _experts(config, kind, found)
-    found |= _only_of(config, kind)
-    if found["word_embed_proj_dim"] == found["hidden_size"]:
-        del found["word_embed_proj_dim"]
-    given = {key: value for key, value in found.items() if value is not None and (value != 0 or value is False)}
-    return {key: value for key, value in given.items() if says_something(kind, key, value)}
-
-
-def _first(config: dict[str, Any], *keys: str) -> Any:
-    return next((config[key] for key in keys if config.get(key) is not None), None)
-
-
-def _widths(config: dict[str, Any], kind: str, found: dict[str, Any]) -> dict[str, Any]:
-    heads, hidden, inner = found["num_attention_heads"], found["hidden_size"], found["intermediate_size"]
-    if inner is None and kind in _FOUR_TIMES_HIDDEN:
-        inner = 4 * hidden
-    if isinstance(inner, list):  # Gemma 3n names each layer's
-        inner = inner[0] if len(set(inner)) == 1 else None
-    widths = {"intermediate_size": inner, "num_key_value_heads": _key_value_heads(config, kind) or heads}
-    if not found["kv_lora_rank"]:
-        return {**widths, "head_dim": found["head_dim"] or hidden // heads}
-    query = found["qk_nope_head_dim"] + found["qk_rope_head_dim"]
-    return {**widths, "head_dim": query, "v_head_dim": found["v_head_dim"] or hidden // heads}
-
-
-def _key_value_heads(config: dict[str, Any], kind: str) -> Any:
-    if kind == "falcon" and config.get("new_decoder_architecture"):
-        return config.get("num_kv_heads")
-    if kind in ("falcon", "gpt_bigcode"):
-        return 1 if config["multi_query"] else None
-    return config.get("num_key_value_heads")
-
-
-def _experts(config: dict[str, Any], kind: str, found: dict[str, Any]) -> dict[str, Any]:
-    if not found["num_experts"] or not config.get("enable_moe_block", True):
-        return dict.fromkeys((*EXPERTS, *OF_EXPERTS))
-    width = found["moe_intermediate_size"] or found["intermediate_size"]
-    if kind == "llama4_text":
-        dense = config["intermediate_size_mlp"]
-        return {"intermediate_size": dense, "moe_intermediate_size": width, "shared_expert_intermediate_size": width}
-    shared = found["shared_expert_intermediate_size"] or (config.get("n_shared_experts") or 0) * width
-    dense_layers = found["num_dense_layers"] or _dense_at_the_start(config)
-    facts = {"moe_intermediate_size": width, "shared_expert_intermediate_size": shared}
-    return {**facts, "num_dense_layers": dense_layers}
-
-
-def _dense_at_the_start(config: dict[str, Any]) -> int:
-    """Count the first layers without experts, from either of the two lists that name layers.
-
-    Raises:
-        ValueError: a later layer has none, too.
-    """
-    kinds = config.get("mlp_layer_types") or ()
-    dense = config.get("mlp_only_layers") or [layer for layer, kind in enumerate(kinds) if kind == "dense"]
-    if dense != list(range(len(dense))):
-        raise ValueError("layers without experts in between")
-    return len(dense)
-
-
-def _only_of(config: dict[str, Any], kind: str) -> dict[str, Any]:
-    if kind == "falcon":
-        own_norms = 2 if config.get("new_decoder_architecture") or not config["parallel_attn"] else 1
-        norms = config.get("num_ln_in_parallel_attn") or own_norms
-        return {"mlp_bias": config.get("bias"), "num_ln_in_parallel_attn": None if norms == 1 else norms}
-    if kind in _ONE_KEY_FOR_ALL_BIASES:
-        return {"mlp_bias": config.get(_ONE_KEY_FOR_ALL_BIASES[kind])}
-    if kind in _LAYERS_OF_TWO_KINDS:
-        interval = _interval(config["layer_types"]) if config.get("layer_types") else None
-        return {"full_attention_interval": interval} | (_gemma4(config) if kind == "gemma4_text" else {})
-    if kind == "llama4_text":  # its norm of queries and keys has no weights
-        return {"use_qk_norm": None}
-    return {}
-
-
-def _gemma4(config: dict[str, Any]) -> dict[str, Any]:
-    own = config.get("hidden_size_per_layer_input")
-    # transformers 5 writes what differs layer by layer instead of the two keys that publishers write.
-    full: dict[str, Any] = next(iter((config.get("per_layer_config") or {}).values()), {})
-    groups = config.get("num_global_key_value_heads") or full.get("num_key_value_heads")
-    return {
-        "global_head_dim": config.get("global_head_dim") or full.get("head_dim"),
-        "num_global_key_value_heads": groups if config.get("attention_k_eq_v") else None,
-        "vocab_size_per_layer_input": config.get("vocab_size_per_layer_input") if own else None,
-    }
-
-
-def _interval(kinds: list[str]) -> int:
-    """Return which n makes every n-th layer one of full attention.
-
-    Raises:
-        ValueError: none does.
-    """
-    interval = kinds.index("full_attention") + 1
-    full = [layer for layer, kind in enumerate(kinds, 1) if kind == "full_attention"]
-    if full != list(range(interval, len(kinds) + 1, interval)):
-        raise ValueError("full attention at no regular interval")
-    return interval
+def _of_full_attention(config: dict[str, Any]) -> dict[str, Any]:
+    """Return Gemma 4's two keys of its full-attention layers from what transformers 5 writes layer by layer."""
+    layers = config.get("per_layer_config")
+    if not isinstance(layers, dict) or not layers:
+        return {}
+    layer = next(iter(layers.values()))
+    return {"global_head_dim": layer.get("head_dim"), "num_global_key_value_heads": layer.get("num_key_value_heads")}

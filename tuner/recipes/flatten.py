@@ -35,13 +35,13 @@ def flatten(base: str, delta: dict[str, Any], header: str) -> str:
 
 
 def render(value: Any, indent: int) -> str:
-    """Return a value as recipe source; a dict or a list of dicts that does not fit on the line gets one item a line."""
+    """Return a value as recipe source; a dict or a list that does not fit on the line gets one item a line."""
     if isinstance(value, dict) and all(_is_word(key) for key in value):
         words = [f"{key}={render(item, indent + 4)}" for key, item in value.items()]
         start, end = "dict(", ")"
-    elif isinstance(value, list | tuple) and value and all(isinstance(item, dict) for item in value):
+    elif isinstance(value, list | tuple) and value:
         words = [render(item, indent + 4) for item in value]
-        start, end = ("[", "]") if isinstance(value, list) else ("(", ",)")
+        start, end = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
     else:
         return _literal(value)
     line = f"{start}{', '.join(words)}{end}"

@@ -16,13 +16,13 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.recipes import (
+    architecture_constraints,
     catalog,
     command_line,
     foreign,
     mixture,
     paths,
     starting_weights,
-    suit,
     template,
     validation_rows,
 )
@@ -106,7 +106,7 @@ def _settle(merged: Merged) -> None:
         template.settle(merged)
     mixture.settle(merged)
     validation_rows.settle(merged)
-    suit.settle(merged, starting_weights.kind_of(merged))
+    architecture_constraints.settle(merged, starting_weights.kind_of(merged))
 
 
 def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Overrides]:

@@ -13,7 +13,7 @@ from typing import Any
 from tuner.errors import RecipeError
 from tuner.files import read_json_object
 from tuner.recipes import catalog, paths
-from tuner.recipes.config_json import read_facts, read_type
+from tuner.recipes.config_json import read_architecture, read_type
 from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
@@ -162,7 +162,7 @@ def derive_architecture(merged: Merged) -> None:
     path, is_newer = merged.get(_MODEL), merged.order_of(_MODEL) > merged.order_of(("architecture",))
     if not isinstance(path, str) or not (is_newer or merged.values["architecture"] is None):
         return
-    facts, place = read_facts(paths.expanded(catalog.asset(path))), Place(Kind.DERIVED, f"{path}/{_WHOLE}")
+    facts, place = read_architecture(paths.expanded(catalog.asset(path))), Place(Kind.DERIVED, f"{path}/{_WHOLE}")
     if facts is None:
         part = catalog.part_named(path)
         found = read_part("models", part) if part else None

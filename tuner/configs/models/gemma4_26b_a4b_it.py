@@ -13,10 +13,11 @@ architecture = dict(
     tie_word_embeddings=True,
     max_position_embeddings=262144,
     num_experts=128,
-    num_experts_per_tok=8,
     moe_intermediate_size=704,
-    full_attention_interval=6,
     global_head_dim=512,
     num_global_key_value_heads=2,
     attention_k_eq_v=True,
+    top_k_experts=8,
+    enable_moe_block=True,
+    hidden_size_per_layer_input=0,
 )

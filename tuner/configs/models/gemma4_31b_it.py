@@ -12,8 +12,8 @@ architecture = dict(
     vocab_size=262144,
     tie_word_embeddings=True,
     max_position_embeddings=262144,
-    full_attention_interval=6,
     global_head_dim=512,
     num_global_key_value_heads=4,
     attention_k_eq_v=True,
+    hidden_size_per_layer_input=0,
 )

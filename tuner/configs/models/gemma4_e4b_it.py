@@ -12,7 +12,6 @@ architecture = dict(
     vocab_size=262144,
     tie_word_embeddings=True,
     max_position_embeddings=131072,
-    full_attention_interval=6,
     hidden_size_per_layer_input=256,
     vocab_size_per_layer_input=262144,
     num_kv_shared_layers=18,

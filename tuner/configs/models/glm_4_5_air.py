@@ -13,9 +13,9 @@ architecture = dict(
     tie_word_embeddings=False,
     max_position_embeddings=131072,
     attention_bias=True,
-    num_experts=128,
     num_experts_per_tok=8,
     moe_intermediate_size=1408,
-    shared_expert_intermediate_size=1408,
-    num_dense_layers=1,
+    n_routed_experts=128,
+    n_shared_experts=1,
+    first_k_dense_replace=1,
 )

@@ -14,9 +14,9 @@ architecture = dict(
     max_position_embeddings=202752,
     attention_bias=True,
     use_qk_norm=True,
-    num_experts=160,
     num_experts_per_tok=8,
     moe_intermediate_size=1536,
-    shared_expert_intermediate_size=1536,
-    num_dense_layers=3,
+    n_routed_experts=160,
+    n_shared_experts=1,
+    first_k_dense_replace=3,
 )

@@ -12,7 +12,6 @@ architecture = dict(
     vocab_size=201088,
     tie_word_embeddings=False,
     max_position_embeddings=131072,
-    num_experts=32,
     num_experts_per_tok=4,
-    moe_intermediate_size=2880,
+    num_local_experts=32,
 )

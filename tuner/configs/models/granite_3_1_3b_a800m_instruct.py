@@ -12,7 +12,6 @@ architecture = dict(
     vocab_size=49155,
     tie_word_embeddings=True,
     max_position_embeddings=131072,
-    num_experts=40,
     num_experts_per_tok=8,
-    moe_intermediate_size=512,
+    num_local_experts=40,
 )

@@ -12,5 +12,5 @@ architecture = dict(
     vocab_size=103168,
     tie_word_embeddings=False,
     max_position_embeddings=4096,
-    attention_bias=False,
+    bias=False,
 )

@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=6400,
     num_attention_heads=40,
     num_key_value_heads=40,
-    head_dim=96,
     vocab_size=73448,
     tie_word_embeddings=True,
     max_position_embeddings=32768,

@@ -12,7 +12,6 @@ architecture = dict(
     vocab_size=32000,
     tie_word_embeddings=False,
     max_position_embeddings=65536,
-    num_experts=8,
     num_experts_per_tok=2,
-    moe_intermediate_size=16384,
+    num_local_experts=8,
 )

@@ -14,5 +14,4 @@ architecture = dict(
     max_position_embeddings=4096,
     num_experts=64,
     num_experts_per_tok=8,
-    moe_intermediate_size=1024,
 )

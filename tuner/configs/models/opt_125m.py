@@ -5,11 +5,9 @@ architecture = dict(
     model_type="opt",
     num_hidden_layers=12,
     hidden_size=768,
-    intermediate_size=3072,
     num_attention_heads=12,
-    num_key_value_heads=12,
-    head_dim=64,
     vocab_size=50272,
     tie_word_embeddings=True,
     max_position_embeddings=2048,
+    ffn_dim=3072,
 )

@@ -5,11 +5,9 @@ architecture = dict(
     model_type="opt",
     num_hidden_layers=40,
     hidden_size=5120,
-    intermediate_size=20480,
     num_attention_heads=40,
-    num_key_value_heads=40,
-    head_dim=128,
     vocab_size=50272,
     tie_word_embeddings=True,
     max_position_embeddings=2048,
+    ffn_dim=20480,
 )

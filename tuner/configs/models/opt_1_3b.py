@@ -5,11 +5,9 @@ architecture = dict(
     model_type="opt",
     num_hidden_layers=24,
     hidden_size=2048,
-    intermediate_size=8192,
     num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=64,
     vocab_size=50272,
     tie_word_embeddings=True,
     max_position_embeddings=2048,
+    ffn_dim=8192,
 )

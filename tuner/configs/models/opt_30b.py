@@ -5,11 +5,9 @@ architecture = dict(
     model_type="opt",
     num_hidden_layers=48,
     hidden_size=7168,
-    intermediate_size=28672,
     num_attention_heads=56,
-    num_key_value_heads=56,
-    head_dim=128,
     vocab_size=50272,
     tie_word_embeddings=True,
     max_position_embeddings=2048,
+    ffn_dim=28672,
 )

@@ -14,7 +14,6 @@ architecture = dict(
     max_position_embeddings=131072,
     attention_bias=True,
     lm_head_bias=True,
-    num_experts=16,
     num_experts_per_tok=2,
-    moe_intermediate_size=6400,
+    num_local_experts=16,
 )

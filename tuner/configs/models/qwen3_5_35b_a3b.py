@@ -5,7 +5,6 @@ architecture = dict(
     model_type="qwen3_5_moe_text",
     num_hidden_layers=40,
     hidden_size=2048,
-    intermediate_size=512,
     num_attention_heads=16,
     num_key_value_heads=2,
     head_dim=256,

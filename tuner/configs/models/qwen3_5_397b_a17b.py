@@ -5,7 +5,6 @@ architecture = dict(
     model_type="qwen3_5_moe_text",
     num_hidden_layers=60,
     hidden_size=4096,
-    intermediate_size=1024,
     num_attention_heads=32,
     num_key_value_heads=2,
     head_dim=256,

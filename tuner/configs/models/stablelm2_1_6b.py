@@ -12,5 +12,5 @@ architecture = dict(
     vocab_size=100352,
     tie_word_embeddings=False,
     max_position_embeddings=4096,
-    attention_bias=True,
+    use_qkv_bias=True,
 )

@@ -5,11 +5,9 @@ architecture = dict(
     model_type="gpt_bigcode",
     num_hidden_layers=40,
     hidden_size=6144,
-    intermediate_size=24576,
     num_attention_heads=48,
-    num_key_value_heads=1,
-    head_dim=128,
     vocab_size=49152,
     tie_word_embeddings=True,
     max_position_embeddings=8192,
+    multi_query=True,
 )

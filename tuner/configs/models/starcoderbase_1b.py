@@ -5,11 +5,9 @@ architecture = dict(
     model_type="gpt_bigcode",
     num_hidden_layers=24,
     hidden_size=2048,
-    intermediate_size=8192,
     num_attention_heads=16,
-    num_key_value_heads=1,
-    head_dim=128,
     vocab_size=49152,
     tie_word_embeddings=True,
     max_position_embeddings=8192,
+    multi_query=True,
 )

@@ -9,13 +9,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.fit.built import config_of
 from tests.fit.small import SMALL
 from tests.models.brought import BROUGHT, brought
 from tuner.errors import RecipeError
 from tuner.fit.families import FAMILIES
+from tuner.models.config_of import config_of
+from tuner.recipes.architecture_constraints import FUSED_EXPERTS, ODD_LINEARS
 from tuner.recipes.recipe import Overrides, Recipe, load
-from tuner.recipes.suit import FUSED_EXPERTS, ODD_LINEARS
 
 MOE, LINEAR = "qwen3_30b_a3b", "qwen3_next_80b_a3b_instruct"
 
