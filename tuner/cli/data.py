@@ -14,8 +14,8 @@ from tuner.cli.options import override_options, overrides
 from tuner.errors import DataError, TunerError, visible
 
 if TYPE_CHECKING:
+    from tuner.data.inspection import View
     from tuner.data.serving import Difference
-    from tuner.data.view import View
     from tuner.recipes.schema import Dataset, RecipeConfig
 
 _FIRST_ROWS = 1_000
@@ -78,13 +78,13 @@ def _splits(config: RecipeConfig, every: bool) -> Iterable[tuple[str, Dataset]]:
 
 
 def _unlike(config: RecipeConfig, tokenizer: Any) -> list[Difference]:
-    from tuner.data.view import template_check
+    from tuner.data.inspection import template_check
 
     return list(template_check(config.train_dataloader.dataset, tokenizer, config.objective.type))
 
 
 def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, bad: bool, as_json: bool) -> View:
-    from tuner.data.view import bad_rows, view
+    from tuner.data.inspection import bad_rows, view
 
     try:
         return view(dataset, tokenizer, objective, samples)
@@ -135,7 +135,7 @@ def _print_json(
 
 
 def _json(view: View) -> dict[str, Any]:
-    from tuner.data.view import histogram
+    from tuner.data.inspection import histogram
 
     prepared = view.prepared
     bars = {
@@ -164,7 +164,7 @@ def _json(view: View) -> dict[str, Any]:
 def _print(name: str, views: Mapping[str, View], unlike: list[Difference] | None, *, every: bool, bad: bool) -> None:
     from rich.console import Console
 
-    from tuner.cli.rows import print_changed, print_differences, print_samples, print_split
+    from tuner.cli.data_tables import print_changed, print_differences, print_samples, print_split
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     for split, view in views.items():

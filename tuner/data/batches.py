@@ -1,4 +1,4 @@
-"""Which rows of `prepare` are padded, and judged rows of `preferences` as the batches that TRL's trainers compute on.
+"""Which rows of `prepare` are padded, and judged rows as the batches that TRL's trainers compute on.
 
 It prepares no rows. Shapes: S sequences, T tokens of the longest of them; all padded at the end.
 """
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from tuner.data.layouts import Row
 from tuner.data.masks import IGNORED
-from tuner.data.preferences import Row
 from tuner.recipes.suit import KEEPS_APART
 
 Batch = dict[str, torch.Tensor]

@@ -14,7 +14,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tuner.data import limits, thinking
-from tuner.data.fields import SURROGATE
+from tuner.data.formats.cells import SURROGATE
 from tuner.data.sample import Chat
 from tuner.errors import DataError
 

@@ -14,8 +14,8 @@ from rich.text import Text
 from tuner.errors import visible
 
 if TYPE_CHECKING:
+    from tuner.data.inspection import Piece, Shown, View
     from tuner.data.serving import Difference
-    from tuner.data.view import Piece, Shown, View
 
 _BAR_WIDTH = 40
 _MAX_DIFFERENCES = 10
@@ -26,8 +26,8 @@ _TRAINED, _MARKS = "bold green", ("[[", "]]")
 
 def print_split(console: Console, split: str, view: View) -> None:
     """Print what was read of one split, what it became, and how long its samples are."""
+    from tuner.data.inspection import histogram
     from tuner.data.prepare import describe
-    from tuner.data.view import histogram
 
     console.print(describe(view.prepared, split))
     for side, lengths in view.lengths.items():
@@ -45,7 +45,7 @@ def print_split(console: Console, split: str, view: View) -> None:
 
 def print_changed(console: Console, split: str, view: View) -> None:
     """Print each sample that is not trained on as it is, with its place and the reason."""
-    from tuner.data.changes import MAX_LISTED
+    from tuner.data.outcomes import MAX_LISTED
 
     console.print(f"{split}: samples that are not trained on as they are")
     for line in view.prepared.changed():
@@ -60,7 +60,7 @@ def print_changed(console: Console, split: str, view: View) -> None:
 
 def print_differences(console: Console, found: Sequence[Difference]) -> None:
     """Print where training reads a conversation otherwise than serving, the first of them."""
-    from tuner.data.view import CHECKED_SAMPLES
+    from tuner.data.inspection import CHECKED_SAMPLES
 
     if not found:
         console.print(f"Training and serving read the first {CHECKED_SAMPLES} samples alike, token by token.\n")

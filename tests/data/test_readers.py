@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tuner.data import readers, rows
+from tuner.data import readers, sources
 from tuner.errors import DataError, MachineError
 from tuner.recipes import catalog
 
 
 def read(path: Path | str, split: str = "train") -> list[tuple[str, dict[str, object]]]:
-    return list(rows.find(str(path), None, split, None).read())
+    return list(sources.find(str(path), None, split, None).read())
 
 
 def test_jsonl_rows_carry_their_line_also_after_blank_lines(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ BROKEN_ARRAYS = pytest.mark.parametrize(
 def test_a_bad_json_array_is_refused_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, line: int, says: str, size: int
 ) -> None:
-    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", size)
+    monkeypatch.setattr("tuner.data.readers.text.BYTES_AT_ONCE", size)
     path = tmp_path / "a.json"
     path.write_text(text, encoding="utf-8")
 
@@ -112,7 +112,7 @@ def test_a_json_array_is_the_same_wherever_its_text_is_cut(
     with path.open("a") as stream:
         stream.write("\n,\n" + json.dumps(made[3]) + " ] \n")
 
-    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", size)
+    monkeypatch.setattr("tuner.data.readers.text.BYTES_AT_ONCE", size)
 
     assert read(path) == [(f"{path}:{line}", row) for line, row in zip((2, 3, 4, 6), made, strict=True)]
 
@@ -203,7 +203,7 @@ def test_a_packed_file_that_ends_in_the_middle_is_refused(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["a.jsonl", "pretty.json", "one_line.json", "a.csv", "a.txt", "a.jsonl.gz"])
 def test_a_file_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", 1 << 16)
+    monkeypatch.setattr("tuner.data.readers.text.BYTES_AT_ONCE", 1 << 16)
     path, row = tmp_path / name, {"text": "x" * 1_000}
     kinds = {
         "pretty.json": json.dumps([row] * 2_000, indent=1),
@@ -298,7 +298,7 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> 
 def test_a_relative_path_starts_from_base(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}', encoding="utf-8")
 
-    assert rows.find("a.jsonl", None, "train", tmp_path).place == str(tmp_path / "a.jsonl")
+    assert sources.find("a.jsonl", None, "train", tmp_path).place == str(tmp_path / "a.jsonl")
 
 
 def test_a_folder_gives_the_files_of_the_split_in_order(tmp_path: Path) -> None:
@@ -354,16 +354,16 @@ def test_files_of_a_url_are_read_through_datasets(tmp_path: Path) -> None:
     for name in ("a1.jsonl", "a2.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": name}), encoding="utf-8")
 
-    source = rows._files_of_url(f"file://{tmp_path}/a*.jsonl")
+    source = sources._files_of_url(f"file://{tmp_path}/a*.jsonl")
 
     assert [row["text"] for _, row in source.read()] == ["a1.jsonl", "a2.jsonl"]
     with pytest.raises(DataError, match="of no known kind"):
-        rows._files_of_url("hf://datasets/owner/name/a.zip")
+        sources._files_of_url("hf://datasets/owner/name/a.zip")
 
 
 def test_a_data_set_that_is_a_script_is_refused_with_the_way_round_it() -> None:
     with pytest.raises(DataError, match=r"comes as a script.*hf://datasets/") as caught:
-        rows._loaded("owner/name", "script.py")
+        sources._loaded("owner/name", "script.py")
 
     assert isinstance(caught.value.__cause__, RuntimeError)
 
@@ -371,7 +371,7 @@ def test_a_data_set_that_is_a_script_is_refused_with_the_way_round_it() -> None:
 def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}', encoding="utf-8")
-    before = rows.find(str(path), None, "train", None).fingerprint()
+    before = sources.find(str(path), None, "train", None).fingerprint()
     path.write_text('{"text": "b"}', encoding="utf-8")
 
-    assert rows.find(str(path), None, "train", None).fingerprint() != before
+    assert sources.find(str(path), None, "train", None).fingerprint() != before

@@ -56,15 +56,16 @@ def _read(rows: Rows, objective: str, *, tolerant: bool) -> None:
     from tuner.data.sample import for_objective
 
     if rows.format:
-        formats.known(rows.format)
+        formats.named(rows.format)
     file = _first_file(rows)
     if file is None:
         return
-    from tuner.data import readers  # pyarrow: 0.3 s
+    from tuner.data import readers
+    from tuner.data.readers import text
 
     if readers.kind(file) is None:
         return
-    placed = list(itertools.islice(readers.read(file, (lambda _: None) if tolerant else None), _NUM_ROWS))
+    placed = list(itertools.islice(readers.read(file, (lambda _: None) if tolerant else text.fail), _NUM_ROWS))
     if not placed:
         return
     told = [row for _, row in placed]

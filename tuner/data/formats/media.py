@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from tuner.data.fields import Row
+from tuner.data.formats.cells import Row
 from tuner.data.sample import Chat, Message, Sample
 from tuner.errors import DataError
 

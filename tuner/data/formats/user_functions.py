@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from tuner.data import chats, pairs
-from tuner.data.fields import Misfit, Row
+from tuner.data.formats import chats, judged
+from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Sample
 from tuner.errors import DataError
 
@@ -56,8 +56,8 @@ def sample_of(name: str, row: Row, place: str) -> Sample:
 
 # The first column that one of a user's rows has tells what it is.
 _RETURNED: dict[str, Callable[[Row], Sample]] = {
-    "chosen": pairs.read_preference,
-    "label": pairs.read_feedback,
+    "chosen": judged.read_preference,
+    "label": judged.read_feedback,
     "completion": chats.read_prompt_completion,
     "messages": chats.read_messages,
 }
