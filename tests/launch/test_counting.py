@@ -94,10 +94,10 @@ def test_what_is_not_counted_is_told_with_the_reason(tmp_path: Path, name: str, 
 def test_folders_hub_data_and_large_files_are_left_to_the_worker(tmp_path: Path) -> None:
     large = tmp_path / "large.json"
     with large.open("wb") as stream:
-        stream.truncate(16 * 1024**2 + 1)
+        stream.truncate(8 * 1024**2 + 1)
 
     assert counted(tmp_path) == (None, f"{tmp_path} is a folder")
-    assert counted(large) == (None, f"{large} is larger than 16 MiB")
+    assert counted(large) == (None, f"{large} is larger than 8 MiB")
     assert counted("owner/data") == (None, "owner/data is on the hub")
     assert counted("hf://datasets/owner/data/*.jsonl") == (None, "hf://datasets/owner/data/*.jsonl is on the hub")
 
