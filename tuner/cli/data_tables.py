@@ -58,29 +58,29 @@ def print_changed(console: Console, split: str, view: View) -> None:
     console.print(f"  {listed:,} listed{left_out}\n" if total else "  none\n")
 
 
-def print_differences(console: Console, found: Sequence[Difference]) -> None:
+def print_differences(console: Console, differences: Sequence[Difference]) -> None:
     """Print where training reads a conversation otherwise than serving, the first of them."""
     from tuner.data.inspection import CHECKED_SAMPLES
 
-    if not found:
+    if not differences:
         console.print(f"Training and serving read the first {CHECKED_SAMPLES} samples alike, token by token.\n")
         return
-    count = len({(one.place, one.turn) for one in found})
+    count = len({(one.place, one.turn) for one in differences})
     console.print(f"Training reads {count:,} answers of the first {CHECKED_SAMPLES} samples otherwise than serving:")
-    for one in found[:_MAX_DIFFERENCES]:
+    for one in differences[:_MAX_DIFFERENCES]:
         console.print(f"  {visible(one.place)}, turn {one.turn}: the {one.part} differs from token {one.token:,} on")
         console.print(f"    serving:  {visible(repr(one.serving))}")
         console.print(f"    training: {visible(repr(one.training))}")
-    more = len(found) - _MAX_DIFFERENCES
+    more = len(differences) - _MAX_DIFFERENCES
     console.print(f"  and {more:,} more\n" if more > 0 else "")
 
 
 def print_samples(console: Console, samples: Sequence[Shown]) -> None:
     """Print samples as the chat template renders them; trained tokens are green, or in marks where colours are not."""
     colours = bool(console.is_terminal and console.color_system and not console.no_color)
-    marked = f"in {_TRAINED.split()[-1]}" if colours else f"between {' and '.join(_MARKS)}"
+    shown = f"in {_TRAINED.split()[-1]}" if colours else f"between {' and '.join(_MARKS)}"
     if samples:
-        console.print(f"Samples as the model sees them; the tokens with loss are {marked}.")
+        console.print(f"Samples as the model sees them; the tokens with loss are {shown}.")
     for sample in samples:
         where = "split off into other rows" if sample.splits else "cut off, beyond max_length"
         cut = f", {sample.num_cut:,} more are {where}" if sample.num_cut else ""

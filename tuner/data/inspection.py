@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,13 @@ class Shown:
     parts: dict[str, list[Piece]]
     splits: bool = False
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        parts = {
+            name: [{"text": text, "trained": trained} for text, trained in part] for name, part in self.parts.items()
+        }
+        return asdict(self) | {"parts": parts}
+
 
 @dataclass(frozen=True)
 class View:
@@ -55,6 +62,21 @@ class View:
     prepared: Prepared
     lengths: dict[str, npt.NDArray[np.int64]]
     samples: list[Shown]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as plain values, the lengths as histograms."""
+        counts = self.prepared.counts
+        bars = {
+            side: [{"from": low, "to": high, "samples": count} for low, high, count in histogram(lengths)]
+            for side, lengths in self.lengths.items()
+        }
+        return {
+            **self.prepared.facts(),
+            "efficiency": counts.efficiency if counts.packing else None,
+            "sets": [asdict(one) for one in self.prepared.sets],
+            "lengths": bars,
+            "samples": [one.to_json() for one in self.samples],
+        }
 
 
 def view(dataset: Dataset, tokenizer: Any, objective: str, num_samples: int) -> View:

@@ -94,8 +94,8 @@ def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, object]], texts: Sequ
 
 def _quoted(template: Template, chat: Chat) -> Chat:
     """Put marks around special tokens that a row's text spells out, so that they can be encoded as mere text."""
-    said = [chat.messages, chat.tools]
-    return chat if not _spells(said, template.special) else Chat(*_marked(said, template.special))
+    texts = [chat.messages, chat.tools]
+    return chat if not _spells(texts, template.special) else Chat(*_quote_special(texts, template.special))
 
 
 def _spells(value: Any, special: re.Pattern[str]) -> bool:
@@ -105,12 +105,12 @@ def _spells(value: Any, special: re.Pattern[str]) -> bool:
     return any(_spells(one, special) for one in inner)
 
 
-def _marked(value: Any, special: re.Pattern[str]) -> Any:
+def _quote_special(value: Any, special: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         return special.sub(f"{_QUOTE}\\g<0>{_QUOTE}", value.replace(_QUOTE, ""))
     if isinstance(value, dict):
-        return {key: _marked(one, special) for key, one in value.items()}
-    return [_marked(one, special) for one in value] if isinstance(value, list) else value
+        return {key: _quote_special(one, special) for key, one in value.items()}
+    return [_quote_special(one, special) for one in value] if isinstance(value, list) else value
 
 
 def _encode_rendered(tokenizer: Any, texts: list[str]) -> list[tuple[list[int], list[Span]]]:

@@ -63,14 +63,14 @@ def up_to_answer(messages: Sequence[Message]) -> list[Message]:
     return list(messages[:end])
 
 
-def user(said: str) -> Message:
+def user(text: str) -> Message:
     """Return a user's turn."""
-    return {"role": "user", "content": said}
+    return {"role": "user", "content": text}
 
 
-def answer(said: str) -> Message:
+def answer(text: str) -> Message:
     """Return an assistant's turn."""
-    return {"role": "assistant", "content": said}
+    return {"role": "assistant", "content": text}
 
 
 def read_messages(row: Row) -> Chat:
@@ -131,10 +131,10 @@ def _tool_call(call: Row) -> Row:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def read_sharegpt(row: Row) -> Chat:
@@ -151,22 +151,22 @@ def read_sharegpt(row: Row) -> Chat:
 
 
 def _sharegpt_turn(turn: Row, number: int) -> Message:
-    found = cells.value(turn, ("from", "role"), number)
-    role = cells.role(found, _SHAREGPT_ROLES, number)
-    said = cells.text(cells.value(turn, ("value",), number), f"value of turn {number}")
-    call = _object(said) if found == "function_call" else None
+    speaker = cells.value(turn, ("from", "role"), number)
+    role = cells.role(speaker, _SHAREGPT_ROLES, number)
+    content = cells.text(cells.value(turn, ("value",), number), f"value of turn {number}")
+    call = _object(content) if speaker == "function_call" else None
     if call and isinstance(call.get("name"), str) and "arguments" in call:
         return {"role": role, "content": "", "tool_calls": [_tool_call({"type": "function", "function": call})]}
-    return {"role": role, "content": said}
+    return {"role": role, "content": content}
 
 
 def read_rounds(row: Row) -> Chat:
     """Read rounds of `input` and `output`, XTuner's own shape, or of `human` and `assistant`."""
     messages: list[Message] = cells.system(row)
     for number, turn in enumerate(cells.turns(row, cells.first_of(row, "conversation", "conversations")), 1):
-        said = {key: turn[key] for key in ("input", "human") if turn.get(key)}
+        questions = {key: turn[key] for key in ("input", "human") if turn.get(key)}
         messages += cells.system(turn)
-        messages += [user(cells.text(text, f"{key} of turn {number}")) for key, text in said.items()]
+        messages += [user(cells.text(text, f"{key} of turn {number}")) for key, text in questions.items()]
         reply = answer(cells.text(cells.value(turn, ("output", "assistant"), number), f"output of turn {number}"))
         messages.append(reply if turn.get("output_with_loss", True) else {**reply, "weight": 0})
     return chat(messages, row)
@@ -178,20 +178,20 @@ def pair_of_columns(row: Row) -> tuple[str, str] | None:
     Raises:
         Misfit: it has several such pairs.
     """
-    found = [pair for pair in QUESTIONS_AND_ANSWERS if pair[0] in row and pair[1] in row]
-    if len(found) > 1:
-        told = " or ".join(f"{question!r} and {reply!r}" for question, reply in found)
-        raise Misfit(f"question and answer could be {told}; name them with dataset.columns")
-    return found[0] if found else None
+    pairs = [pair for pair in QUESTIONS_AND_ANSWERS if pair[0] in row and pair[1] in row]
+    if len(pairs) > 1:
+        either = " or ".join(f"{question!r} and {reply!r}" for question, reply in pairs)
+        raise Misfit(f"question and answer could be {either}; name them with dataset.columns")
+    return pairs[0] if pairs else None
 
 
 def read_alpaca(row: Row) -> Chat:
     """Read one question and one answer; `input` follows the question after a line break."""
     question, reply = pair_of_columns(row) or QUESTIONS_AND_ANSWERS[0]
-    said = cells.text_of(row, reply)
+    output = cells.text_of(row, reply)
     messages = [*cells.system(row), *_history(row), user(instruction(row, question))]
     # What Alpaca's makers wrote where their model gave no answer: nothing to learn.
-    return Chat(messages) if said.strip() == "<nooutput>" else chat([*messages, answer(said)], row)
+    return Chat(messages) if output.strip() == "<nooutput>" else chat([*messages, answer(output)], row)
 
 
 def _history(row: Row) -> list[Message]:
@@ -203,16 +203,16 @@ def _history(row: Row) -> list[Message]:
     for number, past in enumerate(history, 1):
         if not isinstance(past, list | tuple) or len(past) != 2:
             raise Misfit(f"number {number} of its history is no question with its answer")
-        question, reply = (cells.text(said, f"number {number} of history") for said in past)
+        question, reply = (cells.text(text, f"number {number} of history") for text in past)
         messages += [user(question), answer(reply)]
     return messages
 
 
 def instruction(row: Row, name: str) -> str:
     """Return a question with the column `input` below it, where there is one."""
-    said = cells.text_of(row, name)
+    question = cells.text_of(row, name)
     extra = cells.text(row.get("input") or "", "input") if name != "input" else ""
-    return f"{said}\n{extra}" if extra else said
+    return f"{question}\n{extra}" if extra else question
 
 
 def read_prompt_completion(row: Row) -> Chat:
@@ -233,10 +233,10 @@ def prompt_of(row: Row, name: str) -> list[Message]:
 
 def turns_of(row: Row, name: str, of_text: Callable[[str], Message]) -> list[Message]:
     """Return a column's turns: a list of them, one alone, or a text that `of_text` makes a turn."""
-    found = cells.column(row, name)
-    if isinstance(found, Mapping):
-        return [any_turn(found)]
-    return messages_of(row, name) if isinstance(found, list | tuple) else [of_text(cells.text(found, name))]
+    value = cells.column(row, name)
+    if isinstance(value, Mapping):
+        return [any_turn(value)]
+    return messages_of(row, name) if isinstance(value, list | tuple) else [of_text(cells.text(value, name))]
 
 
 # Only these two words after ### are turns: other ### (Markdown headings) belong to the answer.
@@ -249,9 +249,9 @@ def read_oasst1(row: Row) -> Chat:
     return chat(_spoken(cells.text_of(row, "text"), _OASST1_TURN, "### Human:"), row)
 
 
-def spoken_hh(said: str) -> list[Message]:
+def spoken_hh(text: str) -> list[Message]:
     r"""Return the turns of '\n\nHuman: ...\n\nAssistant: ...', the text of hh-rlhf."""
-    return _spoken(said, _HH_TURN, r"\n\nHuman:")
+    return _spoken(text, _HH_TURN, r"\n\nHuman:")
 
 
 def _spoken(said: str, marks: re.Pattern[str], start: str) -> list[Message]:

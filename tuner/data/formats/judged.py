@@ -44,10 +44,10 @@ def _answered(messages: Sequence[Message], name: str) -> list[Message]:
     Raises:
         Misfit: there is none.
     """
-    found = chats.up_to_answer(messages)
-    if not found:
+    turns = chats.up_to_answer(messages)
+    if not turns:
         raise Misfit(f"{name!r} has no assistant turn")
-    return found
+    return turns
 
 
 def _is_answer(messages: Sequence[Message]) -> bool:

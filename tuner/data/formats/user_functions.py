@@ -23,14 +23,14 @@ def user_function(name: str) -> Callable[[Row], Any]:
     """
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function, None)
+        imported = getattr(importlib.import_module(module), function, None)
     except ImportError as error:
         fix = "Install the package, or put its folder on PYTHONPATH."
         raise DataError(f"cannot import {module!r}: {error}", where="dataset.format", fix=fix) from error
-    if not callable(found):
+    if not callable(imported):
         fix = "Name a function as 'my_package.my_module:my_function'."
         raise DataError(f"{module} has no function {function!r}", where="dataset.format", fix=fix)
-    return found  # type: ignore[no-any-return]
+    return imported  # type: ignore[no-any-return]
 
 
 def sample_of(name: str, row: Row, place: str) -> Sample:

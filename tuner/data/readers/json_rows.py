@@ -147,11 +147,11 @@ def _read_array(window: _Window, on_error: OnError) -> Iterator[PlacedRow]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Row:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    row = dict(pairs)
+    if len(row) != len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in one object")
-    return found
+    return row
 
 
 def _decode(decode: Callable[[], Any], path: Path, line: int) -> Any:

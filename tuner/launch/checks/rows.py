@@ -35,14 +35,14 @@ def first_rows(plan: LaunchPlan) -> Iterator[Finding]:
 
 def few_steps(plan: LaunchPlan) -> Iterator[Finding]:
     """Find a run of too few optimizer steps, where their number is known; one that the recipe sets is meant."""
-    config, found = plan.recipe.config, plan.steps
+    config, steps = plan.recipe.config, plan.steps
     epochs = config.train_cfg.max_epochs
-    if config.train_cfg.max_steps or found.samples.value is None:
+    if config.train_cfg.max_steps or steps.samples.value is None:
         return
     ratio = config.param_scheduler.warmup_ratio
-    told = f"{found.samples.value:,} samples ({found.samples})"
-    if said := short.warning(plan.batch, epochs, found.samples.value, told, warmup_ratio=ratio):
-        yield said
+    samples = f"{steps.samples.value:,} samples ({steps.samples})"
+    if warning := short.warning(plan.batch, epochs, steps.samples.value, samples, warmup_ratio=ratio):
+        yield warning
 
 
 def _read(rows: Rows, objective: str, *, tolerant: bool) -> None:
