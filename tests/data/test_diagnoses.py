@@ -64,10 +64,6 @@ def test_a_torn_first_line_is_still_told_as_torn(tmp_path: Path) -> None:
     assert error.where == f"{tmp_path}/a.json:1"
 
 
-def test_json_lines_in_a_json_file_are_read(tmp_path: Path) -> None:
-    assert [row for _, row in readers.read(written(tmp_path / "a.json", LINES))] == ROWS
-
-
 @pytest.mark.parametrize(
     ("pack", "what", "fix"),
     [

@@ -150,17 +150,6 @@ def test_a_set_that_is_not_there_is_told_before_anything_is_read(tmp_path: Path)
         mixing.open(block({"path": write(tmp_path, "a", 1)}, {"path": str(tmp_path / "b.jsonl")}))
 
 
-def test_a_broken_row_is_told_with_its_file_and_line(tmp_path: Path) -> None:
-    path = write(tmp_path, "a", 1)
-    broken = tmp_path / "b.jsonl"
-    broken.write_text('{"text": "b1"}\n{"text": \n')
-
-    with pytest.raises(DataError) as caught:
-        texts(block({"path": path}, {"path": str(broken)}))
-
-    assert caught.value.where == f"{broken}:2"
-
-
 @given(
     number=st.integers(0, 400),
     part=st.sampled_from([0.01, 0.05, 0.07, 0.1, 0.3, 0.5, 0.9]),

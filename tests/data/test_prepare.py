@@ -131,30 +131,6 @@ def test_without_packing_a_long_sample_is_cut_at_the_end_and_counted(
     assert (prepared.counts.truncated, prepared.counts.truncated_tokens) == (1, len(ids) - 16)
 
 
-def test_a_sample_with_nothing_left_to_train_on_is_dropped_and_counted(
-    jsonl: Callable[..., Path], tokenizer: Any
-) -> None:
-    rows = [conversation(" ".join(WORDS * 4), "never seen"), conversation("one", "two")]
-
-    prepared = prepare(Settings(str(jsonl(rows)), max_length=24, packing=False), tokenizer)
-
-    assert (prepared.counts.kept, prepared.counts.dropped, prepared.counts.truncated) == (1, 1, 0)
-    assert len(prepared.dataset) == 1
-
-
-def test_an_answer_of_nothing_is_dropped_and_counted(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    prepared = prepare(Settings(str(jsonl([conversation("one", ""), conversation("one", "two")]))), tokenizer)
-
-    assert (prepared.counts.read, prepared.counts.kept, prepared.counts.dropped) == (2, 1, 1)
-
-
-def test_a_data_set_with_nothing_to_train_on_is_refused(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    path = jsonl([conversation(" ".join(WORDS * 4), "never seen")])
-
-    with pytest.raises(DataError, match=r"none of the 1 rows .* max_length=24.*Raise dataset\.max_length"):
-        prepare(Settings(str(path), max_length=24, packing=False), tokenizer)
-
-
 def test_a_bad_row_far_down_is_named_by_file_and_line(jsonl: Callable[..., Path], tokenizer: Any, cache: Path) -> None:
     path = jsonl([conversation("one", "two")] * 700 + [{"messages": [{"role": "user", "content": None}]}])
 
