@@ -14,10 +14,10 @@ from rich.console import Console
 
 from tests.cli.command import Result, Tuner
 from tuner.cli import data as command
-from tuner.cli.rows import print_samples
-from tuner.data import view
+from tuner.cli.data_tables import print_samples
+from tuner.data import inspection
+from tuner.data.inspection import Shown
 from tuner.data.serving import Difference
-from tuner.data.view import Shown
 from tuner.models import load
 from tuner.models.load import load_tokenizer
 
@@ -281,7 +281,7 @@ def test_training_and_serving_are_compared_where_it_is_asked(
     path = rows(GOOD)
     alike = tuner("data", SFT, "--data", path, "--template-check").out
     unlike = Difference("rows.jsonl:1", 2, "answer", 7, "<think>", "Because")
-    monkeypatch.setattr(view, "template_check", lambda *_: iter([unlike]))
+    monkeypatch.setattr(inspection, "template_check", lambda *_: iter([unlike]))
 
     told = tuner("data", SFT, "--data", path, "--template-check").out
     found = json.loads(tuner("data", SFT, "--data", path, "--template-check", "--json").out)

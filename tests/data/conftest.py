@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+from tuner.data import sources
 
 CORPUS = [
     "Why is the sky blue? Because the air scatters blue light.",
@@ -94,6 +97,15 @@ def jsonl(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+def read_rows(path: Path | str, split: str = "train") -> list[tuple[str, dict[str, object]]]:
+    return list(sources.find(str(path), None, split, None).read())
+
+
+def zst(data: bytes) -> bytes:
+    packed: bytes = pa.Codec("zstd").compress(data, asbytes=True)
+    return packed
 
 
 def conversation(*turns: str) -> dict[str, Any]:

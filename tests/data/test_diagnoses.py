@@ -48,8 +48,8 @@ def test_one_indented_row_is_no_torn_row(tmp_path: Path) -> None:
 def test_an_indented_object_beyond_the_length_of_a_row_is_none_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 1_000)
-    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", 100)
+    monkeypatch.setattr("tuner.data.readers.text.MAX_ROW_BYTES", 1_000)
+    monkeypatch.setattr("tuner.data.readers.text.BYTES_AT_ONCE", 100)
 
     assert (
         "one object over many lines"
@@ -62,10 +62,6 @@ def test_a_torn_first_line_is_still_told_as_torn(tmp_path: Path) -> None:
 
     assert error.what == "the row ends in the middle"
     assert error.where == f"{tmp_path}/a.json:1"
-
-
-def test_json_lines_in_a_json_file_are_read(tmp_path: Path) -> None:
-    assert [row for _, row in readers.read(written(tmp_path / "a.json", LINES))] == ROWS
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
 from tests.data.conftest import cache as cache
 from tests.data.conftest import jsonl as jsonl
 from tuner.data import limits, masks, readers
+from tuner.data.inspection import bad_rows
 from tuner.data.prepare import Prepared, prepare
 from tuner.data.sample import Chat
-from tuner.data.view import bad_rows
 from tuner.errors import DataError
 
 GOOD = {"instruction": "Why?", "output": "Because."}
@@ -34,7 +34,7 @@ def prepared(path: Path, tokenizer: Any = None, **settings: Any) -> Prepared:
 
 def refusal(tokenizer: Any, chat: Chat, *, place: str = "here:7") -> DataError:
     with pytest.raises(DataError) as caught:
-        masks.encode(masks.choose_template(tokenizer), tokenizer, [(place, chat)])
+        masks.encode_chats(masks.choose_template(tokenizer), [(place, chat)])
     return caught.value
 
 
@@ -125,7 +125,7 @@ def test_many_short_turns_are_no_swollen_conversation() -> None:
     tokenizer = make_tokenizer()
     chat = Chat(conversation(*"ab" * 5_000)["messages"])
 
-    [(ids, _)] = masks.encode(masks.choose_template(tokenizer), tokenizer, [("here:1", chat)])
+    [(ids, _)] = masks.encode_chats(masks.choose_template(tokenizer), [("here:1", chat)])
 
     assert len(ids) > 30_000
 
@@ -177,7 +177,7 @@ def test_what_is_inside_the_limits_leaves_no_limit_behind() -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM)
 
     tokenizer = make_tokenizer()
-    masks.encode(masks.choose_template(tokenizer), tokenizer, [("here:1", Chat(conversation("a", "b")["messages"]))])
+    masks.encode_chats(masks.choose_template(tokenizer), [("here:1", Chat(conversation("a", "b")["messages"]))])
 
     assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM)) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
@@ -214,7 +214,7 @@ def test_long_rows_of_columns_are_read_one_by_one(name: str, tmp_path: Path, mon
 
 
 def test_a_csv_row_of_many_long_lines_is_refused_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 1_000)
+    monkeypatch.setattr("tuner.data.readers.text.MAX_ROW_BYTES", 1_000)
     path = tmp_path / "a.csv"
     path.write_text("a,b\n1,2\n" + '"xx\nyy",' * 1_000 + "1\n", encoding="utf-8")
 

@@ -25,7 +25,7 @@ TWO_TURNS = Chat(
 
 
 def encode(tokenizer: Any, chat: Chat, **options: Any) -> tuple[list[int], list[int]]:
-    [(ids, labels)] = masks.encode(masks.choose_template(tokenizer), tokenizer, [("row", chat)], **options)
+    [(ids, labels)] = masks.encode_chats(masks.choose_template(tokenizer), [("row", chat)], **options)
     return ids.tolist(), labels.tolist()
 
 
@@ -144,7 +144,7 @@ def test_a_batch_keeps_its_order_when_some_rows_spell_special_tokens(tokenizer: 
     ]
 
     template = masks.choose_template(tokenizer)
-    encoded = masks.encode(template, tokenizer, [("row", chat) for chat in chats])
+    encoded = masks.encode_chats(template, [("row", chat) for chat in chats])
 
     answers = [trained(tokenizer, ids.tolist(), labels.tolist()) for ids, labels in encoded]
     assert answers == [["0<|im_end|>"], ["1</s><|im_end|>"], ["2<|im_end|>"], ["3</s><|im_end|>"]]
@@ -204,7 +204,7 @@ def test_pretraining_on_conversations_has_loss_everywhere(tokenizer: Any) -> Non
 
 
 def test_a_text_has_loss_everywhere_and_one_token_at_each_end(tokenizer: Any) -> None:
-    encoded = masks.encode(None, tokenizer, [("row", "one two"), ("row", "ten</s>")])
+    encoded = masks.encode_texts(tokenizer, [("row", "one two"), ("row", "ten</s>")])
 
     assert [tokenizer.decode(ids) for ids, _ in encoded] == ["<s>one two</s>", "<s>ten</s>"]
     assert all((ids == labels).all() for ids, labels in encoded)
@@ -241,7 +241,7 @@ def test_a_conversation_the_template_refuses_is_named() -> None:
     chat = Chat([{"role": "system", "content": "s"}, *TWO_TURNS.messages])
 
     with pytest.raises(DataError, match="System role not supported") as caught:
-        masks.encode(masks.choose_template(tokenizer), tokenizer, [("rows.jsonl:3", chat)])
+        masks.encode_chats(masks.choose_template(tokenizer), [("rows.jsonl:3", chat)])
 
     assert caught.value.where == "rows.jsonl:3"
 

@@ -159,7 +159,7 @@ def template_of(name: str) -> masks.Template:
 def run(name: str, *messages: Message, tools: list[Any] | None = None) -> tuple[str, list[str]]:
     """Return the whole text, and the text of each run of tokens with loss."""
     template = template_of(name)
-    [(ids, labels)] = masks.encode(template, template.tokenizer, [("row", Chat(list(messages), tools))])
+    [(ids, labels)] = masks.encode_chats(template, [("row", Chat(list(messages), tools))])
     return template.tokenizer.decode(ids), trained(template.tokenizer, ids.tolist(), labels.tolist())
 
 

@@ -112,7 +112,7 @@ def test_the_result_is_the_same_with_any_cache_and_batch_size(
     settings = Settings(str(jsonl(texts(60))), max_length=32)
     first = prepare(settings, tokenizer, objective="pretrain").dataset.to_list()
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "other")
-    monkeypatch.setattr("tuner.data.prepare._BATCH_ROWS", 7)
+    monkeypatch.setattr("tuner.data.pipeline._BATCH_ROWS", 7)
 
     assert prepare(settings, tokenizer, objective="pretrain").dataset.to_list() == first
 
@@ -129,30 +129,6 @@ def test_without_packing_a_long_sample_is_cut_at_the_end_and_counted(
     assert prepared.dataset[0]["input_ids"] == ids[:16]
     assert [row["seq_lengths"] for row in prepared.dataset] == [[16], [len(prepared.dataset[1]["input_ids"])]]
     assert (prepared.counts.truncated, prepared.counts.truncated_tokens) == (1, len(ids) - 16)
-
-
-def test_a_sample_with_nothing_left_to_train_on_is_dropped_and_counted(
-    jsonl: Callable[..., Path], tokenizer: Any
-) -> None:
-    rows = [conversation(" ".join(WORDS * 4), "never seen"), conversation("one", "two")]
-
-    prepared = prepare(Settings(str(jsonl(rows)), max_length=24, packing=False), tokenizer)
-
-    assert (prepared.counts.kept, prepared.counts.dropped, prepared.counts.truncated) == (1, 1, 0)
-    assert len(prepared.dataset) == 1
-
-
-def test_an_answer_of_nothing_is_dropped_and_counted(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    prepared = prepare(Settings(str(jsonl([conversation("one", ""), conversation("one", "two")]))), tokenizer)
-
-    assert (prepared.counts.read, prepared.counts.kept, prepared.counts.dropped) == (2, 1, 1)
-
-
-def test_a_data_set_with_nothing_to_train_on_is_refused(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    path = jsonl([conversation(" ".join(WORDS * 4), "never seen")])
-
-    with pytest.raises(DataError, match=r"none of the 1 rows .* max_length=24.*Raise dataset\.max_length"):
-        prepare(Settings(str(path), max_length=24, packing=False), tokenizer)
 
 
 def test_a_bad_row_far_down_is_named_by_file_and_line(jsonl: Callable[..., Path], tokenizer: Any, cache: Path) -> None:

@@ -11,8 +11,8 @@ import trl
 
 from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
 from tuner.data import thinking
+from tuner.data.inspection import template_check
 from tuner.data.prepare import prepare
-from tuner.data.view import template_check
 from tuner.errors import DataError
 
 Write = Callable[..., Path]

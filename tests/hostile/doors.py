@@ -85,9 +85,9 @@ def _config(_: Path, path: Path) -> None:
 
 
 def _rows(_: Path, path: Path) -> None:
-    from tuner.data import formats, rows
+    from tuner.data import formats, sources
 
-    placed = list(rows.find(str(path), None, "train", None).read())
+    placed = list(sources.find(str(path), None, "train", None).read())
     name = formats.detect([row for _, row in placed], str(path))
     for place, row in placed:
         formats.read(name, row, place)

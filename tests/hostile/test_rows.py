@@ -17,8 +17,9 @@ import pytest
 
 from tests.data.conftest import Settings, make_tokenizer
 from tests.data.conftest import cache as cache
-from tuner.data import readers, rows
+from tuner.data import readers, sources
 from tuner.data.prepare import Prepared, describe, prepare
+from tuner.data.readers.text import MAX_ROW_BYTES
 from tuner.errors import DataError
 
 GOOD = '{"instruction": "Why?", "output": "Because."}'
@@ -143,12 +144,12 @@ def test_a_row_without_end_is_refused_before_it_fills_the_memory(name: str, tmp_
     tracemalloc.stop()
 
     assert caught.value.where == f"{path}:2"
-    assert peak < 12 * readers.MAX_ROW_BYTES
+    assert peak < 12 * MAX_ROW_BYTES
 
 
 def test_the_rows_after_one_without_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 100)
-    monkeypatch.setattr(readers, "_BYTES_AT_ONCE", 7)
+    monkeypatch.setattr("tuner.data.readers.text.MAX_ROW_BYTES", 100)
+    monkeypatch.setattr("tuner.data.readers.text.BYTES_AT_ONCE", 7)
     path = written(tmp_path, GOOD, "x" * 101, GOOD, "x" * 300)
     broken: list[DataError] = []
 
@@ -185,7 +186,7 @@ def test_columns_that_are_not_what_they_say_are_refused(
     path = write(tmp_path / ("a.arrow" if write is _arrow else "a.parquet"), pa.table({"text": column}))
 
     with pytest.raises(DataError, match="no readable"):
-        list(rows.find(str(path), None, "train", None).read())
+        list(sources.find(str(path), None, "train", None).read())
 
 
 def test_offsets_that_point_outside_are_refused(tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_a_file_that_could_hold_code_is_no_data(name: str, tmp_path: Path) -> No
     path.write_bytes(pickle.dumps(_Canary(tmp_path / "canary")))
 
     with pytest.raises(DataError, match="of no known kind"):
-        rows.find(str(path), None, "train", None)
+        sources.find(str(path), None, "train", None)
     assert not (tmp_path / "canary").exists()
 
 
@@ -236,7 +237,7 @@ def test_the_script_in_a_folder_of_data_is_not_run(tmp_path: Path) -> None:
         (folder / name).write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
     written(folder, GOOD, name="train.jsonl")
 
-    assert [row for _, row in rows.find(str(folder), None, "train", None).read()] == [json.loads(GOOD)]
+    assert [row for _, row in sources.find(str(folder), None, "train", None).read()] == [json.loads(GOOD)]
     assert not (tmp_path / "canary").exists()
 
 

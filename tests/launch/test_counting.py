@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tuner.data import mixture, readers
+from tuner.data import mixing, readers
 from tuner.errors import DataError
 from tuner.launch import counting
 from tuner.recipes.recipe import Overrides, load
@@ -94,10 +94,10 @@ def test_what_is_not_counted_is_told_with_the_reason(tmp_path: Path, name: str, 
 def test_folders_hub_data_and_large_files_are_left_to_the_worker(tmp_path: Path) -> None:
     large = tmp_path / "large.json"
     with large.open("wb") as stream:
-        stream.truncate(16 * 1024**2 + 1)
+        stream.truncate(8 * 1024**2 + 1)
 
     assert counted(tmp_path) == (None, f"{tmp_path} is a folder")
-    assert counted(large) == (None, f"{large} is larger than 16 MiB")
+    assert counted(large) == (None, f"{large} is larger than 8 MiB")
     assert counted("owner/data") == (None, "owner/data is on the hub")
     assert counted("hf://datasets/owner/data/*.jsonl") == (None, "hf://datasets/owner/data/*.jsonl is on the hub")
 
@@ -143,7 +143,7 @@ def test_rows_that_are_held_out_are_no_rows_of_an_epoch(tmp_path: Path) -> None:
     file.write_text('{"text": "a"}\n' * 95)
     config = load("tiny_full_custom_e1", Overrides(data=str(file), val_split=0.1, seed=3)).config
     loaders = filter(None, (config.train_dataloader, config.val_dataloader))
-    read = [len(list(mixture.open(loader.dataset).read())) for loader in loaders]
+    read = [len(list(mixing.open(loader.dataset).read())) for loader in loaders]
 
     assert [source.rows for source in counting.sources(config)] == read[:1]
     assert sum(read) == 95

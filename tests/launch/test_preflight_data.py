@@ -11,14 +11,14 @@ import pytest
 from tests.launch.plans import made
 from tuner.errors import DataError
 from tuner.launch import preflight
-from tuner.launch.checks import data
+from tuner.launch.checks import rows
 
 SFT = "tiny_full_custom_sft_e1"
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
 
 def check(path: Path, *sets: str, recipe: str = "tiny_full_custom_sft_e1") -> None:
-    list(data.first_rows(made(f"train_dataloader.dataset.path={path}", *sets, recipe=recipe)))
+    list(rows.first_rows(made(f"train_dataloader.dataset.path={path}", *sets, recipe=recipe)))
 
 
 def written(path: Path, *rows: Any) -> Path:
@@ -61,7 +61,7 @@ def test_every_data_set_of_a_mixture_is_read(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"bad\.jsonl"):
         list(
-            data.first_rows(
+            rows.first_rows(
                 made(f"train_dataloader.dataset.mixture=[dict(path={str(good)!r}), dict(path={str(bad)!r})]")
             )
         )
@@ -71,7 +71,7 @@ def test_a_misspelt_format_of_data_on_the_hub_is_refused_with_the_nearest() -> N
     plan = made("train_dataloader.dataset.format=alpca", recipe="tiny_full_alpaca_e1")
 
     with pytest.raises(DataError, match="Did you mean 'alpaca'"):
-        list(data.first_rows(plan))
+        list(rows.first_rows(plan))
 
 
 def test_rows_of_several_shapes_are_told_with_the_count_of_each(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_rows_of_several_shapes_are_told_with_the_count_of_each(tmp_path: Path) 
 
 def few(path: Path, *sets: str) -> list[Any]:
     values = ("train_dataloader.batch_size=2", "accumulative_counts=4", "train_dataloader.dataset.packing=False")
-    return list(data.few_steps(made(f"train_dataloader.dataset.path={path}", *values, *sets, recipe=SFT)))
+    return list(rows.few_steps(made(f"train_dataloader.dataset.path={path}", *values, *sets, recipe=SFT)))
 
 
 def test_a_run_of_too_few_steps_is_told_by_a_dry_run_and_a_submission(tmp_path: Path) -> None:

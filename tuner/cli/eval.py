@@ -103,12 +103,12 @@ def _check_out(generate: int | None, out: Path | None) -> None:
 
 def _prepared(subject: Subject, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
     """Read the rows before any weights are loaded: they may be wrong, or nothing that this model can be judged on."""
-    from tuner.data import preferences
     from tuner.data.prepare import describe, prepare
+    from tuner.data.sample import JUDGED
     from tuner.results.evaluate import questions
     from tuner.results.subject import tokenizer_of
 
-    if subject.objective in preferences.LAYOUTS and subject.recipe is None:
+    if subject.objective in JUDGED and subject.recipe is None:
         what = f"nothing says how {subject.told} was trained to score"
         raise UsageError(what, where="SOURCE", fix="Name the run directory that it comes from.")
     tokenizer = tokenizer_of(subject)
@@ -122,13 +122,13 @@ def _measured(found: Loaded, hardware: Hardware, prepared: Prepared, batch_size:
     """Return counts of the rows and what was measured on them."""
     from dataclasses import asdict
 
-    from tuner.data import preferences
+    from tuner.data.sample import JUDGED
     from tuner.results.evaluate import judged, likelihood
 
     recipe, objective, size = found.subject.recipe, found.subject.objective, batch_size or 1
     if recipe and not batch_size:
         size = (recipe.val_dataloader or recipe.train_dataloader).batch_size
-    if objective in preferences.LAYOUTS:
+    if objective in JUDGED:
         assert recipe is not None, "checked with the rows"
         metrics = judged(found, recipe, prepared, size, hardware)
     else:

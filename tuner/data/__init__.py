@@ -1,1 +1,15 @@
-"""From a data set's path to packed, labelled token rows; knows nothing of models, trainers or DeepSpeed."""
+"""From a data set's path to the batches of a trainer; knows nothing of models or DeepSpeed. The way of a row:
+
+    sources     a path or hub id         -> files, or the rows of the hub
+    readers     a file                   -> rows with their line
+    mixing      rows of several sources  -> one order, by weight; less those that are held out (`holdout`)
+    formats     a row                    -> a sample: a conversation, a text, a pair, feedback (`sample`)
+    templates, rendering, masks          -> its tokens, and which of them carry loss (`thinking`: of answers)
+    pipeline    all of the above; the caller's `on_error` decides what a wrong row means
+    layouts     samples                  -> the rows of an objective, cut to length
+    packing     those                    -> rows of a fixed length
+    prepare     all of the above, counted (`outcomes`) and kept in a cache
+    batches     rows                     -> what a trainer computes on
+
+`inspection` and `serving` show people what comes of it; `limits` bounds what one row may become.
+"""

@@ -1,4 +1,4 @@
-"""Which rows of `prepare` are padded, and judged rows of `preferences` as the batches that TRL's trainers compute on.
+"""Which rows of `prepare` are padded, and judged rows as the batches that TRL's trainers compute on.
 
 It prepares no rows. Shapes: S sequences, T tokens of the longest of them; all padded at the end.
 """
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from tuner.data.layouts import Row
 from tuner.data.masks import IGNORED
-from tuner.data.preferences import Row
 from tuner.recipes.architecture_constraints import KEEPS_APART
 
 Batch = dict[str, torch.Tensor]
@@ -61,11 +61,11 @@ def feedback(rows: Sequence[Row], *, pad_id: int, max_length: int | None) -> Bat
     return batch | _reference(rows, ("ref_logps", "ref_KL_logps"))
 
 
-def _swapped(asked: _Side, said: _Side, max_length: int) -> _Side:
+def _swapped(question: _Side, answer: _Side, max_length: int) -> _Side:
     """Return one sequence's prompt with another's answer."""
-    prompt = asked[0][: _start(asked)]
-    ids = [*prompt, *said[0][_start(said) :]]
-    labels = [IGNORED] * len(prompt) + list(said[1][_start(said) :])
+    prompt = question[0][: _start(question)]
+    ids = [*prompt, *answer[0][_start(answer) :]]
+    labels = [IGNORED] * len(prompt) + list(answer[1][_start(answer) :])
     return ids[:max_length], labels[:max_length]
 
 

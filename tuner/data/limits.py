@@ -95,12 +95,12 @@ def too_long(what: str, place: str) -> DataError:
 def _growth(tokenizer: Any) -> int:
     """Return how many bytes a tokenizer's rules can make of one, at most; those of Unicode aside."""
     rules = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
-    found = 1
+    growth = 1
     for rule in _replacing([rules.get("normalizer"), rules.get("decoder")]):
         text = rule["content"] if rule["type"] == "Replace" else rule["prepend"]
         can_match_nothing = rule["type"] == "Replace" and "Regex" in rule["pattern"]
-        found *= max(1, len(text.encode()) + can_match_nothing)
-    return found
+        growth *= max(1, len(text.encode()) + can_match_nothing)
+    return growth
 
 
 def _replacing(rules: Any) -> Iterator[dict[str, Any]]:

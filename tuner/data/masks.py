@@ -13,58 +13,63 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tuner.data import limits, thinking
+from tuner.data import limits
+from tuner.data import thinking as thinking_of_answers
 from tuner.data.rendering import Span, Template, render
-from tuner.data.sample import Chat, Sample
+from tuner.data.sample import Chat
 from tuner.data.templates import choose_template
 from tuner.data.thinking import Thinking
 from tuner.errors import DataError
 
-__all__ = ["IGNORED", "Template", "Tokens", "choose_template", "encode"]
+__all__ = ["IGNORED", "Labelled", "Template", "Tokens", "choose_template", "encode_chats", "encode_texts"]
 
 IGNORED = -100
 Tokens = npt.NDArray[np.int32]
+Labelled = tuple[Tokens, Tokens]
+"""Input ids and labels, int32 of shape [tokens]; a label of -100 carries no loss."""
 
 # A Unicode noncharacter: no text for interchange holds it.
 _QUOTE = "\ufdd0"
 
 
-def encode(
-    template: Template | None,
-    tokenizer: Any,
-    rows: Sequence[tuple[str, Sample]],
+def encode_texts(tokenizer: Any, rows: Sequence[tuple[str, str]]) -> list[Labelled]:
+    """Return the tokens of texts, each with its place; all carry loss, an end-of-sequence token at the end too.
+
+    Raises:
+        DataError: a text is too long to be tokenized.
+    """
+    texts = [text for _, text in rows]
+    _check_texts(tokenizer, rows, texts)
+    return [_all_trained(ids) for some in limits.batches(texts) for ids in _encode_texts(tokenizer, some)]
+
+
+def encode_chats(
+    template: Template,
+    rows: Sequence[tuple[str, Chat]],
     *,
     train_all: bool = False,
-    thoughts: Thinking | None = None,
-    tell: Callable[[str, str], object] = lambda place, reason: None,
-) -> list[tuple[Tokens, Tokens]]:
-    """Return input ids and labels (int32, shape [tokens]) of each row; a label of -100 carries no loss.
+    thinking: Thinking | None = None,
+    on_change: Callable[[str, str], object] = lambda place, reason: None,
+) -> list[Labelled]:
+    """Return the tokens of conversations, each with its place, with loss on the assistant's turns alone.
 
-    `rows` are places and samples, all conversations or all texts. A conversation has loss on the assistant's turns,
-    with `train_all` on everything; a text on everything, and ends with the end-of-sequence token. `tell` is called with
-    the place of a conversation and what the template makes otherwise than its answers are.
+    `train_all` puts it on everything. `on_change` is called with the place of a conversation and what the template
+    makes otherwise than its answers are.
 
     Raises:
         DataError: the template refuses a conversation or leaves out thinking that is to be kept, or what is to be
             tokenized is too long.
     """
-    if template is None:
-        texts = [str(sample) for _, sample in rows]
-        _check_texts(tokenizer, rows, texts)
-        return [_all_trained(ids) for some in limits.batches(texts) for ids in _encode_texts(tokenizer, some)]
+    tokenizer = template.tokenizer
     with limits.memory():
-        chats = [
-            (place, _quoted(template, thinking.applied(sample, thoughts)))
-            for place, sample in rows
-            if isinstance(sample, Chat)
-        ]
+        chats = [(place, _quoted(template, thinking_of_answers.applied(chat, thinking))) for place, chat in rows]
         rendered = [render(template, chat, place) for place, chat in chats]
     for (place, chat), (text, _) in zip(chats, rendered, strict=True):
-        for reason in thinking.differences(chat, text):
-            if reason == thinking.LEFT_OUT and thoughts == "keep":
+        for reason in thinking_of_answers.differences(chat, text):
+            if reason == thinking_of_answers.LEFT_OUT and thinking == "keep":
                 fix = "Set dataset.thinking to 'last' or 'strip', or choose another model.chat_template."
                 raise DataError(f"{reason}, and dataset.thinking = 'keep'", where=place, of_row=True, fix=fix)
-            tell(place, reason)
+            on_change(place, reason)
     texts = [text for text, _ in rendered]
     _check_texts(tokenizer, rows, texts)
     encoded = [one for some in limits.batches(texts) for one in _encode_rendered(tokenizer, some)]
@@ -73,7 +78,7 @@ def encode(
     return [_labelled(ids, offsets, spans) for (ids, offsets), (_, spans) in zip(encoded, rendered, strict=True)]
 
 
-def untrained(whole: tuple[Tokens, Tokens], cut: tuple[Tokens, Tokens], max_length: int) -> str | None:
+def untrained(whole: Labelled, cut: Labelled, max_length: int) -> str | None:
     """Return why no token of a sequence carries loss once it is cut; None where one does."""
     if (cut[1] != IGNORED).any():
         return None
@@ -82,15 +87,15 @@ def untrained(whole: tuple[Tokens, Tokens], cut: tuple[Tokens, Tokens], max_leng
     return "no token of it carries loss"
 
 
-def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, Sample]], texts: Sequence[str]) -> None:
+def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, object]], texts: Sequence[str]) -> None:
     for (place, _), text in zip(rows, texts, strict=True):
         limits.check_text(tokenizer, text, place)
 
 
 def _quoted(template: Template, chat: Chat) -> Chat:
     """Put marks around special tokens that a row's text spells out, so that they can be encoded as mere text."""
-    said = [chat.messages, chat.tools]
-    return chat if not _spells(said, template.special) else Chat(*_marked(said, template.special))
+    texts = [chat.messages, chat.tools]
+    return chat if not _spells(texts, template.special) else Chat(*_quote_special(texts, template.special))
 
 
 def _spells(value: Any, special: re.Pattern[str]) -> bool:
@@ -100,12 +105,12 @@ def _spells(value: Any, special: re.Pattern[str]) -> bool:
     return any(_spells(one, special) for one in inner)
 
 
-def _marked(value: Any, special: re.Pattern[str]) -> Any:
+def _quote_special(value: Any, special: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         return special.sub(f"{_QUOTE}\\g<0>{_QUOTE}", value.replace(_QUOTE, ""))
     if isinstance(value, dict):
-        return {key: _marked(one, special) for key, one in value.items()}
-    return [_marked(one, special) for one in value] if isinstance(value, list) else value
+        return {key: _quote_special(one, special) for key, one in value.items()}
+    return [_quote_special(one, special) for one in value] if isinstance(value, list) else value
 
 
 def _encode_rendered(tokenizer: Any, texts: list[str]) -> list[tuple[list[int], list[Span]]]:
@@ -147,12 +152,12 @@ def _encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     return [row if row[-1:] == end else row + end for row in ids]
 
 
-def _all_trained(ids: list[int]) -> tuple[Tokens, Tokens]:
+def _all_trained(ids: list[int]) -> Labelled:
     tokens = np.array(ids, dtype=np.int32)
     return tokens, tokens.copy()
 
 
-def _labelled(ids: list[int], offsets: list[Span], spans: list[Span]) -> tuple[Tokens, Tokens]:
+def _labelled(ids: list[int], offsets: list[Span], spans: list[Span]) -> Labelled:
     tokens = np.array(ids, dtype=np.int32)
     labels = np.full_like(tokens, IGNORED)
     for start, end in spans:

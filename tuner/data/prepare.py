@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,16 +19,17 @@ import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuner.data import changes, formats, limits, masks, mixture, packing, preferences
-from tuner.data.changes import Total
-from tuner.data.reading import Encoder, Labelled, Tally, formats_of, samples
+from tuner.data import formats, layouts, outcomes, packing
+from tuner.data.outcomes import Counts, Tally, Total
+from tuner.data.pipeline import Pipeline
+from tuner.data.sample import JUDGED
 from tuner.errors import DataError
 from tuner.files import disk_errors, make_folder, sha256, write_json
 from tuner.recipes.schema import Dataset
 
 _BATCH_ROWS = 512
 _MAX_REASONS = 10
-_ROWS_FILE, _COUNTS_FILE, _CHANGES_FILE = "rows.arrow", "counts.json", "changes.jsonl"
+_ROWS_FILE, _COUNTS_FILE, _OUTCOMES_FILE = "rows.arrow", "counts.json", "changes.jsonl"
 
 
 @dataclass(frozen=True)
@@ -42,37 +43,10 @@ class SetCounts:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What became of the rows. `tokens` are those that are left; `trained_tokens` those of them that carry loss.
-
-    `read` counts rows; `kept`, `dropped`, `truncated` and `split` count samples: to kto a row with two answers is two.
-    `packed_rows` are the rows of the result: as many as samples when not packing. `bad` rows were left out.
-    """
-
-    read: int
-    kept: int
-    dropped: int
-    truncated: int
-    tokens: int
-    trained_tokens: int
-    truncated_tokens: int
-    packed_rows: int
-    max_length: int
-    packing: bool
-    bad: int = 0
-    split: int = 0
-
-    @property
-    def efficiency(self) -> float:
-        """The part, 0 to 1, of `packed_rows` rows of `max_length` tokens that holds tokens."""
-        return self.tokens / (self.packed_rows * self.max_length)
-
-
-@dataclass(frozen=True)
 class Prepared:
     """Rows for the trainer of an objective, and how they came about.
 
-    Columns: `input_ids`, `labels` and `seq_lengths` (the lengths of the samples in the row), or those of `preferences`.
+    Columns: `input_ids`, `labels` and `seq_lengths` (the lengths of the samples in the row), or those of `layouts`.
     """
 
     dataset: datasets.Dataset
@@ -83,8 +57,8 @@ class Prepared:
     """Of the rows' values, in their order."""
     totals: tuple[Total, ...]
     """How many samples are bad, dropped, truncated, split or changed, by reason."""
-    changes_file: Path
-    """Those samples, one a line, as `changes` writes them."""
+    outcomes_file: Path
+    """Those samples, one a line, as a `Tally` writes them."""
 
     def facts(self) -> dict[str, Any]:
         """Return the counts, by reason too, as plain values."""
@@ -92,7 +66,7 @@ class Prepared:
 
     def changed(self) -> Iterator[dict[str, Any]]:
         """Yield where, what, reason, tokens_before and tokens_after of each of them, `MAX_LISTED` of a reason."""
-        return changes.read(self.changes_file)
+        return outcomes.read_list(self.outcomes_file)
 
 
 def prepare(
@@ -117,14 +91,14 @@ def prepare(
         MachineError: the hub cannot be reached.
         DiskError: the cache cannot be written.
     """
-    opened = mixture.open(dataset, base)
+    pipeline = Pipeline(dataset, objective, base)
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
-    folder = cache / _key(opened, dataset, tokenizer, objective)
+    folder = cache / _key(pipeline, tokenizer)
     with disk_errors(cache, "Set HF_HOME to a folder that you may write and that has room."):
         if not (folder / _COUNTS_FILE).is_file():
             make_folder(cache)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                _build(Path(scratch), opened, dataset, tokenizer, objective, tick)
+                _build(Path(scratch), pipeline, tokenizer, tick)
                 _move(Path(scratch) / "done", folder)
     return _load(folder, objective)
 
@@ -135,43 +109,44 @@ def describe(prepared: Prepared, name: str = "train") -> str:
     A reason is why samples are not trained on as they are.
     """
     counts, sets = prepared.counts, prepared.sets
-    told = _told(sets[0]) if len(sets) == 1 else f"{counts.read:,} rows of {len(sets)} data sets"
+    rows = _rows_of(sets[0]) if len(sets) == 1 else f"{counts.read:,} rows of {len(sets)} data sets"
     head = (
-        f"{name}: {told} -> {_shape(prepared)}, "
+        f"{name}: {rows} -> {_shape(prepared)}, "
         f"{counts.trained_tokens:,} of {counts.tokens:,} tokens trained, "
         f"{counts.truncated:,} truncated, {f'{counts.split:,} split, ' if counts.split else ''}"
         f"{counts.dropped:,} dropped"
         f"{f', {counts.bad:,} bad rows left out' if counts.bad else ''}"
     )
-    parts = [f"  {one.place}: {_told(one)}" for one in sets if len(sets) > 1]
+    parts = [f"  {one.place}: {_rows_of(one)}" for one in sets if len(sets) > 1]
     reasons = [f"  {total}" for total in prepared.totals[:_MAX_REASONS]]
     more = len(prepared.totals) - _MAX_REASONS
     return "\n".join([head, *parts, *reasons, *([f"  and {more:,} more reasons"] if more > 0 else [])])
 
 
-def _told(one: SetCounts) -> str:
+def _rows_of(one: SetCounts) -> str:
     return f"{one.read:,} rows of format {one.format!r}{' (detected)' if one.detected else ''}"
 
 
 def _shape(prepared: Prepared) -> str:
     counts = prepared.counts
-    if prepared.objective in preferences.LAYOUTS:
-        noun = preferences.LAYOUTS[prepared.objective].noun
+    if prepared.objective in JUDGED:
+        noun = layouts.of(prepared.objective).noun
         return f"{counts.kept:,} {noun} of at most {counts.max_length:,} tokens (packing does not apply)"
     if counts.packing:
         return f"{counts.packed_rows:,} packed rows of {counts.max_length:,} tokens, {counts.efficiency:.1%} full"
     return f"{counts.packed_rows:,} samples of at most {counts.max_length:,} tokens"
 
 
-def _key(opened: mixture.Opened, dataset: Dataset, tokenizer: Any, objective: str) -> str:
+def _key(pipeline: Pipeline, tokenizer: Any) -> str:
     """Return what the result depends on, hashed: content, settings, tokenizer, code."""
+    dataset = pipeline.dataset
     parts = [
-        opened.fingerprint(),
-        [dataset.max_length, dataset.packing, dataset.bad_rows, dataset.thinking, objective],
-        [_code_of_user(one.format) for one in opened.sets],
+        pipeline.opened.fingerprint(),
+        [dataset.max_length, dataset.packing, dataset.bad_rows, dataset.thinking, pipeline.objective],
+        [_code_of_user(one.format) for one in pipeline.opened.sets],
         tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer),
         [tokenizer.chat_template, tokenizer.special_tokens_map],
-        [sha256(file) for file in sorted(Path(__file__).parent.glob("*.py"))],
+        [sha256(file) for file in sorted(Path(__file__).parent.rglob("*.py"))],
         [version(library) for library in ("transformers", "tokenizers", "trl", "datasets", "pyarrow")],
     ]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
@@ -200,48 +175,60 @@ def _load(folder: Path, objective: str) -> Prepared:
     rows = datasets.Dataset.from_file(str(folder / _ROWS_FILE))
     totals = tuple(Total(**one) for one in facts["changes"])
     counts = Counts(**facts["counts"])
-    return Prepared(rows, counts, sets, objective, facts["sha256"], totals, folder / _CHANGES_FILE)
+    return Prepared(rows, counts, sets, objective, facts["sha256"], totals, folder / _OUTCOMES_FILE)
 
 
-def _build(
-    scratch: Path,
-    opened: mixture.Opened,
-    dataset: Dataset,
-    tokenizer: Any,
-    objective: str,
-    tick: Callable[[], None],
-) -> None:
+def _build(scratch: Path, pipeline: Pipeline, tokenizer: Any, tick: Callable[[], None]) -> None:
     done = scratch / "done"
     done.mkdir()
-    names = formats_of(opened, objective)
-    with (done / _CHANGES_FILE).open("w", encoding="utf-8") as listed:
-        tally = Tally.of(opened, dataset.bad_rows, listed)
-        batches = _batches(samples(opened, names, objective, tally), tick)
-        encoder = Encoder(tokenizer, objective == "pretrain", dataset.thinking)
-        if layout := preferences.LAYOUTS.get(objective):
-            judged = preferences.encoded(layout, batches, encoder, dataset.max_length, tally)
-            rows = preferences.write_rows(done / _ROWS_FILE, judged, layout)
-        else:
-            rows = _write_packed(scratch, batches, encoder, dataset, tally)
-    if opened.holdout and not sum(tally.read):
-        whose = "validation" if dataset.held_out else "training"
-        what = f"val_split = {dataset.val_split:g} leaves {whose} no row"
-        raise DataError(what, where=opened.place, fix="Take another part, or name validation data: --val FILE.")
-    if not tally.kept:
-        what = f"none of the {sum(tally.read)} rows has a token to train on within max_length={dataset.max_length}"
-        reasons = "; ".join(map(str, tally.changes.totals()[:_MAX_REASONS]))
-        raise DataError(f"{what}: {reasons}", where=opened.place, fix="Raise dataset.max_length, or check the rows.")
-    told = [
-        SetCounts(one.place, name, one.format is None, read)
-        for one, name, read in zip(opened.sets, names, tally.read, strict=True)
+    with (done / _OUTCOMES_FILE).open("w", encoding="utf-8") as stream:
+        tally = pipeline.tally(stream)
+        rows = _write(scratch, pipeline, tokenizer, tally, tick)
+    _refuse_nothing(pipeline, tally)
+    tally.counts.packed_rows = len(rows)
+    sets = [
+        SetCounts(one.place, name, one.format is None, tally.read_of_set[one.number])
+        for one, name in zip(pipeline.opened.sets, pipeline.formats, strict=True)
     ]
     facts = {
-        "sets": [asdict(one) for one in told],
-        "counts": asdict(_counts(tally, len(rows), dataset, objective)),
+        "sets": [asdict(one) for one in sets],
+        "counts": asdict(tally.counts),
         "sha256": _sha256_of(rows),
-        "changes": [asdict(total) for total in tally.changes.totals()],
+        "changes": [asdict(total) for total in tally.totals()],
     }
     write_json(done / _COUNTS_FILE, facts)
+
+
+def _write(
+    scratch: Path, pipeline: Pipeline, tokenizer: Any, tally: Tally, tick: Callable[[], None]
+) -> datasets.Dataset:
+    layout, is_packed = layouts.of(pipeline.objective), tally.counts.packing
+
+    def batches() -> Iterator[list[layouts.Row]]:
+        for batch in pipeline.encoded(tokenizer, tally, tally.refuse):
+            tick()
+            yield [row for one in batch if (row := layouts.fit(layout, one, tally))]
+
+    done = scratch / "done" / _ROWS_FILE
+    samples = layouts.write_rows(scratch / _ROWS_FILE if is_packed else done, batches(), layout)
+    return packing.pack(samples, tally.counts.max_length, done) if is_packed and tally.counts.kept else samples
+
+
+def _refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
+    """Check that a row is left to train on.
+
+    Raises:
+        DataError: there is none.
+    """
+    dataset, counts, place = pipeline.dataset, tally.counts, pipeline.opened.place
+    if pipeline.opened.holdout and not counts.read:
+        whose = "validation" if dataset.held_out else "training"
+        what = f"val_split = {dataset.val_split:g} leaves {whose} no row"
+        raise DataError(what, where=place, fix="Take another part, or name validation data: --val FILE.")
+    if not counts.kept:
+        what = f"none of the {counts.read} rows has a token to train on within max_length={dataset.max_length}"
+        reasons = "; ".join(map(str, tally.totals()[:_MAX_REASONS]))
+        raise DataError(f"{what}: {reasons}", where=place, fix="Raise dataset.max_length, or check the rows.")
 
 
 def _sha256_of(rows: datasets.Dataset) -> str:
@@ -254,52 +241,3 @@ def _sha256_of(rows: datasets.Dataset) -> str:
             for part in parts:
                 hashes[name].update(part.to_numpy().tobytes())
     return hashlib.sha256(json.dumps({name: one.hexdigest() for name, one in hashes.items()}).encode()).hexdigest()
-
-
-def _batches(stream: Iterator[Any], tick: Callable[[], None]) -> Iterator[list[Any]]:
-    for batch in limits.batches(stream, _BATCH_ROWS):
-        tick()
-        yield batch
-
-
-def _counts(tally: Tally, num_rows: int, dataset: Dataset, objective: str) -> Counts:
-    return Counts(
-        read=sum(tally.read),
-        kept=tally.kept,
-        dropped=tally.dropped,
-        truncated=tally.truncated,
-        tokens=tally.tokens,
-        trained_tokens=tally.trained_tokens,
-        truncated_tokens=tally.truncated_tokens,
-        packed_rows=num_rows,
-        max_length=dataset.max_length,
-        packing=dataset.packing and objective not in preferences.LAYOUTS,
-        bad=len(tally.bad),
-        split=tally.split,
-    )
-
-
-def _write_packed(
-    scratch: Path, batches: Iterable[Any], encoder: Encoder, dataset: Dataset, tally: Tally
-) -> datasets.Dataset:
-    folder = scratch if dataset.packing else scratch / "done"
-    good = (encoder.encode_good(batch, lambda sample: [sample], tally) for batch in batches)
-    fitting = (_fitting([place for place, _ in placed], encoded, dataset, tally) for placed, encoded in good)
-    rows = packing.write_rows(folder / _ROWS_FILE, fitting)
-    if not (dataset.packing and tally.kept):
-        return rows
-    return packing.pack(rows, dataset.max_length, scratch / "done" / _ROWS_FILE)
-
-
-def _fitting(places: Iterable[str], encoded: Iterable[Labelled], dataset: Dataset, tally: Tally) -> list[Labelled]:
-    """Return the samples that have something to train on, cut to `max_length` unless they will be packed."""
-    fitting = []
-    for place, (ids, labels) in zip(places, encoded, strict=True):
-        length = len(ids) if dataset.packing else dataset.max_length
-        cut = ids[:length], packing.ignore_starts(labels[:length], dataset.max_length)
-        if reason := masks.untrained((ids, labels), cut, dataset.max_length):
-            tally.drop(place, reason, [(ids, labels)])
-        else:
-            tally.keep(place, [(ids, labels)], [cut], dataset.max_length)
-            fitting.append(cut)
-    return fitting

@@ -14,7 +14,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tuner.data import limits, thinking
-from tuner.data.fields import SURROGATE
+from tuner.data.formats.cells import SURROGATE
 from tuner.data.sample import Chat
 from tuner.errors import DataError
 
@@ -27,15 +27,15 @@ _LOG = logging.getLogger(__name__)
 class Template:
     """A chat template that tells the assistant's turns apart.
 
-    `marked`: by `{% generation %}`; else by rendering the conversation up to each turn. `in_parts`: it reads contents
-    as lists of parts alone. `cues`: what a marked turn may repeat of the generation prompt, which is not the
+    `has_markers`: by `{% generation %}`; else by rendering the conversation up to each turn. `in_parts`: it reads
+    contents as lists of parts alone. `cues`: what a marked turn may repeat of the generation prompt, which is not the
     assistant's to say. `controls`: the tokenizer's own tokens. `special`: matches those of them that a row's text must
     never become. `leaves_out`: what it renders as nothing.
     """
 
     tokenizer: Any
     text: str
-    marked: bool
+    has_markers: bool
     controls: tuple[str, ...]
     special: re.Pattern[str]
     in_parts: bool = False
@@ -58,7 +58,9 @@ def render(template: Template, chat: Chat, place: str) -> tuple[str, list[Span]]
             _refuse_losses(template, chat)
             text, spans = rendered(template, chat)
             spans = (
-                _of_turns(template, chat, text, spans) if template.marked else _spans_by_prefix(template, chat, text)
+                _of_turns(template, chat, text, spans)
+                if template.has_markers
+                else _spans_by_prefix(template, chat, text)
             )
             trimmed = [_trim(template, text, span) for span in _with_loss(chat, spans)]
     except Unrendered as error:
@@ -84,7 +86,7 @@ def rendered(template: Template, chat: Chat, *, prompt: bool = False) -> tuple[s
                 conversations=[messages],
                 tools=chat.tools,
                 chat_template=template.text,
-                return_assistant_tokens_mask=template.marked,
+                return_assistant_tokens_mask=template.has_markers,
                 add_generation_prompt=prompt,
                 **template.tokenizer.special_tokens_map,
             )
@@ -96,7 +98,7 @@ def rendered(template: Template, chat: Chat, *, prompt: bool = False) -> tuple[s
         raise Unrendered(f"it makes {len(texts[0]):,} characters of one of {limits.size(chat):,} bytes")
     if SURROGATE.search(texts[0]):  # of tools and tool calls, which no format looks into
         raise Unrendered("it holds half of a surrogate pair, which no tokenizer takes")
-    return texts[0], spans[0] if template.marked else []
+    return texts[0], spans[0] if template.has_markers else []
 
 
 def _slow() -> Unrendered:

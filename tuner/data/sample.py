@@ -60,6 +60,9 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 """What each objective learns from. To kto a pair is one good answer and one bad one."""
 
+JUDGED = ("dpo", "orpo", "reward", "kto")
+"""The objectives that learn from answers that were judged."""
+
 EQUAL = "both answers are the same"
 
 _WHAT = {
@@ -70,19 +73,23 @@ _WHAT = {
 }
 
 
+class WrongKind(DataError):
+    """Rows that are well formed, and not what the objective learns from."""
+
+
 def for_objective(sample: Sample, objective: str, name: str, place: str) -> tuple[Sample, ...]:
     """Return what the objective learns from a sample of format `name`: itself, or for kto the two halves of a pair.
 
     A pair of equal answers stays one to kto too, so that `teaches` is False of it.
 
     Raises:
-        DataError: the objective does not learn from this kind of data.
+        WrongKind: the objective does not learn from this kind of data; all rows of a format are of one kind, those of
+            a function of the user's are not.
     """
     if not isinstance(sample, KINDS[objective]):
-        what = (
-            f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} learns from {_wanted(objective)}"
-        )
-        raise DataError(what, where=place, of_row=True, fix=_way_out(sample, objective))
+        wanted = " or ".join(_WHAT[kind] for kind in KINDS[objective])
+        what = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} learns from {wanted}"
+        raise WrongKind(what, where=place, of_row=":" in name, fix=_way_out(sample, objective))
     if objective == "kto" and isinstance(sample, Pair) and teaches(sample):
         return (
             Feedback(sample.prompt, sample.chosen, True, sample.tools),
@@ -108,10 +115,6 @@ def lacks(sample: Sample) -> str | None:
 def teaches(sample: Sample) -> bool:
     """Return False for a sample that holds nothing to learn."""
     return lacks(sample) is None
-
-
-def _wanted(objective: str) -> str:
-    return " or ".join(_WHAT[kind] for kind in KINDS[objective])
 
 
 def _way_out(sample: Sample, objective: str) -> str:

@@ -39,7 +39,7 @@ def compare(template: Template, chat: Chat, place: str) -> Iterator[Difference]:
     conversation up to the answer; training renders all turns once. Each of the first is to begin the second.
     """
     tokenizer = template.tokenizer
-    own = replace(template, text=tokenizer.get_chat_template(), marked=False)
+    own = replace(template, text=tokenizer.get_chat_template(), has_markers=False)
     trained = _ids(tokenizer, rendered(template, chat)[0])
     for number, turn in enumerate(chat.messages):
         if turn["role"] != "assistant":

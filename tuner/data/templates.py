@@ -55,8 +55,8 @@ def answers_end(tokenizer: Any) -> int | None:
     except DataError:
         return None
     text, spans = render(template, Chat(_PROBE), "the chat template")
-    said = text[slice(*spans[-1])]
-    end = max((token for token in template.controls if said.endswith(token)), key=len, default=None)
+    answer = text[slice(*spans[-1])]
+    end = max((token for token in template.controls if answer.endswith(token)), key=len, default=None)
     return None if end is None else int(tokenizer.convert_tokens_to_ids(end))
 
 
@@ -79,8 +79,8 @@ def choose_template(tokenizer: Any) -> Template:
     pattern = re.compile("|".join(map(re.escape, special)) or "(?!)")
     text = _training_variant(tokenizer, own)
     with limits.memory():
-        found = _checked(Template(tokenizer, text, has_generation_markers(text), controls, pattern), own)
-        return replace(found, cues=_cues(found), leaves_out=_left_out(found))
+        template = _checked(Template(tokenizer, text, has_generation_markers(text), controls, pattern), own)
+        return replace(template, cues=_cues(template), leaves_out=_left_out(template))
 
 
 def _training_variant(tokenizer: Any, own: str) -> str:
@@ -121,14 +121,14 @@ def _checked(template: Template, own: str) -> Template:
 def _check(template: Template, own: str) -> None:
     text, spans = render(template, Chat(_PROBE), "the chat template")
     # GLM's variant appends the end token that its template leaves to the next turn.
-    if not text.startswith(rendered(replace(template, text=own, marked=False), Chat(_PROBE))[0]):
+    if not text.startswith(rendered(replace(template, text=own, has_markers=False), Chat(_PROBE))[0]):
         what = "the variant of the chat template for training renders another text than the template itself"
         raise DataError(what, where="model.chat_template", fix=_FIX)
-    said = "".join(text[slice(*span)] for span in spans)
-    if "Because." not in said or "Why?" in said:
+    answers = "".join(text[slice(*span)] for span in spans)
+    if "Because." not in answers or "Why?" in answers:
         what = "the assistant's turns cannot be told apart in the tokenizer's chat template"
         raise DataError(what, where="model.chat_template", fix=_FIX)
-    if not said.endswith(template.controls):
+    if not answers.endswith(template.controls):
         warn_once("The chat template ends the assistant's turn with no special token; the model may not learn to stop.")
 
 
@@ -137,10 +137,10 @@ def _cues(template: Template) -> tuple[str, ...]:
 
     DeepSeek's prompt after a tool's result is another than after a question.
     """
-    if not template.marked:
+    if not template.has_markers:
         return ()
-    found = {_cue(template, _PROBE), _cue(template, _TOOLS_PROBE)} - {""}
-    return tuple(sorted(found, key=len, reverse=True))
+    cues = {_cue(template, _PROBE), _cue(template, _TOOLS_PROBE)} - {""}
+    return tuple(sorted(cues, key=len, reverse=True))
 
 
 def _cue(template: Template, messages: list[Message]) -> str:

@@ -52,10 +52,10 @@ def _differences(chat: Chat, text: str) -> Iterator[str]:
             yield EMPTY
         if thought.strip() not in text:
             yield LEFT_OUT
-        said = turn["content"][block.end() :] if block else turn["content"]
-        if said.strip() not in text:
+        answer = turn["content"][block.end() :] if block else turn["content"]
+        if answer.strip() not in text:
             yield CHANGED
-        elif said not in text:
+        elif answer not in text:
             yield STRIPPED
     if len(_EMPTY.findall(text)) > sum(len(_EMPTY.findall(turn["content"])) for turn in chat.messages):
         yield ADDED

@@ -1,30 +1,27 @@
-"""How many rows local files hold, counted in milliseconds and without the libraries that training reads them with.
+"""How many rows local files hold, counted in milliseconds and without the libraries of training.
 
-What is a row here is one to `data.readers`; what takes longer, or other libraries, it leaves to the worker.
+A row is what `data.readers` reads as one; what takes longer, or other libraries, is left to the worker.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
+from tuner.data import readers
+from tuner.data.readers import text
+from tuner.data.readers.text import Row
 from tuner.errors import DataError
 from tuner.launch.steps import Source
 from tuner.recipes import paths
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows, Share
 
 _MIB = 1024**2
-_MAX_FIELD = 32 * _MIB
-"""Characters; `csv` refuses more than 128 KiB unasked."""
-_HEAD = 8
-_OTHER_SEPARATOR = re.compile(r"[;\t|]")
-"""In the only name of a header it is no part of the name, but what stands between columns."""
+_MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 8 * _MIB, ".csv": 16 * _MIB}
+"""What takes about a tenth of a second."""
+_DETECT_ROWS = 8
 
 
 def sources(config: RecipeConfig) -> tuple[Source, ...]:
@@ -55,25 +52,20 @@ def _less_held_out(counted: Source, number: int, dataset: Dataset) -> Source:
 
 
 def _counted(rows: Rows) -> Source:
-    found = _files(rows)
-    if isinstance(found, str):
-        return Source(None, found)
+    files = _files(rows)
+    if isinstance(files, str):
+        return Source(None, files)
     try:
-        return Source(sum(1 for _ in _raw_rows(found)))
-    except (OSError, ValueError, RecursionError, csv.Error):
+        return Source(sum(map(_num_rows, files)))
+    except DataError:
         return Source(None, f"{rows.path} is not readable as it stands")
 
 
-def _head(rows: Rows) -> list[dict[str, Any]] | None:
-    """Return the first rows of a data set that is counted; None for others, and where one of them is no object."""
-    found = _files(rows)
-    if isinstance(found, str):
-        return None
-    try:
-        told = [json.loads(raw) if isinstance(raw, str) else raw for raw in islice(_raw_rows(found), _HEAD)]
-    except (OSError, ValueError, RecursionError, csv.Error):
-        return None
-    return told if told and all(isinstance(row, dict) for row in told) else None
+def _num_rows(file: Path) -> int:
+    bad: list[DataError] = []  # whatever is wrong with it, it is a row
+    if readers.kind(file) in (".json", ".csv"):
+        return sum(1 for _ in readers.read(file, bad.append)) + len(bad)
+    return sum(1 for _, line in text.lines(file, bad.append) if line.rstrip()) + len(bad)
 
 
 def _answers_a_row(rows: Rows) -> int | None:
@@ -82,14 +74,20 @@ def _answers_a_row(rows: Rows) -> int | None:
     from tuner.data.sample import Pair
 
     name = rows.format
-    if name is None and (told := _head(rows)):
-        try:
-            name = formats.detect(told, str(rows.path), columns=rows.columns, objective="kto")
-        except DataError:
-            return None
+    try:
+        if name is None and (head := list(_first_rows(rows))):
+            name = formats.detect(head, str(rows.path), columns=rows.columns, objective="kto")
+    except DataError:
+        return None
     # What a function of the user's makes of a row is seen in the ranks alone.
     known = formats.FORMATS.get(name or "")
     return None if known is None else 1 + (known.kind is Pair)
+
+
+def _first_rows(rows: Rows) -> Iterator[Row]:
+    files = _files(rows)
+    if isinstance(files, list):
+        yield from (row for _, row in islice(chain.from_iterable(map(readers.read, files)), _DETECT_ROWS))
 
 
 def _files(rows: Rows) -> list[Path] | str:
@@ -100,46 +98,9 @@ def _files(rows: Rows) -> list[Path] | str:
     files = paths.matching(place)
     if not all(file.is_file() for file in files):
         return f"{rows.path} is a folder"
-    if other := next((file for file in files if file.suffix.lower() not in _READERS), None):
+    if other := next((file for file in files if file.suffix.lower() not in _MAX_BYTES), None):
         return f"{other.name} is not plain text"
     most = min(_MAX_BYTES[file.suffix.lower()] for file in files)
     if sum(file.stat().st_size for file in files) > most:
         return f"{rows.path} is larger than {most // _MIB} MiB"
     return files
-
-
-def _raw_rows(files: list[Path]) -> Iterator[Any]:
-    """Yield each row: its line, or its values where they had to be read to tell rows apart."""
-    return chain.from_iterable(_READERS[file.suffix.lower()](file) for file in files)
-
-
-def _lines(file: Path) -> Iterator[str]:
-    # Whatever is wrong with a line, it is a row; only \n ends one.
-    with file.open(encoding="utf-8-sig", errors="replace", newline="\n") as stream:
-        yield from (line for line in stream if line.rstrip())
-
-
-def _json(file: Path) -> Iterator[Any]:
-    text = file.read_text(encoding="utf-8-sig")
-    return iter(json.loads(text)) if text.lstrip().startswith("[") else _lines(file)
-
-
-def _csv(file: Path) -> Iterator[dict[str, str]]:
-    csv.field_size_limit(_MAX_FIELD)
-    with file.open(encoding="utf-8-sig", newline="\n") as stream:
-        records = filter(None, csv.reader(stream, strict=True))
-        header = next(records, [])
-        names = [name for name in header if name]
-        if len(set(names)) < len(names) or (len(header) == 1 and _OTHER_SEPARATOR.search(header[0])):
-            raise csv.Error("training refuses the columns")
-        yield from (dict(zip(header, record, strict=False)) for record in records)
-
-
-_READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
-    ".jsonl": _lines,
-    ".txt": _lines,
-    ".json": _json,
-    ".csv": _csv,
-}
-_MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 16 * _MIB, ".csv": 16 * _MIB}
-"""What takes about a tenth of a second."""

@@ -10,11 +10,11 @@ from functools import partial
 
 from tuner.errors import TunerError, together
 from tuner.launch import fitting
-from tuner.launch.checks import Finding, data, gpus, hub, model, storage, system, zero
+from tuner.launch.checks import Finding, gpus, hub, model, rows, storage, system, zero
 from tuner.launch.plan import LaunchPlan
 
 _QUICK = (
-    data.few_steps,
+    rows.few_steps,
     model.architecture,
     model.weights,
     model.context,
@@ -38,7 +38,7 @@ _CONFIGURED = (*_ELSEWHERE, model.tokens, gpus.attention, gpus.precision, zero.s
 """What a recipe and its config ask of this machine, whatever its memory and its data."""
 _SLOW = (
     model.tokens,
-    data.first_rows,
+    rows.first_rows,
     hub.reachable,
     storage.download,
     gpus.driver,
@@ -68,9 +68,9 @@ def check_elsewhere(plan: LaunchPlan, *, quick: bool) -> tuple[str, ...]:
     Raises:
         TunerError: as `check`.
     """
-    slow = () if quick else (model.tokens, data.first_rows, hub.reachable)
+    slow = () if quick else (model.tokens, rows.first_rows, hub.reachable)
     return _judge(
-        (*(partial(one, plan) for one in (*_ELSEWHERE, data.few_steps, zero.unknown, *slow)), partial(_fit, plan))
+        (*(partial(one, plan) for one in (*_ELSEWHERE, rows.few_steps, zero.unknown, *slow)), partial(_fit, plan))
     )
 
 

@@ -26,8 +26,8 @@ from tuner.errors import DiskError, MachineError, ModelError
 from tuner.machine.libraries import KERNELS
 from tuner.models import whole
 from tuner.models.adapters import with_adapter
+from tuner.models.embeddings import fit_rows
 from tuner.models.names import name_parts
-from tuner.models.rows import fit_rows
 from tuner.models.tiny import materialize
 from tuner.recipes import catalog, paths
 from tuner.recipes.objective import Dpo, Kto

@@ -21,8 +21,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from tuner.data import mixture
-from tuner.data.reading import Tally, formats_of, samples
+from tuner.data.pipeline import Pipeline
 from tuner.data.sample import Chat, Feedback, Message, Pair, Sample
 from tuner.errors import visible
 from tuner.files import write_text
@@ -96,9 +95,10 @@ def _width(terminal: TextIO | None) -> int:
 
 def prompts(dataset: Dataset, count: int, objective: str) -> list[list[Message]]:
     """Return conversations that end in a right answer, spread evenly over the split."""
-    opened = mixture.open(dataset)
-    stream = samples(opened, formats_of(opened, objective), objective, Tally.of(opened, dataset.bad_rows))
-    chats = [chat for _, sample in itertools.islice(stream, 100_000) if (chat := _right(sample))]
+    pipeline = Pipeline(dataset, objective)
+    tally = pipeline.tally()
+    samples = itertools.islice(pipeline.samples(tally, tally.refuse), 100_000)
+    chats = [chat for _, sample in samples if (chat := _right(sample))]
     count = min(count, len(chats))
     return [chats[i * len(chats) // count] for i in range(count)]
 

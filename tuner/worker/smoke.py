@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from tuner.data.prepare import describe, prepare
-from tuner.data.rows import find
+from tuner.data.sources import find
 from tuner.errors import DataError, MachineError, ModelError, TunerError
 from tuner.models.config_of import config_of
 from tuner.models.load import load_tokenizer, source

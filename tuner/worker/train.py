@@ -19,7 +19,7 @@ import transformers
 from torch.distributed import distributed_c10d
 from transformers import TrainerCallback
 
-from tuner.data import changes
+from tuner.data import outcomes
 from tuner.data.prepare import Prepared, describe, prepare
 from tuner.errors import Stopped
 from tuner.machine import few_steps
@@ -145,7 +145,7 @@ def _tell(prepared: dict[str, Prepared], run: RunDirectory) -> None:
     """Say what the data is, and leave word of every sample that is not trained on as it is."""
     for name, result in prepared.items():
         print(describe(result, name), flush=True)
-    if warning := changes.warning({name: result.totals for name, result in prepared.items()}):
+    if warning := outcomes.warning({name: result.totals for name, result in prepared.items()}):
         print(f"WARNING: {warning}", flush=True)
     facts = {name: result.facts() for name, result in prepared.items()}
     run.write_data(facts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))

@@ -14,8 +14,8 @@ from rich.text import Text
 from tuner.errors import visible
 
 if TYPE_CHECKING:
+    from tuner.data.inspection import Piece, Shown, View
     from tuner.data.serving import Difference
-    from tuner.data.view import Piece, Shown, View
 
 _BAR_WIDTH = 40
 _MAX_DIFFERENCES = 10
@@ -26,8 +26,8 @@ _TRAINED, _MARKS = "bold green", ("[[", "]]")
 
 def print_split(console: Console, split: str, view: View) -> None:
     """Print what was read of one split, what it became, and how long its samples are."""
+    from tuner.data.inspection import histogram
     from tuner.data.prepare import describe
-    from tuner.data.view import histogram
 
     console.print(describe(view.prepared, split))
     for side, lengths in view.lengths.items():
@@ -45,7 +45,7 @@ def print_split(console: Console, split: str, view: View) -> None:
 
 def print_changed(console: Console, split: str, view: View) -> None:
     """Print each sample that is not trained on as it is, with its place and the reason."""
-    from tuner.data.changes import MAX_LISTED
+    from tuner.data.outcomes import MAX_LISTED
 
     console.print(f"{split}: samples that are not trained on as they are")
     for line in view.prepared.changed():
@@ -58,29 +58,29 @@ def print_changed(console: Console, split: str, view: View) -> None:
     console.print(f"  {listed:,} listed{left_out}\n" if total else "  none\n")
 
 
-def print_differences(console: Console, found: Sequence[Difference]) -> None:
+def print_differences(console: Console, differences: Sequence[Difference]) -> None:
     """Print where training reads a conversation otherwise than serving, the first of them."""
-    from tuner.data.view import CHECKED_SAMPLES
+    from tuner.data.inspection import CHECKED_SAMPLES
 
-    if not found:
+    if not differences:
         console.print(f"Training and serving read the first {CHECKED_SAMPLES} samples alike, token by token.\n")
         return
-    count = len({(one.place, one.turn) for one in found})
+    count = len({(one.place, one.turn) for one in differences})
     console.print(f"Training reads {count:,} answers of the first {CHECKED_SAMPLES} samples otherwise than serving:")
-    for one in found[:_MAX_DIFFERENCES]:
+    for one in differences[:_MAX_DIFFERENCES]:
         console.print(f"  {visible(one.place)}, turn {one.turn}: the {one.part} differs from token {one.token:,} on")
         console.print(f"    serving:  {visible(repr(one.serving))}")
         console.print(f"    training: {visible(repr(one.training))}")
-    more = len(found) - _MAX_DIFFERENCES
+    more = len(differences) - _MAX_DIFFERENCES
     console.print(f"  and {more:,} more\n" if more > 0 else "")
 
 
 def print_samples(console: Console, samples: Sequence[Shown]) -> None:
     """Print samples as the chat template renders them; trained tokens are green, or in marks where colours are not."""
     colours = bool(console.is_terminal and console.color_system and not console.no_color)
-    marked = f"in {_TRAINED.split()[-1]}" if colours else f"between {' and '.join(_MARKS)}"
+    shown = f"in {_TRAINED.split()[-1]}" if colours else f"between {' and '.join(_MARKS)}"
     if samples:
-        console.print(f"Samples as the model sees them; the tokens with loss are {marked}.")
+        console.print(f"Samples as the model sees them; the tokens with loss are {shown}.")
     for sample in samples:
         where = "split off into other rows" if sample.splits else "cut off, beyond max_length"
         cut = f", {sample.num_cut:,} more are {where}" if sample.num_cut else ""

@@ -54,6 +54,8 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
 
 def _names(model: Any) -> tuple[str, ...]:
     """Return the last parts of the names of the modules that have a row for each token."""
-    found = (model.get_input_embeddings(), model.get_output_embeddings())
-    names = ((name for name, one in model.named_modules() if one is module) for module in found if module is not None)
+    embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = (
+        (name for name, one in model.named_modules() if one is module) for module in embeddings if module is not None
+    )
     return tuple(next(name).rpartition(".")[2] for name in names)

@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+from tuner.data import readers
+from tuner.data.readers.text import OnError, fail
 from tuner.errors import DataError
 from tuner.launch.checks import Finding
 from tuner.launch.plan import LaunchPlan
@@ -33,14 +35,14 @@ def first_rows(plan: LaunchPlan) -> Iterator[Finding]:
 
 def few_steps(plan: LaunchPlan) -> Iterator[Finding]:
     """Find a run of too few optimizer steps, where their number is known; one that the recipe sets is meant."""
-    config, found = plan.recipe.config, plan.steps
+    config, steps = plan.recipe.config, plan.steps
     epochs = config.train_cfg.max_epochs
-    if config.train_cfg.max_steps or found.samples.value is None:
+    if config.train_cfg.max_steps or steps.samples.value is None:
         return
     ratio = config.param_scheduler.warmup_ratio
-    told = f"{found.samples.value:,} samples ({found.samples})"
-    if said := short.warning(plan.batch, epochs, found.samples.value, told, warmup_ratio=ratio):
-        yield said
+    samples = f"{steps.samples.value:,} samples ({steps.samples})"
+    if warning := short.warning(plan.batch, epochs, steps.samples.value, samples, warmup_ratio=ratio):
+        yield warning
 
 
 def _read(rows: Rows, objective: str, *, tolerant: bool) -> None:
@@ -56,30 +58,27 @@ def _read(rows: Rows, objective: str, *, tolerant: bool) -> None:
     from tuner.data.sample import for_objective
 
     if rows.format:
-        formats.known(rows.format)
+        formats.named(rows.format)
     file = _first_file(rows)
-    if file is None:
+    if file is None or readers.kind(file) is None:
         return
-    from tuner.data import readers  # pyarrow: 0.3 s
-
-    if readers.kind(file) is None:
-        return
-    placed = list(itertools.islice(readers.read(file, (lambda _: None) if tolerant else None), _NUM_ROWS))
+    on_error: OnError = (lambda _: None) if tolerant else fail
+    placed = list(itertools.islice(readers.read(file, on_error), _NUM_ROWS))
     if not placed:
         return
-    told = [row for _, row in placed]
-    name = rows.format or formats.detect(told, str(file), columns=rows.columns, objective=objective)
-    for place, row in placed:
+    place, columns = str(file), rows.columns
+    name = rows.format or formats.detect([row for _, row in placed], place, columns=columns, objective=objective)
+    for where, row in placed:
         try:
-            sample = formats.read(name, row, place, columns=rows.columns, system=rows.system)
-            for_objective(sample, objective, name, place)
+            sample = formats.read(name, row, where, columns=columns, system=rows.system)
+            for_objective(sample, objective, name, where)
         except DataError as error:
-            if not tolerant or not error.of_row:
-                raise (formats.mixed(placed, str(file), columns=rows.columns, objective=objective) or error) from error
+            if not (tolerant and error.of_row):
+                raise (formats.mixed(placed, place, columns=columns, objective=objective) or error) from error
 
 
 def _first_file(rows: Rows) -> Path | None:
     """Return the first file of local data; which files of a folder are a split's, `datasets` alone can tell."""
     place = paths.local(rows.path) if rows.path else None
-    found = paths.matching(place) if place else []
-    return found[0] if found and found[0].is_file() else None
+    files = paths.matching(place) if place else []
+    return files[0] if files and files[0].is_file() else None

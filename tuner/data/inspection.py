@@ -1,29 +1,31 @@
 """What training would see of a recipe's data, as plain values: counts, lengths, samples as text, and every bad row.
 
-It prints nothing, and reads rows only through the functions that training uses.
+It prints nothing, and rows come to it by the way that training takes them.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from tuner.data import formats, limits, masks, mixture, packing, preferences, serving, thinking
+from tuner.data import layouts, masks, serving, thinking
+from tuner.data.masks import Labelled
+from tuner.data.outcomes import num_trained
+from tuner.data.pipeline import Encoder, Pipeline, PlacedSample, chats_of
 from tuner.data.prepare import Prepared, prepare
-from tuner.data.readers import PlacedRow
-from tuner.data.reading import Encoder, Labelled, Tally, formats_of, samples
-from tuner.data.sample import Chat, Feedback, Pair, Sample, for_objective
+from tuner.data.readers import Unreadable
+from tuner.data.readers.text import OnError
+from tuner.data.sample import JUDGED, Chat, Feedback, Pair, Sample
 from tuner.data.serving import Difference
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 
-_BATCH_ROWS = 512
 CHECKED_SAMPLES = 100
 """Of the training split, whose training text is set beside the one of serving."""
 
@@ -45,6 +47,13 @@ class Shown:
     parts: dict[str, list[Piece]]
     splits: bool = False
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        parts = {
+            name: [{"text": text, "trained": trained} for text, trained in part] for name, part in self.parts.items()
+        }
+        return asdict(self) | {"parts": parts}
+
 
 @dataclass(frozen=True)
 class View:
@@ -53,6 +62,21 @@ class View:
     prepared: Prepared
     lengths: dict[str, npt.NDArray[np.int64]]
     samples: list[Shown]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as plain values, the lengths as histograms."""
+        counts = self.prepared.counts
+        bars = {
+            side: [{"from": low, "to": high, "samples": count} for low, high, count in histogram(lengths)]
+            for side, lengths in self.lengths.items()
+        }
+        return {
+            **self.prepared.facts(),
+            "efficiency": counts.efficiency if counts.packing else None,
+            "sets": [asdict(one) for one in self.prepared.sets],
+            "lengths": bars,
+            "samples": [one.to_json() for one in self.samples],
+        }
 
 
 def view(dataset: Dataset, tokenizer: Any, objective: str, num_samples: int) -> View:
@@ -64,47 +88,44 @@ def view(dataset: Dataset, tokenizer: Any, objective: str, num_samples: int) -> 
         DiskError: the cache cannot be written.
     """
     prepared = prepare(dataset, tokenizer, objective=objective)
-    opened = mixture.open(dataset)
-    placed = samples(opened, formats_of(opened, objective), objective, Tally.of(opened, dataset.bad_rows))
-    encoder = Encoder(tokenizer, objective == "pretrain", dataset.thinking)
-    shown = [_shown(encoder, *one, dataset) for one in itertools.islice(placed, num_samples)]
+    pipeline = Pipeline(dataset, objective)
+    encoder = pipeline.encoder(tokenizer)
+    shown = [_shown(encoder, *one, dataset) for one in _first_samples(pipeline, num_samples)]
     return View(prepared, _lengths(prepared), shown)
 
 
+def _first_samples(pipeline: Pipeline, count: int) -> Iterator[PlacedSample]:
+    tally = pipeline.tally()
+    return itertools.islice(pipeline.samples(tally, tally.refuse), count)
+
+
 def _lengths(prepared: Prepared) -> dict[str, npt.NDArray[np.int64]]:
-    layout = preferences.LAYOUTS.get(prepared.objective)
     table = prepared.dataset.data
-    if layout is None:
+    if prepared.objective not in JUDGED:
         return {"samples": pc.list_flatten(table.column("seq_lengths")).to_numpy()}
-    return {side: pc.list_value_length(table.column(f"{side}_ids")).to_numpy() for side in layout.sides}
+    sides = layouts.of(prepared.objective).sides
+    return {side: pc.list_value_length(table.column(ids)).to_numpy() for side, (ids, _) in sides.items()}
 
 
 def histogram(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
     """Return (from, to, how many) of lengths in tokens, both ends included; each bar is twice as wide as the last."""
     bars = np.bincount(np.ceil(np.log2(np.maximum(lengths, 1))).astype(int))
-    found = [(2 ** (power - 1) + 1 if power else 0, 2**power, int(count)) for power, count in enumerate(bars)]
-    return found[int(np.flatnonzero(bars)[0]) :]
+    ranges = [(2 ** (power - 1) + 1 if power else 0, 2**power, int(count)) for power, count in enumerate(bars)]
+    return ranges[int(np.flatnonzero(bars)[0]) :]
 
 
 def _shown(encoder: Encoder, place: str, sample: Sample, dataset: Dataset) -> Shown:
-    encoded = encoder.encode([(place, chat) for chat in _chats(sample)])
-    cut = [
-        (ids[: dataset.max_length], packing.ignore_starts(labels[: dataset.max_length], dataset.max_length))
-        for ids, labels in encoded
-    ]
+    encoded = encoder.tokens([(place, chat) for chat in chats_of(sample)])
+    cut = layouts.cut(encoded, dataset.max_length)
     num_tokens = sum(len(ids) for ids, _ in cut)
     return Shown(
         place,
         num_tokens,
-        num_trained=sum(int((labels != masks.IGNORED).sum()) for _, labels in cut),
+        num_trained=num_trained(cut),
         num_cut=sum(len(ids) for ids, _ in encoded) - num_tokens,
         parts=_parts(sample, [_pieces(encoder.tokenizer, one) for one in cut]),
         splits=dataset.packing and not isinstance(sample, Pair | Feedback),
     )
-
-
-def _chats(sample: Sample) -> Sequence[Chat | str]:
-    return preferences.conversations(sample) if isinstance(sample, Pair | Feedback) else [sample]
 
 
 def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece]]:
@@ -140,11 +161,9 @@ def template_check(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator
         DataError: the data set, a row, or the chat template is wrong.
         MachineError: the hub cannot be reached.
     """
-    opened = mixture.open(dataset)
-    placed = samples(opened, formats_of(opened, objective), objective, Tally.of(opened, dataset.bad_rows))
-    template = Encoder(tokenizer).template
-    for place, sample in itertools.islice(placed, CHECKED_SAMPLES):
-        for chat in _chats(sample):
+    template = masks.choose_template(tokenizer)
+    for place, sample in _first_samples(Pipeline(dataset, objective), CHECKED_SAMPLES):
+        for chat in chats_of(sample):
             if isinstance(chat, Chat):
                 yield from serving.compare(template, thinking.applied(chat, dataset.thinking), place)
 
@@ -156,53 +175,22 @@ def bad_rows(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[DataE
         DataError: the data set or the chat template is wrong, whatever the rows.
         MachineError: the hub cannot be reached.
     """
-    opened = mixture.open(dataset)
-    encoder = Encoder(tokenizer, objective == "pretrain", dataset.thinking)
-    stream = _chats_or_errors(opened, formats_of(opened, objective), objective)
-    told: set[str] = set()  # a mixture may take a row more than once
-    for batch in limits.batches(stream, _BATCH_ROWS):
-        good = [(place, chat) for place, chats in batch if not isinstance(chats, DataError) for chat in chats]
-        refused = dict(encoder.refused(good))
-        for place, chats in batch:
-            error = chats if isinstance(chats, DataError) else refused.get(place)
-            if error and place not in told:
-                told.add(place)
+    pipeline = Pipeline(dataset, objective)
+    errors: list[DataError] = []
+    places: set[str | None] = set()  # a mixture may take a row more than once
+    for _ in _one_by_one(pipeline, tokenizer, errors.append):
+        for error in errors:
+            if error.where not in places:
+                places.add(error.where)
                 yield error
+        errors.clear()
 
 
-def _chats_or_errors(
-    opened: mixture.Opened, names: Sequence[str], objective: str
-) -> Iterator[tuple[str, Sequence[Chat | str] | DataError]]:
-    """Yield each row's place with its conversations, or with why it has none."""
-    for found in _readable(opened):
-        if isinstance(found, DataError):
-            yield str(found.where), found
-            continue
-        one, (place, row) = found
-        name = names[one.number]
-        try:
-            sample = formats.read(name, row, place, columns=one.columns, system=one.system)
-        except DataError as error:
-            if not error.of_row:
-                raise
-            yield place, error
-        else:
-            yield place, [chat for part in for_objective(sample, objective, name, place) for chat in _chats(part)]
-
-
-def _readable(opened: mixture.Opened) -> Iterator[tuple[mixture.Set, PlacedRow] | DataError]:
-    """Yield the rows that can be read, and between them why others cannot."""
-    broken: list[DataError] = []
-    rows = opened.read(broken.append)
-    following: tuple[mixture.Set, PlacedRow] | None
-    while True:
-        try:
-            following = next(rows, None)
-        except DataError as error:  # nothing can be read from here on
-            broken.append(error)
-            following = None
-        yield from broken
-        broken.clear()
-        if following is None:
-            return
-        yield following
+def _one_by_one(pipeline: Pipeline, tokenizer: Any, on_error: OnError) -> Iterator[None]:
+    """Take all rows through the pipeline; the last time, as far as they can be read."""
+    try:
+        for _ in pipeline.encoded(tokenizer, pipeline.tally(), on_error, batch_rows=1):
+            yield
+    except Unreadable as error:
+        on_error(error)
+    yield

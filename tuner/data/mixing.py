@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from tuner.data import rows
+from tuner.data import sources
 from tuner.data.holdout import Holdout
+from tuner.data.readers.text import OnError, PlacedRow, Row, fail
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset, Rows, Share
 
@@ -29,7 +30,7 @@ class Set:
     """
 
     number: int
-    source: rows.Source
+    source: sources.Source
     format: str | None
     columns: dict[str, str] | None
     system: str | None
@@ -41,15 +42,15 @@ class Set:
         """The path or hub id, as messages name it."""
         return self.source.place
 
-    def head(self, count: int) -> list[rows.Row]:
+    def head(self, count: int) -> list[Row]:
         """Return the first `count` rows, or all where there are fewer; at least one."""
-        found: list[rows.Row] = []
+        rows: list[Row] = []
         with suppress(DataError):  # rows that cannot be read tell nothing of the others; who reads on meets them
             for _, row in itertools.islice(self.source.read(lambda _: None), count):
-                found.append(row)
-        return found or [row for _, row in itertools.islice(self.source.read(), 1)]
+                rows.append(row)
+        return rows or [row for _, row in itertools.islice(self.source.read(), 1)]
 
-    def read(self, broken: rows.Broken | None = None) -> Iterator[tuple[int, rows.PlacedRow]]:
+    def read(self, on_error: OnError = fail) -> Iterator[tuple[int, PlacedRow]]:
         """Yield every row as often as the whole part of `weight`, then its fraction of the rows, spread evenly.
 
         Each comes with its number in the data set, from 0; a row that cannot be read has none.
@@ -57,9 +58,9 @@ class Set:
         # The decimal that was written: in floats 100 x 0.07 is more than 7.
         weight = Fraction(str(self.weight))
         for _ in range(int(weight)):
-            yield from enumerate(self.source.read(broken))
+            yield from enumerate(self.source.read(on_error))
         if rest := weight % 1:
-            for number, placed in enumerate(self.source.read(broken)):
+            for number, placed in enumerate(self.source.read(on_error)):
                 # True for ceil(count x rest) of the first `count` rows, whatever the count.
                 if -number * rest.numerator % rest.denominator < rest.numerator:
                     yield number, placed
@@ -89,15 +90,15 @@ class Opened:
             json.dumps([facts, self.max_rows, self.holdout and asdict(self.holdout)]).encode()
         ).hexdigest()
 
-    def read(self, broken: rows.Broken | None = None) -> Iterator[tuple[Set, rows.PlacedRow]]:
+    def read(self, on_error: OnError = fail) -> Iterator[tuple[Set, PlacedRow]]:
         """Yield all rows, each set's evenly among the others' in proportion to the weights, at most `max_rows`.
 
         Of these, a held-out part is taken out, or alone is left.
 
         Args:
-            broken: Told of each row that cannot be read, which is then left out; None: the first is raised.
+            on_error: Called for each row that cannot be read, which is then left out.
         """
-        merged = heapq.merge(*(_timed(one, broken) for one in self.sets), key=lambda timed: timed[0])
+        merged = heapq.merge(*(_timed(one, on_error) for one in self.sets), key=lambda timed: timed[0])
         for _, of, (row, placed) in itertools.islice(merged, self.max_rows):
             if self.holdout is None or self.holdout.keeps(of.first, row):
                 yield of, placed
@@ -128,12 +129,12 @@ def holdout_of(dataset: Dataset) -> Holdout | None:
 
 def _set(number: int, share: Rows, base: Path | None, first: int) -> Set:
     assert share.path is not None, "checked before a run starts"
-    source = rows.find(share.path, share.name, share.split, base)
+    source = sources.find(share.path, share.name, share.split, base)
     weight = share.weight if isinstance(share, Share) else 1.0
     return Set(number, source, share.format, share.columns, share.system, weight, first)
 
 
-def _timed(one: Set, broken: rows.Broken | None) -> Iterator[tuple[tuple[float, int], Set, tuple[int, rows.PlacedRow]]]:
+def _timed(one: Set, on_error: OnError) -> Iterator[tuple[tuple[float, int], Set, tuple[int, PlacedRow]]]:
     """Yield a set's rows with the moment at which each is due: a set of weight 2 has two where others have one."""
-    for count, placed in enumerate(one.read(broken)):
+    for count, placed in enumerate(one.read(on_error)):
         yield (count / one.weight, one.number), one, placed

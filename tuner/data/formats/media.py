@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from tuner.data.fields import Row
+from tuner.data.formats.cells import Row
 from tuner.data.sample import Chat, Message, Sample
 from tuner.errors import DataError
 
@@ -36,11 +36,11 @@ def refuse(row: Row, sample: Sample, read: Collection[str], place: str) -> None:
     if column is not None:
         what = f"the column {column!r} holds something that is no text, which would be left out of the training"
         raise DataError(what, where=place, of_row=True, fix=_FIX)
-    for number, said in _questions(sample):
-        found = _PLACEHOLDER.search(said)
-        kind = found and (found[1] or found[2])
+    for number, text in _questions(sample):
+        placeholder = _PLACEHOLDER.search(text)
+        kind = placeholder and (placeholder[1] or placeholder[2])
         # A pair of tags is the markup that the question is about.
-        if kind and f"</{kind}>" not in said:
+        if kind and f"</{kind}>" not in text:
             what = f"turn {number} has the placeholder '<{kind}>', which would be trained on as these letters"
             raise DataError(what, where=place, of_row=True, fix=_FIX)
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tuner.data import fields
-from tuner.data.fields import Misfit, Row
+from tuner.data.formats import cells
+from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Chat, Message
 
 TURNS = ("messages", "conversations", "conversation")
@@ -54,7 +54,7 @@ def chat(messages: Sequence[Message], row: Row) -> Chat:
         Misfit: the tools are none.
     """
     # Turns after the last answer teach nothing, and some templates render earlier turns differently because of them.
-    return Chat(up_to_answer(messages) or list(messages), fields.tools(row))
+    return Chat(up_to_answer(messages) or list(messages), cells.tools(row))
 
 
 def up_to_answer(messages: Sequence[Message]) -> list[Message]:
@@ -63,31 +63,31 @@ def up_to_answer(messages: Sequence[Message]) -> list[Message]:
     return list(messages[:end])
 
 
-def user(said: str) -> Message:
+def user(text: str) -> Message:
     """Return a user's turn."""
-    return {"role": "user", "content": said}
+    return {"role": "user", "content": text}
 
 
-def answer(said: str) -> Message:
+def answer(text: str) -> Message:
     """Return an assistant's turn."""
-    return {"role": "assistant", "content": said}
+    return {"role": "assistant", "content": text}
 
 
 def read_messages(row: Row) -> Chat:
     """Read turns of `role` and `content`, as OpenAI writes them."""
-    turns = fields.turns(row, fields.first_of(row, *TURNS))
+    turns = cells.turns(row, cells.first_of(row, *TURNS))
     messages = [_openai_turn(turn, number) for number, turn in enumerate(turns, 1)]
     return chat([*leading_system(row, messages), *messages], row)
 
 
 def leading_system(row: Row, messages: Sequence[Message]) -> list[Message]:
     """Return the row's own system turn, unless the conversation starts with one."""
-    return [] if messages and messages[0]["role"] == "system" else fields.system(row)
+    return [] if messages and messages[0]["role"] == "system" else cells.system(row)
 
 
 def messages_of(row: Row, name: str) -> list[Message]:
     """Return the turns of a column, whether OpenAI's (`role`, `content`) or ShareGPT's (`from`, `value`)."""
-    return [any_turn(turn, number) for number, turn in enumerate(fields.turns(row, name), 1)]
+    return [any_turn(turn, number) for number, turn in enumerate(cells.turns(row, name), 1)]
 
 
 def any_turn(turn: Row, number: int = 1) -> Message:
@@ -96,14 +96,14 @@ def any_turn(turn: Row, number: int = 1) -> Message:
 
 
 def _openai_turn(turn: Row, number: int) -> Message:
-    message: Message = {"role": fields.role(fields.value(turn, ("role",), number), _ROLES, number)}
+    message: Message = {"role": cells.role(cells.value(turn, ("role",), number), _ROLES, number)}
     message["content"] = _content(turn, number)
     message |= {key: turn[key] for key in _KEPT if turn.get(key)}
-    if calls := fields.listed(turn.get("tool_calls")):
+    if calls := cells.listed(turn.get("tool_calls")):
         message["tool_calls"] = _tool_calls(calls, number)
     if reasoning := next((turn[key] for key in _REASONING if turn.get(key)), None):
         # transformers copies it to the other words for it, which some templates read.
-        message["reasoning_content"] = fields.text(reasoning, f"reasoning of turn {number}")
+        message["reasoning_content"] = cells.text(reasoning, f"reasoning of turn {number}")
     if turn.get("weight") == 0 or turn.get("loss") is False:
         message["weight"] = 0
     return message
@@ -111,7 +111,7 @@ def _openai_turn(turn: Row, number: int) -> Message:
 
 def _content(turn: Row, number: int) -> str:
     silent = bool(turn.get("tool_calls")) and turn.get("content") is None
-    return "" if silent else fields.text(fields.value(turn, ("content",), number), f"content of turn {number}")
+    return "" if silent else cells.text(cells.value(turn, ("content",), number), f"content of turn {number}")
 
 
 def _tool_calls(calls: Any, number: int) -> list[Any]:
@@ -131,15 +131,15 @@ def _tool_call(call: Row) -> Row:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def read_sharegpt(row: Row) -> Chat:
     """Read turns of `from` and `value`; turns of the assistant before the first question are left out."""
-    turns = fields.turns(row, fields.first_of(row, "conversations", "conversation", "messages"))
+    turns = cells.turns(row, cells.first_of(row, "conversations", "conversation", "messages"))
     messages = [_sharegpt_turn(turn, number) for number, turn in enumerate(turns, 1)]
     system = leading_system(row, messages)
     head = [message for message in messages[:1] if message["role"] == "system"]
@@ -151,23 +151,23 @@ def read_sharegpt(row: Row) -> Chat:
 
 
 def _sharegpt_turn(turn: Row, number: int) -> Message:
-    found = fields.value(turn, ("from", "role"), number)
-    role = fields.role(found, _SHAREGPT_ROLES, number)
-    said = fields.text(fields.value(turn, ("value",), number), f"value of turn {number}")
-    call = _object(said) if found == "function_call" else None
+    speaker = cells.value(turn, ("from", "role"), number)
+    role = cells.role(speaker, _SHAREGPT_ROLES, number)
+    content = cells.text(cells.value(turn, ("value",), number), f"value of turn {number}")
+    call = _object(content) if speaker == "function_call" else None
     if call and isinstance(call.get("name"), str) and "arguments" in call:
         return {"role": role, "content": "", "tool_calls": [_tool_call({"type": "function", "function": call})]}
-    return {"role": role, "content": said}
+    return {"role": role, "content": content}
 
 
 def read_rounds(row: Row) -> Chat:
     """Read rounds of `input` and `output`, XTuner's own shape, or of `human` and `assistant`."""
-    messages: list[Message] = fields.system(row)
-    for number, turn in enumerate(fields.turns(row, fields.first_of(row, "conversation", "conversations")), 1):
-        said = {key: turn[key] for key in ("input", "human") if turn.get(key)}
-        messages += fields.system(turn)
-        messages += [user(fields.text(text, f"{key} of turn {number}")) for key, text in said.items()]
-        reply = answer(fields.text(fields.value(turn, ("output", "assistant"), number), f"output of turn {number}"))
+    messages: list[Message] = cells.system(row)
+    for number, turn in enumerate(cells.turns(row, cells.first_of(row, "conversation", "conversations")), 1):
+        questions = {key: turn[key] for key in ("input", "human") if turn.get(key)}
+        messages += cells.system(turn)
+        messages += [user(cells.text(text, f"{key} of turn {number}")) for key, text in questions.items()]
+        reply = answer(cells.text(cells.value(turn, ("output", "assistant"), number), f"output of turn {number}"))
         messages.append(reply if turn.get("output_with_loss", True) else {**reply, "weight": 0})
     return chat(messages, row)
 
@@ -178,41 +178,41 @@ def pair_of_columns(row: Row) -> tuple[str, str] | None:
     Raises:
         Misfit: it has several such pairs.
     """
-    found = [pair for pair in QUESTIONS_AND_ANSWERS if pair[0] in row and pair[1] in row]
-    if len(found) > 1:
-        told = " or ".join(f"{question!r} and {reply!r}" for question, reply in found)
-        raise Misfit(f"question and answer could be {told}; name them with dataset.columns")
-    return found[0] if found else None
+    pairs = [pair for pair in QUESTIONS_AND_ANSWERS if pair[0] in row and pair[1] in row]
+    if len(pairs) > 1:
+        either = " or ".join(f"{question!r} and {reply!r}" for question, reply in pairs)
+        raise Misfit(f"question and answer could be {either}; name them with dataset.columns")
+    return pairs[0] if pairs else None
 
 
 def read_alpaca(row: Row) -> Chat:
     """Read one question and one answer; `input` follows the question after a line break."""
     question, reply = pair_of_columns(row) or QUESTIONS_AND_ANSWERS[0]
-    said = fields.text_of(row, reply)
-    messages = [*fields.system(row), *_history(row), user(instruction(row, question))]
+    output = cells.text_of(row, reply)
+    messages = [*cells.system(row), *_history(row), user(instruction(row, question))]
     # What Alpaca's makers wrote where their model gave no answer: nothing to learn.
-    return Chat(messages) if said.strip() == "<nooutput>" else chat([*messages, answer(said)], row)
+    return Chat(messages) if output.strip() == "<nooutput>" else chat([*messages, answer(output)], row)
 
 
 def _history(row: Row) -> list[Message]:
     """Return earlier questions and answers, as LLaMA-Factory writes them: a list of two texts each."""
     messages: list[Message] = []
-    history = fields.listed(row.get("history") or [])
+    history = cells.listed(row.get("history") or [])
     if not isinstance(history, list | tuple):
-        raise Misfit(f"history is {fields.kind(history)}, not a list")
+        raise Misfit(f"history is {cells.kind(history)}, not a list")
     for number, past in enumerate(history, 1):
         if not isinstance(past, list | tuple) or len(past) != 2:
             raise Misfit(f"number {number} of its history is no question with its answer")
-        question, reply = (fields.text(said, f"number {number} of history") for said in past)
+        question, reply = (cells.text(text, f"number {number} of history") for text in past)
         messages += [user(question), answer(reply)]
     return messages
 
 
 def instruction(row: Row, name: str) -> str:
     """Return a question with the column `input` below it, where there is one."""
-    said = fields.text_of(row, name)
-    extra = fields.text(row.get("input") or "", "input") if name != "input" else ""
-    return f"{said}\n{extra}" if extra else said
+    question = cells.text_of(row, name)
+    extra = cells.text(row.get("input") or "", "input") if name != "input" else ""
+    return f"{question}\n{extra}" if extra else question
 
 
 def read_prompt_completion(row: Row) -> Chat:
@@ -233,10 +233,10 @@ def prompt_of(row: Row, name: str) -> list[Message]:
 
 def turns_of(row: Row, name: str, of_text: Callable[[str], Message]) -> list[Message]:
     """Return a column's turns: a list of them, one alone, or a text that `of_text` makes a turn."""
-    found = fields.column(row, name)
-    if isinstance(found, Mapping):
-        return [any_turn(found)]
-    return messages_of(row, name) if isinstance(found, list | tuple) else [of_text(fields.text(found, name))]
+    value = cells.column(row, name)
+    if isinstance(value, Mapping):
+        return [any_turn(value)]
+    return messages_of(row, name) if isinstance(value, list | tuple) else [of_text(cells.text(value, name))]
 
 
 # Only these two words after ### are turns: other ### (Markdown headings) belong to the answer.
@@ -246,12 +246,12 @@ _HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
 def read_oasst1(row: Row) -> Chat:
     """Read '### Human: ...### Assistant: ...', the text of Guanaco's selection from OpenAssistant."""
-    return chat(_spoken(fields.text_of(row, "text"), _OASST1_TURN, "### Human:"), row)
+    return chat(_spoken(cells.text_of(row, "text"), _OASST1_TURN, "### Human:"), row)
 
 
-def spoken_hh(said: str) -> list[Message]:
+def spoken_hh(text: str) -> list[Message]:
     r"""Return the turns of '\n\nHuman: ...\n\nAssistant: ...', the text of hh-rlhf."""
-    return _spoken(said, _HH_TURN, r"\n\nHuman:")
+    return _spoken(text, _HH_TURN, r"\n\nHuman:")
 
 
 def _spoken(said: str, marks: re.Pattern[str], start: str) -> list[Message]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from tuner.data import limits
-from tuner.data.fields import Misfit, Row, names, text
+from tuner.data.formats.cells import Misfit, Row, names, text
 from tuner.errors import DataError, did_you_mean
 
 Columns = Mapping[str, str]

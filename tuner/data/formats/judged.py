@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from tuner.data import chats, fields
-from tuner.data.fields import Misfit, Row
+from tuner.data.formats import cells, chats
+from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Chat, Feedback, Message, Pair
 
 PROMPTS = ("prompt", "question", "instruction", "query", "input", *chats.TURNS)
@@ -17,7 +17,7 @@ PROMPTS = ("prompt", "question", "instruction", "query", "input", *chats.TURNS)
 
 
 def is_hh(row: Row) -> bool:
-    """Say whether the two answers are hh-rlhf's texts of whole conversations."""
+    """Say whether the two answers are hh-rlhf's texts of whole chats."""
     texts = (row.get("chosen"), row.get("rejected"))
     return all(isinstance(text, str) and text.lstrip().startswith("Human:") for text in texts)
 
@@ -25,7 +25,7 @@ def is_hh(row: Row) -> bool:
 def read_preference(row: Row) -> Pair:
     """Read `chosen` and `rejected`: answers to the prompt's column, or whole conversations that begin alike."""
     if is_hh(row):
-        both = [chats.spoken_hh(fields.text_of(row, name)) for name in ("chosen", "rejected")]
+        both = [chats.spoken_hh(cells.text_of(row, name)) for name in ("chosen", "rejected")]
     else:
         both = [chats.turns_of(row, name, chats.answer) for name in ("chosen", "rejected")]
     chosen, rejected = (_answered(messages, name) for messages, name in zip(both, ("chosen", "rejected"), strict=True))
@@ -35,7 +35,7 @@ def read_preference(row: Row) -> Pair:
         shared = _shared(chosen, rejected)
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
         prompt = [*chats.leading_system(row, prompt), *prompt]
-    return Pair(prompt, chosen, rejected, fields.tools(row))
+    return Pair(prompt, chosen, rejected, cells.tools(row))
 
 
 def _answered(messages: Sequence[Message], name: str) -> list[Message]:
@@ -44,10 +44,10 @@ def _answered(messages: Sequence[Message], name: str) -> list[Message]:
     Raises:
         Misfit: there is none.
     """
-    found = chats.up_to_answer(messages)
-    if not found:
+    turns = chats.up_to_answer(messages)
+    if not turns:
         raise Misfit(f"{name!r} has no assistant turn")
-    return found
+    return turns
 
 
 def _is_answer(messages: Sequence[Message]) -> bool:
@@ -56,9 +56,9 @@ def _is_answer(messages: Sequence[Message]) -> bool:
 
 def _prompt(row: Row) -> list[Message]:
     """Return the turns before the answers."""
-    name = fields.first_of(row, *PROMPTS)
+    name = cells.first_of(row, *PROMPTS)
     if isinstance(row.get(name), str):
-        return [*fields.system(row), chats.user(chats.instruction(row, name))]
+        return [*cells.system(row), chats.user(chats.instruction(row, name))]
     return chats.prompt_of(row, name)
 
 
@@ -80,23 +80,23 @@ def read_chosen(row: Row) -> Chat:
 
 def read_better_response(row: Row) -> Pair:
     """Read two answers and the number, 0 or 1, of the better one, as PKU-SafeRLHF has them."""
-    better = fields.column(row, "better_response_id")
+    better = cells.column(row, "better_response_id")
     if better not in (0, 1) or isinstance(better, bool):
         raise Misfit(f"better_response_id is {better!r}, not 0 or 1")
-    chosen, rejected = ([chats.answer(fields.text_of(row, f"response_{at}"))] for at in (better, 1 - better))
-    return Pair(chats.prompt_of(row, "prompt"), chosen, rejected, fields.tools(row))
+    chosen, rejected = ([chats.answer(cells.text_of(row, f"response_{at}"))] for at in (better, 1 - better))
+    return Pair(chats.prompt_of(row, "prompt"), chosen, rejected, cells.tools(row))
 
 
 def read_feedback(row: Row) -> Feedback:
     """Read an answer and its label: prompt and completion, or one conversation whose last answer is meant."""
-    label = fields.column(row, "label")
+    label = cells.column(row, "label")
     if label not in (0, 1):
         raise Misfit(f"label is {label!r}, not true, false, 1 or 0")
     if "completion" in row:
         prompt, completion = chats.prompt_of(row, "prompt"), chats.turns_of(row, "completion", chats.answer)
     else:
-        turns = chats.messages_of(row, fields.first_of(row, *chats.TURNS))
+        turns = chats.messages_of(row, cells.first_of(row, *chats.TURNS))
         whole = [*chats.leading_system(row, turns), *chats.up_to_answer(turns)]
         start = max((at for at, turn in enumerate(whole, 1) if turn["role"] != "assistant"), default=0)
         prompt, completion = whole[:start], whole[start:]
-    return Feedback(prompt, _answered(completion, "completion"), bool(label), fields.tools(row))
+    return Feedback(prompt, _answered(completion, "completion"), bool(label), cells.tools(row))

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.data.conftest import make_tokenizer
-from tuner.data import rows
-from tuner.data.view import bad_rows, histogram, view
+from tuner.data import sources
+from tuner.data.inspection import bad_rows, histogram, view
 from tuner.errors import DataError
 from tuner.files import sha256
 from tuner.recipes.schema import Dataset, Share
@@ -54,7 +54,7 @@ def test_the_pieces_of_a_sample_are_its_whole_text_with_every_space(jsonl: Write
 
 def test_a_file_is_hashed_once_for_its_rows_and_its_samples(jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[bytes | Path] = []
-    monkeypatch.setattr(rows, "sha256", lambda data: hashed.append(data) or sha256(data))
+    monkeypatch.setattr(sources, "sha256", lambda data: hashed.append(data) or sha256(data))
     path = jsonl([GOOD])
 
     assert view(dataset(path), make_tokenizer(), "sft", 1).samples

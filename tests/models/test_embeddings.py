@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.cli.made_runs import make_run
 from tests.machine.gpus import CPU
 from tuner.errors import ModelError
+from tuner.models.embeddings import num_rows_of
 from tuner.models.load import CACHE, load_model, load_reference
-from tuner.models.rows import num_rows_of
 from tuner.models.tiny import materialize
 from tuner.recipes import catalog
 from tuner.recipes.recipe import Overrides, load

@@ -36,8 +36,8 @@ def column(row: Row, name: str) -> Any:
         Misfit: there is no such column.
     """
     if name not in row:
-        found = nearest(name, map(str, row))
-        raise Misfit(f"it has no column {name!r}" + (f" (did you mean {found!r}?)" if found else ""))
+        close = nearest(name, map(str, row))
+        raise Misfit(f"it has no column {name!r}" + (f" (did you mean {close!r}?)" if close else ""))
     return row[name]
 
 
@@ -84,17 +84,17 @@ def listed(value: Any) -> Any:
     if not (isinstance(value, str) and value.lstrip().startswith("[")):
         return value
     try:
-        found = json.loads(value)
+        values = json.loads(value)
     except RecursionError:
         return value
     except ValueError:
         if len(value) > _MAX_LITERAL:
             return value
         try:
-            found = ast.literal_eval(value.strip())
+            values = ast.literal_eval(value.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return value
-    return found if isinstance(found, list) else value
+    return values if isinstance(values, list) else value
 
 
 def turns(row: Row, name: str) -> Sequence[Row]:
@@ -103,21 +103,21 @@ def turns(row: Row, name: str) -> Sequence[Row]:
     Raises:
         Misfit: the column is missing or holds something else.
     """
-    found = listed(column(row, name))
-    if not isinstance(found, list | tuple):
-        raise Misfit(f"{name!r} is {kind(found)}, not a list")
-    for number, turn in enumerate(found, 1):
+    items = listed(column(row, name))
+    if not isinstance(items, list | tuple):
+        raise Misfit(f"{name!r} is {kind(items)}, not a list")
+    for number, turn in enumerate(items, 1):
         if not isinstance(turn, dict):
             raise Misfit(f"turn {number} is {kind(turn)}, not an object")
-    return found
+    return items
 
 
 def first_turn(row: Row, columns: Iterable[str]) -> Row:
     """Return what the first turn of the first of these columns that holds turns has, without nulls; or nothing."""
     for name in columns:
-        found = listed(row.get(name))
-        if isinstance(found, list | tuple) and found and isinstance(found[0], dict):
-            return {key: value for key, value in found[0].items() if value is not None}
+        items = listed(row.get(name))
+        if isinstance(items, list | tuple) and items and isinstance(items[0], dict):
+            return {key: value for key, value in items[0].items() if value is not None}
     return {}
 
 
@@ -128,29 +128,29 @@ def value(turn: Row, keys: Sequence[str], number: int) -> Any:
         Misfit: it has none of them.
     """
     # Parquet gives every turn the keys of all turns, with null for those that it had not.
-    found = next((key for key in keys if turn.get(key) is not None), next((key for key in keys if key in turn), None))
-    if found is None:
+    present = next((key for key in keys if turn.get(key) is not None), next((key for key in keys if key in turn), None))
+    if present is None:
         raise Misfit(f"turn {number} has no {keys[0]!r}, only {names(turn)}")
-    return turn[found]
+    return turn[present]
 
 
-def role(found: Any, known: Mapping[str, str], number: int) -> str:
+def role(name: Any, known: Mapping[str, str], number: int) -> str:
     """Return the chat template's word for a role.
 
     Raises:
         Misfit: the role is none of `known`.
     """
-    if not isinstance(found, str) or found not in known:
-        close = nearest(found, known) if isinstance(found, str) else None
+    if not isinstance(name, str) or name not in known:
+        close = nearest(name, known) if isinstance(name, str) else None
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
-        raise Misfit(f"turn {number} has the unknown role {found!r} ({hint})")
-    return known[found]
+        raise Misfit(f"turn {number} has the unknown role {name!r} ({hint})")
+    return known[name]
 
 
 def system(row: Row) -> list[Message]:
     """Return the turn of the column `system`, or none where it is missing or empty."""
-    found = row.get("system")
-    return [{"role": "system", "content": text(found, "system")}] if found else []
+    content = row.get("system")
+    return [{"role": "system", "content": text(content, "system")}] if content else []
 
 
 def tools(row: Row) -> list[Any] | None:
@@ -159,17 +159,18 @@ def tools(row: Row) -> list[Any] | None:
     Raises:
         Misfit: the column holds something else.
     """
-    found = row.get("tools") or None
-    if isinstance(found, str):
+    schemas = row.get("tools") or None
+    if isinstance(schemas, str):
         try:
-            found = json.loads(found) or None
+            schemas = json.loads(schemas) or None
         except (ValueError, RecursionError) as error:
             raise Misfit("its tools are text that is not JSON") from error
-    if found is None:
+    if schemas is None:
         return None
-    if not (isinstance(found, list) and all(isinstance(tool, dict) for tool in found)):
+    if not (isinstance(schemas, list) and all(isinstance(tool, dict) for tool in schemas)):
         raise Misfit("its tools are not a list of JSON schemas")
     # Templates that look into a schema expect OpenAI's wrapping.
     return [
-        tool if tool.get("function") or "name" not in tool else {"type": "function", "function": tool} for tool in found
+        tool if tool.get("function") or "name" not in tool else {"type": "function", "function": tool}
+        for tool in schemas
     ]

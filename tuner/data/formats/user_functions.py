@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from tuner.data import chats, pairs
-from tuner.data.fields import Misfit, Row
+from tuner.data.formats import chats, judged
+from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Sample
 from tuner.errors import DataError
 
@@ -23,14 +23,14 @@ def user_function(name: str) -> Callable[[Row], Any]:
     """
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function, None)
+        imported = getattr(importlib.import_module(module), function, None)
     except ImportError as error:
         fix = "Install the package, or put its folder on PYTHONPATH."
         raise DataError(f"cannot import {module!r}: {error}", where="dataset.format", fix=fix) from error
-    if not callable(found):
+    if not callable(imported):
         fix = "Name a function as 'my_package.my_module:my_function'."
         raise DataError(f"{module} has no function {function!r}", where="dataset.format", fix=fix)
-    return found  # type: ignore[no-any-return]
+    return imported  # type: ignore[no-any-return]
 
 
 def sample_of(name: str, row: Row, place: str) -> Sample:
@@ -56,8 +56,8 @@ def sample_of(name: str, row: Row, place: str) -> Sample:
 
 # The first column that one of a user's rows has tells what it is.
 _RETURNED: dict[str, Callable[[Row], Sample]] = {
-    "chosen": pairs.read_preference,
-    "label": pairs.read_feedback,
+    "chosen": judged.read_preference,
+    "label": judged.read_feedback,
     "completion": chats.read_prompt_completion,
     "messages": chats.read_messages,
 }

@@ -5,7 +5,6 @@ It does not know how a file is read or what a row means.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,17 +18,15 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
 from tuner.data import readers
-from tuner.data.readers import Broken as Broken
-from tuner.data.readers import PlacedRow as PlacedRow
-from tuner.data.readers import Row as Row
+from tuner.data.readers.text import OnError, PlacedRow, Row, fail
 from tuner.errors import DataError, MachineError, did_you_mean
 from tuner.files import sha256
 from tuner.recipes import catalog, paths
 
 # What `datasets` writes beside the rows of a saved data set.
 _ABOUT = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
-# What `datasets` calls its reader of each kind.
-_BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text", ".parquet": "parquet", ".arrow": "arrow"}
+# What `datasets` calls its reader of each kind, where that is not the kind itself.
+_BUILDERS = {".jsonl": "json", ".txt": "text"}
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,11 @@ class Source:
 
     place: str
     fingerprint: Callable[[], str]
-    rows: Callable[[Broken | None], Iterator[PlacedRow]]
+    rows: Callable[[OnError], Iterator[PlacedRow]]
 
-    def read(self, broken: Broken | None = None) -> Iterator[PlacedRow]:
-        """Yield every row; those that cannot be read are told to `broken`, or else the first of them is raised."""
-        return self.rows(broken)
+    def read(self, on_error: OnError = fail) -> Iterator[PlacedRow]:
+        """Yield every row; `on_error` is called for those that cannot be read."""
+        return self.rows(on_error)
 
 
 def find(path: str, name: str | None, split: str, base: Path | None) -> Source:
@@ -75,9 +72,8 @@ def find(path: str, name: str | None, split: str, base: Path | None) -> Source:
 def _local(place: Path, files: list[Path]) -> Source:
     for file in files:
         if readers.kind(file) is None:
-            fix = f"Known kinds: {readers.known_kinds()}."
-            raise DataError(f"{file.name!r} is of no known kind", where=file, fix=fix)
-    return Source(str(place), partial(_digest_of_all, files), partial(_chain, str(place), files))
+            raise DataError(f"{file.name!r} is of no known kind", where=file, fix=readers.KNOWN_KINDS)
+    return Source(str(place), partial(_digest_of_all, files), partial(_rows_of_all, place, files))
 
 
 def _digest_of_all(files: list[Path]) -> str:
@@ -92,27 +88,31 @@ def _digest(file: Path) -> str:
         raise DataError(what, where=file, fix="Correct the path or the file's permissions.") from error
 
 
-def _chain(place: str, files: list[Path], broken: Broken | None) -> Iterator[PlacedRow]:
-    rows = itertools.chain.from_iterable(readers.read(file, broken) for file in files)
-    first = next(rows, None)
-    if first is not None:
-        yield first
-        yield from rows
-    elif broken is None:  # else there may be rows, and none that can be read
+def _rows_of_all(place: Path, files: list[Path], on_error: OnError) -> Iterator[PlacedRow]:
+    is_empty = True
+
+    def tell(error: DataError) -> None:
+        nonlocal is_empty
+        is_empty = False
+        on_error(error)
+
+    for file in files:
+        for row in readers.read(file, tell):
+            is_empty = False
+            yield row
+    if is_empty:
         raise DataError("there is not one row in it", where=place, fix="Give a file with at least one row.")
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """Return the files of `split`, told from file and folder names by the rules of `datasets`."""
     try:
-        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+        patterns = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     except (DatasetsError, FileNotFoundError):
-        found = {}
-    splits = {str(key): _data_files(files) for key, files in found.items()}
-    splits = {key: files for key, files in splits.items() if files}
+        patterns = {}
+    splits = {str(key): files for key, names in patterns.items() if (files := _data_files(names))}
     if not splits:
-        fix = f"Known kinds: {readers.known_kinds()}."
-        raise DataError("the folder holds no data file", where=folder, fix=fix)
+        raise DataError("the folder holds no data file", where=folder, fix=readers.KNOWN_KINDS)
     if split not in splits:
         has = ", ".join(sorted(splits))
         raise DataError(f"the folder has no split {split!r}, only {has}", where=folder, fix="Set split to one of them.")
@@ -127,10 +127,9 @@ def _data_files(names: Iterable[str]) -> list[Path]:
 def _files_of_url(url: str) -> Source:
     """Return the rows of files on the hub or elsewhere: hf://datasets/OWNER/NAME/FOLDER/*.parquet."""
     kind = readers.kind(Path(url))
-    if kind not in _BUILDERS:
-        known = ", ".join(_BUILDERS)
-        raise DataError(f"the files of {url!r} are of no known kind", fix=f"Known kinds: {known}.")
-    return _loaded(url, _BUILDERS[kind], data_files=url, split="train")
+    if kind is None:
+        raise DataError(f"the files of {url!r} are of no known kind", fix=readers.KNOWN_KINDS)
+    return _loaded(url, _BUILDERS.get(kind, kind.lstrip(".")), data_files=url, split="train")
 
 
 def _loaded(place: str, *names: str | None, **settings: str) -> Source:
@@ -150,4 +149,9 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
             raise
         what = f"data set {place!r} comes as a script, which `datasets` does not run any more"
         raise DataError(what, fix=f"Name its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
-    return Source(place, lambda: dataset._fingerprint, lambda _: readers.numbered(place, dataset))
+    return Source(place, lambda: dataset._fingerprint, lambda _: _numbered(place, dataset))
+
+
+def _numbered(place: str, rows: Iterable[Row]) -> Iterator[PlacedRow]:
+    for number, row in enumerate(rows, 1):
+        yield f"{place}, row {number}", row

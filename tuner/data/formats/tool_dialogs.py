@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tuner.data import chats, fields
-from tuner.data.fields import Misfit, Row
+from tuner.data.formats import cells, chats
+from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Chat, Message
 
 _MOSS_MARKS = re.compile(r"\A\s*<\|[^|]*\|>:\s?|\s*<eo\w>\s*\Z")
@@ -18,13 +18,13 @@ _EXECUTED = re.compile(r"(<\|startofexec\|>.*?<\|endofexec\|>)", re.DOTALL)
 
 def read_moss(row: Row) -> Chat:
     """Read MOSS's `chat` of numbered turns; what a tool returned is the user's turn, so that any template takes it."""
-    found = fields.column(row, "chat")
-    if not isinstance(found, dict):
-        raise Misfit(f"'chat' is {fields.kind(found)}, not an object")
-    named = ((name, turn) for number in range(1, len(found) + 1) if (turn := found.get(name := f"turn_{number}")))
+    dialog = cells.column(row, "chat")
+    if not isinstance(dialog, dict):
+        raise Misfit(f"'chat' is {cells.kind(dialog)}, not an object")
+    named = ((name, turn) for number in range(1, len(dialog) + 1) if (turn := dialog.get(name := f"turn_{number}")))
     messages: list[Message] = []
-    if said := fields.text(row.get("meta_instruction") or "", "meta_instruction").strip():
-        messages.append({"role": "system", "content": said})
+    if system := cells.text(row.get("meta_instruction") or "", "meta_instruction").strip():
+        messages.append({"role": "system", "content": system})
     for name, turn in named:
         messages += _moss_turn(turn, name)
     return chats.chat(messages, row)
@@ -32,10 +32,10 @@ def read_moss(row: Row) -> Chat:
 
 def _moss_turn(turn: Any, name: str) -> list[Message]:
     if not isinstance(turn, dict):
-        raise Misfit(f"{name} is {fields.kind(turn)}, not an object")
-    said = {key: fields.text(turn.get(key) or "", f"{key} of {name}").strip() for key in _MOSS_KEYS}
+        raise Misfit(f"{name} is {cells.kind(turn)}, not an object")
+    texts = {key: cells.text(turn.get(key) or "", f"{key} of {name}").strip() for key in _MOSS_KEYS}
     question, thoughts, commands, results, answer = (
-        text if _unmarked(text) not in ("", "None") else "" for text in said.values()
+        text if _unmarked(text) not in ("", "None") else "" for text in texts.values()
     )
     messages = [chats.user(_unmarked(question))]
     if commands:

@@ -11,7 +11,6 @@ import pytest
 from tests.data.conftest import Settings
 from tuner.data.masks import IGNORED
 from tuner.data.prepare import Prepared, describe, prepare
-from tuner.errors import DataError
 
 SKY = {"prompt": "Why?", "chosen": "Because the air scatters blue light.", "rejected": "One two three four."}
 LONG = " ".join(["seven"] * 60)
@@ -96,12 +95,6 @@ def test_a_long_answer_is_cut_at_its_end_and_counted(jsonl: Callable[..., Path],
     assert cut.counts.trained_tokens == sum(label != IGNORED for label in labels)
 
 
-def test_a_pair_that_is_too_long_to_be_scored_is_dropped(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    made = prepared(jsonl([{**SKY, "rejected": LONG}, SKY]), tokenizer, "reward", max_length=64)
-
-    assert (made.counts.kept, made.counts.dropped, made.counts.truncated) == (1, 1, 0)
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -118,23 +111,6 @@ def test_a_pair_that_teaches_nothing_is_dropped_and_counted(
 
     assert (made.counts.read, made.counts.kept, made.counts.dropped) == (2, 1, 1)
     assert len(made.dataset) == 1
-
-
-def test_an_answer_that_the_prompt_leaves_no_room_for_is_dropped(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    rows = [{"prompt": prompt, "completion": "two", "label": True} for prompt in (LONG, "one?")]
-
-    made = prepared(jsonl(rows), tokenizer, "kto", max_length=64)
-
-    assert (made.counts.kept, made.counts.dropped) == (1, 1)
-
-
-def test_conversations_are_refused_with_what_the_objective_learns_from(
-    jsonl: Callable[..., Path], tokenizer: Any
-) -> None:
-    path = jsonl([{"messages": [user("one?"), assistant("two")]}])
-
-    with pytest.raises(DataError, match=r"objective dpo learns from preference data.*rows.jsonl:1.*objective sft"):
-        prepared(path, tokenizer, "dpo")
 
 
 def test_describe_counts_pairs_and_says_that_packing_does_not_apply(jsonl: Callable[..., Path], tokenizer: Any) -> None:

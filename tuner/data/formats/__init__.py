@@ -1,0 +1,160 @@
+"""Turns a row into a sample by its format, tells the format from the columns, and explains rows that do not fit.
+
+It reads no files and knows no tokens. Text in a row is data: nothing of it is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tuner.data import limits
+from tuner.data.formats import media
+from tuner.data.formats.cells import Misfit, Row, names
+from tuner.data.formats.known import FORMATS, Format
+from tuner.data.formats.renaming import Columns, check_names, renamed
+from tuner.data.formats.user_functions import sample_of, user_function
+from tuner.data.sample import KINDS, Chat, Sample
+from tuner.errors import DataError, did_you_mean, nearest
+
+_NO_FORMAT = "no known format"
+
+__all__ = ["FORMATS", "KINDS", "Chat", "Format", "Sample", "detect", "read", "user_function"]
+
+
+class MixedShapes(DataError):
+    """Rows of one data set that have several formats: no setting fits them all."""
+
+
+def detect(rows: Sequence[Row], place: str, *, columns: Columns | None = None, objective: str | None = None) -> str:
+    """Return the name of the format that all of the first `rows` have, or else the first of them.
+
+    Args:
+        rows: At least one row, before `columns` are renamed.
+        place: The data set, for messages.
+        columns: The user's names for columns, as for `read`.
+        objective: Where several formats fit, one that this objective learns from is meant.
+
+    Raises:
+        DataError: no format is known for these columns, or several are.
+    """
+    check_names(columns, {name for known in FORMATS.values() for name in known.columns}, "any format")
+    mapped = [renamed(row, columns, place) for row in rows]
+    fitting = _fitting(mapped, objective) or _fitting(mapped[:1], objective)
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting:
+        what = f"the row format cannot be told from the columns {names(mapped[0])}"
+        raise DataError(what, where=place, fix=_closest(mapped[0]))
+    either = " or ".join(map(repr, fitting))
+    what = f"the columns {names(mapped[0])} could be of format {either}"
+    raise DataError(what, where=place, fix=f"Set dataset.format to the one that is meant: {either}.")
+
+
+def mixed(
+    rows: Iterable[tuple[str, Row]], place: str, *, columns: Columns | None, objective: str
+) -> MixedShapes | None:
+    """Return the error of rows, each with its place, that have several formats; None where they have one."""
+    places_by_shape: dict[str, list[str]] = {}
+    for where, row in rows:
+        places_by_shape.setdefault(_shape(row, where, columns, objective), []).append(where)
+    if len(places_by_shape.keys() - {_NO_FORMAT}) < 2:
+        return None
+    count = sum(map(len, places_by_shape.values()))
+    shapes = ", ".join(f"{len(some):,} of {shape} (the first at {some[0]})" for shape, some in places_by_shape.items())
+    fix = "Give all rows one shape, or write each shape into a file of its own and list the files in dataset.mixture."
+    return MixedShapes(f"its rows have several shapes, of the first {count:,} rows {shapes}", where=place, fix=fix)
+
+
+def _shape(row: Row, place: str, columns: Columns | None, objective: str) -> str:
+    try:
+        mapped = renamed(row, columns, place)
+        fitting = _fitting([mapped], objective)
+        for name in fitting:
+            FORMATS[name].read(mapped)
+    except (DataError, Misfit):  # a row that is wrong by itself is no other shape
+        return _NO_FORMAT
+    return " or ".join(f"format {name!r}" for name in fitting) or _NO_FORMAT
+
+
+def _closest(row: Row) -> str:
+    alike = {name: sum(nearest(str(one), known.columns) is not None for one in row) for name, known in FORMATS.items()}
+    best = max(alike, key=lambda name: alike[name])
+    closest = f"The nearest is {best!r}, which needs {FORMATS[best].needs}. " if alike[best] else ""
+    return f"{closest}Rename the columns with dataset.columns, or set dataset.format to one of {', '.join(FORMATS)}."
+
+
+def _fitting(rows: Sequence[Row], objective: str | None) -> list[str]:
+    fit = [name for name, known in FORMATS.items() if all(known.matches(row) for row in rows)]
+    wanted = KINDS[objective] if objective else ()
+    fit = [name for name in fit if FORMATS[name].kind in wanted] or fit
+    beaten = {other for name in fit for other in FORMATS[name].before} | ({"text"} if len(fit) > 1 else set())
+    return [name for name in fit if name not in beaten]
+
+
+def named(name: str) -> Format:
+    """Return the format of that name.
+
+    Raises:
+        DataError: there is none.
+    """
+    if name not in FORMATS:
+        hint = did_you_mean(name, FORMATS, see=", ".join(FORMATS))
+        raise DataError(f"there is no row format {name!r}", where="dataset.format", fix=hint)
+    return FORMATS[name]
+
+
+def read(name: str, row: Row, place: str, *, columns: Columns | None = None, system: str | None = None) -> Sample:
+    """Return the sample that a row of format `name` is.
+
+    Args:
+        name: One of `FORMATS`, or a function of the user's: 'my_package.my_module:my_function'.
+        row: Its columns and their values.
+        place: `file:line` of the row, for messages.
+        columns: A format's column -> this data set's: {'prompt': 'question'} takes the value whatever it is;
+            a value with braces, '{context}\\n{question}', makes a text of several columns.
+        system: A system turn for conversations that have none.
+
+    Raises:
+        DataError: the format or a column is unknown, or the row is too long or does not have its format's shape.
+    """
+    if ":" in name:
+        return _fitting_in(_with_system(sample_of(name, renamed(row, columns, place), place), system, place), place)
+    check_names(columns, named(name).columns, f"format {name!r}")
+    mapped = renamed(row, columns, place)
+    try:
+        sample = FORMATS[name].read(mapped)
+        media.refuse(mapped, sample, FORMATS[name].columns, place)
+        return _fitting_in(_with_system(sample, system, place), place)
+    except Misfit as misfit:
+        what = f"the row does not fit format {name!r}: {misfit}; its columns are {names(mapped)}"
+        raise DataError(what, where=place, of_row=True, fix=_other_format(name, mapped)) from misfit
+
+
+def _fitting_in(sample: Sample, place: str) -> Sample:
+    if limits.size(sample) > limits.MAX_SAMPLE_BYTES:
+        raise limits.too_long("what the row holds", place)
+    return sample
+
+
+def _with_system(sample: Sample, system: str | None, place: str) -> Sample:
+    if not system:
+        return sample
+    if isinstance(sample, str):
+        what = "dataset.system is set, and a plain text has no system turn"
+        raise DataError(what, where=place, of_row=True, fix="Unset dataset.system, or take a format of chats.")
+    turns = sample.messages if isinstance(sample, Chat) else sample.prompt
+    if any(turn["role"] == "system" for turn in turns):
+        return sample
+    turns = [{"role": "system", "content": system}, *turns]
+    return replace(sample, messages=turns) if isinstance(sample, Chat) else replace(sample, prompt=turns)
+
+
+def _other_format(name: str, row: Row) -> str:
+    for other, known in FORMATS.items():
+        try:
+            if other != name and known.matches(row) and known.read(row):
+                return f"Set format={other!r}, which fits this row, or correct the row."
+        except Misfit:
+            continue
+    return f"Correct or remove the row; {name!r} needs {FORMATS[name].needs}."

@@ -1,0 +1,155 @@
+"""The known formats of a row: for each the columns it needs, how it is told from them, and who reads it.
+
+It reads no files and knows no tokens. Text in a row is data: nothing of it is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tuner.data.formats import cells, chats, judged, tool_dialogs
+from tuner.data.formats.cells import Row
+from tuner.data.sample import Chat, Feedback, Pair, Sample
+
+
+@dataclass(frozen=True)
+class Format:
+    """`matches` looks at columns and at what their values begin with; `read` raises `Misfit`.
+
+    `columns` are all that it reads. `before` are formats that fit the same rows and are not meant where this one is;
+    'text' is meant only where no other fits.
+    """
+
+    kind: type
+    needs: str
+    columns: tuple[str, ...]
+    matches: Callable[[Row], bool]
+    read: Callable[[Row], Sample]
+    before: tuple[str, ...] = ()
+
+
+def _read_text(row: Row) -> str:
+    return cells.text_of(row, "text")
+
+
+def _starts(row: Row, name: str, start: str) -> bool:
+    value = row.get(name)
+    return isinstance(value, str) and value.lstrip().startswith(start)
+
+
+def _has(*needed: str) -> Callable[[Row], bool]:
+    return lambda row: all(name in row for name in needed)
+
+
+def _turn_has(*keys: str) -> Callable[[Row], bool]:
+    return lambda row: any(key in cells.first_turn(row, chats.TURNS) for key in keys)
+
+
+def _no_detection(_: Row) -> bool:
+    return False
+
+
+def _is_messages(row: Row) -> bool:
+    first = cells.first_turn(row, chats.TURNS)
+    return ("role" in first and "value" not in first) or ("messages" in row and not first)
+
+
+def _is_feedback(row: Row) -> bool:
+    return row.get("label") in (0, 1) and (_has("prompt", "completion")(row) or any(map(row.__contains__, chats.TURNS)))
+
+
+_MORE = ("system", "tools")
+_BETTER_RESPONSE = ("prompt", "response_0", "response_1", "better_response_id")
+_QUESTIONS_AND_ANSWERS = tuple(dict.fromkeys(name for both in chats.QUESTIONS_AND_ANSWERS for name in both))
+
+FORMATS: dict[str, Format] = {
+    "messages": Format(
+        Chat,
+        "a column 'messages' (or 'conversations') of turns with 'role' and 'content'",
+        (*chats.TURNS, *_MORE),
+        _is_messages,
+        chats.read_messages,
+    ),
+    "sharegpt": Format(
+        Chat,
+        "a column 'conversations' of turns with 'from' and 'value'",
+        (*chats.TURNS, *_MORE),
+        _turn_has("from", "value"),
+        chats.read_sharegpt,
+    ),
+    "rounds": Format(
+        Chat,
+        "a column 'conversation' of rounds with 'input' and 'output' (or 'human' and 'assistant')",
+        ("conversation", "conversations", *_MORE),
+        _turn_has("output", "assistant"),
+        chats.read_rounds,
+    ),
+    "alpaca": Format(
+        Chat,
+        "columns 'instruction', 'output' and perhaps 'input', or one of the pairs "
+        + ", ".join(f"'{question}'/'{reply}'" for question, reply in chats.QUESTIONS_AND_ANSWERS[1:]),
+        (*_QUESTIONS_AND_ANSWERS, "input", "history", *_MORE),
+        lambda row: any(_has(*both)(row) for both in chats.QUESTIONS_AND_ANSWERS),
+        chats.read_alpaca,
+    ),
+    "prompt_completion": Format(
+        Chat,
+        "columns 'prompt' and 'completion', texts or lists of turns",
+        ("prompt", "completion", *_MORE),
+        _has("prompt", "completion"),
+        chats.read_prompt_completion,
+    ),
+    "oasst1": Format(
+        Chat,
+        "a column 'text' such as '### Human: ...### Assistant: ...'",
+        ("text", *_MORE),
+        lambda row: _starts(row, "text", "### Human:"),
+        chats.read_oasst1,
+    ),
+    "moss": Format(
+        Chat,
+        "a column 'chat' of turns 'turn_1', 'turn_2' ... with 'Human' and 'MOSS'",
+        ("chat", "meta_instruction", *_MORE),
+        lambda row: isinstance(row.get("chat"), dict),
+        tool_dialogs.read_moss,
+    ),
+    "msagent": Format(
+        Chat,
+        "a column 'conversations' of turns with 'from' and 'value', whose answers hold '<|startofthink|>'",
+        (*chats.TURNS, *_MORE),
+        lambda row: "<|startofthink|>" in str(row.get("conversations")),
+        tool_dialogs.read_msagent,
+        before=("sharegpt",),
+    ),
+    "text": Format(str, "a column 'text'", ("text",), _has("text"), _read_text),
+    "preference": Format(
+        Pair,
+        "columns 'chosen' and 'rejected': answers beside a prompt, or two conversations that begin alike",
+        ("chosen", "rejected", *judged.PROMPTS, *_MORE),
+        _has("chosen", "rejected"),
+        judged.read_preference,
+    ),
+    "better_response": Format(
+        Pair,
+        "columns 'prompt', 'response_0', 'response_1' and 'better_response_id'",
+        (*_BETTER_RESPONSE, *_MORE),
+        _has(*_BETTER_RESPONSE),
+        judged.read_better_response,
+    ),
+    "feedback": Format(
+        Feedback,
+        "a column 'label' of true, false, 1 or 0 beside 'prompt' and 'completion' or a column of turns",
+        ("prompt", "completion", "label", *chats.TURNS, *_MORE),
+        _is_feedback,
+        judged.read_feedback,
+        before=("prompt_completion", "messages", "sharegpt"),
+    ),
+    "chosen": Format(
+        Chat,
+        "what 'preference' or 'better_response' needs; the worse answers are left out",
+        (*_BETTER_RESPONSE, "chosen", "rejected", *judged.PROMPTS, *_MORE),
+        _no_detection,
+        judged.read_chosen,
+    ),
+}

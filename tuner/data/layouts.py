@@ -1,0 +1,122 @@
+"""The rows that each objective's trainer takes: their columns, and samples cut to fit into them.
+
+A sample of several answers is whole conversations, with loss on the judged turns alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+
+from tuner.data import masks
+from tuner.data.masks import IGNORED, Labelled, Tokens
+from tuner.data.outcomes import Tally
+from tuner.data.pipeline import Encoded
+from tuner.data.sample import EQUAL, Feedback
+
+Row = dict[str, Any]
+_TOKENS = pa.list_(pa.int32())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a row: ids and labels of each side of a sample, and one column more, with its type.
+
+    `cuts`: a sequence that is too long is cut at its end; else its sample is dropped.
+    """
+
+    noun: str
+    sides: dict[str, tuple[str, str]]
+    other: tuple[str, pa.DataType] | None = None
+    cuts: bool = True
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the file."""
+        tokens = [(name, _TOKENS) for names in self.sides.values() for name in names]
+        return pa.schema([*tokens, self.other] if self.other else tokens)
+
+
+def _side(name: str) -> tuple[str, str]:
+    return f"{name}_ids", f"{name}_labels"
+
+
+_PAIRS = Layout("pairs, each side", {"chosen": _side("chosen"), "rejected": _side("rejected")})
+_SAMPLES = Layout("samples", {"samples": ("input_ids", "labels")}, ("seq_lengths", _TOKENS))
+_LAYOUTS = {
+    "sft": _SAMPLES,
+    "pretrain": _SAMPLES,
+    "dpo": _PAIRS,
+    "orpo": _PAIRS,
+    # The score is read at the last token, so a cut answer would be judged without its end.
+    "reward": Layout(_PAIRS.noun, _PAIRS.sides, cuts=False),
+    "kto": Layout("judged answers", {"answer": _side("answer")}, ("is_good", pa.bool_())),
+}
+
+
+def of(objective: str) -> Layout:
+    """Return the layout of an objective's rows."""
+    return _LAYOUTS[objective]
+
+
+def fit(layout: Layout, one: Encoded, tally: Tally) -> Row | None:
+    """Return a sample's row, cut unless it will be packed; None, counted, where nothing can be learned from it.
+
+    That is: a side without a trained token in `max_length`, two sides that are equal in it, or one too long for a
+    layout that does not cut.
+    """
+    max_length = tally.counts.max_length
+    short = cut(one.sides, max_length, splits=tally.counts.packing)
+    if reason := _teaches_nothing(layout, one.sides, short, max_length):
+        tally.drop(one.place, reason, one.sides)
+        return None
+    tally.keep(one.place, one.sides, short)
+    row: Row = {"is_good": one.sample.label} if isinstance(one.sample, Feedback) else {}
+    row["seq_lengths"] = [len(ids) for ids, _ in short]
+    for names, side in zip(layout.sides.values(), short, strict=True):
+        row |= zip(names, side, strict=True)
+    return row
+
+
+def cut(sides: Sequence[Labelled], max_length: int, *, splits: bool = False) -> list[Labelled]:
+    """Return sequences cut to `max_length` tokens, or whole where packing `splits` them into parts of that length.
+
+    The first token of a sequence, and of each part, carries no loss: nothing precedes it, so nothing predicts it; done
+    here, counts of trained tokens are what the loss sees.
+    """
+    length = None if splits else max_length
+    return [(ids[:length], _ignore_starts(labels[:length], max_length)) for ids, labels in sides]
+
+
+def _ignore_starts(labels: Tokens, max_length: int) -> Tokens:
+    labels[::max_length] = IGNORED
+    return labels
+
+
+def _teaches_nothing(
+    layout: Layout, sides: Sequence[Labelled], short: Sequence[Labelled], max_length: int
+) -> str | None:
+    if not layout.cuts and any(len(ids) > max_length for ids, _ in sides):
+        return f"longer than max_length = {max_length}, and an answer that is cut cannot be scored"
+    for whole, rest in zip(sides, short, strict=True):
+        if reason := masks.untrained(whole, rest, max_length):
+            return reason
+    if len(short) > 1 and np.array_equal(short[0][0], short[1][0]):
+        return f"{EQUAL} within max_length = {max_length}"
+    return None
+
+
+def write_rows(path: Path, batches: Iterable[Sequence[Row]], layout: Layout) -> datasets.Dataset:
+    """Write batches of rows to `path` and return them memory-mapped."""
+    schema = layout.schema
+    with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_stream(stream, schema) as writer:
+        for batch in batches:
+            columns = {name: [row[name] for row in batch] for name in schema.names}
+            writer.write_batch(pa.RecordBatch.from_pydict(columns, schema=schema))
+    return datasets.Dataset.from_file(str(path))

@@ -1,0 +1,170 @@
+"""What becomes of the rows and samples of a data set: counted, and each that is not trained on whole told with why.
+
+It decides nothing about a sample, and keeps none: lines go to a file as they come.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from tuner.data.masks import IGNORED, Labelled
+from tuner.errors import DataError
+from tuner.files import load_json
+
+What = Literal["bad", "dropped", "truncated", "split", "changed"]
+"""`bad` rows cannot be read or used; a sample that is `split` loses no token, only what its parts see of each other."""
+MAX_LISTED = 10_000
+"""Lines of one reason: the counts are of all, and a file of any size of data stays small."""
+_MAX_REASONS = 5
+
+
+@dataclass(frozen=True)
+class Total:
+    """How many samples share a reason, and the tokens that training does not see because of it."""
+
+    what: What
+    reason: str
+    samples: int
+    tokens: int
+
+    def __str__(self) -> str:
+        lost = f" ({self.tokens:,} tokens)" if self.tokens else ""
+        return f"{self.samples:,} {self.what}: {self.reason}{lost}"
+
+
+@dataclass
+class Counts:
+    """What became of the rows. `tokens` are those that are left; `trained_tokens` those of them that carry loss.
+
+    `read` counts rows, `bad` those of them and of the unreadable ones that were left out; `kept`, `dropped`,
+    `truncated` and `split` count samples: to kto a row with two answers is two. `packed_rows` are the rows of the
+    result: as many as samples when not packing.
+    """
+
+    max_length: int
+    packing: bool
+    read: int = 0
+    bad: int = 0
+    kept: int = 0
+    dropped: int = 0
+    truncated: int = 0
+    split: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    truncated_tokens: int = 0
+    packed_rows: int = 0
+
+    @property
+    def efficiency(self) -> float:
+        """The part, 0 to 1, of `packed_rows` rows of `max_length` tokens that holds tokens."""
+        return self.tokens / (self.packed_rows * self.max_length)
+
+
+@dataclass
+class Tally:
+    """Counts while rows go by, and writes to `stream` the first `MAX_LISTED` samples of each reason.
+
+    `max_bad` is how many rows may be left out; `read_of_set` the rows read of each data set, by its number.
+    """
+
+    counts: Counts
+    max_bad: int = 0
+    stream: TextIO | None = None
+    read_of_set: Counter[int] = field(default_factory=Counter)
+    _bad_places: set[str] = field(default_factory=set)
+    _reasons: dict[tuple[What, str], list[int]] = field(default_factory=dict)
+
+    def read(self, number: int) -> None:
+        """Count one row of data set `number` as read."""
+        self.counts.read += 1
+        self.read_of_set[number] += 1
+
+    def refuse(self, error: DataError) -> None:
+        """Leave a row out; a mixture may meet it more than once.
+
+        Raises:
+            DataError: it is one more than may be left out.
+        """
+        place = str(error.where)
+        if place in self._bad_places:
+            return
+        if len(self._bad_places) == self.max_bad:
+            if not self.max_bad:
+                raise error
+            what = f"more than dataset.bad_rows = {self.max_bad} rows are bad; the next one: {error.what}"
+            raise DataError(what, where=place, fix="Correct them (`tuner data NAME --all` lists them), or allow more.")
+        self._bad_places.add(place)
+        self.counts.bad += 1
+        self._list(place, "bad", error.what)
+
+    def drop(self, place: str, reason: str, sides: Sequence[Labelled] | None = None) -> None:
+        """Count one sample that is dropped, of these sequences where it has come so far."""
+        self.counts.dropped += 1
+        self._list(place, "dropped", reason, *(() if sides is None else (_num_tokens(sides), 0)))
+
+    def change(self, place: str, reason: str) -> None:
+        """Count one conversation whose text is otherwise than its row says."""
+        self._list(place, "changed", reason)
+
+    def keep(self, place: str, before: Sequence[Labelled], after: Sequence[Labelled]) -> None:
+        """Count one sample that is kept: its sequences as they were, and cut; what is longer yet will be split."""
+        counts, max_length = self.counts, self.counts.max_length
+        num_before, num_after = _num_tokens(before), _num_tokens(after)
+        cut, split = num_before > num_after, any(len(ids) > max_length for ids, _ in after)
+        counts.kept += 1
+        counts.truncated += cut
+        counts.split += split
+        counts.truncated_tokens += num_before - num_after
+        counts.tokens += num_after
+        counts.trained_tokens += num_trained(after)
+        if cut or split:
+            what: What = "truncated" if cut else "split"
+            self._list(place, what, f"longer than max_length = {max_length}", num_before, num_after)
+
+    def _list(
+        self, where: str, what: What, reason: str, tokens_before: int | None = None, tokens_after: int | None = None
+    ) -> None:
+        """Count one sample under its reason, and write it down; its tokens where they are known."""
+        counted = self._reasons.setdefault((what, reason), [0, 0])
+        counted[0] += 1
+        counted[1] += (tokens_before or 0) - (tokens_after or 0)
+        if self.stream and counted[0] <= MAX_LISTED:
+            line = {"where": where, "what": what, "reason": reason}
+            tokens = {"tokens_before": tokens_before, "tokens_after": tokens_after}
+            self.stream.write(f"{json.dumps(line | tokens)}\n")
+
+    def totals(self) -> list[Total]:
+        """Return the counts by reason, the greatest first."""
+        totals = [Total(what, reason, *counted) for (what, reason), counted in self._reasons.items()]
+        return sorted(totals, key=lambda total: -total.samples)
+
+
+def _num_tokens(sides: Sequence[Labelled]) -> int:
+    return sum(len(ids) for ids, _ in sides)
+
+
+def num_trained(sides: Sequence[Labelled]) -> int:
+    """Return how many tokens of some sequences carry loss."""
+    return sum(int((labels != IGNORED).sum()) for _, labels in sides)
+
+
+def read_list(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield what a tally has listed in a file, in the order of reading."""
+    with file.open(encoding="utf-8") as stream:
+        for line in stream:
+            yield load_json(line)
+
+
+def warning(totals: Mapping[str, tuple[Total, ...]]) -> str | None:
+    """Return what a run says of samples, by split, that it does not train on as they are; None where there is none."""
+    lost = [f"{split}: {total}" for split, some in totals.items() for total in some if total.what != "split"]
+    if not lost:
+        return None
+    more = f"; and {len(lost) - _MAX_REASONS} more reasons" if len(lost) > _MAX_REASONS else ""
+    reasons = "; ".join(lost[:_MAX_REASONS])
+    return f"not all of the data is trained on as it is: {reasons}{more}. data_report.jsonl lists it."

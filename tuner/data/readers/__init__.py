@@ -1,0 +1,52 @@
+"""Reads one file of any known kind as rows that know their line: which kinds there are, and who reads each.
+
+It does not know where files are found or what a row means. Whoever imports it waits for no library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tuner.data.readers import csv_rows, json_rows, text
+from tuner.data.readers.text import PACKED, OnError, PlacedRow, fail
+from tuner.errors import DataError
+
+_TEXT = {".jsonl": json_rows.read_jsonl, ".json": json_rows.read_json, ".csv": csv_rows.read, ".txt": text.read_txt}
+_TABLES = (".parquet", ".arrow")
+KINDS = (*_TEXT, *_TABLES)
+KNOWN_KINDS = f"Known kinds: {', '.join(KINDS)}, and text packed as {', '.join(PACKED)}."
+"""What messages say of them."""
+
+
+class Unreadable(DataError):
+    """A file that cannot be read from some row on, so that nothing is known of those that follow."""
+
+
+def kind(path: Path) -> str | None:
+    """Return the kind of a file, such as '.jsonl' (for x.jsonl.gz too), or None where no reader knows it."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packed = suffixes[-1:] and suffixes[-1] in PACKED
+    last = suffixes[-2:-1] if packed else suffixes[-1:]
+    return last[0] if last and last[0] in (_TEXT if packed else KINDS) else None
+
+
+def read(path: Path, on_error: OnError = fail) -> Iterator[PlacedRow]:
+    """Yield the rows of a file of a known kind; `on_error` is called for each that is left out.
+
+    Raises:
+        Unreadable: the file cannot be read from some point on, or `on_error` raises; with the line.
+    """
+    try:
+        yield from _reader(path)(path, on_error)
+    except DataError as error:
+        raise Unreadable(error.what, where=error.where, fix=error.fix) from error
+
+
+def _reader(path: Path) -> Callable[[Path, OnError], Iterator[PlacedRow]]:
+    name = kind(path) or ""
+    if name not in _TABLES:
+        return _TEXT[name]
+    from tuner.data.readers import tables  # pyarrow: 0.3 s
+
+    return tables.read

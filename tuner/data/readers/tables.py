@@ -1,0 +1,82 @@
+"""Reads Parquet and Arrow files as rows that know their number, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tuner.data import limits
+from tuner.data.readers.text import BYTES_AT_ONCE, OnError, PlacedRow, Row, refuse_repeated, unreadable
+from tuner.errors import DataError
+
+T = TypeVar("T")
+
+_ROWS_AT_ONCE = 1_000
+_PARQUET_ROWS_AT_ONCE = 64
+"""A row of a few bytes in the file may be one of megabytes."""
+
+
+def read(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
+    """Yield the rows of a Parquet file, or of an Arrow file or stream; `on_error` is not called: none can be left out.
+
+    Raises:
+        DataError: the file is damaged or no such file, two columns have one name, or rows unfold to too much memory.
+    """
+    batches = _parquet_batches if path.suffix.lower() == ".parquet" else _arrow_batches
+    number = 0
+    try:
+        for batch in _bounded(batches(path)):
+            batch.validate(full=True)  # Arrow trusts what a file says of its own offsets and texts
+            for rows in _bounded(_lists(batch)):
+                for row in rows:
+                    number += 1
+                    yield f"{path}, row {number}", row
+    except MemoryError as error:
+        limit = limits.MAX_BYTES_AT_ONCE // 1024**2
+        what = f"the rows from here on unfold to more than {limit:,} MiB of memory"
+        raise DataError(what, where=f"{path}, row {number + 1}", fix="Split them into smaller ones.") from error
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # dates that Python has not
+        raise unreadable(path, path.suffix.lstrip(".").capitalize(), error) from error
+
+
+def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    # Mapped: read otherwise, a whole row group is held in memory, and some writers make one of the whole file.
+    file = pq.ParquetFile(path, memory_map=True)
+    refuse_repeated(file.schema_arrow.names, path)
+    yield from file.iter_batches(_PARQUET_ROWS_AT_ONCE)
+
+
+def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    mapped = pa.memory_map(str(path))
+    try:
+        stream = pa.ipc.open_stream(mapped)
+        refuse_repeated(stream.schema.names, path)
+        yield from stream
+    except pa.ArrowInvalid:
+        mapped.seek(0)
+        reader = pa.ipc.open_file(mapped)
+        refuse_repeated(reader.schema.names, path)
+        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+
+
+def _bounded(values: Iterable[T]) -> Iterator[T]:
+    """Yield values, each of which may take no more than a certain memory to make."""
+    steps = iter(values)
+    while True:
+        with limits.memory():
+            try:
+                value = next(steps)
+            except StopIteration:
+                return
+        yield value
+
+
+def _lists(batch: pa.RecordBatch) -> Iterator[list[Row]]:
+    """Yield the rows of a batch, few at once where they are long, or may be by standing for the same text."""
+    at_once = _ROWS_AT_ONCE if batch.nbytes < BYTES_AT_ONCE else 1
+    for start in range(0, batch.num_rows, at_once):
+        yield batch.slice(start, at_once).to_pylist()
