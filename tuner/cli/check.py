@@ -118,7 +118,7 @@ def _machine(
 ) -> list[Finding]:
     """Check what the recipe and its config need of this machine; of others, say what cannot be seen from here."""
     from tuner.launch import preflight
-    from tuner.launch.plan import Request
+    from tuner.launch.resolve import Request
 
     lacks: list[TunerError | str] = []
 
@@ -136,7 +136,8 @@ def _machine(
 
 def _settled(loaded: Recipe, deepspeed: str | None, machines: tuple[int | None, str | None, int]) -> list[Finding]:
     """Check the DeepSpeed config by itself, then what becomes of it and the recipe on the machines."""
-    from tuner.launch import fitting, settled
+    from tuner.launch import fitting
+    from tuner.launch.resolve_recipe import resolve_recipe
     from tuner.zero import choice
 
     is_auto = choice.chosen(loaded, deepspeed)[0] == choice.AUTO
@@ -147,7 +148,7 @@ def _settled(loaded: Recipe, deepspeed: str | None, machines: tuple[int | None, 
 
     def settle() -> None:
         hardware, topology = targets.machines(*machines)
-        made = settled.settle(loaded, deepspeed, topology, hardware, ignore_fit=True)
+        made = resolve_recipe(loaded, deepspeed, topology, hardware, ignore_fit=True)
         told = () if is_auto else made.final.config_warnings
         warnings.extend(warning for warning in made.warnings if warning not in told)
         fitting.refuse_hopeless(made.fit, loaded.config)

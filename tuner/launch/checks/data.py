@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner.errors import DataError
 from tuner.launch.checks import Finding
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 from tuner.machine import few_steps as short
 from tuner.recipes import paths
 from tuner.recipes.schema import Rows
@@ -19,7 +19,7 @@ from tuner.recipes.schema import Rows
 _NUM_ROWS = 8
 
 
-def first_rows(plan: LaunchPlan) -> Iterator[Finding]:
+def first_rows(plan: ResolvedRun) -> Iterator[Finding]:
     """Find data whose first rows cannot be read or do not fit; raises the error of the first such row."""
     config = plan.recipe.config
     for loader in (config.train_dataloader, config.val_dataloader):
@@ -31,7 +31,7 @@ def first_rows(plan: LaunchPlan) -> Iterator[Finding]:
     yield from ()
 
 
-def few_steps(plan: LaunchPlan) -> Iterator[Finding]:
+def few_steps(plan: ResolvedRun) -> Iterator[Finding]:
     """Find a run of too few optimizer steps, where their number is known; one that the recipe sets is meant."""
     config, found = plan.recipe.config, plan.steps
     epochs = config.train_cfg.max_epochs
