@@ -31,7 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from tuner.runs import checkpoints
-from tuner.worker.saving import Saver
+from tuner.worker.checkpointing import CheckpointSaver
 
 ZERO = {
     "train_micro_batch_size_per_gpu": 1,
@@ -57,7 +57,11 @@ class Program:
 
 
 TUNER = Program(
-    "tuner", checkpoints.unfinished, None, lambda made, home: Saver(made, home, {}, KEEP), lambda home: _newest(home)
+    "tuner",
+    checkpoints.unfinished,
+    None,
+    lambda made, home: CheckpointSaver(made, home, {}, KEEP),
+    lambda home: _newest(home),
 )
 TRAINER = Program("Trainer", Path, KEEP, lambda made, home: None, lambda home: get_last_checkpoint(str(home)))
 

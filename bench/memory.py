@@ -28,9 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.fit.estimate import Level, Peak, peak
-from tuner.launch import plan
-from tuner.launch.local import WORKER
-from tuner.launch.plan import LaunchPlan, Request
+from tuner.launch import render
+from tuner.launch.resolve import Request, ResolvedRun, resolve_run
 from tuner.machine import hardware
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags
@@ -155,7 +154,7 @@ def longest_answer(tokens: int) -> str:
     return "so " * (bisect_right(range(tokens), tokens, key=length) - 1)
 
 
-def planned(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> LaunchPlan:
+def planned(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> ResolvedRun:
     """Return tuner's plan of the case with the bench's rank in the place of the worker."""
     sets = {
         "optim_wrapper.dtype": case.dtype,
@@ -175,10 +174,10 @@ def planned(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> L
     flags = LaunchFlags(nproc_per_node=len(here.gpus) or CPU_RANKS)
     name = f"tiny_{case.objective}_{case.method}_custom_e1".replace("sft_", "")
     request = Request(name, overrides, case.preset, flags, work_dir=run, ignore_fit=True)
-    return plan.make(request, os.environ, here, datetime.now(UTC))
+    return resolve_run(request, os.environ, here, datetime.now(UTC))
 
 
-def predict(made: LaunchPlan) -> Peak:
+def predict(made: ResolvedRun) -> Peak:
     config, topology = made.recipe.config, made.topology
     assert config.architecture is not None
     level = Level.of_config(made.final.config)
@@ -186,12 +185,15 @@ def predict(made: LaunchPlan) -> Peak:
     return peak(config, config.architecture, level, topology.world_size, topology.nproc_per_node, weight_bytes)
 
 
-def train(made: LaunchPlan) -> list[dict[str, Any]]:
+def train(made: ResolvedRun) -> list[dict[str, Any]]:
     """Run the plan's ranks until they have looked at themselves; return what each saw."""
-    run = directory.create(made.run_path, made.files, resume=False)
-    at = made.argv.index(WORKER)
-    argv = [*made.argv[: at - 2], "--", str(RANK), *made.argv[at + 1 :]]  # a script in the place of --module
-    env = os.environ | made.env | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(RANK.parents[1])}
+    run = directory.create(made.run_path, render.files(made), resume=False)
+    argv = render.argv(made)
+    at = argv.index(render.WORKER)
+    argv = [*argv[: at - 2], "--", str(RANK), *argv[at + 1 :]]  # a script in the place of --module
+    env = (
+        os.environ | render.environment(made, os.environ) | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(RANK.parents[1])}
+    )
     run.ranks.mkdir()
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -200,7 +202,7 @@ def train(made: LaunchPlan) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(run.path.glob("memory-*.json"))]
 
 
-def compare(made: LaunchPlan, seen: list[dict[str, Any]]) -> Found:
+def compare(made: ResolvedRun, seen: list[dict[str, Any]]) -> Found:
     """Return the prediction beside the rank and micro-batch that held most."""
     expected, ranks = predict(made), made.topology.nproc_per_node
     predicted = {kind: expected.gpu[kind] + expected.host.get(kind, 0.0) / ranks for kind in KINDS}

@@ -6,7 +6,8 @@ from datetime import datetime
 from pathlib import Path
 
 from tests.machine.gpus import CPU
-from tuner.launch import plan
+from tuner.launch import render
+from tuner.launch.resolve import Request, resolve_run
 from tuner.machine.hardware import Hardware
 from tuner.recipes.recipe import Overrides
 from tuner.runs import directory
@@ -15,7 +16,7 @@ from tuner.runs import directory
 def make_run(path: Path, recipe: str, deepspeed: str, *sets: str, hardware: Hardware = CPU) -> Path:
     """Write what `tuner train RECIPE --deepspeed X --work-dir PATH` writes before its ranks start."""
     overrides = Overrides(pairs=[("--set", text) for text in sets])
-    request = plan.Request(recipe, overrides, deepspeed, work_dir=path)
-    made = plan.make(request, {}, hardware, datetime.now().astimezone())
-    directory.create(made.run_path, made.files, resume=False)
+    request = Request(recipe, overrides, deepspeed, work_dir=path)
+    made = resolve_run(request, {}, hardware, datetime.now().astimezone())
+    directory.create(made.run_path, render.files(made), resume=False)
     return path

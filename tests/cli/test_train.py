@@ -13,7 +13,7 @@ from tests.cli.command import Tuner
 from tests.launch.plans import checkpoint, written_run
 from tests.launch.rank import process
 from tests.machine.gpus import A100, H200, machine
-from tuner.launch import local
+from tuner.launch import render
 from tuner.machine import hardware
 
 TINY = "tiny_full_sample_e1"
@@ -164,7 +164,7 @@ def test_the_exit_code_is_the_runs(
     tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, code: int
 ) -> None:
     code_of_rank = rank.replace("write('done')", "said('done')")
-    monkeypatch.setattr(local, "torchrun", lambda topology, path: process(path, code_of_rank))
+    monkeypatch.setattr(render, "argv", lambda run: process(run.run_path, code_of_rank))
 
     result = tuner("train", TINY, "--work-dir", "run", "--deepspeed", "zero2")
 
@@ -176,7 +176,7 @@ def test_the_exit_code_is_the_runs(
 
 
 def test_the_command_is_kept_in_the_run(tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "torchrun", lambda topology, path: process(path, ""))
+    monkeypatch.setattr(render, "argv", lambda run: process(run.run_path, ""))
 
     tuner("train", TINY, "--work-dir", "my run", "--set", "lr=1e-5")
 
@@ -185,7 +185,7 @@ def test_the_command_is_kept_in_the_run(tuner: Tuner, tmp_path: Path, monkeypatc
 
 
 def test_a_run_is_run_again_from_its_own_recipe(tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "torchrun", lambda topology, path: process(path, ""))
+    monkeypatch.setattr(render, "argv", lambda run: process(run.run_path, ""))
     first, second = tmp_path / "first", tmp_path / "second"
 
     (tmp_path / "my.json").write_text('{"zero_optimization": {"stage": 1}, "steps_per_print": 3}')

@@ -34,9 +34,9 @@ def main() -> None:
         import_module("tuner.worker.__main__")
         return
     from tuner.cli import main as command_line
-    from tuner.launch import local
+    from tuner.launch import render
 
-    local.WORKER = "tests.e2e.recorder"
+    render.WORKER = "tests.e2e.recorder"
     command_line()
 
 

@@ -52,7 +52,7 @@ def test_a_disk_that_is_full_while_metrics_or_the_result_are_written_leaves_the_
 
     _assert_told_once(run)
     found, passed = checkpoints.newest_valid(run.path / "checkpoints")
-    assert found and (checkpoints.step_of(found), passed) == (newest, [])
+    assert found and (found.step, passed) == (newest, [])
 
     (run.path / "filler").unlink()
     resumed = ok(train(recipe, run.path, "--resume", "auto", ranks=1))

@@ -25,7 +25,7 @@ def test_a_stop_asked_for_during_a_save_ends_with_that_save_and_nobody_else_take
     recipe, work_dir = quick(tmp_path, "full"), tmp_path / "run"
     process = faulty.start("save-hold@0:2", recipe, work_dir, "--deepspeed", "zero2")
     wait_until((work_dir / "held").exists)
-    assert checkpoints.survey(work_dir / "checkpoints") == [], "a save under way is no checkpoint"
+    assert checkpoints.listed(work_dir / "checkpoints") == [], "a save under way is no checkpoint"
 
     second = start(recipe, "--work-dir", work_dir, "--resume", "auto")
     refused, _ = second.communicate(timeout=120)

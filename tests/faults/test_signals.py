@@ -24,7 +24,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path, faulty:
     assert not [line for line in run.metrics if "eval_loss" in line], "the epoch's validation is not due yet"
     assert "stopped: at step 3 on request" in run.text
     newest, passed = checkpoints.newest_valid(run.path / "checkpoints")
-    assert newest is not None and (newest.name, passed) == ("checkpoint-3", [])
+    assert newest is not None and (newest.step, passed) == (3, [])
     reports = [run.json(f"ranks/{rank}.json") for rank in (0, 1)]
     assert [(report["exit_code"], report["step"]) for report in reports] == [(75, 3), (75, 3)]
 

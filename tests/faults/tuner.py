@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tuner.cli import main
-from tuner.launch import local, slurm
+from tuner.launch import render
 from tuner.runs import lock
 
 if __name__ == "__main__":
-    local.WORKER = slurm.WORKER = lock.WORKER = "tests.faults.worker"
+    render.WORKER = lock.WORKER = "tests.faults.worker"
     main()

@@ -1,4 +1,4 @@
-"""Plans for machines that are not here."""
+"""Runs resolved for machines that are not here."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.machine.gpus import CPU
-from tuner.launch import plan
-from tuner.launch.plan import LaunchPlan, Request
+from tuner.launch import render
+from tuner.launch.resolve import Request, ResolvedRun, resolve_run
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.recipe import Overrides
@@ -32,11 +32,11 @@ def made(
     flags: Mapping[str, Any] | None = None,
     model: str | None = None,
     **request: Any,
-) -> LaunchPlan:
-    """Return the plan of one request."""
+) -> ResolvedRun:
+    """Return the resolved run of one request."""
     overrides = Overrides(model=model, pairs=[("--set", text) for text in sets])
     asked = Request(recipe, overrides, flags=LaunchFlags(**(flags or {})), **request)
-    return plan.make(asked, environ, hardware, now)
+    return resolve_run(asked, environ, hardware, now)
 
 
 def task(rank: int, *, tasks: int = 2, **more: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def task(rank: int, *, tasks: int = 2, **more: str) -> dict[str, str]:
 
 def written_run(path: Path, *, resume: bool = False, **request: Any) -> RunDirectory:
     """Write the directory of a planned run, as its start would."""
-    return directory.create(path, made(work_dir=path, **request).files if not resume else {}, resume=resume)
+    return directory.create(path, render.files(made(work_dir=path, **request)) if not resume else {}, resume=resume)
 
 
 def checkpoint(run: Path, step: int, *, valid: bool = True, **facts: Any) -> Path:

@@ -27,7 +27,7 @@ def test_an_attempt_is_told_from_its_start_to_its_end_and_what_was_there_before_
     reader, writer = os.pipe()
     events = Events(run, writer)
 
-    with events.told():
+    with events.printed():
         run.log_metrics({"step": 2, "loss": 8.0})
         run.log_metrics({"step": 2, "eval_loss": 8.5})
         checkpoint(run.path, 2)
@@ -51,7 +51,7 @@ def test_a_reader_that_has_gone_ends_nothing(tmp_path: Path) -> None:
     os.close(reader)
     events = Events(run, writer)
 
-    with events.told():
+    with events.printed():
         run.log_metrics({"step": 1, "loss": 9.0})
     events.end(1)
 

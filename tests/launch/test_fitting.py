@@ -8,6 +8,7 @@ import pytest
 
 from tests.launch.plans import TINY, made
 from tests.machine.gpus import A100, CPU, H200, machine
+from tuner.launch import render
 from tuner.machine.hardware import Gpu
 
 
@@ -39,7 +40,7 @@ def test_a_model_without_a_formula_takes_zero_3_and_says_so() -> None:
 
 def arithmetic(*sets: str, recipe: str = "llama2_7b_full_alpaca_e3", hardware: object = None) -> object:
     found = made(*sets, recipe=recipe, hardware=hardware or machine(A100, H200), deepspeed="zero3", ignore_fit=True)
-    return json.loads(found.files["run.json"])["arithmetic"]
+    return json.loads(render.files(found)["run.json"])["arithmetic"]
 
 
 def test_full_training_takes_6_flops_a_parameter_and_an_adapter_little_more_than_4() -> None:

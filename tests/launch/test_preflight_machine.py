@@ -17,8 +17,9 @@ import pytest
 from tests.launch.plans import checkpoint, made, task, written_run
 from tests.machine.gpus import A100, CPU, GIB, T4, V100, machine
 from tuner.errors import DiskError, MachineError, RecipeError
+from tuner.launch import render
 from tuner.launch.checks import Finding, gpus, storage, system
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import GpuUse
 from tuner.runs import directory
@@ -93,7 +94,7 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_refused(monkeypatch: pytest.Monk
     assert list(gpus.precision(made(hardware=machine(A100)))) == []
 
 
-def _of_slurm(tasks: str, num_gpus: int) -> LaunchPlan:
+def _of_slurm(tasks: str, num_gpus: int) -> ResolvedRun:
     nodes = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_STEP_NODELIST": "n[1-2]"}
     return made(environ=task(0, tasks=4, **nodes), hardware=machine(*[A100] * num_gpus), flags={"launcher": "slurm"})
 
@@ -188,7 +189,7 @@ def test_gpus_that_the_run_does_not_use_may_be_busy(driver: Callable[..., None])
 # Disks and memory
 
 
-def needed(plan: LaunchPlan) -> tuple[float, float]:
+def needed(plan: ResolvedRun) -> tuple[float, float]:
     sizes = storage.checkpoint_bytes(plan)
     assert sizes
     return sizes
@@ -245,7 +246,7 @@ def test_a_disk_without_room_to_convert_the_checkpoint_is_refused(
 ) -> None:
     batch = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
     run, two = tmp_path / "run", {"nproc_per_node": 2}
-    directory.create(run, made(*batch, work_dir=run, deepspeed="zero2", flags=two).files, resume=False)
+    directory.create(run, render.files(made(*batch, work_dir=run, deepspeed="zero2", flags=two)), resume=False)
     saved = checkpoint(run, 2)
     states = saved / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     states.parent.mkdir()
@@ -256,7 +257,7 @@ def test_a_disk_without_room_to_convert_the_checkpoint_is_refused(
     plan = made(*batch, work_dir=run, resume="auto", **on)
     one, _ = needed(plan)
     most = max(times * 30 * 1024**2, min(times, 1) * 30 * 1024**2 + one)
-    assert plan.resume_as == way
+    assert plan.resume and plan.resume.load_as == way
 
     disk(most - 1)
     (error,) = storage.conversion(plan)

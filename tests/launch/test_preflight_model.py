@@ -15,7 +15,7 @@ from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import ModelError, TunerError
 from tuner.launch import preflight
 from tuner.launch.checks import model
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 
 LLAMA = {
     **{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256},
@@ -32,7 +32,7 @@ def folder(path: Path, config: Any = LLAMA, *, weights: bool = True) -> Path:
     return path
 
 
-def plan(path: Path, *sets: str) -> LaunchPlan:
+def plan(path: Path, *sets: str) -> ResolvedRun:
     return made(*sets, model=str(path))
 
 

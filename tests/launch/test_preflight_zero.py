@@ -19,7 +19,7 @@ from tests.machine.gpus import CPU, GIB
 from tuner.errors import DiskError, MachineError
 from tuner.launch import preflight
 from tuner.launch.checks import Finding, system, zero
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 from tuner.machine import hardware
 
 Disk = namedtuple("Disk", "total used free")
@@ -31,11 +31,11 @@ def texts(found: list[Finding]) -> str:
 
 
 @pytest.fixture
-def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LaunchPlan]:
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ResolvedRun]:
     """Return a function that plans a run with a DeepSpeed config, on a machine that has libaio."""
     monkeypatch.setattr(hardware, "has_libaio", lambda environ: True)
 
-    def plan(config: dict[str, Any], *sets: str, **request: Any) -> LaunchPlan:
+    def plan(config: dict[str, Any], *sets: str, **request: Any) -> ResolvedRun:
         path = tmp_path / "my.json"
         path.write_text(json.dumps(config))
         return made(*sets, deepspeed=str(path), **request)
@@ -47,13 +47,13 @@ def _nvme(path: Path, *blocks: str, stage: int = 3) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage} | {one: {"device": "nvme", "nvme_path": str(path)} for one in blocks}}
 
 
-def _lacks(plan: LaunchPlan) -> list[Finding]:
+def _lacks(plan: ResolvedRun) -> list[Finding]:
     return list(zero.config(plan, PATH))
 
 
 @pytest.mark.parametrize("blocks", [BOTH, BOTH[:1], BOTH[1:]])
 def test_swapping_to_a_disk_with_libaio_and_a_folder_is_right(
-    planned: Callable[..., LaunchPlan], tmp_path: Path, blocks: tuple[str, ...]
+    planned: Callable[..., ResolvedRun], tmp_path: Path, blocks: tuple[str, ...]
 ) -> None:
     plan = planned(_nvme(tmp_path / "new" / "swap", *blocks))
 
@@ -63,7 +63,7 @@ def test_swapping_to_a_disk_with_libaio_and_a_folder_is_right(
 
 
 def test_swapping_to_a_disk_needs_libaio_and_names_its_packages(
-    planned: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned: Callable[..., ResolvedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned(_nvme(tmp_path, *BOTH))
     monkeypatch.setattr(hardware, "has_libaio", lambda environ: False)
@@ -75,14 +75,14 @@ def test_swapping_to_a_disk_needs_libaio_and_names_its_packages(
     assert "apt install libaio-dev, or dnf install libaio-devel" in str(error)
 
 
-def test_swapping_to_a_disk_needs_a_compiler(planned: Callable[..., LaunchPlan], tmp_path: Path) -> None:
+def test_swapping_to_a_disk_needs_a_compiler(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:
     plan = planned(_nvme(tmp_path, "offload_param"), hardware=replace(CPU, has_compiler=False))
 
     assert "Install g++ and ninja" in texts(_lacks(plan))
 
 
 def test_an_op_that_came_compiled_needs_neither(
-    planned: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned: Callable[..., ResolvedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned(_nvme(tmp_path, *BOTH), hardware=replace(CPU, has_compiler=False))
     monkeypatch.setattr(hardware, "has_libaio", lambda environ: False)
@@ -92,7 +92,7 @@ def test_an_op_that_came_compiled_needs_neither(
 
 
 def test_below_stage_3_nothing_is_swapped_to_a_disk(
-    planned: Callable[..., LaunchPlan], monkeypatch: pytest.MonkeyPatch
+    planned: Callable[..., ResolvedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "has_libaio", lambda environ: False)
 
@@ -100,7 +100,7 @@ def test_below_stage_3_nothing_is_swapped_to_a_disk(
 
 
 def test_a_folder_that_cannot_be_made_is_refused_with_the_place_of_its_key(
-    planned: Callable[..., LaunchPlan], tmp_path: Path
+    planned: Callable[..., ResolvedRun], tmp_path: Path
 ) -> None:
     (error,) = _lacks(planned(_nvme(Path("/proc/no/swap"), "offload_param")))
 
@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_made_is_refused_with_the_place_of_its_key(
     assert error.where == f"{tmp_path}/my.json:1:72"
 
 
-def test_a_file_is_no_folder_to_swap_to(planned: Callable[..., LaunchPlan], tmp_path: Path) -> None:
+def test_a_file_is_no_folder_to_swap_to(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     assert "Not a directory" in texts(_lacks(planned(_nvme(tmp_path / "file", "offload_param"))))
@@ -120,7 +120,7 @@ def test_a_file_is_no_folder_to_swap_to(planned: Callable[..., LaunchPlan], tmp_
     [("csv_monitor", "output_path"), ("tensorboard", "output_path"), ("flops_profiler", "output_file")],
 )
 def test_a_report_that_cannot_be_written_is_refused_where_it_is_on(
-    planned: Callable[..., LaunchPlan], block: str, key: str
+    planned: Callable[..., ResolvedRun], block: str, key: str
 ) -> None:
     on, off = ({block: {key: "/proc/no/report", "enabled": enabled}} for enabled in (True, False))
 
@@ -129,7 +129,7 @@ def test_a_report_that_cannot_be_written_is_refused_where_it_is_on(
 
 
 def test_a_disk_too_small_for_what_is_swapped_is_refused(
-    planned: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned: Callable[..., ResolvedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned(_nvme(tmp_path, *BOTH), recipe="llama2_7b_full_alpaca_e3", ignore_fit=True)
     needed = (2 + 16 if plan.precision.dtype == "bf16" else 4 + 16) * 6_738_415_616
@@ -145,7 +145,7 @@ def test_a_disk_too_small_for_what_is_swapped_is_refused(
 
 @pytest.mark.parametrize(("block", "refused"), [("offload_param", True), (None, False)])
 def test_an_interrupted_build_of_what_swaps_is_not_waited_for(
-    planned: Callable[..., LaunchPlan], tmp_path: Path, block: str | None, refused: bool
+    planned: Callable[..., ResolvedRun], tmp_path: Path, block: str | None, refused: bool
 ) -> None:
     lock = tmp_path / "py311_cpu" / "async_io" / "lock"
     lock.parent.mkdir(parents=True)
@@ -159,7 +159,7 @@ def test_an_interrupted_build_of_what_swaps_is_not_waited_for(
 
 
 def test_a_dry_run_tells_what_is_missing(
-    planned: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned: Callable[..., ResolvedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "has_libaio", lambda environ: False)
 
@@ -168,7 +168,7 @@ def test_a_dry_run_tells_what_is_missing(
     assert [one for one in told if one.startswith("this run would be refused") and "libaio" in one]
 
 
-def test_of_other_machines_is_told_what_they_must_have(planned: Callable[..., LaunchPlan], tmp_path: Path) -> None:
+def test_of_other_machines_is_told_what_they_must_have(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:
     config = _nvme(tmp_path, "offload_param") | {"wandb": {"enabled": True}}
 
     told = texts(list(preflight.inspect_elsewhere(planned(config))))

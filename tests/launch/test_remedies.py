@@ -10,6 +10,7 @@ from tests.launch.plans import made
 from tests.machine.gpus import H200, machine
 from tuner.errors import UsageError
 from tuner.fit.memory import LEVELS
+from tuner.launch import render
 from tuner.launch.remedies import Lighter, commands, lighter, share_states
 from tuner.machine.topology import Topology
 from tuner.recipes.overrides import parse_override
@@ -174,10 +175,10 @@ def test_a_taken_port_is_left_for_the_next_one() -> None:
 def test_a_number_of_ranks_that_a_variable_said_is_typed() -> None:
     plan = made(environ={"PATH": "/usr/bin", "NPROC_PER_NODE": "2"}, command=("tuner", "train", "x"))
 
-    assert '"again": "tuner train x --nproc-per-node 2 --work-dir' in plan.files["run.json"]
+    assert '"again": "tuner train x --nproc-per-node 2 --work-dir' in render.files(plan)["run.json"]
     assert (
         "--nproc-per-node"
-        not in made(hardware=machine(H200, H200)).files["run.json"].split('"again"')[1].split("\n")[0]
+        not in render.files(made(hardware=machine(H200, H200)))["run.json"].split('"again"')[1].split("\n")[0]
     )
 
 

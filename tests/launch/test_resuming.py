@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.launch.plans import TINY, checkpoint, made, task, written_run
+from tests.launch.plans import PATH, TINY, checkpoint, made, task, written_run
 from tests.machine.gpus import H200, machine
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
-from tuner.launch.plan import LaunchPlan
+from tuner.launch import render
+from tuner.launch.resolve import ResolvedRun
 from tuner.recipes import recipe
 from tuner.runs import checkpoints
 
 SETS = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
 """A global batch of 16 on two ranks."""
+UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +30,17 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 # Which checkpoint
 
 
-def _resumed(found: LaunchPlan, run: Path, checkpoint_path: Path) -> None:
-    assert (found.run_path, found.resume, found.resumes) == (run, checkpoint_path, True)
-    assert json.loads(found.files["run.json"])["resume"] == str(checkpoint_path)
+def _from(found: ResolvedRun) -> Path | None:
+    return found.resume and found.resume.path
+
+
+def _way(found: ResolvedRun) -> str | None:
+    return found.resume and found.resume.load_as
+
+
+def _resumed(found: ResolvedRun, run: Path, checkpoint_path: Path) -> None:
+    assert (found.run_path, _from(found), found.is_known_run) == (run, checkpoint_path, True)
+    assert json.loads(render.files(found)["run.json"])["resume"] == str(checkpoint_path)
     assert any(f"Resuming from {checkpoint_path}" in note for note in found.notes)
 
 
@@ -63,7 +73,7 @@ def test_resuming_into_another_directory_leaves_the_old_one_alone(tmp_path: Path
 
     found = made(resume=str(run if what == "run" else saved), work_dir=tmp_path / "other")
 
-    assert (found.run_path, found.resume, found.resumes) == (tmp_path / "other", saved, False)
+    assert (found.run_path, _from(found), found.is_known_run) == (tmp_path / "other", saved, False)
 
 
 def test_resuming_into_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -79,13 +89,13 @@ def test_a_checkpoint_that_was_moved_away_resumes_in_a_new_run(tmp_path: Path) -
 
     found = made(resume=str(saved))
 
-    assert (found.run_path.parent, found.resume) == (tmp_path / "work_dirs" / TINY, saved)
+    assert (found.run_path.parent, _from(found)) == (tmp_path / "work_dirs" / TINY, saved)
 
 
 def test_auto_without_any_run_starts_new_and_says_so(tmp_path: Path) -> None:
     found = made(resume="auto")
 
-    assert (found.resume, found.resumes) == (None, False)
+    assert (_from(found), found.is_known_run) == (None, False)
     assert found.run_path == tmp_path / "work_dirs" / TINY / "20260102_030405"
     assert any("no earlier run" in note for note in found.notes)
 
@@ -106,7 +116,7 @@ def test_auto_starts_a_run_again_that_never_saved(tmp_path: Path) -> None:
 
     found = made(resume="auto", work_dir=run)
 
-    assert (found.run_path, found.resume, found.resumes) == (run, None, True)
+    assert (found.run_path, _from(found), found.is_known_run) == (run, None, True)
     assert any("never saved a checkpoint" in note for note in found.notes)
 
 
@@ -226,12 +236,12 @@ def _run(path: Path, *sets: str, ranks: int = 2, deepspeed: str = "zero2", **fac
     from tuner.runs import directory
 
     plan = made(*SETS, *sets, work_dir=path, flags={"nproc_per_node": ranks}, deepspeed=deepspeed)
-    directory.create(path, plan.files, resume=False)
+    directory.create(path, render.files(plan), resume=False)
     checkpoint(path, 2, **facts)
     return path
 
 
-def _resume(run: Path, *sets: str, ranks: int = 2, deepspeed: str | None = "zero2", **request: Any) -> LaunchPlan:
+def _resume(run: Path, *sets: str, ranks: int = 2, deepspeed: str | None = "zero2", **request: Any) -> ResolvedRun:
     flags = {"nproc_per_node": ranks}
     return made(*SETS, *sets, work_dir=run, resume="auto", flags=flags, deepspeed=deepspeed, **request)
 
@@ -243,7 +253,7 @@ def test_the_global_batch_is_kept_on_other_ranks(tmp_path: Path, ranks: int, mic
     assert (found.batch.micro_batch, found.batch.accumulation, found.batch.global_batch) == (micro, accumulation, 16)
     assert found.final.config["gradient_accumulation_steps"] == accumulation
     assert found.final.config["train_micro_batch_size_per_gpu"] == micro
-    (tmp_path / "recipe.py").write_text(found.files["recipe.py"])
+    (tmp_path / "recipe.py").write_text(render.files(found)["recipe.py"])
     again = recipe.load("./recipe.py").config
     assert (again.train_dataloader.batch_size, again.optim_wrapper.accumulative_counts) == (micro, accumulation)
     assert any("keeps the global batch of 16" in note for note in found.notes) is (ranks != 2)
@@ -262,14 +272,14 @@ def test_ranks_that_cannot_share_the_global_batch_are_refused_with_the_arithmeti
 def test_the_same_command_resumes_again_on_the_ranks_that_it_was_adapted_to(tmp_path: Path) -> None:
     run = _run(tmp_path / "run")
     adapted = _resume(run, ranks=1)
-    for name, text in adapted.files.items():
+    for name, text in render.files(adapted).items():
         (run / name).write_text(text)
     checkpoint(run, 4)
 
     again, back = _resume(run, ranks=1), _resume(run, ranks=2)
 
-    assert (again.batch.accumulation, again.resume_as) == (8, "saved")
-    assert (back.batch.accumulation, back.resume_as) == (4, "universal")
+    assert (again.batch.accumulation, _way(again)) == (8, "saved")
+    assert (back.batch.accumulation, _way(back)) == (4, "universal")
 
 
 def test_another_global_batch_is_refused_with_both_products(tmp_path: Path) -> None:
@@ -285,7 +295,7 @@ def test_another_global_batch_is_refused_with_both_products(tmp_path: Path) -> N
 def test_the_recipe_of_a_run_that_was_made_to_fit_other_ranks_goes_on_on_the_first_ones(tmp_path: Path) -> None:
     """It is what the message of a stopped run says to type."""
     run = _run(tmp_path / "run")
-    for name, text in _resume(run, ranks=1).files.items():
+    for name, text in render.files(_resume(run, ranks=1)).items():
         (run / name).write_text(text)
     checkpoint(run, 4)
 
@@ -297,7 +307,7 @@ def test_the_recipe_of_a_run_that_was_made_to_fit_other_ranks_goes_on_on_the_fir
 def test_another_micro_batch_with_the_same_global_batch_is_taken(tmp_path: Path) -> None:
     found = _resume(_run(tmp_path / "run"), "train_dataloader.batch_size=1", "accumulative_counts=8")
 
-    assert (found.batch.micro_batch, found.batch.global_batch, found.resume_as) == (1, 16, "saved")
+    assert (found.batch.micro_batch, found.batch.global_batch, _way(found)) == (1, 16, "saved")
 
 
 @pytest.mark.parametrize(("level", "way"), [("none", "saved"), ("zero1", "universal"), ("zero3_offload", "universal")])
@@ -306,18 +316,18 @@ def test_every_stage_resumes_on_other_ranks(tmp_path: Path, level: str, way: str
 
     found = _resume(run, ranks=1, deepspeed=level)
 
-    assert found.resume_as == way
-    assert json.loads(found.files["deepspeed.json"]).get("checkpoint") == (
+    assert _way(found) == way
+    assert json.loads(render.files(found)["deepspeed.json"]).get("checkpoint") == (
         {"load_universal": True} if way == "universal" else None
     )
-    assert json.loads(found.files["run.json"])["resume_as"] == way
+    assert json.loads(render.files(found)["run.json"])["resume_as"] == way
     assert any("was saved by 2 ranks, this run has 1" in note for note in found.notes)
 
 
 def test_a_universal_checkpoint_is_asked_for_in_that_attempt_alone(tmp_path: Path) -> None:
     run = _run(tmp_path / "run")
 
-    (tmp_path / "recipe.py").write_text(_resume(run, ranks=1).files["recipe.py"])
+    (tmp_path / "recipe.py").write_text(render.files(_resume(run, ranks=1))["recipe.py"])
 
     assert "checkpoint" not in made(recipe="./recipe.py").final.config
 
@@ -329,7 +339,7 @@ def test_states_that_cannot_be_dealt_out_anew_keep_the_number_of_ranks(tmp_path:
         _resume(run, "optimizer.type=SGD", ranks=1)
 
     assert "Start 2 ranks, or add --resume-weights" in str(caught.value)
-    assert _resume(run, "optimizer.type=SGD", ranks=1, resume_weights=True).resume_as == "weights"
+    assert _way(_resume(run, "optimizer.type=SGD", ranks=1, resume_weights=True)) == "weights"
 
 
 # Another stage
@@ -346,7 +356,7 @@ def test_another_stage_moves_weights_alone_and_only_when_asked(tmp_path: Path, o
     assert "--resume-weights" in str(caught.value) and "Take --deepspeed" in str(caught.value)
 
     found = _resume(run, deepspeed=new, resume_weights=True)
-    assert found.resume_as == "weights"
+    assert _way(found) == "weights"
     assert any("the optimizer's states start fresh" in note for note in found.notes)
 
 
@@ -356,7 +366,7 @@ def test_levels_of_a_family_move_whole_whatever_was_asked(tmp_path: Path, old: s
     """A job that is requeued with --resume-weights must not lose its optimizer's states each time."""
     run = _run(tmp_path / "run", deepspeed=old)
 
-    assert _resume(run, deepspeed=new, resume_weights=weights).resume_as == "saved"
+    assert _way(_resume(run, deepspeed=new, resume_weights=weights)) == "saved"
 
 
 @pytest.mark.parametrize("old", ["zero2", "zero3"])
@@ -372,7 +382,7 @@ def test_another_compute_type_moves_weights_alone(tmp_path: Path) -> None:
 
     with pytest.raises(RunDirectoryError, match="was trained in fp32, this run has bf16"):
         _resume(run, hardware=machine(H200, H200))
-    assert _resume(run, hardware=machine(H200, H200), resume_weights=True).resume_as == "weights"
+    assert _way(_resume(run, hardware=machine(H200, H200), resume_weights=True)) == "weights"
 
 
 # What of a recipe may change
@@ -463,10 +473,10 @@ def test_an_unchanged_recipe_is_told_of_nothing(tmp_path: Path) -> None:
 
 
 def test_whatever_loads_a_checkpoint_takes_it_for_data_alone() -> None:
-    plain, unsafe = made(), made(environ={"PATH": "/bin", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"})
+    plain, unsafe = (render.environment(made(), {**PATH, **more}) for more in ({}, {UNSAFE: "1"}))
 
-    assert plain.env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
-    assert unsafe.env["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "0"
+    assert plain["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
+    assert unsafe[UNSAFE] == "0"
 
 
 # Who reads every byte of a checkpoint
@@ -490,7 +500,7 @@ def test_of_a_job_of_slurm_the_leader_alone_reads_every_byte_of_a_checkpoint(
     resume = {"auto": "auto", "run": str(run), "checkpoint": str(newest)}[way]
     hashed.clear()
 
-    def looked(rank: int) -> LaunchPlan:
+    def looked(rank: int) -> ResolvedRun:
         return made(
             environ=task(rank),
             flags={"launcher": "slurm"},
@@ -498,7 +508,7 @@ def test_of_a_job_of_slurm_the_leader_alone_reads_every_byte_of_a_checkpoint(
             resume=resume,
         )
 
-    assert looked(1).resume == newest
+    assert _from(looked(1)) == newest
     assert hashed == []
-    assert looked(0).resume == newest
+    assert _from(looked(0)) == newest
     assert sorted(hashed) == ["model.safetensors", "recipe.py"]

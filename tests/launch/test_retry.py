@@ -13,7 +13,7 @@ from tests.launch.plans import checkpoint, made, task
 from tests.launch.rank import process
 from tests.machine.gpus import H200, machine
 from tuner.errors import MachineError, UsageError
-from tuner.launch import fitting, local, preflight, start
+from tuner.launch import execute, fitting, preflight, render
 from tuner.machine.hardware import Hardware
 from tuner.runs import checkpoints
 
@@ -32,11 +32,11 @@ def _run(
 ) -> int:
     """Start a run that fits once `fits` is true of its facts; 2 ranks, micro-batch 2, accumulation 4."""
     code = f"import json\n{FITS % fits}"
-    monkeypatch.setattr(local, "torchrun", lambda topology, run: process(run, code))
+    monkeypatch.setattr(render, "argv", lambda resolved: process(resolved.run_path, code))
     monkeypatch.setattr(preflight, "check", lambda plan, environ: None)
     batch = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
     asked = {"on_oom": "retry", "deepspeed": "zero2", "command": ("tuner", "train", "mine.py"), **request}
-    return start.start(made(*batch, *sets, work_dir=path, hardware=hardware, **asked), os.environ)
+    return execute.execute(made(*batch, *sets, work_dir=path, hardware=hardware, **asked), os.environ)
 
 
 def _tried(run: Path) -> list[tuple[str, int, int]]:
@@ -103,7 +103,7 @@ def test_after_the_smallest_batch_come_the_levels_and_then_the_end(
 
 def test_it_goes_on_from_the_last_valid_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    real = start.supervise.run
+    real = execute.supervise.run
 
     def saved(*arguments: Any, **options: Any) -> int:
         code = real(*arguments, **options)
@@ -112,14 +112,14 @@ def test_it_goes_on_from_the_last_valid_checkpoint(tmp_path: Path, monkeypatch: 
             checkpoint(run, 4, world_size=2, valid=False)
         return code
 
-    monkeypatch.setattr(start.supervise, "run", saved)
+    monkeypatch.setattr(execute.supervise, "run", saved)
 
     assert _run(monkeypatch, run, "facts['batch']['micro_batch'] < 2") == 0
     assert _json(run / "run.json")["resume"] == str(run / "checkpoints" / "checkpoint-2")
 
 
 def _saves_one(monkeypatch: pytest.MonkeyPatch, run: Path, *, valid: bool) -> None:
-    real = start.supervise.run
+    real = execute.supervise.run
 
     def saved(*arguments: Any, **options: Any) -> int:
         code = real(*arguments, **options)
@@ -127,7 +127,7 @@ def _saves_one(monkeypatch: pytest.MonkeyPatch, run: Path, *, valid: bool) -> No
             checkpoint(run, 2, world_size=2, valid=valid)
         return code
 
-    monkeypatch.setattr(start.supervise, "run", saved)
+    monkeypatch.setattr(execute.supervise, "run", saved)
 
 
 def test_checkpoints_whose_state_cannot_move_to_the_next_level_are_kept_aside(
@@ -145,9 +145,9 @@ def test_checkpoints_whose_state_cannot_move_to_the_next_level_are_kept_aside(
 
 def test_between_two_attempts_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Path] = []
-    real = checkpoints.inspect
+    real = checkpoints.read
     looks = lambda path, *, hashes=True: (hashed.append(path) if hashes else None, real(path, hashes=hashes))[1]  # noqa: E731
-    monkeypatch.setattr(checkpoints, "inspect", looks)
+    monkeypatch.setattr(checkpoints, "read", looks)
 
     _saves_one(monkeypatch, tmp_path / "oom", valid=True)
     fits = "facts['deepspeed'] == 'deepspeed_zero1'"
@@ -222,7 +222,7 @@ KILLED = "RuntimeError: CUDA error: an illegal memory access was encountered"
 def _dies(monkeypatch: pytest.MonkeyPatch, path: Path, saves: list[int], message: str = KILLED, **request: Any) -> int:
     """Start a run whose every attempt saves the next of some steps, if there is one, and dies; the last one lives."""
     steps, code = iter(saves), request.pop("code", 1)
-    real = start.supervise.run
+    real = execute.supervise.run
 
     def attempt(*arguments: Any, **options: Any) -> int:
         step = next(steps, None)
@@ -230,7 +230,7 @@ def _dies(monkeypatch: pytest.MonkeyPatch, path: Path, saves: list[int], message
             checkpoint(path, step, world_size=2)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(start.supervise, "run", attempt)
+    monkeypatch.setattr(execute.supervise, "run", attempt)
     last = f"len(facts['attempts']) == {len(saves)} or {DIES.format(code=code, message=message)}"
     return _run(monkeypatch, path, last, **{"on_oom": "stop", **request})
 
@@ -322,9 +322,9 @@ def test_a_next_attempt_that_cannot_start_keeps_the_failure(
 
     monkeypatch.setattr(preflight, "check", refuses)
     code = f"import json\n{FITS % 'False'}"
-    monkeypatch.setattr(local, "torchrun", lambda topology, path: process(path, code))
+    monkeypatch.setattr(render, "argv", lambda resolved: process(resolved.run_path, code))
     plan = made("train_dataloader.batch_size=2", work_dir=run, hardware=TWO_GPUS, on_oom="retry", deepspeed="zero2")
 
-    assert start.start(plan, os.environ) == 1
+    assert execute.execute(plan, os.environ) == 1
     assert "--on-oom retry: not possible: bad-environment: no compiler." in capfd.readouterr().err
     assert _json(run / "status.json")["diagnosis"]["cause"] == "gpu-out-of-memory"

@@ -160,7 +160,7 @@ def test_a_bad_row_ends_it_at_the_data_with_everything_kept(scratch: Path) -> No
 def test_a_resumed_run_that_meets_another_loss_fails(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, second_loss: float
 ) -> None:
-    def ranks(argv: Any, env: Any, run: RunDirectory, out: int | None) -> int:
+    def ranks(argv: Any, env: Any, run: RunDirectory, **_: Any) -> int:
         """Leave what two steps leave; no fault of the libraries makes a real run resume wrongly."""
         loss = second_loss if run.path.name == "resumed" else 1.0
         run.metrics.write_text(json.dumps({"step": 1, "loss": 2.0}) + "\n" + json.dumps({"step": 2, "loss": loss}))

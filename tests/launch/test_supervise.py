@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tuner.launch import supervise
 from tuner.runs.directory import RunDirectory, create
 
 pytestmark = pytest.mark.timeout(60)
+_watched = partial(supervise.run, grace_s=300)
 
 OOM = "OOM = 'torch.OutOfMemoryError: CUDA out of memory.'\n"
 
@@ -50,7 +52,7 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
 
 
 def _supervised(run: RunDirectory, code: str) -> int:
-    return supervise.run(process(run.path, OOM + code), os.environ, run)
+    return _watched(process(run.path, OOM + code), os.environ, run)
 
 
 def _status(run: RunDirectory) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def test_what_rank_0_prints_is_shown_until_a_rank_fails(run: RunDirectory, capfd
 def test_only_the_first_node_shows_what_rank_0_prints(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
     code = "open(sys.argv[1] + '/ranks/0.log', 'w').write('step 1\\n')"
 
-    supervise.run(process(run.path, code), os.environ, run, node_rank=1)
+    _watched(process(run.path, code), os.environ, run, node_rank=1)
 
     assert capfd.readouterr().out == ""
 
@@ -157,7 +159,7 @@ def test_only_the_first_node_shows_what_rank_0_prints(run: RunDirectory, capfd: 
 def test_a_run_that_is_not_shown_has_no_output(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
     code = "print('agent'); open(sys.argv[1] + '/ranks/0.log', 'w').write('step 1\\n')"
 
-    assert supervise.run(process(run.path, code), os.environ, run, out=None) == 0
+    assert _watched(process(run.path, code), os.environ, run, shows_rank_0=False) == 0
     assert capfd.readouterr().out == ""
 
 
@@ -282,7 +284,7 @@ def test_arguments_and_environment_arrive_as_they_are(run: RunDirectory) -> None
     target = run.path / "a b"
 
     argv = [*process(run.path, code), str(target), "--flag=x y ü"]
-    supervise.run(argv, {"WITH": "spaces and ü", "PYTHONUTF8": "1"}, run)
+    _watched(argv, {"WITH": "spaces and ü", "PYTHONUTF8": "1"}, run)
 
     assert target.read_text(encoding="utf-8") == "spaces and ü|--flag=x y ü"
 
@@ -525,5 +527,5 @@ def test_the_real_torchruns_log_tells_how_a_rank_ended(run: RunDirectory, end: s
     ranks = process(run.path, f"{end} if os.environ['RANK'] == '{rank}' else time.sleep(60)")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
 
-    assert supervise.run([*torchrun, "--", *ranks], os.environ, run) == code
+    assert _watched([*torchrun, "--", *ranks], os.environ, run) == code
     assert alive(run.path) == []

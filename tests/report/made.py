@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.launch.plans import checkpoint, made, written_run
 from tests.machine.gpus import H200, machine
+from tuner.launch import render
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
 
@@ -17,7 +18,7 @@ RECIPE = "qwen3_8b_dpo_lora_ultrafeedback_e1"
 def trained(path: Path, *sets: str, num_steps: int = 300, seed: int = 0, name: str | None = None) -> RunDirectory:
     """Write a run that has ended well after some hundred steps on eight GPUs."""
     plan = made(*sets, recipe=RECIPE, hardware=machine(*[H200] * 8), deepspeed="zero2", work_dir=path)
-    files = dict(plan.files)
+    files = render.files(plan)
     if name is not None:
         files["run.json"] = json.dumps({**json.loads(files["run.json"]), "name": name})
     run = directory.create(path, files, resume=False)

@@ -13,16 +13,17 @@ from tuner.runs import checkpoints
 from tuner.runs.checkpoints import (
     LATEST,
     MANIFEST,
+    Checkpoint,
     clear_unfinished,
     commit,
     facts,
     inspect,
+    listed,
     newest_valid,
     prune,
     require_valid,
     seal,
     set_aside,
-    survey,
     unfinished,
 )
 
@@ -73,7 +74,7 @@ def test_a_sealed_checkpoint_is_valid_and_tells_its_facts(tmp_path: Path) -> Non
     path = _save(tmp_path, 7)
 
     assert inspect(path) is None
-    assert require_valid(path) == path
+    assert require_valid(path) == Checkpoint(path, 7, facts(path))
     assert facts(path) == {"step": 7, "world_size": 2}
 
 
@@ -218,11 +219,16 @@ def test_a_checkpoint_asked_for_by_name_must_be_valid(tmp_path: Path, damage: st
 # Several checkpoints
 
 
+def _newest(folder: Path) -> tuple[Path | None, list[str]]:
+    found, passed_over = newest_valid(folder)
+    return found and found.path, passed_over
+
+
 def test_the_newest_is_the_highest_step_and_not_the_last_in_the_alphabet(tmp_path: Path) -> None:
     for step in (9, 10, 100):
         _save(tmp_path, step)
 
-    assert newest_valid(tmp_path) == (tmp_path / "checkpoint-100", [])
+    assert _newest(tmp_path) == (tmp_path / "checkpoint-100", [])
 
 
 def test_invalid_ones_are_passed_over_and_told(tmp_path: Path) -> None:
@@ -231,7 +237,7 @@ def test_invalid_ones_are_passed_over_and_told(tmp_path: Path) -> None:
     _flip(_save(tmp_path, 3) / "model.safetensors", 5)
     _save(tmp_path, 4, sealed=False)
 
-    found, passed = newest_valid(tmp_path)
+    found, passed = _newest(tmp_path)
 
     assert found == tmp_path / "checkpoint-2"
     assert passed == [
@@ -240,11 +246,15 @@ def test_invalid_ones_are_passed_over_and_told(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_older_than_the_newest_valid_one_is_not_read(tmp_path: Path) -> None:
+def test_what_is_older_than_the_newest_valid_one_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2, 3):
         _save(tmp_path, step)
+    hashed: set[Path] = set()
+    monkeypatch.setattr(checkpoints, "sha256", lambda path: hashed.add(path) or sha256(path))
 
-    assert [verdict.step for verdict in survey(tmp_path)] == [3]
+    newest_valid(tmp_path)
+
+    assert {path.relative_to(tmp_path).parts[0] for path in hashed} == {"checkpoint-3"}
 
 
 def test_where_no_checkpoint_is_valid_there_is_none(tmp_path: Path) -> None:
@@ -260,7 +270,7 @@ def test_where_no_checkpoint_is_valid_there_is_none(tmp_path: Path) -> None:
 def test_other_folders_are_no_checkpoints(tmp_path: Path, name: str) -> None:
     shutil.move(_save(tmp_path, 5), tmp_path / name)
 
-    assert survey(tmp_path) == []
+    assert listed(tmp_path) == []
     prune(tmp_path, 1, 10)
     assert (tmp_path / name).is_dir()
 
@@ -313,7 +323,7 @@ def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path, damage: str) -> No
     prune(tmp_path, 2, 10)
 
     assert _left(tmp_path) == [2, 3, 4]
-    assert newest_valid(tmp_path)[0] == tmp_path / "checkpoint-3"
+    assert _newest(tmp_path)[0] == tmp_path / "checkpoint-3"
 
 
 def test_where_all_are_damaged_nothing_is_removed(tmp_path: Path) -> None:
@@ -337,7 +347,7 @@ def test_a_kill_while_pruning_leaves_nothing_that_looks_whole(tmp_path: Path, mo
         with pytest.raises(KeyboardInterrupt):
             prune(tmp_path, 1, 10)
 
-    assert [verdict.step for verdict in survey(tmp_path)] == [2]
+    assert [found.step for found in listed(tmp_path)] == [2]
     assert (unfinished(tmp_path) / "checkpoint-1" / "model.safetensors").exists()
     clear_unfinished(tmp_path)
     assert _left(tmp_path) == [2]
@@ -414,7 +424,7 @@ def test_a_kill_at_any_instant_of_a_commit_leaves_the_older_one_or_the_newer_one
     with pytest.raises(KeyboardInterrupt):
         commit(tmp_path, 7, {})
 
-    assert newest_valid(tmp_path) == (tmp_path / f"checkpoint-{7 if last == 'write_text' else 6}", [])
+    assert _newest(tmp_path) == (tmp_path / f"checkpoint-{7 if last == 'write_text' else 6}", [])
 
 
 @pytest.mark.parametrize("text", [None, "", "checkpoint-1\n", "checkpoint-99\n", "\0\xff"])
@@ -426,7 +436,7 @@ def test_the_newest_is_found_whatever_is_written_in_latest(tmp_path: Path, text:
     if text is not None:
         (tmp_path / LATEST).write_text(text)
 
-    assert newest_valid(tmp_path) == (tmp_path / "checkpoint-2", [])
+    assert _newest(tmp_path) == (tmp_path / "checkpoint-2", [])
 
 
 def test_a_checkpoint_that_goes_while_it_is_looked_at_is_no_error(

@@ -48,7 +48,8 @@ def examples() -> dict[str, str | None]:
 
 def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     """Train two steps; return their losses, how far the result is from the start, and from what was saved of it."""
-    from tuner.launch import plan
+    from tuner.launch import render
+    from tuner.launch.resolve import Request, resolve_run
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags, Rank
     from tuner.recipes.recipe import Overrides
@@ -59,7 +60,7 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
 
     make_model(kind, folder / "model")
     sets = [("--set", f"{key}={value}") for key, value in _SETS.items()]
-    request = plan.Request(
+    request = Request(
         f"tiny_{method}_sample_e1",
         Overrides(model=str(folder / "model"), pairs=sets),
         deepspeed="zero2",
@@ -68,9 +69,9 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
         ignore_fit=True,
     )
     environ = {name: os.environ[name] for name in ("PATH", "HOME", "HF_HOME") if name in os.environ}
-    made = plan.make(request, environ, hardware.detect({"CUDA_VISIBLE_DEVICES": ""}), datetime.now().astimezone())
-    os.environ |= made.env
-    run, rank = directory.create(made.run_path, made.files, resume=False), Rank(0, 0, 1, True)
+    made = resolve_run(request, environ, hardware.detect({"CUDA_VISIBLE_DEVICES": ""}), datetime.now().astimezone())
+    os.environ |= render.environment(made, environ)
+    run, rank = directory.create(made.run_path, render.files(made), resume=False), Rank(0, 0, 1, True)
     train(run, rank, Guard(run, rank))
     lines = map(json.loads, run.metrics.read_text(encoding="utf-8").splitlines())
     return {

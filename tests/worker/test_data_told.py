@@ -12,6 +12,7 @@ from tests.data.conftest import cache as cache
 from tests.data.conftest import conversation, make_tokenizer
 from tests.launch.plans import made
 from tuner.data.prepare import Prepared, prepare
+from tuner.launch import render
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker import train
@@ -24,7 +25,7 @@ def prepared(tmp_path: Path, *rows: Any, sets: tuple[str, ...] = ()) -> tuple[Re
     plan = made(*values, recipe="tiny_full_custom_e1")
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
-    run.run.write_text(plan.files["run.json"])
+    run.run.write_text(render.files(plan)["run.json"])
     config = plan.recipe.config
     return config, prepare(config.train_dataloader.dataset, make_tokenizer()), run
 

@@ -18,6 +18,7 @@ from tuner.errors import DataError, RunDirectoryError
 from tuner.machine.topology import Rank
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
+from tuner.runs.resume_point import ResumePoint
 from tuner.worker import resume
 
 ALONE = Rank(0, 0, 1, supervised=True)
@@ -88,9 +89,14 @@ def _stage_0(run: Path, **more: Any) -> Path:
     return folder
 
 
+def _point(checkpoint: Path, load_as: str = "saved") -> ResumePoint:
+    point = ResumePoint.of({"resume": str(checkpoint), "resume_as": load_as})
+    assert point is not None
+    return point
+
+
 def _converted(run: Path, checkpoint: Path) -> Path:
-    facts = {"resume": str(checkpoint), "resume_as": "weights"}
-    folder = resume.folder_of(RunDirectory(run), facts, ALONE)
+    folder = resume.converted(RunDirectory(run), _point(checkpoint, "weights"), ALONE)
     assert folder is not None
     return folder
 
@@ -149,13 +155,12 @@ def test_data_that_are_others_than_the_checkpoints_are_refused_with_both_counts(
         return SimpleNamespace(dataset=range(rows), counts=SimpleNamespace(tokens=tokens), sha256="0")
 
     checkpoint = _stage_0(tmp_path)
-    facts = {"resume": str(checkpoint)}
     checkpoints.seal(checkpoint, {"step": 2, "data": resume.data_of(prepared(100, 5000))})
 
-    resume.check_data({"resume": None}, prepared(1, 1))
-    resume.check_data(facts, prepared(100, 5000))
+    resume.check_data(None, prepared(1, 1))
+    resume.check_data(_point(checkpoint), prepared(100, 5000))
     with pytest.raises(DataError) as caught:
-        resume.check_data(facts, prepared(num_rows, num_tokens))
+        resume.check_data(_point(checkpoint), prepared(num_rows, num_tokens))
 
     assert f"{num_rows:,} rows of {num_tokens:,} tokens by now" in str(caught.value)
     assert "checkpoint-2 was trained on 100 rows of 5,000 tokens" in str(caught.value)
@@ -168,9 +173,9 @@ def test_data_of_the_same_counts_that_changed_or_are_in_another_order_are_refuse
     checkpoint = _stage_0(tmp_path)
     checkpoints.seal(checkpoint, {"step": 2, "data": resume.data_of(prepared("a"))})
 
-    resume.check_data({"resume": str(checkpoint)}, prepared("a"))
+    resume.check_data(_point(checkpoint), prepared("a"))
     with pytest.raises(DataError, match="other rows, or the same in another order"):
-        resume.check_data({"resume": str(checkpoint)}, prepared("b"))
+        resume.check_data(_point(checkpoint), prepared("b"))
 
 
 class Canary:
@@ -221,8 +226,8 @@ def _continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, w
         _load_optimizer_and_scheduler=loads,
         _load_rng_state=lambda folder: torch.manual_seed(0),
     )
-    facts = {"resume": str(_stage_0(tmp_path)), "resume_as": "universal"}
-    return resume.Continued(trainer, RunDirectory(tmp_path), facts, 42).trainer
+    point = _point(_stage_0(tmp_path), "universal")
+    return resume.LoadCheckpoint(trainer, RunDirectory(tmp_path), point, 42).trainer
 
 
 def test_settings_are_the_recipes_and_not_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,9 +286,9 @@ def test_the_same_number_of_ranks_takes_up_its_random_state(tmp_path: Path, monk
 def test_a_failure_of_rank_0_ends_the_wait_of_the_others(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.report_failure(0, 74, "disk full")
-    facts = {"resume": str(_stage_0(tmp_path)), "resume_as": "weights"}
+    point = _point(_stage_0(tmp_path), "weights")
 
     with pytest.raises(Exception, match="rank 0 could not convert"):
-        resume.folder_of(run, facts, Rank(1, 1, 2, supervised=True))
+        resume.converted(run, point, Rank(1, 1, 2, supervised=True))
 
     assert json.loads((run.ranks / "0.json").read_text())["exit_code"] == 74

@@ -19,7 +19,7 @@ from tests.data.conftest import cache as cache
 from tests.data.conftest import make_tokenizer
 from tests.launch.plans import made
 from tuner.data.prepare import prepare
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 from tuner.launch.steps import Worth
 from tuner.worker import trainers
 
@@ -39,7 +39,7 @@ def write(name: str, row: dict[str, Any], number: int) -> None:
     Path(name).write_text(f"{json.dumps(row)}\n" * number)
 
 
-def planned(recipe: str, *sets: str, batch: tuple[int, int, int] = (2, 2, 1)) -> LaunchPlan:
+def planned(recipe: str, *sets: str, batch: tuple[int, int, int] = (2, 2, 1)) -> ResolvedRun:
     micro, accumulation, ranks = batch
     geometry = (f"train_dataloader.batch_size={micro}", f"accumulative_counts={accumulation}")
     own = () if "mixture" in "".join(sets) else ("train_dataloader.dataset.path=rows.jsonl",)
@@ -52,7 +52,7 @@ def model() -> Any:
     return LlamaForCausalLM(LlamaConfig(vocab_size=512, pad_token_id=0, **shape))
 
 
-def trained(plan: LaunchPlan, rank: int = 0) -> tuple[int, int]:
+def trained(plan: ResolvedRun, rank: int = 0) -> tuple[int, int]:
     """Return the steps of an epoch, and of the run, of TRL's trainer on the prepared data; as a rank of the plan's."""
     config, tokenizer = plan.recipe.config, make_tokenizer()
     tokenizer.pad_token = "<s>"
@@ -72,7 +72,7 @@ def trained(plan: LaunchPlan, rank: int = 0) -> tuple[int, int]:
     return values[1], values[6]
 
 
-def assert_as_trained(plan: LaunchPlan) -> None:
+def assert_as_trained(plan: ResolvedRun) -> None:
     told = plan.steps
     assert told.per_epoch.worth is Worth.UNLESS_DROPPED
     for rank in range(plan.batch.ranks):

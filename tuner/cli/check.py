@@ -154,7 +154,7 @@ def _machine(
 ) -> None:
     """Check what the recipe and its config need of this machine; of others, say what cannot be seen from here."""
     from tuner.launch import preflight
-    from tuner.launch.plan import Request
+    from tuner.launch.resolve import Request
 
     request = Request(name, change, deepspeed, allow_code=allow_code, ignore_fit=True)
     planned = report.attempt(lambda: targets.planned(request, *machines))
@@ -168,7 +168,8 @@ def _machine(
 
 def _settled(report: Report, loaded: Recipe, deepspeed: str | None, machines: targets.Machines) -> None:
     """Check the DeepSpeed config by itself, then what becomes of it and the recipe on the machines."""
-    from tuner.launch import fitting, settled
+    from tuner.launch import fitting
+    from tuner.launch.resolve_recipe import ResolvedRecipe, resolve_recipe
     from tuner.zero import choice
 
     is_auto = choice.chosen(loaded, deepspeed)[0] == choice.AUTO
@@ -176,11 +177,11 @@ def _settled(report: Report, loaded: Recipe, deepspeed: str | None, machines: ta
         report.warn(loaded.warnings)
         return
 
-    def settle() -> settled.Settled:
+    def resolve() -> ResolvedRecipe:
         hardware, topology = targets.machines(*machines)
-        return settled.settle(loaded, deepspeed, topology, hardware, ignore_fit=True)
+        return resolve_recipe(loaded, deepspeed, topology, hardware, ignore_fit=True)
 
-    made = report.attempt(settle)
+    made = report.attempt(resolve)
     if made is None:
         return
     report.attempt(lambda: fitting.refuse_hopeless(made.fit, loaded.config))

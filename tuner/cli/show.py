@@ -108,23 +108,23 @@ def _recipe(
     sections = {"recipe": Section(found.values, found.origins)}
     if machines is None:
         return Shown(found.name, sections, found.notes, warnings=found.warnings)
-    from tuner.launch.settled import settle
+    from tuner.launch.resolve_recipe import resolve_recipe
 
     hardware, topology = targets.machines(*machines)
-    settled = settle(found, deepspeed, topology, hardware, ignore_fit=True)
-    sections["deepspeed"] = Section(settled.final.config, settled.final.origins)
-    why = f" ({settled.level_reason})" if settled.level_reason else ""
+    resolved = resolve_recipe(found, deepspeed, topology, hardware, ignore_fit=True)
+    sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)
+    why = f" ({resolved.level_reason})" if resolved.level_reason else ""
     head = (
         *found.notes,
         f"{found.name} on {hardware.describe()}; {topology.describe()}",
-        f"DeepSpeed: {settled.level}{why}",
+        f"DeepSpeed: {resolved.level}{why}",
     )
     facts = {
         "machine": f"{hardware.describe()}; {topology.describe()}",
-        "level": {"name": settled.level, "reason": settled.level_reason},
-        "warnings": list(settled.warnings),
+        "level": {"name": resolved.level, "reason": resolved.level_reason},
+        "warnings": list(resolved.warnings),
     }
-    return Shown(found.name, sections, head, settled.warnings, facts)
+    return Shown(found.name, sections, head, resolved.warnings, facts)
 
 
 def _run(path: Path) -> Shown:

@@ -18,7 +18,7 @@ from tuner.cli.train import announce
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from tuner.launch.plan import LaunchPlan
+    from tuner.launch.resolve import ResolvedRun
     from tuner.launch.sbatch import Job
     from tuner.machine.hardware import Hardware
 
@@ -93,7 +93,8 @@ def command(
     """Train RECIPE as a job of Slurm. It resumes whenever Slurm starts it again."""
     from datetime import datetime
 
-    from tuner.launch import plan, preflight, sbatch
+    from tuner.launch import preflight, sbatch
+    from tuner.launch.resolve import WORK_DIRS, Request, resolve_run
     from tuner.machine.topology import Topology
 
     if gpus_per_node and tasks_per_node not in (None, gpus_per_node):
@@ -118,9 +119,9 @@ def command(
     sbatch.check(job)
     now = datetime.now().astimezone()
     hardware, is_known = _hardware(gpus_per_node, gpu, _host_bytes(host_memory, passed["mem"]))
-    folder = (work_dir or plan.WORK_DIRS / job.name / f"{now:%Y%m%d_%H%M%S}").absolute()
+    folder = (work_dir or WORK_DIRS / job.name / f"{now:%Y%m%d_%H%M%S}").absolute()
     first = {key: _at_first(value, job) for key, value in rest.items()}
-    request = plan.Request(
+    request = Request(
         _at_first(recipe, job),
         overrides(**first),
         _at_first(deepspeed, job),
@@ -130,7 +131,7 @@ def command(
         ignore_fit=ignore_fit or not is_known,
     )
     topology = Topology("slurm", nodes, 0, tasks, nodes * tasks, tasks=(tasks,) * nodes)
-    made = plan.make(request, dict(os.environ), hardware, now, topology)
+    made = resolve_run(request, dict(os.environ), hardware, now, topology)
     unknown = (*(() if is_known else (_UNKNOWN,)), *(() if hardware.host_memory_bytes else (_UNKNOWN_HOSTS,)))
     warnings = (*preflight.check_elsewhere(made, quick=dry_run), *unknown)
     train = [*([recipe] if recipe else []), *_words(rest, deepspeed, allow_code=allow_code, ignore_fit=ignore_fit)]
@@ -206,7 +207,7 @@ def _submit(job: Job, folder: Path, text: str) -> str:
     return slurm.submit([*sbatch.options(job, folder), str(folder / SCRIPT)], without_variables(os.environ))
 
 
-def _announce(made: LaunchPlan, job: Job, folder: Path, number: str) -> None:
+def _announce(made: ResolvedRun, job: Job, folder: Path, number: str) -> None:
     log = folder / (f"slurm-{number}_{job.first_index}.out" if job.array else f"slurm-{number}.out")
     for line in (
         f"{made.recipe.name}: job {number}, {made.topology.describe()}; DeepSpeed: {made.level}",

@@ -16,7 +16,7 @@ from tuner.cli import complete
 from tuner.errors import TunerError, UsageError
 
 if TYPE_CHECKING:
-    from tuner.launch.plan import LaunchPlan, Request
+    from tuner.launch.resolve import Request, ResolvedRun
     from tuner.machine.hardware import Gpu, Hardware
     from tuner.machine.topology import Topology
     from tuner.recipes.diff import Section
@@ -114,7 +114,7 @@ def machines(gpus: int | None, gpu: str | None, nodes: int) -> tuple[Hardware, T
     return made, Topology("torchrun", nodes, 0, len(made.gpus), nodes * len(made.gpus))
 
 
-def planned(request: Request, gpus: int | None, gpu: str | None, nodes: int) -> tuple[LaunchPlan, dict[str, str]]:
+def planned(request: Request, gpus: int | None, gpu: str | None, nodes: int) -> tuple[ResolvedRun, dict[str, str]]:
     """Return what would run on the machines that the flags mean, and the environment it would run in.
 
     Raises:
@@ -122,10 +122,10 @@ def planned(request: Request, gpus: int | None, gpu: str | None, nodes: int) -> 
     """
     from datetime import datetime
 
-    from tuner.launch import plan
+    from tuner.launch.resolve import resolve_run
 
     environ, (hardware, topology) = dict(os.environ), machines(gpus, gpu, nodes)
-    return plan.make(request, environ, hardware, datetime.now().astimezone(), topology), environ
+    return resolve_run(request, environ, hardware, datetime.now().astimezone(), topology), environ
 
 
 def lacks(document: Document) -> list[TunerError]:

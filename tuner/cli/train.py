@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from tuner.cli.say import say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from tuner.launch.plan import LaunchPlan
+    from tuner.launch.resolve import ResolvedRun
 
 LAUNCHERS = ("torchrun", "slurm", "none")
 
@@ -93,7 +94,8 @@ def command(
     """
     from datetime import datetime
 
-    from tuner.launch import plan, preflight
+    from tuner.launch import preflight
+    from tuner.launch.resolve import Request, resolve_run
     from tuner.machine import hardware, slurm
     from tuner.machine.topology import LaunchFlags
 
@@ -105,7 +107,7 @@ def command(
     if resume_weights and resume is None:
         raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")
     flags = LaunchFlags(launcher, nproc_per_node, nnodes, node_rank, master_addr, master_port)  # type: ignore[arg-type]
-    request = plan.Request(
+    request = Request(
         recipe,
         overrides(**changes),
         deepspeed,
@@ -119,22 +121,22 @@ def command(
         on_oom,
         max_restarts,
         grace_s=grace,
-        tells_events=as_json,
+        prints_events=as_json,
     )
     environ = dict(os.environ)
-    made = plan.make(request, environ, hardware.detect(environ), datetime.now().astimezone())
+    made = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
     if dry_run:
-        print_plan(made, preflight.foresee(made, environ), as_json=as_json)
+        print_plan(made, environ, preflight.foresee(made, environ), as_json=as_json)
         return
-    from tuner.launch import start  # psutil, which a plan does not need
+    from tuner.launch.execute import execute  # psutil, which a plan does not need
 
     warnings = preflight.check(made, environ)
     if made.topology.leads:
         announce(made, warnings)
-    sys.exit(start.start(made, environ))
+    sys.exit(execute(made, environ))
 
 
-def announce(made: LaunchPlan, warnings: tuple[str, ...]) -> None:
+def announce(made: ResolvedRun, warnings: tuple[str, ...]) -> None:
     """Say in a few lines what is about to run, and every warning: the plan's, and those of the machine."""
     why = f" ({made.level_reason})" if made.level_reason else ""
     from tuner.launch import fitting
@@ -155,17 +157,17 @@ def announce(made: LaunchPlan, warnings: tuple[str, ...]) -> None:
         say(line, err=True)
 
 
-def print_plan(made: LaunchPlan, warnings: tuple[str, ...], *, as_json: bool) -> None:
+def print_plan(made: ResolvedRun, environ: Mapping[str, str], warnings: tuple[str, ...], *, as_json: bool) -> None:
     """Print everything that would run on standard output."""
     from tuner.cli.text import origins_json, with_origins
     from tuner.files import dump_json
-    from tuner.launch.plan import batch_json
+    from tuner.launch import render
 
-    batch = batch_json(made)
+    argv, env, batch = render.argv(made), render.environment(made, environ), render.batch_json(made)
     if as_json:
         value = {
-            "argv": made.argv,
-            "env": made.env,
+            "argv": argv,
+            "env": env,
             "deepspeed": made.final.config,
             "batch": batch,
             "origins": origins_json(made.final.origins),
@@ -174,14 +176,14 @@ def print_plan(made: LaunchPlan, warnings: tuple[str, ...], *, as_json: bool) ->
             "fit": made.fit.to_json() if made.fit else None,
             "precision": {"dtype": made.precision.dtype, "reason": made.precision.reason},
             "run_directory": str(made.run_path),
-            "resume": str(made.resume) if made.resume else None,
+            "resume": str(made.resume.path) if made.resume else None,
         }
         click.echo(dump_json(value), nl=False)
         return
     announce(made, warnings)
     sections = {
-        "command": [shlex.join(made.argv)],
-        "environment": [f"{key}={shlex.quote(value)}" for key, value in made.env.items()],
+        "command": [shlex.join(argv)],
+        "environment": [f"{key}={shlex.quote(value)}" for key, value in env.items()],
         "batch": [f"{key} = {value}" for key, value in batch.items()],
         "deepspeed.json": with_origins(made.final.config, made.final.origins, width=64),
     }

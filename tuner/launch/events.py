@@ -18,6 +18,7 @@ from tuner.runs.directory import RunDirectory
 _POLL_S = 0.2
 _LAST_S = 3.0
 _STDOUT = 1
+_STARTED = ("name", "launch_id", "started", "world_size", "resume_step")
 _ENDED = ("state", "exit_code", "message", "step", "max_steps", "loss", "seconds")
 
 
@@ -37,13 +38,11 @@ class Events:
         self._thread = threading.Thread(target=self._loop, daemon=True, name="events")
 
     @contextlib.contextmanager
-    def told(self):  # type: ignore[no-untyped-def]
-        """Tell of an attempt from its start until its ranks have ended."""
+    def printed(self):  # type: ignore[no-untyped-def]
+        """Print the events of an attempt from its start until its ranks have ended."""
         facts = _object(self._run, "run")
-        told: dict[str, Any] = {
-            key: facts[key] for key in ("name", "launch_id", "started", "world_size", "resume_step") if key in facts
-        }
-        self._tell("started", {"run": str(self._run.path), **told})
+        shown = {key: facts[key] for key in _STARTED if key in facts}
+        self._write("started", {"run": str(self._run.path), **shown})
         self._thread.start()
         try:
             yield
@@ -52,10 +51,10 @@ class Events:
             self._thread.join(_LAST_S)
 
     def end(self, code: int) -> None:
-        """Tell how the run ended; nothing comes after it."""
+        """Print how the run ended; nothing comes after it."""
         status = _object(self._run, "status")
         facts = {key: status[key] for key in _ENDED if key in status} | {"exit_code": code}
-        self._tell("ended", {"run": str(self._run.path), **facts})
+        self._write("ended", {"run": str(self._run.path), **facts})
 
     def _loop(self) -> None:
         while not self._ending.wait(_POLL_S):
@@ -64,11 +63,11 @@ class Events:
 
     def _look(self) -> None:
         for line in self._new_lines():
-            self._tell("step" if "loss" in line else "validation", line)
+            self._write("step" if "loss" in line else "validation", line)
         for found in reversed(checkpoints.listed(self._run.checkpoints)):
             if found.problem is None and found.path not in self._seen:
                 self._seen.add(found.path)
-                self._tell("checkpoint", {"step": found.step, "path": str(found.path)})
+                self._write("checkpoint", {"step": found.step, "path": str(found.path)})
 
     def _new_lines(self) -> list[dict[str, Any]]:
         try:
@@ -81,7 +80,7 @@ class Events:
         self._num_read += len(whole)
         return [json.loads(line) for line in whole.splitlines() if line.strip()]
 
-    def _tell(self, event: str, facts: dict[str, Any]) -> None:
+    def _write(self, event: str, facts: dict[str, Any]) -> None:
         data = (json.dumps({"event": event, **facts}) + "\n").encode()
         with contextlib.suppress(OSError):  # the reader has gone: the run goes on
             while data:

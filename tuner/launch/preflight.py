@@ -11,7 +11,7 @@ from functools import partial
 from tuner.errors import TunerError, together
 from tuner.launch import fitting
 from tuner.launch.checks import Finding, gpus, hub, model, rows, storage, system, zero
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 
 _QUICK = (
     rows.few_steps,
@@ -48,18 +48,18 @@ _SLOW = (
 )
 
 
-def check(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+def check(run: ResolvedRun, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Refuse a run that cannot succeed, and return what may go wrong with it.
 
     Raises:
         TunerError: all that stands in its way.
     """
-    checks = [partial(one, plan) for one in (*_QUICK, *_SLOW)]
-    around = (partial(one, plan, environ) for one in (zero.config, system.builds, system.forgotten_srun))
-    return _judge((*checks, *around, partial(system.shadows, environ), partial(_fit, plan)))
+    checks = [partial(one, run) for one in (*_QUICK, *_SLOW)]
+    around = (partial(one, run, environ) for one in (zero.config, system.builds, system.forgotten_srun))
+    return _judge((*checks, *around, partial(system.shadows, environ), partial(_fit, run)))
 
 
-def check_elsewhere(plan: LaunchPlan, *, quick: bool) -> tuple[str, ...]:
+def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
     """Refuse a run on other machines that cannot succeed, as far as this one knows; return what may go wrong with it.
 
     Args:
@@ -70,19 +70,19 @@ def check_elsewhere(plan: LaunchPlan, *, quick: bool) -> tuple[str, ...]:
     """
     slow = () if quick else (model.tokens, rows.first_rows, hub.reachable)
     return _judge(
-        (*(partial(one, plan) for one in (*_ELSEWHERE, rows.few_steps, zero.unknown, *slow)), partial(_fit, plan))
+        (*(partial(one, run) for one in (*_ELSEWHERE, rows.few_steps, zero.unknown, *slow)), partial(_fit, run))
     )
 
 
-def inspect(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+def inspect(run: ResolvedRun, environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """Return what this machine lacks for a recipe and its config; its memory, the data and the hub are not asked."""
-    around = (partial(one, plan, environ) for one in (zero.config, system.builds))
-    return tuple(_findings((*(partial(one, plan) for one in (*_CONFIGURED, system.installed)), *around)))
+    around = (partial(one, run, environ) for one in (zero.config, system.builds))
+    return tuple(_findings((*(partial(one, run) for one in (*_CONFIGURED, system.installed)), *around)))
 
 
-def inspect_elsewhere(plan: LaunchPlan) -> tuple[Finding, ...]:
+def inspect_elsewhere(run: ResolvedRun) -> tuple[Finding, ...]:
     """Return what can be told from here of what a recipe and its config ask of other machines."""
-    return tuple(_findings(partial(one, plan) for one in (*_ELSEWHERE, model.tokens, zero.unknown)))
+    return tuple(_findings(partial(one, run) for one in (*_ELSEWHERE, model.tokens, zero.unknown)))
 
 
 def _judge(checks: Iterable[Callable[[], Iterator[Finding]]]) -> tuple[str, ...]:
@@ -93,15 +93,15 @@ def _judge(checks: Iterable[Callable[[], Iterator[Finding]]]) -> tuple[str, ...]
     return tuple(finding for finding in found if isinstance(finding, str))
 
 
-def foresee(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
+def foresee(run: ResolvedRun, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return what `check` would say, as far as it can be known in milliseconds."""
-    found = _findings((*(partial(one, plan) for one in _QUICK), partial(zero.config, plan, environ)))
+    found = _findings((*(partial(one, run) for one in _QUICK), partial(zero.config, run, environ)))
     return tuple(one if isinstance(one, str) else f"this run would be refused: {one}" for one in found)
 
 
-def _fit(plan: LaunchPlan) -> Iterator[Finding]:
-    if not plan.request.ignore_fit:
-        fitting.refuse_hopeless(plan.fit, plan.recipe.config)
+def _fit(run: ResolvedRun) -> Iterator[Finding]:
+    if not run.request.ignore_fit:
+        fitting.refuse_hopeless(run.fit, run.recipe.config)
     yield from ()
 
 

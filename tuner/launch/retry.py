@@ -1,6 +1,6 @@
-"""After a run failed, the plan of its next attempt: a lighter one (`--on-oom retry`), or the same (`--max-restarts`).
+"""After a run failed, its next attempt: a lighter one (`--on-oom retry`), or the same once more (`--max-restarts`).
 
-It decides and says so in one line; starting it is `start`'s work. Several nodes decide together (`nodes`).
+It decides and says so in one line; starting it is `execute`'s work. Several nodes decide together (`nodes`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Any
 
 from tuner.errors import DiskError, TunerError
 from tuner.launch import nodes, preflight
-from tuner.launch import plan as plans
-from tuner.launch.plan import LaunchPlan, Request
 from tuner.launch.remedies import Lighter, lighter
-from tuner.launch.resuming import Immovable
+from tuner.launch.resolve import Request, ResolvedRun, resolve_run
 from tuner.runs import attempts, checkpoints
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
 from tuner.runs.directory import RunDirectory
+from tuner.runs.resume_point import IncompatibleStates
 
 ON_OOM = "--on-oom retry"
 RESTARTS = "--max-restarts"
@@ -31,141 +30,151 @@ _MAY_PASS = (1, 124)
 """A crash and a hang; above 128 a rank was killed. All other codes are a mistake, a full disk, or a stop."""
 
 
-def next_plan(plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str], code: int) -> LaunchPlan | None:
-    """Return the plan of the next attempt, or None: nobody asked for one, it would not help, or it may not be.
+class _Refused(Exception):
+    """Why there is no other attempt."""
+
+
+def next_attempt(resolved: ResolvedRun, run: RunDirectory, environ: Mapping[str, str], code: int) -> ResolvedRun | None:
+    """Return the next attempt, or None: nobody asked for one, it would not help, or it may not be.
 
     Args:
         code: How this node's attempt ended.
     """
-    if plan.request.max_restarts and plan.topology.num_nodes > 1:
-        return _with_other_nodes(plan, run, environ, code)
-    flag = ON_OOM if plan.request.on_oom == "retry" else RESTARTS
-    if not code or (flag == RESTARTS and not plan.request.max_restarts):
+    request = resolved.request
+    if request.max_restarts and resolved.topology.num_nodes > 1:
+        return _with_other_nodes(resolved, run, environ, code)
+    flag = ON_OOM if request.on_oom == "retry" else RESTARTS
+    if not code or (flag == RESTARTS and not request.max_restarts):
         return None
     try:
         status = run.read_json(run.status)
-        found = status.get("diagnosis") or {}
-        change = _lighter(plan, found)
+        failure = status.get("diagnosis") or {}
         if "signal" in status:  # who asked a run to stop does not want it to start again
             return None
-        if change:
-            return _say(_made_lighter(_lighter_request(plan, change, found), plan, run, environ), ON_OOM)
+        if request.on_oom == "retry" and (change := _lighter(resolved, failure)):
+            return _announced(_resolve_lighter(resolved, run, environ, failure, change), ON_OOM)
         flag = RESTARTS
-        if not plan.request.max_restarts or not _may_pass(code, found):
+        if not request.max_restarts or not _may_pass(code, failure):
             return None
-        made, refusal = _made_again(plan, run, environ, found)
-        if made:
-            return _say(made, RESTARTS)
-    except TunerError as error:
-        refusal = str(error)
-    _tell(f"{flag}: not possible: {refusal}")
+        return _announced(_resolve_again(resolved, run, environ, failure), RESTARTS)
+    except (TunerError, _Refused) as error:
+        _print(f"{flag}: not possible: {error}")
     return None
 
 
-def _with_other_nodes(plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str], code: int) -> LaunchPlan | None:
+def _with_other_nodes(
+    resolved: ResolvedRun, run: RunDirectory, environ: Mapping[str, str], code: int
+) -> ResolvedRun | None:
     """Return what all nodes do next: node 0 decides when the ranks of every node have ended."""
-    here, launch_id, refusal = plan.topology.node_rank, None, None
-    patience_s = nodes.patience_s(plan.recipe.config.train_cfg.hang_timeout, plan.request.grace_s)
+    topology, objection = resolved.topology, None
+    patience_s = nodes.patience_s(resolved.recipe.config.train_cfg.hang_timeout, resolved.request.grace_s)
     try:
         status = run.read_json(run.status)
-        found = status.get("diagnosis") or {}
-        goes_on = "signal" not in status and _may_pass(code, found)
-        objection = None if goes_on else f"node {here} ended with code {code}"
-        nodes.ended(run, here, objection)
-        if objection and not plan.topology.leads:
+        failure = status.get("diagnosis") or {}
+        if "signal" in status or not _may_pass(code, failure):
+            objection = f"node {topology.node_rank} ended with code {code}"
+        nodes.ended(run, topology.node_rank, objection)
+        if topology.leads:
+            if refusal := objection or nodes.objection(run, topology.num_nodes, patience_s):
+                raise _Refused(refusal)
+            return _announced(_resolve_again(resolved, run, environ, failure), RESTARTS)
+        if objection:
             return None
-        if plan.topology.leads:
-            refusal = objection or nodes.objection(run, plan.topology.num_nodes, patience_s)
-            made, refusal = (None, refusal) if refusal else _made_again(plan, run, environ, found)
-            if made:
-                return _say(made, RESTARTS)
-        else:
-            launch_id, refusal = nodes.decision(run, plan.launch_id, patience_s)
-            if launch_id:
-                return replace(_made(_same_request(plan, found), plan, environ), launch_id=launch_id)
-    except TunerError as error:
-        refusal, objection = str(error), None
-    if plan.topology.leads:
-        with contextlib.suppress(DiskError):
-            nodes.refuse(run, str(refusal))
-    if not objection:  # one of its own is told by how it ended
-        _tell(f"{RESTARTS}: not possible: {refusal}")
+        launch_id, refusal = nodes.decision(run, resolved.launch_id, patience_s)
+        if launch_id is None:
+            raise _Refused(refusal)
+        preflight.check(resolved, environ)
+        # Node 0 has chosen the checkpoint, which all ranks read of run.json: nobody else has to hash it.
+        return replace(resolved, launch_id=launch_id)
+    except (TunerError, _Refused) as error:
+        if topology.leads:
+            with contextlib.suppress(DiskError):
+                nodes.refuse(run, str(error))
+        if not (objection and isinstance(error, _Refused)):  # an objection of its own is told by how it ended
+            _print(f"{RESTARTS}: not possible: {error}")
     return None
 
 
-def _may_pass(code: int, found: Mapping[str, Any]) -> bool:
+def _may_pass(code: int, failure: Mapping[str, Any]) -> bool:
     """Say whether a failure may be gone the next time: not a mistake, and nothing that comes again."""
-    return (code in _MAY_PASS or code > 128) and found.get("cause") not in _COMES_AGAIN
+    return (code in _MAY_PASS or code > 128) and failure.get("cause") not in _COMES_AGAIN
 
 
-def _made_again(
-    plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str], found: Mapping[str, Any]
-) -> tuple[LaunchPlan | None, str | None]:
-    """Return the plan of the same attempt once more, or why there is none; a checkpoint is verified once for both."""
-    restarts = [attempt for attempt in plan.request.attempts if attempt["cause"] not in _OUT_OF_MEMORY]
-    num, limit = len(restarts), plan.request.max_restarts
-    if refusal := attempts.too_often(num, limit):
-        return None, refusal
-    made = _made(_same_request(plan, found), plan, environ)
-    refusal = attempts.refusal(run, num, limit, checkpoints.step_of(made.resume) if made.resume else 0)
-    return (None, refusal) if refusal else (made, None)
+def _resolve_again(
+    resolved: ResolvedRun, run: RunDirectory, environ: Mapping[str, str], failure: Mapping[str, Any]
+) -> ResolvedRun:
+    """Return the same attempt once more; a checkpoint is hashed once, for it and for the question of progress.
+
+    Raises:
+        _Refused: too many restarts, or none brings the run further.
+    """
+    restarts = [attempt for attempt in resolved.request.attempts if attempt["cause"] not in _OUT_OF_MEMORY]
+    limit = resolved.request.max_restarts
+    if refusal := attempts.too_often(len(restarts), limit):
+        raise _Refused(refusal)
+    again = _resolve(_same_request(resolved, failure), resolved, environ)
+    saved_step = again.resume.checkpoint.step if again.resume else 0
+    if refusal := attempts.refusal(run, len(restarts), limit, saved_step):
+        raise _Refused(refusal)
+    return again
 
 
-def _lighter(plan: LaunchPlan, found: Mapping[str, Any]) -> Lighter | None:
-    if plan.request.on_oom != "retry":
-        return None
-    return lighter(plan.recipe.config, plan.level, plan.topology.world_size, str(found.get("cause")))
+def _lighter(resolved: ResolvedRun, failure: Mapping[str, Any]) -> Lighter | None:
+    return lighter(resolved.recipe.config, resolved.level, resolved.topology.world_size, str(failure.get("cause")))
 
 
-def _lighter_request(plan: LaunchPlan, change: Lighter, found: Mapping[str, Any]) -> Request:
-    asked = _same_request(plan, found)
+def _resolve_lighter(
+    resolved: ResolvedRun,
+    run: RunDirectory,
+    environ: Mapping[str, str],
+    failure: Mapping[str, Any],
+    change: Lighter,
+) -> ResolvedRun:
+    asked = _same_request(resolved, failure)
     pairs = (*asked.overrides.pairs, *((ON_OOM, text) for text in change.sets))
-    return replace(
+    request = replace(
         asked,
         overrides=replace(asked.overrides, pairs=pairs),
         deepspeed=change.level or asked.deepspeed,
         command=(*asked.command, *change.flags) if asked.command else (),
     )
+    with contextlib.suppress(IncompatibleStates):  # another error where all are damaged: nobody asked to begin anew
+        return _resolve(request, resolved, environ)
+    checkpoints.set_aside(run.checkpoints, len(request.attempts))
+    return _resolve(request, resolved, environ)
 
 
-def _same_request(plan: LaunchPlan, found: Mapping[str, Any]) -> Request:
-    asked = plan.request
-    ended = {key: found.get(key) for key in ("cause", "what", "rank", "step")}
-    ran = {"deepspeed": plan.level, "micro_batch": plan.batch.micro_batch, "accumulation": plan.batch.accumulation}
+def _same_request(resolved: ResolvedRun, failure: Mapping[str, Any]) -> Request:
+    asked, batch = resolved.request, resolved.batch
+    ended = {key: failure.get(key) for key in ("cause", "what", "rank", "step")}
+    ran = {"deepspeed": resolved.level, "micro_batch": batch.micro_batch, "accumulation": batch.accumulation}
     return replace(
         asked,
         # Pinned: with a smaller batch `auto` might take a lower level than the one that ran out of memory.
-        deepspeed=plan.level if plan.final.from_catalog else asked.deepspeed,
-        work_dir=plan.run_path,
+        deepspeed=resolved.level if resolved.final.from_catalog else asked.deepspeed,
+        work_dir=resolved.run_path,
         resume="auto",
         attempts=(*asked.attempts, {**ended, **ran}),
     )
 
 
-def _made(request: Request, plan: LaunchPlan, environ: Mapping[str, str]) -> LaunchPlan:
-    made = plans.make(request, environ, plan.hardware, datetime.now().astimezone())
-    preflight.check(made, environ)
-    return made
+def _resolve(request: Request, resolved: ResolvedRun, environ: Mapping[str, str]) -> ResolvedRun:
+    following = resolve_run(request, environ, resolved.hardware, datetime.now().astimezone())
+    preflight.check(following, environ)
+    return following
 
 
-def _made_lighter(request: Request, plan: LaunchPlan, run: RunDirectory, environ: Mapping[str, str]) -> LaunchPlan:
-    with contextlib.suppress(Immovable):  # where all are damaged it is another error: nobody asked to begin anew
-        return _made(request, plan, environ)
-    checkpoints.set_aside(run.checkpoints, len(request.attempts))
-    return _made(request, plan, environ)
-
-
-def _say(made: LaunchPlan, flag: str) -> LaunchPlan:
-    batch, where = made.batch, made.resume.name if made.resume else "the start"
-    cause = made.request.attempts[-1]["cause"]
+def _announced(following: ResolvedRun, flag: str) -> ResolvedRun:
+    batch, attempts_so_far = following.batch, following.request.attempts
     lighter_by = (
         f" with micro-batch {batch.micro_batch} x accumulation {batch.accumulation} "
-        f"(global batch {batch.global_batch}) at {made.level}"
+        f"(global batch {batch.global_batch}) at {following.level}"
     )
-    how = lighter_by if flag == ON_OOM else ""
-    _tell(f"{flag} after {cause}: attempt {len(made.request.attempts) + 1}{how}, from {where}.")
-    return made
+    change = lighter_by if flag == ON_OOM else ""
+    place = following.resume.path.name if following.resume else "the start"
+    _print(f"{flag} after {attempts_so_far[-1]['cause']}: attempt {len(attempts_so_far) + 1}{change}, from {place}.")
+    return following
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr)

@@ -17,8 +17,8 @@ from typing import Any
 
 from tuner.errors import ModelError, TunerError
 from tuner.files import disk_errors, write_text
-from tuner.launch import plan, preflight, supervise
-from tuner.launch.plan import LaunchPlan, Request
+from tuner.launch import preflight, render, supervise
+from tuner.launch.resolve import Request, ResolvedRun, resolve_run
 from tuner.machine import hardware, leftovers
 from tuner.machine.topology import LaunchFlags, without_variables
 from tuner.recipes import paths, recipe
@@ -133,7 +133,7 @@ class _Smoke:
         self.environ = without_variables(environ)  # they are meant for the run that will follow
         self.values, self.notes = smaller(loaded.config)
         self.tokenizer: Any = None
-        self.first: LaunchPlan | None = None
+        self.first: ResolvedRun | None = None
 
     def model(self) -> str:
         """Make the model."""
@@ -204,7 +204,7 @@ class _Smoke:
         if not apart <= _TOLERANCE[self.first.precision.dtype]:  # NaN is not
             raise TunerError(what)
 
-    def _plan(self, name: str, resume: Path | None = None) -> LaunchPlan:
+    def _plan(self, name: str, resume: Path | None = None) -> ResolvedRun:
         request = Request(
             str(self.scratch / f"{self.loaded.name}.py"),
             deepspeed=self.asked.deepspeed,
@@ -215,12 +215,13 @@ class _Smoke:
             ignore_fit=True,
             command=self.asked.command,
         )
-        return plan.make(request, self.environ, hardware.detect(self.environ), datetime.now().astimezone())
+        return resolve_run(request, self.environ, hardware.detect(self.environ), datetime.now().astimezone())
 
-    def _run(self, made: LaunchPlan) -> dict[int, float]:
+    def _run(self, made: ResolvedRun) -> dict[int, float]:
         """Run a plan to its end and return the loss of each step."""
-        run = directory.create(made.run_path, made.files, resume=False)
-        code = supervise.run(made.argv, {**leftovers.without(self.environ), **made.env}, run, out=None)
+        run = directory.create(made.run_path, render.files(made), resume=False)
+        env = leftovers.without(self.environ) | render.environment(made, self.environ)
+        code = supervise.run(render.argv(made), env, run, grace_s=made.request.grace_s, shows_rank_0=False)
         if code:
             raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)
         return _losses(run)

@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 
 from tuner.errors import DiskError, RunDirectoryError, Stopped
-from tuner.launch.local import GRACE_S
 from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
 from tuner.runs import beats
 from tuner.runs.diagnose import diagnose
@@ -45,24 +44,27 @@ def run(
     directory: RunDirectory,
     node_rank: int = 0,
     *,
-    out: int | None = _STDOUT,
-    grace_s: float = GRACE_S,
+    grace_s: float,
+    shows_rank_0: bool = True,
 ) -> int:
     """Run this node's torchrun to its end and return the exit code of the run; leave no process behind.
 
-    What rank 0 prints is shown on the descriptor `out`, if any; a failure is told in three lines on standard error
-    and written into status.json. Ranks that are told to stop have `grace_s` seconds, or longer where saves take long.
+    A failure is told in three lines on standard error and written into status.json.
+
+    Args:
+        grace_s: What ranks that are told to stop have, in seconds; they get longer where saves take long.
+        shows_rank_0: What rank 0 prints is shown on standard output, and not in its log alone.
     """
     watch = _Watch(directory, grace_s)
-    shows = node_rank == 0 and out is not None
-    shown = Follower(directory.ranks / "0.log", out or _STDOUT, lambda: bool(directory.failures()))
+    shows = shows_rank_0 and node_rank == 0
+    shown = Follower(directory.ranks / "0.log", _STDOUT, lambda: bool(directory.failures()))
     with watch.signals():
         directory.ranks.mkdir(exist_ok=True)
         with (directory.ranks / f"torchrun-{node_rank}.log").open("wb") as log:
             agent = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
                 list(argv),
                 env=dict(env),
-                stdout=subprocess.DEVNULL if out is None else out,  # a terminal is where rank 0 draws its bar
+                stdout=None if shows_rank_0 else subprocess.DEVNULL,  # a terminal is where rank 0 draws its bar
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=die_with_parent,

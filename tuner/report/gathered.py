@@ -126,7 +126,7 @@ def _samples(run: RunDirectory) -> Iterator[Facts]:
             yield value
 
 
-def _checkpoint(verdict: checkpoints.Verdict) -> Facts:
+def _checkpoint(verdict: checkpoints.Checkpoint) -> Facts:
     num_bytes = 0
     with contextlib.suppress(OSError):  # it may be removed while it is looked at
         num_bytes = sum(path.stat().st_size for path in verdict.path.rglob("*") if path.is_file())

@@ -87,9 +87,9 @@ def _of_run(run: RunDirectory) -> Source:
         what = f"the run {run.path} has no result and no valid checkpoint" + "".join(f"; {line}" for line in passed)
         fix = f"Go on with it first: tuner train {run.recipe} --resume {run.path}"
         raise RunDirectoryError(what, where="SOURCE", fix=fix)
-    step = checkpoints.step_of(newest)
     why = "".join(f"; {line}" for line in passed)
-    return _whole(Source(newest, f"checkpoint {step} of {run.path}, whose training is not done{why}", run, step))
+    told = f"checkpoint {newest.step} of {run.path}, whose training is not done{why}"
+    return _whole(Source(newest.path, told, run, newest.step))
 
 
 def _of_checkpoint(path: Path) -> Source:

@@ -44,4 +44,4 @@ def _began(run: RunDirectory) -> int:
 
 def _reached(run: RunDirectory) -> int:
     newest, _ = checkpoints.newest_valid(run.checkpoints)
-    return checkpoints.step_of(newest) if newest else 0
+    return newest.step if newest else 0

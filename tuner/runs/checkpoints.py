@@ -10,14 +10,13 @@ It knows folders and bytes; what is inside a checkpoint is the worker's business
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,24 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A checkpoint folder, its step, and what is wrong with it (None: valid)."""
+class Checkpoint:
+    """A checkpoint folder as its manifest describes it, which was read once.
+
+    Args:
+        step: The optimizer step at which it was saved; without a readable manifest, that of its name.
+        facts: What was true of the run that saved it: world_size, deepspeed, data ...
+        problem: What is wrong with it, naming the file; None: it is valid.
+    """
 
     path: Path
     step: int
-    problem: str | None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe of the run that saved it."""
+        return self.path / RECIPE
 
 
 def unfinished(folder: Path) -> Path:
@@ -119,23 +130,31 @@ def _hashes(paths: Sequence[Path]) -> Iterator[Iterator[str]]:
         pool.shutdown(cancel_futures=True)
 
 
-def inspect(folder: Path, *, hashes: bool = True) -> str | None:
-    """Return what is wrong with a checkpoint, naming the file, or None when every size (and hash) matches."""
+def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
+    """Read a checkpoint's manifest, and compare every size (and hash) with it."""
+    named = _NAME.fullmatch(folder.name)
+    step = int(named[1]) if named else 0
     try:
         manifest = load_json((folder / MANIFEST).read_text(encoding="utf-8"))
         expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
-        named = _NAME.fullmatch(folder.name)
-        step = int(manifest.get("facts", {}).get("step", named[1] if named else 0))
+        facts = dict(manifest.get("facts", {}))
+        saved_at = int(facts.get("step", step))
     except OSError:
-        return "it has no manifest: the save never finished"
+        return Checkpoint(folder, step, problem="it has no manifest: the save never finished")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return "its manifest is not readable"
-    if named and int(named[1]) != step:  # it was renamed: whoever sorts by names would take it for another
-        return f"it was saved at step {step}"
+        return Checkpoint(folder, step, problem="its manifest is not readable")
+    if named and saved_at != step:  # it was renamed: whoever sorts by names would take it for another
+        return Checkpoint(folder, step, facts, f"it was saved at step {saved_at}")
     try:
-        return _first_difference(folder, expected, hashes)
+        return Checkpoint(folder, saved_at, facts, _first_difference(folder, expected, hashes))
     except OSError as error:  # a bad disk, or a run that removes this checkpoint while it is looked at
-        return f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
+        problem = f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
+        return Checkpoint(folder, saved_at, facts, problem)
+
+
+def inspect(folder: Path, *, hashes: bool = True) -> str | None:
+    """Return what is wrong with a checkpoint, naming the file, or None when every size (and hash) matches."""
+    return read(folder, hashes=hashes).problem
 
 
 def _first_difference(folder: Path, expected: dict[str, tuple[int, str]], hashes: bool) -> str | None:
@@ -169,37 +188,28 @@ def _leads_out(folder: Path) -> bool:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """Return what was true of the run that saved a valid checkpoint: world_size, step, deepspeed."""
-    found: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("facts", {})
-    return found
+    """Return what a folder's manifest says of it beside its files: a checkpoint's has a step, an export's has none.
+
+    Raises:
+        OSError, ValueError: there is no manifest, or it is not readable.
+    """
+    return dict(load_json((folder / MANIFEST).read_text(encoding="utf-8")).get("facts", {}))
 
 
-def step_of(folder: Path) -> int:
-    """Return the optimizer step at which a valid checkpoint was saved, whatever its folder is called by now."""
-    return int(facts(folder).get("step", 0))
-
-
-def survey(folder: Path, *, hashes: bool = True) -> list[Verdict]:
-    """Return the checkpoints of a run up to the newest valid one, newest first; older ones are not hashed."""
-    verdicts: list[Verdict] = []
-    for step, path in _newest_first(folder):
-        verdicts.append(Verdict(path, step, inspect(path, hashes=hashes)))
-        if verdicts[-1].problem is None:
-            break
-    return verdicts
-
-
-def listed(folder: Path) -> list[Verdict]:
+def listed(folder: Path) -> list[Checkpoint]:
     """Return every checkpoint of a run, newest first, judged by the sizes of its files alone."""
-    return [Verdict(path, step, inspect(path, hashes=False)) for step, path in _newest_first(folder)]
+    return [read(path, hashes=False) for _, path in _newest_first(folder)]
 
 
-def newest_valid(folder: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
-    """Return the newest valid checkpoint and one line for each newer one that was passed over."""
-    verdicts = survey(folder, hashes=hashes)
-    passed = [f"{verdict.path.name} is passed over: {verdict.problem}" for verdict in verdicts if verdict.problem]
-    valid = [verdict.path for verdict in verdicts if verdict.problem is None]
-    return (valid[0] if valid else None), passed
+def newest_valid(folder: Path, *, hashes: bool = True) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest valid checkpoint, and a line for each newer one that was passed over; no older one is read."""
+    passed_over: list[str] = []
+    for _, path in _newest_first(folder):
+        found = read(path, hashes=hashes)
+        if found.problem is None:
+            return found, passed_over
+        passed_over.append(f"{path.name} is passed over: {found.problem}")
+    return None, passed_over
 
 
 def prune(folder: Path, keep: int, step: int, protected: int | None = None) -> None:
@@ -247,8 +257,8 @@ def _newest_first(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def require_valid(folder: Path, *, hashes: bool = True) -> Path:
-    """Return `folder` if it is a valid checkpoint.
+def require_valid(folder: Path, *, hashes: bool = True) -> Checkpoint:
+    """Return the checkpoint in `folder`, which must be valid.
 
     Raises:
         RunDirectoryError: it is not there, or its manifest does not hold.
@@ -258,8 +268,8 @@ def require_valid(folder: Path, *, hashes: bool = True) -> Path:
     if not (_NAME.fullmatch(folder.name) or (folder / MANIFEST).is_file()):
         fix = "Name a run directory, or a checkpoint-STEP folder in its checkpoints."
         raise RunDirectoryError(f"{folder} is neither a run nor a checkpoint", where="--resume", fix=fix)
-    problem = inspect(folder, hashes=hashes)
-    if problem:
+    found = read(folder, hashes=hashes)
+    if found.problem:
         fix = "Take an older checkpoint, or name the run directory: its newest valid one is taken."
-        raise RunDirectoryError(f"{folder} is not a valid checkpoint: {problem}", where="--resume", fix=fix)
-    return folder
+        raise RunDirectoryError(f"{folder} is not a valid checkpoint: {found.problem}", where="--resume", fix=fix)
+    return found

@@ -86,10 +86,6 @@ class RunDirectory:
     def universal(self) -> Path:
         return self.path / "universal"
 
-    def converted(self, checkpoint: Path, way: str) -> Path:
-        """Return where a checkpoint is written as this run's ranks can load it."""
-        return self.universal / f"{checkpoint.name}-{way}"
-
     @property
     def final(self) -> Path:
         return self.path / "final"

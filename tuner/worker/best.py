@@ -11,8 +11,9 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
+from tuner.runs.resume_point import LoadAs
 from tuner.worker import resume
-from tuner.worker.saving import disk_errors
+from tuner.worker.checkpointing import disk_errors
 from tuner.worker.validation import best_step
 
 _OF_RANKS = ("world_size", "stage", "dtype", "optimizer", "nvme")
@@ -32,12 +33,11 @@ def load_best(trainer: Any, run: RunDirectory, facts: Mapping[str, Any], *, is_a
     engine, step = trainer.model_wrapped, best_step(trainer.state)
     folder = run.checkpoints / f"checkpoint-{step}"
     # A retry after running out of memory may have set the checkpoints of its first attempt aside.
-    if step in (None, trainer.state.global_step) or checkpoints.inspect(folder, hashes=False) is not None:
+    if step in (None, trainer.state.global_step) or (best := checkpoints.read(folder, hashes=False)).problem:
         return None
-    saved = checkpoints.facts(folder)
     # An attempt that has begun with a converted checkpoint takes every other one for such too.
-    as_saved = facts["resume_as"] in (None, resume.SAVED) and all(
-        saved[key] == facts["state"][key] for key in _OF_RANKS
+    as_saved = facts["resume_as"] in (None, LoadAs.SAVED) and all(
+        best.facts[key] == facts["state"][key] for key in _OF_RANKS
     )
     with resume.data_alone(folder):
         if as_saved:
@@ -48,7 +48,7 @@ def load_best(trainer: Any, run: RunDirectory, facts: Mapping[str, Any], *, is_a
 
 
 def _load_converted(engine: Any, run: RunDirectory, checkpoint: Path) -> None:
-    folder = checkpoints.unfinished(run.checkpoints) / f"{checkpoint.name}-{resume.WEIGHTS}"
+    folder = checkpoints.unfinished(run.checkpoints) / f"{checkpoint.name}-{LoadAs.WEIGHTS}"
     with disk_errors(run.checkpoints, f"the weights of {checkpoint.name}"), resume.silenced():
         if dist.get_rank() == 0:
             checkpoints.clear_unfinished(run.checkpoints)

@@ -1,6 +1,6 @@
 """Going on from a checkpoint: in a form that these ranks can load, without code from its files, as the recipe says now.
 
-Which checkpoint, and how it is loaded, stands in run.json; `launch.resuming` has decided it.
+Which checkpoint, and how it is loaded, stands in run.json; it is decided before a rank starts.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from tuner.errors import DataError, RunDirectoryError, TunerError
 from tuner.files import sha256
 from tuner.machine.topology import Rank
 from tuner.runs import checkpoints
+from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
-from tuner.worker.saving import disk_errors
+from tuner.runs.resume_point import LoadAs, ResumePoint
+from tuner.worker.checkpointing import disk_errors
 
-SAVED, WEIGHTS = "saved", "weights"
 _OF_DEEPSPEED = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
 """All that DeepSpeed 0.19.8's files hold beside tensors and plain values (measured: stages 0 to 3, fp32 and bf16;
 DynamicLossScaler read in its source, for fp16)."""
@@ -51,7 +52,7 @@ class NothingLeft(Exception):
     """The checkpoint is that of the last step: its result is to be saved, and nothing to be trained."""
 
 
-def folder_of(run: RunDirectory, facts: Mapping[str, Any], rank: Rank) -> Path | None:
+def converted(run: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path | None:
     """Return the folder that these ranks resume from, None without a checkpoint; rank 0 makes it where it is another.
 
     Call it before a process group is there: the others wait for as long as rank 0 takes, and a collective would not.
@@ -60,46 +61,46 @@ def folder_of(run: RunDirectory, facts: Mapping[str, Any], rank: Rank) -> Path |
         RunDirectoryError: a file of the checkpoint holds more than data.
     """
     torch.serialization.add_safe_globals(list(_OF_DEEPSPEED))  # the best checkpoint of this run is loaded too
-    if facts["resume"] is None:
+    if point is None:
         return None
-    checkpoint = Path(facts["resume"])
-    if facts["resume_as"] == SAVED:
-        return checkpoint
-    folder = run.converted(checkpoint, facts["resume_as"])
-    if rank.rank == 0 and not _is_of(folder, checkpoint):
-        print(f"Converting {checkpoint} for this run.", flush=True)
-        with disk_errors(run.checkpoints, "the converted checkpoint"), data_alone(checkpoint), silenced():
+    folder = point.folder(run)
+    if folder == point.path:
+        return folder
+    if rank.rank == 0 and not _is_made_of(folder, point.checkpoint):
+        print(f"Converting {point.path} for this run.", flush=True)
+        with disk_errors(run.checkpoints, "the converted checkpoint"), data_alone(point.path), silenced():
             checkpoints.clear_unfinished(run.checkpoints)
-            _convert(checkpoint, checkpoints.unfinished(run.checkpoints) / folder.name, facts["resume_as"])
+            _convert(point, checkpoints.unfinished(run.checkpoints) / folder.name)
             run.universal.mkdir(exist_ok=True)
             checkpoints.put_in_place(run.checkpoints, folder)
     while not (folder / checkpoints.MANIFEST).is_file():
         if run.failures():
-            raise TunerError(f"rank 0 could not convert {checkpoint}", where="ranks/0.log")
+            raise TunerError(f"rank 0 could not convert {point.path}", where="ranks/0.log")
         time.sleep(_POLL_S)
     return folder
 
 
-def _is_of(folder: Path, checkpoint: Path) -> bool:
+def _is_made_of(folder: Path, checkpoint: Checkpoint) -> bool:
     """Return whether a folder is whole, and was converted of this very checkpoint: not of another of the same step."""
-    return checkpoints.inspect(folder) is None and checkpoints.facts(folder).get("of") == _identity(checkpoint)
+    made = checkpoints.read(folder)
+    return made.problem is None and made.facts.get("of") == _identity(checkpoint)
 
 
-def _identity(checkpoint: Path) -> str:
-    return sha256(checkpoint / checkpoints.MANIFEST)
+def _identity(checkpoint: Checkpoint) -> str:
+    return sha256(checkpoint.path / checkpoints.MANIFEST)
 
 
-def _convert(checkpoint: Path, target: Path, way: str) -> None:
+def _convert(point: ResumePoint, target: Path) -> None:
     target.mkdir(parents=True)
-    source = _source(checkpoint)
-    if way == WEIGHTS:
-        write_weights(checkpoint, target / source.name)
+    source = _source(point.path)
+    if point.load_as is LoadAs.WEIGHTS:
+        write_weights(point.path, target / source.name)
     else:
-        _deal_out(source, target / f"{source.name}_universal")
+        _write_universal(source, target / f"{source.name}_universal")
     for name in _OF_TRAINER:
-        if (checkpoint / name).is_file():
-            shutil.copy2(checkpoint / name, target / name)
-    checkpoints.seal(target, {**checkpoints.facts(checkpoint), "of": _identity(checkpoint)})
+        if (point.path / name).is_file():
+            shutil.copy2(point.path / name, target / name)
+    checkpoints.seal(target, {**point.checkpoint.facts, "of": _identity(point.checkpoint)})
 
 
 def data_of(prepared: Prepared) -> dict[str, Any]:
@@ -107,18 +108,17 @@ def data_of(prepared: Prepared) -> dict[str, Any]:
     return {"rows": len(prepared.dataset), "tokens": prepared.counts.tokens, "sha256": prepared.sha256}
 
 
-def check_data(facts: Mapping[str, Any], prepared: Prepared) -> None:
+def check_data(point: ResumePoint | None, prepared: Prepared) -> None:
     """Check that the checkpoint to go on from was trained on the same data, whatever its path says.
 
     Raises:
         DataError: it was not.
     """
-    saved = checkpoints.facts(Path(facts["resume"])).get("data", {}) if facts["resume"] else {}
-    found = data_of(prepared)
-    if any(saved[key] != found[key] for key in saved):
-        now, before = (f"{one['rows']:,} rows of {one['tokens']:,} tokens" for one in (found, saved))
+    saved, current = point.checkpoint.facts.get("data", {}) if point else {}, data_of(prepared)
+    if point and any(saved[key] != current[key] for key in saved):
+        now, before = (f"{one['rows']:,} rows of {one['tokens']:,} tokens" for one in (current, saved))
         now = "other rows, or the same in another order," if now == before else now
-        what = f"the data are {now} by now, and {Path(facts['resume']).name} was trained on {before}"
+        what = f"the data are {now} by now, and {point.path.name} was trained on {before}"
         fix = "Put the data back as they were, or start a new run without --resume."
         raise DataError(f"{what}: its place in them means nothing", where="train_dataloader.dataset", fix=fix)
 
@@ -134,7 +134,7 @@ def silenced() -> Iterator[None]:
         yield
 
 
-def _deal_out(source: Path, target: Path) -> None:
+def _write_universal(source: Path, target: Path) -> None:
     ds_to_universal.main(
         argparse.Namespace(
             input_folder=str(source),
@@ -153,14 +153,14 @@ def write_weights(checkpoint: Path, target: Path) -> None:
     """Write the trained weights in fp32; of stage 0 in 16 bits, whose masters have no names, the 16 bits as fp32."""
     source = _source(checkpoint)
     if list(source.glob("*_optim_states.pt")):
-        found = get_fp32_state_dict_from_zero_checkpoint(
+        state = get_fp32_state_dict_from_zero_checkpoint(
             str(checkpoint), exclude_frozen_parameters=True, lazy_mode=True
         )
     else:
-        found = torch.load(source / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=True)["module"]
+        state = torch.load(source / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=True)["module"]
     target.mkdir(parents=True)
     part: dict[str, torch.Tensor] = {}
-    for name, weight in _once(found):
+    for name, weight in _without_ties(state):
         part[name] = weight.contiguous().float().clone()  # on its own: safetensors takes no parts of a larger tensor
         if sum(one.nbytes for one in part.values()) > _MAX_FILE_BYTES:
             save_file(part, target / f"{name}.safetensors")
@@ -168,7 +168,7 @@ def write_weights(checkpoint: Path, target: Path) -> None:
     save_file(part, target / "rest.safetensors")
 
 
-def _once(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _without_ties(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     # Tied weights stand under each of their names; the first is the one that training knows.
     seen: set[int] = set()
     for name, weight in state.items():
@@ -193,16 +193,15 @@ def data_alone(checkpoint: Path | None) -> Iterator[None]:
         raise RunDirectoryError(what, where="--resume", fix="Take a checkpoint of your own.") from error
 
 
-class Continued(TrainerCallback):  # type: ignore[misc]
+class LoadCheckpoint(TrainerCallback):  # type: ignore[misc]
     """Loads the checkpoint's state into a trainer and leaves the settings to the recipe.
 
     DeepSpeed and transformers put back learning rate, betas, eps, weight decay and clipping too (measured: a changed lr
     had no effect), and ZeRO-3's universal checkpoints give all groups the settings of the first.
     """
 
-    def __init__(self, trainer: Any, run: RunDirectory, facts: Mapping[str, Any], seed: int) -> None:
-        self.trainer, self.run, self.facts, self.seed = trainer, run, facts, seed
-        self.checkpoint = Path(facts["resume"])
+    def __init__(self, trainer: Any, run: RunDirectory, point: ResumePoint, seed: int) -> None:
+        self.trainer, self.run, self.point, self.seed = trainer, run, point, seed
         self._create, self._load = trainer.create_scheduler, trainer._load_optimizer_and_scheduler
         self._load_rng = trainer._load_rng_state
         trainer.create_scheduler, trainer._load_optimizer_and_scheduler = self._created, self._loaded
@@ -217,7 +216,7 @@ class Continued(TrainerCallback):  # type: ignore[misc]
         made = self._create(*given, **named)
         self.lrs = list(self._schedule.base_lrs)
         self.settings = [{key: group[key] for key in group if key != "params"} for group in self._groups]
-        if self.facts["resume_as"] == WEIGHTS:
+        if self.point.load_as is LoadAs.WEIGHTS:
             self.trainer.accelerator.deepspeed_engine_wrapped.engine.load_checkpoint = self._load_weights
         return made
 
@@ -232,7 +231,7 @@ class Continued(TrainerCallback):  # type: ignore[misc]
         return groups
 
     def _loaded(self, folder: str) -> None:
-        if self.facts["resume_as"] == WEIGHTS:
+        if self.point.load_as is LoadAs.WEIGHTS:
             self._schedule.last_epoch = self.trainer.state.global_step
         else:
             self._load(folder)
@@ -253,12 +252,11 @@ class Continued(TrainerCallback):  # type: ignore[misc]
             raise NothingLeft  # transformers would train one step more
 
     def _drawn(self, folder: str) -> None:
-        saved = checkpoints.facts(self.checkpoint)
-        if saved["world_size"] == dist.get_world_size():
-            self._load_rng(str(self.checkpoint))
+        if self.point.checkpoint.facts["world_size"] == dist.get_world_size():
+            self._load_rng(str(self.point.path))
             return
         # transformers would leave ranks without a file of their own at the seed, all with the same numbers.
-        place = (self.seed, saved["step"], dist.get_rank())
+        place = (self.seed, self.point.checkpoint.step, dist.get_rank())
         transformers.set_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
     def _load_weights(self, folder: str, **_: Any) -> tuple[str, dict[str, Any]]:

@@ -28,8 +28,8 @@ from tuner.files import write_text
 from tuner.models.load import pinned, source
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
+from tuner.worker.final_model import ask_for_one_answer
 from tuner.worker.guard import Guard
-from tuner.worker.save import ask_for_one_answer
 
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160

@@ -30,15 +30,16 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.report import end
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
+from tuner.runs.resume_point import ResumePoint
 from tuner.worker import resume, trainers
 from tuner.worker.agree import Agree
 from tuner.worker.best import load_best
 from tuner.worker.callbacks import Alive, AsWritten, FreshAdam, KeptNorm, WeightsMove
+from tuner.worker.checkpointing import CheckpointSaver, disk_errors
+from tuner.worker.final_model import save_final_model
 from tuner.worker.guard import Guard
 from tuner.worker.progress import Bar, Metrics
 from tuner.worker.samples import show_samples
-from tuner.worker.save import save_result
-from tuner.worker.saving import Saver, disk_errors
 from tuner.worker.trackers import trackers
 from tuner.worker.validation import Validation, best_step
 
@@ -58,13 +59,14 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     config = load(str(run.recipe)).config
     guard.watch(config.train_cfg.hang_timeout)
     facts, zero = run.read_json(run.run), run.read_json(run.deepspeed)
-    checkpoint = resume.folder_of(run, facts, rank)
+    point = ResumePoint.of(facts)
+    checkpoint = resume.converted(run, point, rank)
     device = _join(rank, config)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainers.arguments(config, zero, run, device)
     tokenizer = tokenizer_of(config, path)
     data = _data(config, tokenizer, rank, run, guard)
-    resume.check_data(facts, data[0])
+    resume.check_data(point, data[0])
     guard.heart.beat("loading the model")
     how = (config, path, trainers.dtype(zero), str(device))
     more: dict[str, Any] = {"shards": _stage(zero) == 3, "tokenizer": tokenizer}
@@ -75,12 +77,12 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     trainer = trainers.trainer(config, arguments, models, tokenizer, data, run)
     keeps_best = bool(config.checkpoint.save_best)
     saved_facts = {**facts["state"], "data": resume.data_of(data[0])}
-    Saver(trainer, run, saved_facts, config.checkpoint.max_keep_ckpts, keeps_best=keeps_best)
+    CheckpointSaver(trainer, run, saved_facts, config.checkpoint.max_keep_ckpts, keeps_best=keeps_best)
     agree, moves = Agree(trainer, guard, tokenizer), WeightsMove(trainer)
     for callback in (agree, moves, *_callbacks(config, run, facts, guard, rank), *_mended(trainer, zero)):
         trainer.add_callback(callback)
-    if checkpoint:
-        trainer.add_callback(resume.Continued(trainer, run, facts, config.randomness.seed))
+    if point:
+        trainer.add_callback(resume.LoadCheckpoint(trainer, run, point, config.randomness.seed))
     with resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if agree.stopped_at:
@@ -90,7 +92,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     guard.heart.beat("saving the result")
     best = load_best(trainer, run, facts, is_adapter=config.adapter is not None) if keeps_best else None
     with disk_errors(run.checkpoints, "the result"):
-        save_result(trainer, tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
+        save_final_model(trainer, tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
         if rank.rank == 0:
             checkpoints.put_in_place(run.checkpoints, run.final)
     guard.heart.beat("at the end")

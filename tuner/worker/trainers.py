@@ -68,7 +68,7 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
         prediction_loss_only=True,
         save_strategy="steps",
         save_steps=config.checkpoint.interval,
-        save_total_limit=None,  # Saver prunes, after the newer checkpoint is known to be whole
+        save_total_limit=None,  # CheckpointSaver prunes, after the newer checkpoint is known to be whole
         logging_strategy="steps",
         logging_steps=config.log.interval,
         logging_first_step=True,

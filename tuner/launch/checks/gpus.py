@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from tuner.errors import MachineError, RecipeError
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, GpuUse
 
@@ -24,14 +24,14 @@ _HIDDEN_BYTES = 1024**3
 """More than drivers and monitors take of an idle GPU."""
 
 
-def attention(plan: LaunchPlan) -> Iterator[Finding]:
+def attention(run: ResolvedRun) -> Iterator[Finding]:
     """Find flash attention asked for without a GPU that has it, the package, or a type that it computes in."""
-    wanted = plan.recipe.config.model.attn_implementation
+    wanted = run.recipe.config.model.attn_implementation
     if wanted not in _FLASH_PACKAGES:
         return
     instead = "--set model.attn_implementation=sdpa, which packs and masks the same."
     needed, package = _FLASH_CAPABILITY[wanted], _FLASH_PACKAGES[wanted]
-    weakest = min((gpu.compute_capability for gpu in plan.hardware.gpus), default=None)
+    weakest = min((gpu.compute_capability for gpu in run.hardware.gpus), default=None)
     if weakest is None:
         yield MachineError(f"{wanted} needs a GPU, none is visible", where=_WHERE, fix=instead)
     elif weakest < needed:
@@ -40,16 +40,16 @@ def attention(plan: LaunchPlan) -> Iterator[Finding]:
     # transformers 5 takes the hub's kernel where `kernels` is installed instead (modeling_utils.py).
     elif not any(importlib.util.find_spec(name) for name in (package, "kernels")):
         yield MachineError(f"{wanted} needs the package {package}", where=_WHERE, fix=f"Install it, or {instead}")
-    if plan.precision.dtype == "fp32":
+    if run.precision.dtype == "fp32":
         fix = f"--set dtype=bf16, or {instead}"
         yield RecipeError(f"{wanted} computes in bf16 and fp16, and this run in fp32", where=_WHERE, fix=fix)
 
 
-def precision(plan: LaunchPlan) -> Iterator[Finding]:
+def precision(run: ResolvedRun) -> Iterator[Finding]:
     """Find GPUs that emulate the run's bf16, and those that torch was not compiled for."""
-    used = _used(plan)
+    used = _used(run)
     slow = sorted({gpu.name for gpu in used if gpu.compute_capability < (8, 0)})
-    if plan.precision.dtype == "bf16" and slow:
+    if run.precision.dtype == "bf16" and slow:
         yield f"bf16 is emulated on {', '.join(slow)}, several times slower than fp16: --set dtype=fp16."
     for gpu in {gpu.name: gpu for gpu in used}.values():
         problem = libraries.cuda_problem(gpu.compute_capability)
@@ -58,9 +58,9 @@ def precision(plan: LaunchPlan) -> Iterator[Finding]:
             yield MachineError(f"torch has no kernels for {gpu.name}: {problem}", where="torch", fix=fix)
 
 
-def spread(plan: LaunchPlan) -> Iterator[Finding]:
+def spread(run: ResolvedRun) -> Iterator[Finding]:
     """Find tasks of Slurm that are spread unevenly over the nodes, and GPUs that no task uses."""
-    topology, num_gpus = plan.topology, len(plan.hardware.gpus)
+    topology, num_gpus = run.topology, len(run.hardware.gpus)
     if len(set(topology.tasks)) > 1:
         each = topology.world_size // topology.num_nodes
         counts = ", ".join(map(str, topology.tasks))
@@ -70,9 +70,9 @@ def spread(plan: LaunchPlan) -> Iterator[Finding]:
         yield f"{idle} of {num_gpus} GPUs of a node stay idle: srun --ntasks-per-node={num_gpus} uses all."
 
 
-def driver(plan: LaunchPlan) -> Iterator[Finding]:
+def driver(run: ResolvedRun) -> Iterator[Finding]:
     """Find a driver that is too old for the CUDA that torch was built for."""
-    if plan.hardware.gpus:
+    if run.hardware.gpus:
         yield from too_old_driver(hardware.cuda_driver_version(), libraries.torch_cuda_version())
 
 
@@ -87,13 +87,13 @@ def too_old_driver(has: tuple[int, int] | None, built: str | None) -> Iterator[M
         yield MachineError(what, where="NVIDIA's driver", fix=fix)
 
 
-def busy(plan: LaunchPlan) -> Iterator[Finding]:
+def busy(run: ResolvedRun) -> Iterator[Finding]:
     """Find other processes on the run's GPUs; an error where they leave less than the run needs."""
-    use = hardware.gpu_use() if plan.hardware.gpus else {}
-    needed = plan.fit.peak.gpu_bytes if plan.fit else 0.0
-    for gpu in _used(plan):
+    use = hardware.gpu_use() if run.hardware.gpus else {}
+    needed = run.fit.peak.gpu_bytes if run.fit else 0.0
+    for gpu in _used(run):
         if gpu.uuid in use:
-            yield from _busy(gpu, use[gpu.uuid], needed, ignored=plan.request.ignore_fit)
+            yield from _busy(gpu, use[gpu.uuid], needed, ignored=run.request.ignore_fit)
 
 
 def _busy(gpu: Gpu, use: GpuUse, needed: float, *, ignored: bool) -> Iterator[Finding]:
@@ -112,9 +112,9 @@ def _busy(gpu: Gpu, use: GpuUse, needed: float, *, ignored: bool) -> Iterator[Fi
         yield f"{text}."
 
 
-def _used(plan: LaunchPlan) -> tuple[Gpu, ...]:
+def _used(run: ResolvedRun) -> tuple[Gpu, ...]:
     """Return the GPUs that this start puts ranks on; a task of Slurm looks at its own, beside which others start up."""
-    gpus, rank = plan.hardware.gpus, plan.topology.local_rank
+    gpus, rank = run.hardware.gpus, run.topology.local_rank
     if rank is not None:
         return gpus[rank : rank + 1] or gpus[:1]
-    return gpus[: plan.topology.nproc_per_node]
+    return gpus[: run.topology.nproc_per_node]

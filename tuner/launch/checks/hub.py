@@ -13,7 +13,7 @@ from pathlib import Path
 from tuner.errors import DataError, MachineError, ModelError
 from tuner.launch.checks import Finding
 from tuner.launch.checks.model import missing_weights
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 from tuner.recipes import paths
 from tuner.recipes.schema import Rows
 
@@ -23,9 +23,9 @@ _FILES = {"model": "config.json", "dataset": ".gitattributes"}
 """A file that every repository of a kind has; any answer about it tells whether the repository may be read."""
 
 
-def reachable(plan: LaunchPlan) -> Iterator[Finding]:
+def reachable(run: ResolvedRun) -> Iterator[Finding]:
     """Find ids on the hub that do not exist, are gated, or cannot be fetched; HF_HUB_OFFLINE leaves a cached model."""
-    wanted = list(_wanted(plan)) if plan.topology.leads else []
+    wanted = list(_wanted(run)) if run.topology.leads else []
     if not wanted:
         return
     from huggingface_hub import constants  # 0.3 s with its client, which a plan does not need
@@ -55,11 +55,11 @@ def _gather(answers: queue.Queue[Finding | None], count: int) -> Iterator[Findin
             yield found
 
 
-def _wanted(plan: LaunchPlan) -> Iterator[tuple[str, str, str | None]]:
-    model = plan.recipe.config.model
+def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None]]:
+    model = run.recipe.config.model
     if model.path and paths.local(model.path) is None:
         yield "model", model.path, model.revision
-    for loader in (plan.recipe.config.train_dataloader, plan.recipe.config.val_dataloader):
+    for loader in (run.recipe.config.train_dataloader, run.recipe.config.val_dataloader):
         shares: tuple[Rows, ...] = (loader.dataset.mixture or (loader.dataset,)) if loader else ()
         for path in {one.path for one in shares}:
             if path and not path.startswith(paths.URL) and paths.local(path) is None:

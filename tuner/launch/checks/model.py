@@ -17,7 +17,7 @@ from tuner.errors import ModelError, did_you_mean
 from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import built, has_formula
 from tuner.launch.checks import Finding
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes import catalog, paths, template, vocabulary
 from tuner.recipes.architecture import Architecture
@@ -34,15 +34,15 @@ _MAX_HEADER_BYTES = 100_000_000
 """Of a safetensors file, by its format: https://github.com/huggingface/safetensors, "Format"."""
 
 
-def folder(plan: LaunchPlan) -> Path | None:
+def folder(run: ResolvedRun) -> Path | None:
     """Return the folder that holds the model, or None for an id on the hub and for the package's own model."""
-    path = plan.recipe.config.model.path
+    path = run.recipe.config.model.path
     return None if path is None or path.startswith(catalog.ASSET) else paths.local(path)
 
 
-def architecture(plan: LaunchPlan) -> Iterator[Finding]:
+def architecture(run: ResolvedRun) -> Iterator[Finding]:
     """Find a config.json that is none, and a model_type that the installed transformers has no class for."""
-    place = folder(plan)
+    place = folder(run)
     if place is None:
         return
     config = _config(place)
@@ -50,10 +50,10 @@ def architecture(plan: LaunchPlan) -> Iterator[Finding]:
         yield ModelError(f"{str(place / 'config.json')!r} is no JSON object", where=_WHERE, fix="Fetch it again.")
         return
     kind = config.get("model_type")
-    known = known_types(scores=plan.recipe.config.objective.type == "reward")
+    known = known_types(scores=run.recipe.config.objective.type == "reward")
     if kind in known or not known:
         return
-    trusted = plan.recipe.config.model.trust_remote_code
+    trusted = run.recipe.config.model.trust_remote_code
     if "auto_map" in config and not trusted:
         fix = "Set model.trust_remote_code=True and model.revision to a commit that you have read."
         yield ModelError(f"model_type {kind!r} needs code of its own", where=_WHERE, fix=fix)
@@ -62,13 +62,13 @@ def architecture(plan: LaunchPlan) -> Iterator[Finding]:
         yield ModelError(f"transformers has no language model of model_type {kind!r}", where=_WHERE, fix=hint)
 
 
-def weights(plan: LaunchPlan) -> Iterator[Finding]:
+def weights(run: ResolvedRun) -> Iterator[Finding]:
     """Find weights that are missing or cut off: shards of an index, ends of files, pointers of Git LFS."""
-    place = folder(plan)
+    place = folder(run)
     if place is None:
         return
     lacking = list(missing_weights(place))
-    facts = plan.recipe.config.architecture
+    facts = run.recipe.config.architecture
     yield from lacking or (missing_layers(place, facts.num_hidden_layers) if facts else ())
 
 
@@ -110,9 +110,9 @@ def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
         yield ModelError(what, where=_WHERE, fix="Fetch the model again, with all its files.")
 
 
-def tokens(plan: LaunchPlan) -> Iterator[Finding]:
+def tokens(run: ResolvedRun) -> Iterator[Finding]:
     """Find a tokenizer with more tokens than the embedding has rows; one that is not a tokenizer.json a rank reads."""
-    place, config = folder(plan), plan.recipe.config
+    place, config = folder(run), run.recipe.config
     if place is None or config.architecture is None:
         return
     facts, named = config.architecture, config.model.chat_template
@@ -129,10 +129,10 @@ def tokens(plan: LaunchPlan) -> Iterator[Finding]:
             yield vocabulary.untrained_rows(lacking, adapter=config.adapter is not None)
 
 
-def chat_template(plan: LaunchPlan) -> Iterator[Finding]:
+def chat_template(run: ResolvedRun) -> Iterator[Finding]:
     """Find a tokenizer without a chat template, which conversations need; plain text does not."""
-    config = plan.recipe.config
-    place = template.tokenizer_folder(config.model_dump()) if folder(plan) else None
+    config = run.recipe.config
+    place = template.tokenizer_folder(config.model_dump()) if folder(run) else None
     if place is None or config.model.chat_template or config.objective.type == "pretrain":
         return
     if paths.is_file(place / "tokenizer_config.json") and template.own(place) is None:
@@ -149,15 +149,15 @@ def _embeddings(facts: Architecture, objective: str) -> tuple[str, ...]:
     return (model.family.embeddings, *(() if objective == "reward" else (model.head.name,)))
 
 
-def context(plan: LaunchPlan) -> Iterator[Finding]:
+def context(run: ResolvedRun) -> Iterator[Finding]:
     """Find a max_length beyond the model's context; no sample need be as long, so it is told and not refused."""
-    facts, place = plan.recipe.config.architecture, folder(plan)
+    facts, place = run.recipe.config.architecture, folder(run)
     if facts is None:
         return
     longest, where = max(
         (loader.dataset.max_length, f"{key}.dataset.max_length")
         for key in ("train_dataloader", "val_dataloader")
-        if (loader := getattr(plan.recipe.config, key))
+        if (loader := getattr(run.recipe.config, key))
     )
     limit = int(facts.max_position_embeddings * _rope_factor(_config(place) if place else None))
     if longest <= limit:
@@ -170,9 +170,9 @@ def context(plan: LaunchPlan) -> Iterator[Finding]:
     yield f"{where} = {longest} is more than the model's context of {limit} tokens: {then}"
 
 
-def packed(plan: LaunchPlan) -> Iterator[Finding]:
+def packed(run: ResolvedRun) -> Iterator[Finding]:
     """Find packed rows for a model with code of its own, not known to keep samples apart; ranks refuse them."""
-    config = plan.recipe.config
+    config = run.recipe.config
     if not config.model.remote_code or config.objective.type not in ("sft", "pretrain"):
         return
     for key in LOADERS:
@@ -182,11 +182,11 @@ def packed(plan: LaunchPlan) -> Iterator[Finding]:
             yield ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
 
 
-def kernels(plan: LaunchPlan) -> Iterator[Finding]:
+def kernels(run: ResolvedRun) -> Iterator[Finding]:
     """Find packages of CUDA kernels that are missing: the model trains the same without them, and slower."""
-    facts, place = plan.recipe.config.architecture, folder(plan)
+    facts, place = run.recipe.config.architecture, folder(run)
     kind = facts.model_type if facts else read_type(place) if place else None
-    lacks = libraries.missing_kernels(libraries.KERNELS_OF.get(kind or "", ())) if plan.hardware.gpus else ""
+    lacks = libraries.missing_kernels(libraries.KERNELS_OF.get(kind or "", ())) if run.hardware.gpus else ""
     if lacks:
         yield f"a {kind} model is much faster on GPUs with kernels that are not installed: pip install {lacks}."
 

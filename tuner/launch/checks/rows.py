@@ -13,7 +13,7 @@ from tuner.data import readers
 from tuner.data.readers.text import OnError, fail
 from tuner.errors import DataError
 from tuner.launch.checks import Finding
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 from tuner.machine import few_steps as short
 from tuner.recipes import paths
 from tuner.recipes.schema import Rows
@@ -21,9 +21,9 @@ from tuner.recipes.schema import Rows
 _NUM_ROWS = 8
 
 
-def first_rows(plan: LaunchPlan) -> Iterator[Finding]:
+def first_rows(run: ResolvedRun) -> Iterator[Finding]:
     """Find data whose first rows cannot be read or do not fit; raises the error of the first such row."""
-    config = plan.recipe.config
+    config = run.recipe.config
     for loader in (config.train_dataloader, config.val_dataloader):
         if not loader:
             continue
@@ -33,15 +33,15 @@ def first_rows(plan: LaunchPlan) -> Iterator[Finding]:
     yield from ()
 
 
-def few_steps(plan: LaunchPlan) -> Iterator[Finding]:
+def few_steps(run: ResolvedRun) -> Iterator[Finding]:
     """Find a run of too few optimizer steps, where their number is known; one that the recipe sets is meant."""
-    config, steps = plan.recipe.config, plan.steps
+    config, steps = run.recipe.config, run.steps
     epochs = config.train_cfg.max_epochs
     if config.train_cfg.max_steps or steps.samples.value is None:
         return
     ratio = config.param_scheduler.warmup_ratio
     samples = f"{steps.samples.value:,} samples ({steps.samples})"
-    if warning := short.warning(plan.batch, epochs, steps.samples.value, samples, warmup_ratio=ratio):
+    if warning := short.warning(run.batch, epochs, steps.samples.value, samples, warmup_ratio=ratio):
         yield warning
 
 

@@ -16,12 +16,12 @@ from tuner.fit.memory import count
 from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
-from tuner.launch.plan import LaunchPlan
-from tuner.launch.resuming import SAVED, UNIVERSAL
+from tuner.launch.resolve import ResolvedRun
 from tuner.machine import hardware
 from tuner.recipes import paths
-from tuner.runs import checkpoints as runs
+from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
+from tuner.runs.resume_point import LoadAs, ResumePoint
 
 SHM = Path("/dev/shm")  # noqa: S108 (asked for its size)
 _NCCL_SHM_BYTES = 1024**3
@@ -31,97 +31,96 @@ _BATCH_BYTES_A_TOKEN = 3 * 8
 """input_ids, labels and positions, as int64."""
 
 
-def checkpoints(plan: LaunchPlan) -> Iterator[Finding]:
+def checkpoints(run: ResolvedRun) -> Iterator[Finding]:
     """Find a disk without room for the checkpoints that are kept, one more being written, and the result."""
-    sizes = checkpoint_bytes(plan) if plan.topology.leads else None
+    sizes = checkpoint_bytes(run) if run.topology.leads else None
     if sizes is None:
         return
     one, final = sizes
-    number = _num_checkpoints(plan)
-    needed, free, place = one * number + final, _free(plan), existing(plan.run_path)
+    number = _num_checkpoints(run)
+    needed, free, place = one * number + final, _free(run), existing(run.run_path)
     if free < needed:
         what = f"{gib(free)} are free, and {number} checkpoints of {gib(one)} and the result need {gib(needed)}"
         fix = "Free space, choose another --work-dir, or keep fewer: --set checkpoint.max_keep_ckpts=1."
         yield DiskError(what, where=place, fix=fix)
 
 
-def conversion(plan: LaunchPlan) -> Iterator[Finding]:
+def conversion(run: ResolvedRun) -> Iterator[Finding]:
     """Find a disk without room for the checkpoint that is resumed from, written once more as these ranks load it."""
-    if plan.resume is None or plan.resume_as in (None, SAVED) or not plan.topology.leads:
+    point = run.resume
+    if point is None or not run.topology.leads or point.folder(RunDirectory(run.run_path)).is_dir():
         return
-    if RunDirectory(plan.run_path).converted(plan.resume, plan.resume_as).is_dir():
-        return
-    most, left = _conversion_bytes(plan, plan.resume)
-    sizes, place = checkpoint_bytes(plan), existing(plan.run_path)
+    most, left = _conversion_bytes(run, point)
+    sizes, place = checkpoint_bytes(run), existing(run.run_path)
     # It stays until the next checkpoint is whole.
-    needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(plan)
+    needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(run)
     if free < needed:
-        what = f"{gib(free)} are free, and {plan.resume.name} needs {gib(needed)} to be written as these ranks load it"
-        fix = f"Free space, choose another --work-dir, or take the {_saved_by(plan.resume)} that saved it."
+        what = f"{gib(free)} are free, and {point.path.name} needs {gib(needed)} to be written as these ranks load it"
+        fix = f"Free space, choose another --work-dir, or take the {_ranks_of(point)} that saved it."
         yield DiskError(f"{what}, until the next one is saved", where=place, fix=fix)
 
 
-def _conversion_bytes(plan: LaunchPlan, checkpoint: Path) -> tuple[float, float]:
+def _conversion_bytes(run: ResolvedRun, point: ResumePoint) -> tuple[float, float]:
     """Return the most bytes that a conversion takes while it is made, and what it leaves.
 
     DeepSpeed 0.19.8 cuts all states into pieces before it puts them together: twice their size. The weights alone are
     fp32.
     """
-    states = sum(path.stat().st_size for path in checkpoint.rglob("*_optim_states.pt"))
-    if plan.resume_as == UNIVERSAL:
+    states = sum(path.stat().st_size for path in point.path.rglob("*_optim_states.pt"))
+    if point.load_as is LoadAs.UNIVERSAL:
         return 2 * states, states
-    states = states or sum(path.stat().st_size for path in checkpoint.rglob("*_model_states.pt"))
-    weights = states * 4 / (4 + state_bytes(plan.recipe.config))
+    states = states or sum(path.stat().st_size for path in point.path.rglob("*_model_states.pt"))
+    weights = states * 4 / (4 + state_bytes(run.recipe.config))
     return weights, weights
 
 
-def _saved_by(checkpoint: Path) -> str:
-    saved = runs.facts(checkpoint)
+def _ranks_of(point: ResumePoint) -> str:
+    saved = point.checkpoint.facts
     return f"{saved['world_size']} ranks and --deepspeed {saved['deepspeed']}"
 
 
-def _free(plan: LaunchPlan) -> int:
+def _free(run: ResolvedRun) -> int:
     # What a killed save has left is removed before the next one.
-    left = _bytes_below(runs.unfinished(plan.run_path / "checkpoints"))
-    return shutil.disk_usage(existing(plan.run_path)).free + left
+    left = _bytes_below(unfinished(run.run_path / "checkpoints"))
+    return shutil.disk_usage(existing(run.run_path)).free + left
 
 
 def _bytes_below(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def checkpoint_bytes(plan: LaunchPlan) -> tuple[float, float] | None:
+def checkpoint_bytes(run: ResolvedRun) -> tuple[float, float] | None:
     """Return the bytes of one checkpoint and of the result, without tokenizer; None where the model's size is unknown.
 
     A checkpoint holds what is saved as the model, once more in DeepSpeed's own file below stage 3, and fp32 weights and
     optimizer states of what is trained; nothing that is frozen, and with frozen layers no model of its own. Measured on
     DeepSpeed 0.19.8 and transformers 5.23, stages 0 to 3, full, LoRA and freeze.
     """
-    config, facts = plan.recipe.config, plan.recipe.config.architecture
+    config, facts = run.recipe.config, run.recipe.config.architecture
     if facts is None or not has_formula(facts):
         return None
     trained = count(config, facts).trainable
-    width = plan.precision.weight_bytes
+    width = run.precision.weight_bytes
     result = width * (trained if config.adapter else num_parameters(facts))
     as_model = 0 if config.train_cfg.trainable_layers else result
-    in_states = 0 if Level.of_config(plan.final.config).stage == 3 else width * trained
+    in_states = 0 if Level.of_config(run.final.config).stage == 3 else width * trained
     return as_model + in_states + (4 + state_bytes(config)) * trained, result
 
 
-def _num_checkpoints(plan: LaunchPlan) -> int:
+def _num_checkpoints(run: ResolvedRun) -> int:
     """Return how many checkpoints this run will have at once beside those of its directory that will be removed."""
-    saving, steps = plan.recipe.config.checkpoint, plan.steps
+    saving, steps = run.recipe.config.checkpoint, run.steps
     # The best one stays beside the newest, and one more is being written.
     room = saving.max_keep_ckpts + 1 + bool(saving.save_best)
-    room -= len(list((plan.run_path / "checkpoints").glob("checkpoint-*")))
+    room -= len(list((run.run_path / "checkpoints").glob("checkpoint-*")))
     if steps.total.most is not None and not saving.save_best:  # and one at the end
         room = min(room, steps.total.most // saving.interval - steps.done // saving.interval + 1)
     return max(1, room)
 
 
-def download(plan: LaunchPlan) -> Iterator[Finding]:
+def download(run: ResolvedRun) -> Iterator[Finding]:
     """Find a disk without room for the weights that the run will fetch from the hub."""
-    model, facts = plan.recipe.config.model, plan.recipe.config.architecture
+    model, facts = run.recipe.config.model, run.recipe.config.architecture
     is_on_hub = bool(model.path) and paths.local(str(model.path)) is None
     if not is_on_hub or facts is None or not has_formula(facts):
         return
@@ -136,25 +135,25 @@ def download(plan: LaunchPlan) -> Iterator[Finding]:
         yield DiskError(what, where=cache, fix="Free space, or set HF_HOME to a folder on another disk.")
 
 
-def shared_memory(plan: LaunchPlan) -> Iterator[Finding]:
+def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
     """Find a /dev/shm too small for the batches of dataloader workers, or for NCCL between GPUs."""
     if not SHM.is_dir():
         return
-    free, ranks = shutil.disk_usage(SHM).free, plan.topology.nproc_per_node
-    needed = _batches_bytes(plan) * ranks
+    free, ranks = shutil.disk_usage(SHM).free, run.topology.nproc_per_node
+    needed = _batches_bytes(run) * ranks
     if needed > free:
         what = f"{gib(free)} of shared memory are free, and the batches of the dataloader workers need {gib(needed)}"
         fix = "--set train_dataloader.num_workers=0, or a larger one: docker run --shm-size=8g, or --ipc=host."
         yield MachineError(what, where=SHM, fix=fix)
-    elif plan.hardware.gpus and ranks > 1 and free < _NCCL_SHM_BYTES:
+    elif run.hardware.gpus and ranks > 1 and free < _NCCL_SHM_BYTES:
         yield (
             f"{SHM} has {gib(free)} free; where GPUs are not linked NCCL needs up to 1 GiB: docker run --shm-size=1g, "
             "or --ipc=host."
         )
 
 
-def _batches_bytes(plan: LaunchPlan) -> int:
-    loaders = (plan.recipe.config.train_dataloader, plan.recipe.config.val_dataloader)
+def _batches_bytes(run: ResolvedRun) -> int:
+    loaders = (run.recipe.config.train_dataloader, run.recipe.config.val_dataloader)
     return sum(
         loader.num_workers * _PREFETCHED * loader.batch_size * loader.dataset.max_length * _BATCH_BYTES_A_TOKEN
         for loader in loaders
@@ -162,12 +161,12 @@ def _batches_bytes(plan: LaunchPlan) -> int:
     )
 
 
-def host_memory(plan: LaunchPlan) -> Iterator[Finding]:
+def host_memory(run: ResolvedRun) -> Iterator[Finding]:
     """Find a host with less memory than the run needs: refused on a CPU for its states alone, else told."""
-    there, needed = plan.hardware.host_memory_bytes, _host_bytes(plan)
+    there, needed = run.hardware.host_memory_bytes, _host_bytes(run)
     if needed is None or not there:
         return
-    if not plan.hardware.gpus and needed > there and not plan.request.ignore_fit:
+    if not run.hardware.gpus and needed > there and not run.request.ignore_fit:
         what = f"on a CPU this run needs {gib(needed)} for weights and optimizer states, and the host has {gib(there)}"
         fix = "Take a GPU, a smaller model, or LoRA. To start it all the same: --ignore-fit."
         yield MachineError(what, where="the memory here", fix=fix)
@@ -177,14 +176,14 @@ def host_memory(plan: LaunchPlan) -> Iterator[Finding]:
         yield f"{gib(free)} of host memory are free, and this run needs about {gib(needed)}: close other programs."
 
 
-def _host_bytes(plan: LaunchPlan) -> float | None:
+def _host_bytes(run: ResolvedRun) -> float | None:
     """Return the bytes of host memory that a run needs: by the fit, or all its states where there is no GPU."""
-    if plan.fit:
-        return plan.fit.peak.host_bytes
-    config, facts, here = plan.recipe.config, plan.recipe.config.architecture, plan.topology
-    if plan.hardware.gpus or facts is None or not has_formula(facts):
+    if run.fit:
+        return run.fit.peak.host_bytes
+    config, facts, here = run.recipe.config, run.recipe.config.architecture, run.topology
+    if run.hardware.gpus or facts is None or not has_formula(facts):
         return None
-    level, width = Level.of_config(plan.final.config), plan.precision.weight_bytes
+    level, width = Level.of_config(run.final.config), run.precision.weight_bytes
     found = peak(config, facts, level, here.world_size, here.nproc_per_node, width)
     offloaded = found.host.get("optimizer_states", 0.0) + found.host.get("weights", 0.0)
     # Without a GPU the interpreter is all that a rank takes beside its states: a fourth of what it takes with CUDA.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tuner.errors import MachineError
 from tuner.launch.checks import Finding
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 from tuner.machine import libraries, slurm
 from tuner.recipes import paths
 from tuner.zero import needs
@@ -33,10 +33,10 @@ _FILES_OF_A_WORKER = 32
 """Pipes, semaphores and the shared tensors of the batches in flight."""
 
 
-def installed(plan: LaunchPlan) -> Iterator[Finding]:
+def installed(run: ResolvedRun) -> Iterator[Finding]:
     """Find libraries that are missing, too old or at odds, and trackers without their package."""
-    config = plan.recipe.config
-    yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=bool(plan.hardware.gpus))
+    config = run.recipe.config
+    yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=bool(run.hardware.gpus))
     for tracker in config.log.trackers:
         yield from _missing(tracker, f"log.trackers = {tracker!r}")
     if config.optim_wrapper.optimizer.type in ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit"):
@@ -48,10 +48,10 @@ def _missing(package: str | None, where: str) -> Iterator[Finding]:
         yield MachineError(f"{package} is not installed", where=where, fix=f"pip install {package}, or switch it off")
 
 
-def builds(plan: LaunchPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
+def builds(run: ResolvedRun, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Find an interrupted build of what DeepSpeed compiles for this run, which torch would wait for without end."""
-    ops = {"cpu_adam": "CPU Adam"} if plan.final.config.get("zero_force_ds_cpu_optimizer") else {}
-    ops |= _OF_SWAPPING if any(needs.swaps(plan.final.config)) else {}
+    ops = {"cpu_adam": "CPU Adam"} if run.final.config.get("zero_force_ds_cpu_optimizer") else {}
+    ops |= _OF_SWAPPING if any(needs.swaps(run.final.config)) else {}
     root = Path(environ.get("TORCH_EXTENSIONS_DIR") or paths.home() / ".cache" / "torch_extensions")
     for op, name in ops.items():
         for lock in root.glob(f"**/{op}/lock"):
@@ -72,10 +72,10 @@ def shadows(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield f"{folder / _DEEPSPEED_ENV} is not read: tuner does not start ranks through DeepSpeed's launcher."
 
 
-def forgotten_srun(plan: LaunchPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
+def forgotten_srun(run: ResolvedRun, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Find a run on one node in a job that has several."""
     nodes = slurm.num_nodes_outside_srun(environ)
-    if plan.topology.num_nodes == 1 and nodes > 1:
+    if run.topology.num_nodes == 1 and nodes > 1:
         all_of_them = "srun ... tuner train ... --launcher slurm takes all"
         yield f"this job of Slurm has {nodes} nodes, and the run takes one: {all_of_them}."
 
@@ -84,10 +84,10 @@ def _is_module(path: Path) -> bool:
     return path.with_suffix(".py").is_file() or path.is_dir()
 
 
-def port(plan: LaunchPlan) -> Iterator[Finding]:
+def port(run: ResolvedRun) -> Iterator[Finding]:
     """Find the master port taken by another process; the leader alone listens on it."""
-    number = plan.topology.master_port
-    if number is None or not plan.topology.leads:
+    number = run.topology.master_port
+    if number is None or not run.topology.leads:
         return
     with socket.socket() as listener:
         # As torch's store does it: a port that a finished run left in TIME_WAIT is free.
@@ -103,9 +103,9 @@ def port(plan: LaunchPlan) -> Iterator[Finding]:
             yield MachineError(what, where="--master-port / MASTER_PORT / PORT", fix=fix)
 
 
-def open_files(plan: LaunchPlan) -> Iterator[Finding]:
+def open_files(run: ResolvedRun) -> Iterator[Finding]:
     """Find a limit of open files under which nothing starts, or that many dataloader workers reach."""
-    config = plan.recipe.config
+    config = run.recipe.config
     workers = sum(one.num_workers for one in (config.train_dataloader, config.val_dataloader) if one)
     needed, (soft, hard) = _FILES_OF_A_RANK + _FILES_OF_A_WORKER * workers, resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:

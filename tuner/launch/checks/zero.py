@@ -20,7 +20,7 @@ from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
 from tuner.launch.checks.storage import existing
-from tuner.launch.plan import LaunchPlan
+from tuner.launch.resolve import ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.hardware import Hardware
 from tuner.zero import needs
@@ -32,10 +32,10 @@ _FP32_AND_GRADIENT = 8
 """Bytes of a trained weight in fp32 and of its gradient, which are on the disk beside the optimizer's own state."""
 
 
-def config(plan: LaunchPlan, environ: Mapping[str, str]) -> Iterator[Finding]:
+def config(run: ResolvedRun, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Find what the run's config needs and this machine lacks."""
-    origins = plan.final.origins
-    return lacks(plan.final.config, plan.hardware, environ, lambda keys: origins[".".join(keys)].source)
+    origins = run.final.origins
+    return lacks(run.final.config, run.hardware, environ, lambda keys: origins[".".join(keys)].source)
 
 
 def lacks(
@@ -77,16 +77,16 @@ def _no_libaio(here: Hardware, environ: Mapping[str, str]) -> tuple[str, str] | 
     return None
 
 
-def swap_space(plan: LaunchPlan) -> Iterator[Finding]:
+def swap_space(run: ResolvedRun) -> Iterator[Finding]:
     """Find a disk without room for what is swapped to it."""
     wanted: dict[int, float] = {}
     free: dict[int, tuple[Path, int]] = {}
-    for swap in needs.swaps(plan.final.config):
+    for swap in needs.swaps(run.final.config):
         place = existing(swap.path)
         if _unwritable(place, direct=True):
             continue
         disk = place.stat().st_dev
-        wanted[disk] = wanted.get(disk, 0.0) + _swapped_bytes(plan, swap.block)
+        wanted[disk] = wanted.get(disk, 0.0) + _swapped_bytes(run, swap.block)
         free[disk] = (place, shutil.disk_usage(place).free)
     for disk, (place, there) in free.items():
         if there < wanted[disk]:
@@ -94,13 +94,13 @@ def swap_space(plan: LaunchPlan) -> Iterator[Finding]:
             yield DiskError(what, where=place, fix=f"Free space, name another nvme_path, or {_IN_MEMORY}.")
 
 
-def unknown(plan: LaunchPlan) -> Iterator[Finding]:
+def unknown(run: ResolvedRun) -> Iterator[Finding]:
     """Tell what the machines of a run that starts elsewhere must have, which cannot be seen from here."""
-    for keys, package in needs.packages(plan.final.config):
+    for keys, package in needs.packages(run.final.config):
         yield f"{'.'.join(keys)} needs {package} {_THERE}."
-    for keys, path in needs.folders(plan.final.config):
+    for keys, path in needs.folders(run.final.config):
         yield f"{'.'.join(keys)} = {str(path)!r} must be writable {_THERE}."
-    for swap in needs.swaps(plan.final.config):
+    for swap in needs.swaps(run.final.config):
         must = f"libaio with its header ({_LIBAIO}) and room in {str(swap.path)!r}"
         yield f"{swap.block}.device = 'nvme' needs {must} {_THERE}."
 
@@ -127,12 +127,12 @@ def _unwritable(path: Path, *, direct: bool) -> str | None:
     return None
 
 
-def _swapped_bytes(plan: LaunchPlan, block: str) -> float:
+def _swapped_bytes(run: ResolvedRun, block: str) -> float:
     """Return the bytes that a node swaps: what ranks swap is divided among all of them."""
-    config, facts = plan.recipe.config, plan.recipe.config.architecture
+    config, facts = run.recipe.config, run.recipe.config.architecture
     if facts is None or not has_formula(facts):
         return 0.0
-    share = plan.topology.nproc_per_node / plan.topology.world_size
+    share = run.topology.nproc_per_node / run.topology.world_size
     if block == "offload_param":
-        return share * plan.precision.weight_bytes * num_parameters(facts)
+        return share * run.precision.weight_bytes * num_parameters(facts)
     return share * (_FP32_AND_GRADIENT + state_bytes(config)) * count(config, facts).trainable

@@ -17,8 +17,14 @@ from tuner.zero.jsonfile import Document
 
 
 @dataclass(frozen=True)
-class Settled:
-    """A recipe on machines; `level_reason` says why `auto` took this level, None where it was named."""
+class ResolvedRecipe:
+    """A recipe on machines; `level_reason` says why `auto` took this level, None where it was named.
+
+    Args:
+        document: The DeepSpeed config as it was chosen.
+        final: The one that training uses.
+        fit: None without a GPU, or where the model's size is not known.
+    """
 
     recipe: Recipe
     topology: Topology
@@ -30,16 +36,12 @@ class Settled:
     level: str
     level_reason: str | None
     fit: Fit | None
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the user must be told of the recipe, the config and the memory."""
-        return (*self.recipe.warnings, *self.final.warnings, *filter(None, [fitting.warning(self.fit)]))
+    warnings: tuple[str, ...]
 
 
-def settle(
+def resolve_recipe(
     loaded: Recipe, deepspeed: str | None, topology: Topology, hardware: Hardware, *, ignore_fit: bool = False
-) -> Settled:
+) -> ResolvedRecipe:
     """Decide all that a recipe leaves to the machines.
 
     Args:
@@ -52,13 +54,14 @@ def settle(
     """
     config = loaded.config
     batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, topology.world_size)
-    decided = precision.decide(config.optim_wrapper.dtype, hardware)
+    dtype = precision.decide(config.optim_wrapper.dtype, hardware)
     reason = None
     if choice.chosen(loaded, deepspeed)[0] == choice.AUTO:
-        found = fitting.choose(config, topology, hardware, decided, ignore=ignore_fit)
-        deepspeed, reason = found.level, found.reason
+        chosen = fitting.choose(config, topology, hardware, dtype, ignore=ignore_fit)
+        deepspeed, reason = chosen.level, chosen.reason
     document = choice.open_chosen(loaded, deepspeed)
-    final = merge.merge(loaded, document, batch, decided, hardware)
+    final = merge.merge(loaded, document, batch, dtype, hardware)
     level = document.preset or document.name
-    fit = fitting.judge(config, final.config, topology, hardware, decided, level)
-    return Settled(loaded, topology, hardware, batch, decided, document, final, level, reason, fit)
+    fit = fitting.judge(config, final.config, topology, hardware, dtype, level)
+    warnings = (*loaded.warnings, *final.warnings, *filter(None, [fitting.warning(fit)]))
+    return ResolvedRecipe(loaded, topology, hardware, batch, dtype, document, final, level, reason, fit, warnings)

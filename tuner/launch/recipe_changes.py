@@ -1,7 +1,7 @@
 """Which keys of a recipe may change when its run goes on, and what is said of those that did.
 
 A checkpoint is a point in one sequence of samples, for one model: what decides about these must stay. It compares; what
-the ranks' optimizer states stand is `launch.resuming`'s to say.
+the ranks' optimizer states stand is `runs.resume_point`'s to say.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def compare(saved: Path | None, new: Recipe) -> tuple[str, ...]:
     if saved is None or not saved.is_file():
         return ()
     old = recipe.load(str(saved))
-    found = list(differences(Section(old.values, old.origins), Section(new.values, new.origins)))
-    refused = [(one, why) for one in found if (why := _reason(one.key))]
+    changed = list(differences(Section(old.values, old.origins), Section(new.values, new.origins)))
+    refused = [(one, why) for one in changed if (why := _reason(one.key))]
     if not refused:
-        return tuple(f"changed since the checkpoint: {_told(one)}" for one in found)
-    lines = [f"{_told(one)}: {why}" for one, why in refused]
+        return tuple(f"changed since the checkpoint: {_arrow(one)}" for one in changed)
+    lines = [f"{_arrow(one)}: {why}" for one, why in refused]
     what = f"the checkpoint means nothing with {'; '.join(lines)}"
     fix = f"Put back {' and '.join(_back(one) for one, _ in refused)}, or start a new run without --resume."
     raise RecipeError(what, where=_source(refused[0][0]), fix=fix)
@@ -59,7 +59,7 @@ def _reason(key: str) -> str | None:
     return next((why for fixed, why in FIXED.items() if key == fixed or key.startswith(f"{fixed}.")), None)
 
 
-def _told(one: Difference) -> str:
+def _arrow(one: Difference) -> str:
     old, new = (repr(side.value) if side else "(absent)" for side in (one.left, one.right))
     return f"{one.key} {old} -> {new}"
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 
 from tests.data.conftest import make_tokenizer
 from tuner.recipes import catalog
-from tuner.worker.save import save_result
+from tuner.worker.final_model import save_final_model
 
 CHATML = (catalog.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 400}
@@ -34,7 +34,7 @@ def saved(folder: Path, template: str | None, ends: int | list[int] | None) -> L
         model=model,
         deepspeed=SimpleNamespace(zero_optimization_stage=lambda: 2),
     )
-    save_result(trainer, make_tokenizer(template), folder)
+    save_final_model(trainer, make_tokenizer(template), folder)
     return LlamaForCausalLM.from_pretrained(folder)
 
 

@@ -27,7 +27,7 @@ from tuner.worker.validation import best_step
 _FIX = "Free space, then go on with --resume auto; or keep fewer: --set checkpoint.max_keep_ckpts=1."
 
 
-class Saver:
+class CheckpointSaver:
     """Takes the place of the trainer's own saving."""
 
     def __init__(

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,65 +11,74 @@ import pytest
 from tests.launch.plans import made, task
 from tests.launch.rank import process
 from tuner.errors import RunDirectoryError
-from tuner.launch import start
+from tuner.launch import render
+from tuner.launch.execute import execute
 from tuner.runs import directory
 
-# A rank of its own: `start` becomes it, so it runs in a child.
+# A rank of its own: `execute` becomes it, so it runs in a child.
 BECOME = """
-import dataclasses, os, sys
+import os, sys
 from pathlib import Path
 from tests.launch.plans import made
-from tuner.launch import start
+from tuner.launch import render
+from tuner.launch.execute import execute
 plan = made(flags={"launcher": "none"}, work_dir=Path(sys.argv[1]))
 seen = "os.environ['RANK'], os.environ['MINE'], 'PET_NNODES' in os.environ"
 code = f"import os, sys; print(os.getpid(), {seen}, sys.argv[1])"
-plan = dataclasses.replace(plan, argv=[sys.executable, "-c", f"{code}; sys.exit(7)", plan.argv[-1]])
-start.start(plan, {**os.environ, "MINE": "kept", "PET_NNODES": "2"})
+render.argv = lambda run: [sys.executable, "-c", f"{code}; sys.exit(7)", str(run.run_path)]
+execute(plan, {**os.environ, "MINE": "kept", "PET_NNODES": "2"})
 """
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_directory_is_there_before_the_ranks_are(tmp_path: Path) -> None:
+def test_the_directory_is_there_before_the_ranks_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     plan = made(work_dir=run)
     looks = "sys.exit(0 if {'run.json', 'recipe.py', 'deepspeed.json'} <= set(os.listdir(sys.argv[1])) else 9)"
+    monkeypatch.setattr(render, "argv", lambda _: process(run, looks))
 
-    code = start.start(replace(plan, argv=process(run, looks)), os.environ)
+    code = execute(plan, os.environ)
 
     assert code == 0
-    assert {name: (run / name).read_text(encoding="utf-8") for name in plan.files} == plan.files
+    files = render.files(plan)
+    assert {name: (run / name).read_text(encoding="utf-8") for name in files} == files
 
 
-def test_the_plans_variables_reach_the_ranks_over_the_users(tmp_path: Path) -> None:
+def test_the_plans_variables_reach_the_ranks_over_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     plan = made(work_dir=run)
     tells = "open(sys.argv[1] + '/told', 'w').write(os.environ['PYTHONSAFEPATH'] + os.environ['MINE'])"
+    monkeypatch.setattr(render, "argv", lambda _: process(run, tells))
 
-    start.start(replace(plan, argv=process(run, tells)), {**os.environ, "PYTHONSAFEPATH": "", "MINE": "kept"})
+    execute(plan, {**os.environ, "PYTHONSAFEPATH": "", "MINE": "kept"})
 
     assert (run / "told").read_text() == "1kept"
 
 
-def test_what_another_launcher_left_reaches_no_rank_and_is_told(tmp_path: Path) -> None:
+def test_what_another_launcher_left_reaches_no_rank_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     left = {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "10.255.255.1:1", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
     plan = made(work_dir=run, environ={**os.environ, **left})
     tells = "open(sys.argv[1] + '/told', 'w').write('\\n'.join(os.environ))"
+    monkeypatch.setattr(render, "argv", lambda _: process(run, tells))
 
-    start.start(replace(plan, argv=process(run, tells)), {**os.environ, **left})
+    execute(plan, {**os.environ, **left})
 
     assert not left.keys() & set((run / "told").read_text().splitlines())
     assert all(any(name in told for told in plan.warnings) for name in left)
 
 
-def test_a_taken_directory_starts_nothing(tmp_path: Path) -> None:
+def test_a_taken_directory_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    plan = replace(made(work_dir=run), argv=process(run, "said('started')"))
+    plan = made(work_dir=run)
+    monkeypatch.setattr(render, "argv", lambda _: process(run, "said('started')"))
     run.mkdir()
     (run / "mine").touch()
 
     with pytest.raises(RunDirectoryError):
-        start.start(plan, os.environ)
+        execute(plan, os.environ)
 
     assert [path.name for path in run.iterdir()] == ["mine"]
 
@@ -95,6 +103,6 @@ def test_a_later_rank_of_slurm_writes_nothing_and_waits_for_rank_0(
     plan = made(environ=task(1), flags={"launcher": "slurm"}, work_dir=tmp_path / "run")
 
     with pytest.raises(RunDirectoryError, match="rank 0 did not write"):
-        start.start(plan, os.environ)
+        execute(plan, os.environ)
 
     assert list(tmp_path.iterdir()) == []

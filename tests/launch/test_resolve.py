@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from dataclasses import replace
 from datetime import timedelta
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.launch.plans import NOW, PATH, TINY, checkpoint, made, task, written_run
+from tests.launch.plans import NOW, TINY, checkpoint, made, task, written_run
 from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
 from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError, UsageError
-from tuner.launch import fitting, local, plan
-from tuner.launch.plan import batch_json
+from tuner.launch import fitting, render
+from tuner.launch.render import batch_json
 from tuner.machine.topology import Topology
 from tuner.recipes import recipe
 
@@ -33,147 +31,6 @@ def _paths(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-# The command
-
-
-def test_one_machine_finds_its_port_itself_and_the_worker_stands_behind_two_dashes(tmp_path: Path) -> None:
-    argv = made(hardware=TWO_GPUS, work_dir=tmp_path / "run").argv
-
-    assert argv == [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--module",
-        "--",
-        "tuner.worker",
-        str(tmp_path / "run"),
-    ]
-
-
-def test_several_machines_meet_at_the_given_address(tmp_path: Path) -> None:
-    flags = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 1234}
-
-    argv = made(hardware=TWO_GPUS, flags=flags, work_dir=tmp_path / "run").argv
-
-    assert argv[3:8] == [
-        "--nnodes=2",
-        "--node-rank=1",
-        "--master-addr=10.0.0.1",
-        "--master-port=1234",
-        "--nproc-per-node=2",
-    ]
-    assert argv[argv.index("--") + 1 :] == ["tuner.worker", str(tmp_path / "run")]
-
-
-def test_torchrun_understands_the_command_it_is_given(tmp_path: Path) -> None:
-    from torch.distributed.run import get_args_parser
-
-    for flags in ({}, {"nnodes": 2, "node_rank": 1, "master_addr": "h", "master_port": 1234}):
-        argv = made(flags=flags, work_dir=tmp_path / "a b" / "--nnodes=9").argv
-
-        read = get_args_parser().parse_args(argv[3:])
-
-        assert read.module
-        assert read.training_script == "tuner.worker"
-        assert read.training_script_args == [str(tmp_path / "a b" / "--nnodes=9")]
-        assert read.nnodes == str(flags.get("nnodes", "1:1"))
-        assert read.standalone is not bool(flags)
-
-
-@pytest.mark.parametrize("name", ["a b", "größe", "$HOME", "a$$b", "${local_rank}", "it's", '"quoted"', "-n", "a;b"])
-def test_a_path_reaches_the_ranks_as_it_is(tmp_path: Path, name: str) -> None:
-    from torch.distributed.elastic.utils.api import macros
-
-    path = tmp_path / name
-
-    argv = local.torchrun(made(work_dir=path).topology, path)
-
-    assert macros.substitute(argv, "0")[-1] == str(path)
-
-
-def test_a_task_of_slurm_becomes_the_worker_itself(tmp_path: Path) -> None:
-    found = made(environ=task(1), flags={"launcher": "slurm"}, work_dir=tmp_path / "run")
-
-    assert found.argv == [sys.executable, "-m", "tuner.worker", str(tmp_path / "run")]
-    assert {name: found.env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-    }
-    assert found.env["MASTER_ADDR"] == "n1"
-    assert found.env["MASTER_PORT"] == str(found.topology.master_port)
-
-
-def test_without_a_launcher_this_process_is_rank_0_of_1() -> None:
-    found = made(flags={"launcher": "none"}, hardware=TWO_GPUS)
-
-    assert found.argv[:3] == [sys.executable, "-m", "tuner.worker"]
-    assert (found.env["RANK"], found.env["WORLD_SIZE"], found.env["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
-
-
-# The environment
-
-
-def test_the_environment_keeps_a_torch_py_of_the_working_directory_out() -> None:
-    assert made().env["PYTHONSAFEPATH"] == "1"
-
-
-@pytest.mark.parametrize(("hardware", "name"), [(CPU, "cpu"), (TWO_GPUS, "cuda")])
-def test_deepspeed_is_told_its_accelerator(hardware: Any, name: str) -> None:
-    assert made(hardware=hardware).env["DS_ACCELERATOR"] == name
-
-
-def test_cores_are_shared_among_the_processes() -> None:
-    assert made(hardware=TWO_GPUS).env["OMP_NUM_THREADS"] == "8"
-    assert made(flags={"nproc_per_node": 5}).env["OMP_NUM_THREADS"] == "1"
-
-
-def test_memory_of_gpus_is_taken_in_segments_that_grow() -> None:
-    assert made(hardware=TWO_GPUS).env["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert not [name for name in made().env if "ALLOC_CONF" in name]
-
-
-@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
-def test_settings_of_the_allocator_that_the_user_made_stand(name: str) -> None:
-    env = made(hardware=TWO_GPUS, environ={**PATH, name: "max_split_size_mb:128"}).env
-
-    assert not [name for name in env if "ALLOC_CONF" in name]
-
-
-def test_the_settings_of_the_allocator_have_the_names_that_torch_reads() -> None:
-    library = Path(torch.__file__).parent / "lib" / "libc10.so"
-
-    names = set(re.findall(rb"\bPYTORCH_\w*ALLOC_CONF\b", library.read_bytes()))
-
-    assert {name.decode() for name in names} == set(plan._ALLOCATORS)
-
-
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
-def test_what_the_user_set_stays(name: str) -> None:
-    assert name in made().env
-    assert name not in made(environ=PATH | {name: "17"}).env
-
-
-def test_ranks_get_longer_than_torchruns_30_seconds_to_save() -> None:
-    assert int(made().env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) >= 120
-
-
-def test_the_interpreters_own_scripts_are_on_path_once() -> None:
-    scripts = str(Path(sys.executable).parent)
-
-    assert made().env["PATH"] == f"{scripts}:{PATH['PATH']}"
-    assert "PATH" not in made(environ={"PATH": f"/bin:{scripts}"}).env
-
-
-def test_no_secret_of_the_environment_is_written_down() -> None:
-    found = made(environ=PATH | {"HF_TOKEN": "hf_canary", "WANDB_API_KEY": "canary"})
-
-    assert "canary" not in "".join((*found.files.values(), *found.argv, *found.env.values()))
-
-
 # What is written
 
 
@@ -187,11 +44,11 @@ def test_planning_writes_nothing(tmp_path: Path) -> None:
 def test_the_files_are_the_plan(tmp_path: Path) -> None:
     found = made("lr=1e-5", "seed=7", deepspeed="zero2", hardware=machine(H200), command=("tuner", "train", TINY))
 
-    assert set(found.files) == {"recipe.py", "deepspeed.json", "run.json"}
-    assert json.loads(found.files["deepspeed.json"]) == found.final.config
-    facts = json.loads(found.files["run.json"])
+    assert set(render.files(found)) == {"recipe.py", "deepspeed.json", "run.json"}
+    assert json.loads(render.files(found)["deepspeed.json"]) == found.final.config
+    facts = json.loads(render.files(found)["run.json"])
     assert facts["name"] == TINY
-    assert facts["argv"] == found.argv
+    assert facts["argv"] == render.argv(found)
     assert facts["command"] == ["tuner", "train", TINY]
     assert facts["seed"] == 7
     assert facts["deepspeed"] == "deepspeed_zero2"
@@ -213,7 +70,7 @@ def test_the_written_recipe_is_the_whole_one_and_pins_what_was_decided(tmp_path:
 
     path = tmp_path / "elsewhere" / "recipe.py"
     path.parent.mkdir()
-    path.write_text(found.files["recipe.py"], encoding="utf-8")
+    path.write_text(render.files(found)["recipe.py"], encoding="utf-8")
     again = recipe.load(str(path))
 
     assert again.config.train_dataloader.dataset.path == str(data)
@@ -228,7 +85,7 @@ def test_a_users_json_is_pinned_as_a_whole(tmp_path: Path) -> None:
 
     found = made(deepspeed="my.json")
 
-    (tmp_path / "recipe.py").write_text(found.files["recipe.py"])
+    (tmp_path / "recipe.py").write_text(render.files(found)["recipe.py"])
     (tmp_path / "my.json").unlink()
     again = made(recipe="./recipe.py")
     assert again.final.config == found.final.config

@@ -20,7 +20,7 @@ _SEARCHES = (
 )
 
 
-def save_result(trainer: Any, tokenizer: Any, folder: Path) -> None:
+def save_final_model(trainer: Any, tokenizer: Any, folder: Path) -> None:
     """Write weights (or adapter), tokenizer with its chat template, and generation config; every rank takes part."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     state = _gathered(trainer.deepspeed, model)

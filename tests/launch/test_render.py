@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.launch.plans import PATH, made, task
+from tests.machine.gpus import A100, CPU, machine
+from tuner.launch import render
+
+TWO_GPUS = machine(A100, A100)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _env(*, environ: Mapping[str, str] = PATH, **request: Any) -> dict[str, str]:
+    return render.environment(made(environ=environ, **request), environ)
+
+
+# The command
+
+
+def test_one_machine_finds_its_port_itself_and_the_worker_stands_behind_two_dashes(tmp_path: Path) -> None:
+    argv = render.argv(made(hardware=TWO_GPUS, work_dir=tmp_path / "run"))
+
+    assert argv == [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--module",
+        "--",
+        "tuner.worker",
+        str(tmp_path / "run"),
+    ]
+
+
+def test_several_machines_meet_at_the_given_address(tmp_path: Path) -> None:
+    flags = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 1234}
+
+    argv = render.argv(made(hardware=TWO_GPUS, flags=flags, work_dir=tmp_path / "run"))
+
+    assert argv[3:8] == [
+        "--nnodes=2",
+        "--node-rank=1",
+        "--master-addr=10.0.0.1",
+        "--master-port=1234",
+        "--nproc-per-node=2",
+    ]
+    assert argv[argv.index("--") + 1 :] == ["tuner.worker", str(tmp_path / "run")]
+
+
+def test_torchrun_understands_the_command_it_is_given(tmp_path: Path) -> None:
+    from torch.distributed.run import get_args_parser
+
+    for flags in ({}, {"nnodes": 2, "node_rank": 1, "master_addr": "h", "master_port": 1234}):
+        argv = render.argv(made(flags=flags, work_dir=tmp_path / "a b" / "--nnodes=9"))
+
+        read = get_args_parser().parse_args(argv[3:])
+
+        assert read.module
+        assert read.training_script == "tuner.worker"
+        assert read.training_script_args == [str(tmp_path / "a b" / "--nnodes=9")]
+        assert read.nnodes == str(flags.get("nnodes", "1:1"))
+        assert read.standalone is not bool(flags)
+
+
+@pytest.mark.parametrize("name", ["a b", "größe", "$HOME", "a$$b", "${local_rank}", "it's", '"quoted"', "-n", "a;b"])
+def test_a_path_reaches_the_ranks_as_it_is(tmp_path: Path, name: str) -> None:
+    from torch.distributed.elastic.utils.api import macros
+
+    path = tmp_path / name
+
+    argv = render.argv(made(work_dir=path))
+
+    assert macros.substitute(argv, "0")[-1] == str(path)
+
+
+def test_a_task_of_slurm_becomes_the_worker_itself(tmp_path: Path) -> None:
+    found = made(environ=task(1), flags={"launcher": "slurm"}, work_dir=tmp_path / "run")
+
+    assert render.argv(found) == [sys.executable, "-m", "tuner.worker", str(tmp_path / "run")]
+    env = render.environment(found, PATH)
+    assert {name: env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    assert env["MASTER_ADDR"] == "n1"
+    assert env["MASTER_PORT"] == str(found.topology.master_port)
+
+
+def test_without_a_launcher_this_process_is_rank_0_of_1() -> None:
+    found = made(flags={"launcher": "none"}, hardware=TWO_GPUS)
+
+    assert render.argv(found)[:3] == [sys.executable, "-m", "tuner.worker"]
+    env = render.environment(found, PATH)
+    assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
+
+
+# The environment
+
+
+def test_the_environment_keeps_a_torch_py_of_the_working_directory_out() -> None:
+    assert _env()["PYTHONSAFEPATH"] == "1"
+
+
+@pytest.mark.parametrize(("hardware", "name"), [(CPU, "cpu"), (TWO_GPUS, "cuda")])
+def test_deepspeed_is_told_its_accelerator(hardware: Any, name: str) -> None:
+    assert _env(hardware=hardware)["DS_ACCELERATOR"] == name
+
+
+def test_cores_are_shared_among_the_processes() -> None:
+    assert _env(hardware=TWO_GPUS)["OMP_NUM_THREADS"] == "8"
+    assert _env(flags={"nproc_per_node": 5})["OMP_NUM_THREADS"] == "1"
+
+
+def test_memory_of_gpus_is_taken_in_segments_that_grow() -> None:
+    assert _env(hardware=TWO_GPUS)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert not [name for name in _env() if "ALLOC_CONF" in name]
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+def test_settings_of_the_allocator_that_the_user_made_stand(name: str) -> None:
+    env = _env(hardware=TWO_GPUS, environ={**PATH, name: "max_split_size_mb:128"})
+
+    assert not [name for name in env if "ALLOC_CONF" in name]
+
+
+def test_the_settings_of_the_allocator_have_the_names_that_torch_reads() -> None:
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+
+    names = set(re.findall(rb"\bPYTORCH_\w*ALLOC_CONF\b", library.read_bytes()))
+
+    assert {name.decode() for name in names} == set(render._ALLOCATORS)
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+def test_what_the_user_set_stays(name: str) -> None:
+    assert name in _env()
+    assert name not in _env(environ=PATH | {name: "17"})
+
+
+def test_ranks_get_longer_than_torchruns_30_seconds_to_save() -> None:
+    assert int(_env()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) >= 120
+
+
+def test_the_interpreters_own_scripts_are_on_path_once() -> None:
+    scripts = str(Path(sys.executable).parent)
+
+    assert _env()["PATH"] == f"{scripts}:{PATH['PATH']}"
+    assert "PATH" not in _env(environ={"PATH": f"/bin:{scripts}"})
+
+
+def test_no_secret_of_the_environment_is_written_down() -> None:
+    environ = PATH | {"HF_TOKEN": "hf_canary", "WANDB_API_KEY": "canary"}
+    found = made(environ=environ)
+
+    given = (*render.files(found).values(), *render.argv(found), *render.environment(found, environ).values())
+    assert "canary" not in "".join(given)

@@ -1,0 +1,57 @@
+"""Run a resolved run: write its directory, then become the rank or watch the ranks, as often as was asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+from tuner.launch import render, retry, supervise
+from tuner.launch.events import Events
+from tuner.launch.resolve import ResolvedRun
+from tuner.machine import leftovers, slurm
+from tuner.report import end
+from tuner.runs import directory, lock
+from tuner.runs.directory import RunDirectory
+
+
+def execute(resolved: ResolvedRun, environ: Mapping[str, str]) -> int:
+    """Train and return the exit code; as one rank of Slurm (or the only rank), never return.
+
+    Raises:
+        TunerError: the run directory cannot be written.
+    """
+    try:
+        while True:
+            run = _directory(resolved, environ)
+            argv, env = render.argv(resolved), leftovers.without(environ) | render.environment(resolved, environ)
+            if resolved.topology.launcher != "torchrun":
+                os.execve(argv[0], argv, env)  # noqa: S606 (a list built by us, no shell)
+            prints_events, leads = resolved.request.prints_events, resolved.topology.leads
+            events = Events(run) if prints_events and leads else None
+            with events.printed() if events else nullcontext():
+                code = supervise.run(
+                    argv,
+                    env,
+                    run,
+                    resolved.topology.node_rank,
+                    grace_s=resolved.request.grace_s,
+                    shows_rank_0=not prints_events,  # its lines are in its log
+                )
+            following = retry.next_attempt(resolved, run, environ, code)
+            if following is None:
+                if leads:
+                    end.write(run)
+                if events:
+                    events.end(code)
+                return code
+            resolved = following
+    finally:
+        lock.release(resolved.run_path)
+
+
+def _directory(resolved: ResolvedRun, environ: Mapping[str, str]) -> RunDirectory:
+    if not resolved.topology.leads:
+        return directory.wait_for(resolved.run_path, resolved.launch_id)
+    files, resume = render.files(resolved), resolved.is_known_run
+    return directory.create(resolved.run_path, files, resume=resume, environ=environ, has_ended=slurm.has_ended)

@@ -1,0 +1,166 @@
+"""What the ranks of a resolved run are given: argv, environment, and the files of the run directory.
+
+It decides nothing about training, and writes and starts nothing.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tuner import __version__
+from tuner.files import dump_json
+from tuner.launch import fitting, remedies
+from tuner.launch.resolve import ResolvedRun
+from tuner.machine.hardware import tool_path
+from tuner.machine.libraries import versions
+from tuner.machine.topology import Topology
+from tuner.runs.lock import WORKER
+
+_UNSAFE_LOAD = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+_ALLOCATORS = (_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Every name that torch 2.9 to 2.13 reads settings of CUDA's allocator from; of two that are set, an older one may win.
+
+Source: torch, c10/cuda/CUDAAllocatorConfig.h and c10/core/AllocatorConfig.h.
+"""
+_ORPHANED_S = 3600
+
+
+def argv(run: ResolvedRun) -> list[str]:
+    """Return the command of this node's torchrun, or of the one rank that this process becomes."""
+    if run.topology.launcher != "torchrun":
+        return [sys.executable, "-m", WORKER, str(run.run_path)]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *_rendezvous(run.topology),
+        f"--nproc-per-node={run.topology.nproc_per_node}",
+        "--module",
+        # Without it torchrun takes the script's arguments for its own.
+        "--",
+        WORKER,
+        # torchrun puts ranks in the place of ${...} and one $ in the place of two.
+        str(run.run_path).replace("$", "$$"),
+    ]
+
+
+def _rendezvous(topology: Topology) -> list[str]:
+    if topology.num_nodes == 1:
+        return ["--standalone"]  # the rendezvous itself picks a free port
+    return [
+        f"--nnodes={topology.num_nodes}",
+        f"--node-rank={topology.node_rank}",
+        f"--master-addr={topology.master_addr}",
+        f"--master-port={topology.master_port}",
+    ]
+
+
+def environment(run: ResolvedRun, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the ranks get beside those of this process."""
+    env = {
+        # A torch.py or datasets.py in the working directory must not be imported in place of the real one.
+        "PYTHONSAFEPATH": "1",
+        "DS_ACCELERATOR": "cuda" if run.hardware.gpus else "cpu",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Checkpoints are pickles: whatever asks torch.load for more, they hold no code that is run.
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
+    }
+    if _UNSAFE_LOAD in environ:
+        env[_UNSAFE_LOAD] = "0"
+    env |= {name: value for name, value in _defaults(run, environ).items() if name not in environ}
+    env |= _of_one_rank(run.topology) if run.topology.launcher != "torchrun" else {}
+    path = tool_path(environ)
+    return env if path == environ.get("PATH") else {**env, "PATH": path}
+
+
+def _defaults(run: ResolvedRun, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for which the user's own value stands."""
+    defaults = {"OMP_NUM_THREADS": str(max(1, run.hardware.num_cpus // run.topology.nproc_per_node))}
+    if run.topology.launcher == "torchrun":
+        # From SIGTERM to SIGKILL torchrun's own default is 30 s. The supervisor ends ranks after grace_s, or later
+        # where a save takes longer, so torchrun must not do it before: its time is for one that has lost the
+        # supervisor. A variable, because torchrun before 2.12 has no such flag and would not start.
+        defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(round(run.request.grace_s) + _ORPHANED_S)
+    if run.hardware.gpus and not any(name in environ for name in _ALLOCATORS):
+        # Batches of different lengths leave holes that a segment of fixed size cannot give to a longer one.
+        defaults[_ALLOCATOR] = "expandable_segments:True"
+    return defaults
+
+
+def _of_one_rank(topology: Topology) -> dict[str, str]:
+    """Return what tells torch which rank it is, where srun, or nobody (--launcher none), has started it."""
+    return {
+        "RANK": str(topology.rank),
+        "WORLD_SIZE": str(topology.world_size),
+        "LOCAL_RANK": str(topology.local_rank),
+        "LOCAL_WORLD_SIZE": str(topology.nproc_per_node),
+        "MASTER_ADDR": str(topology.master_addr),
+        "MASTER_PORT": str(topology.master_port),
+    }
+
+
+def files(run: ResolvedRun) -> dict[str, str]:
+    """Return the run directory's files by name: all that the ranks read."""
+    line = f" As run; the values of {run.recipe.name} with what the command line changed."
+    return {
+        "recipe.py": run.recipe_as_run.standalone(line),
+        "deepspeed.json": dump_json(run.final.config),
+        "run.json": dump_json(_run_facts(run)),
+    }
+
+
+def _run_facts(run: ResolvedRun) -> dict[str, Any]:
+    request, config, point = run.request, run.recipe.config, run.resume
+    typed = request.command or ("tuner", "train", *([request.recipe] if request.recipe else []))
+    return {
+        "name": run.recipe.name,
+        "launch_id": run.launch_id,
+        "started": run.started.isoformat(timespec="seconds"),
+        "command": list(request.command),
+        "argv": argv(run),
+        "next": remedies.commands(typed, config, run.level, run.topology, len(run.hardware.gpus), run.run_path),
+        "attempts": list(request.attempts),
+        "seed": config.randomness.seed,
+        "deepspeed": run.level,
+        "precision": {"dtype": run.precision.dtype, "reason": run.precision.reason},
+        "resume": str(point.path) if point else None,
+        "resume_as": point.load_as if point else None,
+        "resume_step": point.checkpoint.step if point else None,
+        "world_size": run.topology.world_size,
+        "num_nodes": run.topology.num_nodes,
+        "batch": batch_json(run),
+        "state": dict(run.state),
+        "arithmetic": fitting.arithmetic(config, run.hardware, run.precision.dtype),
+        "fit": run.fit.to_json() if run.fit else None,
+        "warnings": list(run.warnings),
+        "hardware": run.hardware.to_json(),
+        "versions": {"tuner": __version__, "python": platform.python_version(), **versions()},
+        "platform": platform.platform(),
+        "interpreter": sys.executable,
+    }
+
+
+def batch_json(run: ResolvedRun) -> dict[str, int | str | None]:
+    """Return the batch arithmetic: counts of rows and samples of an epoch, and of optimizer steps."""
+    batch, cfg, steps = run.batch, run.recipe.config.train_cfg, run.steps
+    return {
+        "micro_batch": batch.micro_batch,
+        "accumulation": batch.accumulation,
+        "ranks": batch.ranks,
+        "global_batch": batch.global_batch,
+        "rows": steps.rows.value,
+        "rows_are": str(steps.rows),
+        "samples": steps.samples.value,
+        "steps_per_epoch": steps.per_epoch.value,
+        "steps_per_epoch_is": str(steps.per_epoch),
+        "epochs": cfg.max_epochs,
+        "max_steps": cfg.max_steps,
+        "steps": steps.total.value,
+        "steps_are": str(steps.total),
+        "steps_done": steps.done,
+        "steps_left": steps.left,
+    }

@@ -1,0 +1,152 @@
+"""A request, on these machines -> a resolved run. It looks and decides; it writes and starts nothing.
+
+What the ranks are given of it (argv, environment, the files of the run directory) is `launch.render`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tuner.files import dump_json, sha256
+from tuner.launch import counting, recipe_changes, remedies, resuming
+from tuner.launch.resolve_recipe import ResolvedRecipe, resolve_recipe
+from tuner.launch.steps import Resumed, Steps, count
+from tuner.machine import leftovers
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import LaunchFlags, Topology, resolve
+from tuner.recipes import paths, recipe
+from tuner.recipes.recipe import Overrides, Recipe
+from tuner.runs import directory
+from tuner.runs.resume_point import LoadAs, ResumePoint, resume_from
+
+WORK_DIRS = Path("work_dirs")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    recipe: str | None
+    overrides: Overrides = field(default_factory=Overrides)
+    deepspeed: str | None = None
+    flags: LaunchFlags = field(default_factory=LaunchFlags)
+    work_dir: Path | None = None
+    resume: str | None = None
+    resume_weights: bool = False
+    allow_code: bool = False
+    ignore_fit: bool = False
+    command: tuple[str, ...] = ()
+    on_oom: str = "stop"
+    max_restarts: int = 0
+    attempts: tuple[dict[str, Any], ...] = ()
+    """What ended the earlier attempts of this start, with --on-oom retry or --max-restarts."""
+    grace_s: float = 300.0
+    """What ranks that are told to stop have, to finish the step and save, before they are killed."""
+    prints_events: bool = False
+    """Standard output gets one JSON object for each thing that happens, in place of what rank 0 prints."""
+
+
+@dataclass(frozen=True)
+class ResolvedRun(ResolvedRecipe):
+    """What would run: --dry-run prints it, and without --dry-run it is started.
+
+    Args:
+        recipe_as_run: The recipe that anybody can run again: with absolute paths, and the DeepSpeed config by value.
+        run_path: The run directory.
+        is_known_run: It is that of an earlier attempt, with which this one goes on.
+        resume: None of a run that starts new, or again.
+        state: What this run's checkpoints are made of: see `resuming.state_of`.
+        launch_id: Tells this launch from earlier ones in the same directory; the same for all its tasks and nodes.
+        notes: What to say of the recipe and of what it goes on from.
+    """
+
+    request: Request
+    recipe_as_run: Recipe
+    steps: Steps
+    run_path: Path
+    is_known_run: bool
+    resume: ResumePoint | None
+    state: Mapping[str, Any]
+    started: datetime
+    launch_id: str
+    notes: tuple[str, ...]
+
+
+def resolve_run(
+    request: Request,
+    environ: Mapping[str, str],
+    hardware: Hardware,
+    now: datetime,
+    topology: Topology | None = None,
+) -> ResolvedRun:
+    """Decide everything about one run.
+
+    Args:
+        topology: Where a job that still has to start will run; None: what flags and environment say of this process.
+
+    Raises:
+        TunerError: whatever is wrong with the recipe, the DeepSpeed config, the geometry, the paths or the directory.
+    """
+    asked = _load(request)
+    topology = topology or resolve(request.flags, environ, len(hardware.gpus))
+    remedies.check_on_oom(request.on_oom, topology)
+    remedies.check_max_restarts(request.max_restarts, topology)
+    start = resuming.find_start(
+        request.resume, request.work_dir, WORK_DIRS / asked.name, _default_name(topology, now), topology
+    )
+    checkpoint = start.checkpoint
+    loaded, batch_notes = resuming.keep_global_batch(asked, checkpoint, topology.world_size)
+    level = resuming.level(loaded, request.deepspeed, checkpoint)
+    resolved = resolve_recipe(loaded, level, topology, hardware, ignore_fit=request.ignore_fit)
+    state = resuming.state_of(resolved, asked)
+    point, state_notes = resume_from(checkpoint, state, weights=request.resume_weights)
+    is_universal = point is not None and point.load_as is LoadAs.UNIVERSAL
+    final = resuming.load_universal(resolved.final) if is_universal else resolved.final
+    as_run = recipe.anchored(loaded, resolved.level if final.from_catalog else resolved.document.value)
+    changed = recipe_changes.compare(checkpoint.recipe if checkpoint else None, as_run)
+    resumed = Resumed(checkpoint.step, (checkpoint.facts.get("data") or {}).get("rows")) if checkpoint else None
+    path = point.path if point else None
+    what = [loaded.values, final.config, str(path), request.max_restarts, len(request.attempts)]
+    return ResolvedRun(
+        **vars(resolved)
+        | {"final": final, "warnings": (*resolved.warnings, *filter(None, [leftovers.warning(environ)]))},
+        request=request,
+        recipe_as_run=as_run,
+        steps=count(loaded.config, resolved.batch, counting.sources(loaded.config), resumed),
+        run_path=start.run_path,
+        is_known_run=request.resume is not None and directory.is_run(start.run_path),
+        resume=point,
+        state=state,
+        started=now,
+        launch_id=_launch_id(topology, environ, now, what),
+        notes=(*asked.notes, *start.notes, *changed, *batch_notes, *state_notes),
+    )
+
+
+def _load(request: Request) -> Recipe:
+    loaded = recipe.load(request.recipe, request.overrides, allow_code=request.allow_code)
+    recipe.refuse_functions(loaded, allow_code=request.allow_code)
+    paths.check_model(loaded.config)
+    paths.check_data(loaded.config)
+    return loaded
+
+
+def _default_name(topology: Topology, now: datetime) -> str:
+    """Return a name that every task of a job and every node agrees on unasked."""
+    if topology.job:
+        return f"slurm-{topology.job}"
+    if topology.num_nodes > 1:
+        return f"nodes-{topology.master_addr}-{topology.master_port}"
+    return f"{now:%Y%m%d_%H%M%S}"
+
+
+def _launch_id(topology: Topology, environ: Mapping[str, str], now: datetime, what: list[Any]) -> str:
+    if topology.job:
+        return f"{topology.job}-{environ.get('SLURM_STEP_ID')}-{environ.get('SLURM_RESTART_COUNT', 0)}"
+    if topology.num_nodes > 1:
+        return sha256(dump_json([topology.master_addr, topology.master_port, *what]).encode())
+    return f"{now:%Y%m%dT%H%M%S%f}"

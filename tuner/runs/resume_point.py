@@ -1,0 +1,130 @@
+"""Where a run goes on from: a checkpoint, and how its state goes into ranks that may be others than those it is of.
+
+It compares what a checkpoint says of itself with what a run does; the launcher chooses one, and ranks load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import RunDirectoryError
+from tuner.runs import checkpoints
+from tuner.runs.checkpoints import Checkpoint
+from tuner.runs.directory import RunDirectory
+
+
+class LoadAs(StrEnum):
+    """How a checkpoint is loaded; run.json holds the value."""
+
+    SAVED = "saved"
+    UNIVERSAL = "universal"
+    """Its state is dealt out anew to another number of ranks."""
+    WEIGHTS = "weights"
+    """Its weights alone; the optimizer starts fresh."""
+
+
+_IN_UNIVERSAL_CHECKPOINTS = frozenset(("Adam", "AdamW", "RAdam"))
+"""Optimizers whose states are those that DeepSpeed 0.19.8's ds_to_universal knows: exp_avg, exp_avg_sq and step."""
+
+
+class IncompatibleStates(RunDirectoryError):
+    """A valid checkpoint whose optimizer states this run cannot load."""
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """A valid checkpoint, and how this run loads it."""
+
+    checkpoint: Checkpoint
+    load_as: LoadAs
+
+    @classmethod
+    def of(cls, run_facts: Mapping[str, Any]) -> ResumePoint | None:
+        """Return what run.json says, None of a run that starts new; the launcher has found the checkpoint valid."""
+        if run_facts["resume"] is None:
+            return None
+        path = Path(run_facts["resume"])
+        facts = checkpoints.facts(path)
+        return cls(Checkpoint(path, int(facts.get("step", 0)), facts), LoadAs(run_facts["resume_as"]))
+
+    @property
+    def path(self) -> Path:
+        return self.checkpoint.path
+
+    def folder(self, run: RunDirectory) -> Path:
+        """Return what the ranks of a run load: the checkpoint, or what it was converted to."""
+        return self.path if self.load_as is LoadAs.SAVED else run.universal / f"{self.path.name}-{self.load_as}"
+
+
+def resume_from(
+    checkpoint: Checkpoint | None, run: Mapping[str, Any], *, weights: bool
+) -> tuple[ResumePoint | None, tuple[str, ...]]:
+    """Return how a run goes on from a checkpoint, None where there is none, and what to say of it.
+
+    Args:
+        run: What the run's own checkpoints will say of it: world_size, stage, deepspeed, dtype, optimizer and nvme.
+        weights: Where the optimizer's states cannot move, the weights may alone (--resume-weights).
+
+    Raises:
+        IncompatibleStates: the states cannot move, and that was not asked for.
+    """
+    if checkpoint is None:
+        return None, ()
+    load_as, notes = _load_as(checkpoint, run, weights=weights)
+    return ResumePoint(checkpoint, load_as), notes
+
+
+def _load_as(checkpoint: Checkpoint, run: Mapping[str, Any], *, weights: bool) -> tuple[LoadAs, tuple[str, ...]]:
+    saved, name = checkpoint.facts, checkpoint.path.name
+    if "stage" not in saved:
+        return LoadAs.SAVED, ()
+    hindrances = list(_hindrances(saved, run))
+    if hindrances:
+        reasons = ", and ".join(reason for reason, _ in hindrances)
+        if weights:
+            rest = "the optimizer's states start fresh; steps, data order and learning rate go on"
+            return LoadAs.WEIGHTS, (f"--resume-weights: {name} {reasons}, so its weights move alone: {rest}.",)
+        fixes = " and ".join(dict.fromkeys(fix for _, fix in hindrances))
+        fix = f"{fixes}, or add --resume-weights: the weights move, and the optimizer starts fresh."
+        what = f"{name} {reasons}: its optimizer states cannot be loaded"
+        raise IncompatibleStates(what, where="--resume", fix=fix[0].upper() + fix[1:])
+    if saved["world_size"] == run["world_size"]:
+        return LoadAs.SAVED, ()
+    ranks = f"{name} was saved by {saved['world_size']} ranks, this run has {run['world_size']}"
+    if not run["stage"]:
+        return LoadAs.SAVED, (f"{ranks}: every rank loads the whole state, and dropout draws other numbers.",)
+    return LoadAs.UNIVERSAL, (f"{ranks}: its state is dealt out anew, and dropout draws other numbers.",)
+
+
+def share_states(stage: int, other: int) -> bool:
+    """Return whether a run at one ZeRO stage loads the other's optimizer states: 1 and 2 do, all else only its own.
+
+    Measured on DeepSpeed 0.19.8; from stage 2 to 3 it ends in a bare AssertionError.
+    """
+    return stage == other or {stage, other} == {1, 2}
+
+
+def _hindrances(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield why the optimizer's states cannot move, each with what would let them."""
+    take_level = f"take --deepspeed {saved['deepspeed']}"
+    if not share_states(saved["stage"], run["stage"]):
+        yield f"was saved at ZeRO stage {saved['stage']}, this run is at stage {run['stage']}", take_level
+    if saved["dtype"] != run["dtype"]:
+        was = f"was trained in {saved['dtype']}, this run has {run['dtype']}"
+        yield was, f"--set optim_wrapper.dtype={saved['dtype']}"
+    if saved["optimizer"] != run["optimizer"]:
+        was = f"was trained with {saved['optimizer']}, this run has {run['optimizer']}"
+        yield was, f"--set optim_wrapper.optimizer.type={saved['optimizer']}"
+    if saved["nvme"] != run["nvme"]:
+        yield f"has its states {'on NVMe' if saved['nvme'] else 'in memory'}, this run not", take_level
+    if saved["world_size"] != run["world_size"] and run["stage"]:
+        ranks = f"was saved by {saved['world_size']} ranks, this run has {run['world_size']}"
+        if run["optimizer"] not in _IN_UNIVERSAL_CHECKPOINTS:
+            ranks += f" (only the states of {', '.join(sorted(_IN_UNIVERSAL_CHECKPOINTS))} can be dealt out anew)"
+        elif not run["nvme"]:
+            return
+        yield ranks, f"start {saved['world_size']} ranks"
