@@ -190,7 +190,7 @@ def test_internlm2_is_merged_into_its_published_layout_or_into_llamas(as_llama: 
     published = write_checkpoint(base)
     adapter = write_adapter(tmp_path / "adapter", base, use_dora=True)
 
-    merge(adapter, tmp_path / "merged", as_llama=as_llama)
+    merge(adapter, tmp_path / "merged", layout="llama" if as_llama else "published")
 
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     names = set(json.loads((tmp_path / "merged" / "model.safetensors.index.json").read_text())["weight_map"])

@@ -142,8 +142,8 @@ def answer(loaded: Loaded, messages: list[Message], settings: Settings) -> Answe
     return _generate(loaded, ids, settings, lambda _: None, interruptible=False)
 
 
-def prompt_ids(tokenizer: Any, messages: list[Message]) -> torch.Tensor:
-    """Return a conversation as the tokens that ask for the next answer, shape (1, tokens).
+def prompt_text(tokenizer: Any, messages: list[Message], *, asks: bool = True) -> str:
+    """Return a conversation as text, which where it `asks` ends with what asks for the next answer.
 
     Raises:
         DataError: the chat template refuses it.
@@ -151,12 +151,21 @@ def prompt_ids(tokenizer: Any, messages: list[Message]) -> torch.Tensor:
     slow = DataError(f"the chat template takes more than {limits.MAX_TEMPLATE_S} s of processor time")
     try:
         with limits.memory(), limits.processor_time(slow):
-            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            return str(tokenizer.apply_chat_template(messages, add_generation_prompt=asks, tokenize=False))
     except DataError:
         raise
     except Exception as error:  # a template is someone else's program: it can raise whatever it likes
         told = str(error).rstrip(".") or type(error).__name__
         raise DataError(f"the chat template refuses the conversation: {told}") from error
+
+
+def prompt_ids(tokenizer: Any, messages: list[Message]) -> torch.Tensor:
+    """Return a conversation as the tokens that ask for the next answer, shape (1, tokens).
+
+    Raises:
+        DataError: the chat template refuses it.
+    """
+    text = prompt_text(tokenizer, messages)
     limits.check_text(tokenizer, text, "the conversation")
     # No special tokens added: the template has written them.
     found = tokenizer(text, add_special_tokens=False, return_tensors="pt")
