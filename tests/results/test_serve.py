@@ -24,8 +24,9 @@ from tests.results.models import LLAMA, write_adapter, write_base
 from tuner.cli import tuner
 from tuner.errors import ModelError
 from tuner.results import serve
-from tuner.results.chat import Chat, Settings
+from tuner.results.chat import Chat
 from tuner.results.subject import load, subject_of
+from tuner.worker.generation import Settings
 
 START_S = 120
 QUESTION = "What is the capital of Denmark?"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import DataError
-from tuner.results.chat import prompt_text
+from tuner.worker.generation import prompt_text
 
 _MOST_CONTEXT = 8192
 """Ollama sets memory aside for all of num_ctx; whoever wants more of the model's context writes more."""
