@@ -216,8 +216,8 @@ def test_internlm_1_and_3_go_out_as_llama(config: dict[str, Any], tmp_path: Path
     base = internlm.write_checkpoint(tmp_path / "base", config)
     adapter = write_adapter(tmp_path / "adapter", base)
 
-    merge(adapter, tmp_path / "merged", as_llama=True)
-    export(find(base), tmp_path / "whole", Options(as_llama=True))
+    merge(adapter, tmp_path / "merged", layout="llama")
+    export(find(base), tmp_path / "whole", Options(layout="llama"))
 
     for folder in (tmp_path / "merged", tmp_path / "whole"):
         facts = json.loads((folder / "config.json").read_text())
