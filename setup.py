@@ -41,6 +41,6 @@ setup(
         "trl>=1.12,<2",
         "bitsandbytes>=0.48",
     ],
-    # lm-eval brings scikit-learn, sacrebleu and others that training does not need.
-    extras_require={"eval": ["lm-eval>=0.4.13"]},
+    # lm-eval brings scikit-learn, sacrebleu and others that training does not need; a server's packages neither.
+    extras_require={"eval": ["lm-eval>=0.4.13"], "serve": ["transformers[serving]"]},
 )

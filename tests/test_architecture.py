@@ -228,6 +228,7 @@ finally:
         ("train --help", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("chat --help", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("eval --help", {"pydantic", "rich", "mmengine", "subprocess"}),
+        ("serve --help", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("export --help", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("convert merge --help", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("runs", {"pydantic", "rich", "mmengine", "plotly", "jinja2"}),

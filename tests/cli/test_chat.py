@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.cli.command import Result, Tuner
-from tuner.results.chat import Answer
+from tuner.worker.generation import Answer
 
 TINY = "package:tiny"
 SHORT = ("--max-new-tokens", 6, "--temperature", 0)

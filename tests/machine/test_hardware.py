@@ -1,4 +1,4 @@
-"""Fake `nvidia-smi` scripts stand in for GPUs that are not here; NVML finds no driver on such a machine."""
+"""A stand-in for NVML has the GPUs that are not here; on such a machine NVML itself finds no driver."""
 
 from __future__ import annotations
 
@@ -6,29 +6,47 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, detect, has_compiler, tool_path
 
-FOUR = """\
-NVIDIA H200, 143771, 9.0, GPU-aaaa1111-0000
-NVIDIA H200, 143771, 9.0, GPU-bbbb2222-0000
-Tesla T4, 15360, 7.5, GPU-cccc3333-0000
-Tesla V100-SXM2-32GB, 32768, 7.0, GPU-cccc4444-0000
-"""
+FOUR = (
+    Gpu("NVIDIA H200", 141 * GIB, (9, 0), "GPU-aaaa1111-0000"),
+    Gpu("NVIDIA H200", 141 * GIB, (9, 0), "GPU-bbbb2222-0000"),
+    Gpu("Tesla T4", 15 * GIB, (7, 5), "GPU-cccc3333-0000"),
+    Gpu("Tesla V100-SXM2-32GB", 32 * GIB, (7, 0), "GPU-cccc4444-0000"),
+)
 
 
-@pytest.fixture
-def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put an nvidia-smi script first on PATH and hide a real driver; return the script's path."""
-    monkeypatch.setattr(hardware, "_nvml_gpus", list)  # a machine with a GPU would answer here
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    return tmp_path / "nvidia-smi"
+def nvml_has(monkeypatch: pytest.MonkeyPatch, gpus: Iterable[Gpu]) -> None:
+    """Let NVML have these GPUs, each with 1 GiB free and one process of 2 GiB and one of unknown size."""
+    held = [*gpus]
+    processes = [SimpleNamespace(pid=4711, usedGpuMemory=2 * GIB), SimpleNamespace(pid=4712, usedGpuMemory=None)]
+    answers = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(held),
+        "nvmlDeviceGetHandleByIndex": held.__getitem__,
+        "nvmlDeviceGetName": lambda gpu: gpu.name,
+        "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
+        "nvmlDeviceGetCudaComputeCapability": lambda gpu: gpu.compute_capability,
+        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=gpu.memory_bytes, free=GIB),
+        "nvmlDeviceGetComputeRunningProcesses": lambda gpu: processes,
+        "nvmlSystemGetCudaDriverVersion": lambda: 12080,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+
+
+def no_driver() -> None:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 def _script(path: Path, body: str) -> None:
@@ -36,24 +54,15 @@ def _script(path: Path, body: str) -> None:
     path.chmod(0o755)
 
 
-def _prints(path: Path, text: str) -> None:
-    (path.parent / "out").write_text(text, encoding="utf-8")
-    _script(path, f'cat "{path.parent}/out"')
-
-
-def _names(environ: dict[str, str]) -> list[str]:
-    return [gpu.uuid[4:8] for gpu in detect(environ).gpus]
-
-
-def test_gpus_are_read_from_nvidia_smi(smi: Path) -> None:
-    _prints(smi, FOUR)
+def test_gpus_are_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml_has(monkeypatch, FOUR)
 
     found = detect({})
 
-    assert len(found.gpus) == 4
-    assert found.gpus[0] == Gpu("NVIDIA H200", 143771 * 1024**2, (9, 0), "GPU-aaaa1111-0000")
-    assert found.gpus[2].compute_capability == (7, 5)
-    assert found.smallest_gpu_bytes == 15360 * 1024**2
+    assert found.gpus == FOUR
+    assert found.smallest_gpu_bytes == 15 * GIB
+    assert hardware.cuda_driver_version() == (12, 8)
+    assert hardware.gpu_use()[FOUR[0].uuid] == hardware.GpuUse(GIB, ((4711, 2 * GIB), (4712, 0)))
 
 
 VISIBLE = {
@@ -75,68 +84,29 @@ VISIBLE = {
 
 
 @pytest.mark.parametrize("wanted", VISIBLE)
-def test_hidden_gpus_do_not_count_and_the_order_is_the_users(smi: Path, wanted: str) -> None:
-    _prints(smi, FOUR)
+def test_hidden_gpus_do_not_count_and_the_order_is_the_users(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml_has(monkeypatch, FOUR)
 
-    assert _names({"CUDA_VISIBLE_DEVICES": wanted}) == VISIBLE[wanted]
-
-
-GARBAGE = [
-    "",
-    "\n\n",
-    "No devices were found",
-    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
-    "a, b, c, d",
-    "NVIDIA H200, [N/A], 9.0, GPU-1",
-    "NVIDIA H200, 143771, nine, GPU-1",
-    "NVIDIA H200, 143771",
-]
+    assert [gpu.uuid[4:8] for gpu in detect({"CUDA_VISIBLE_DEVICES": wanted}).gpus] == VISIBLE[wanted]
 
 
-@pytest.mark.parametrize("text", GARBAGE)
-def test_garbage_from_nvidia_smi_is_no_gpu(smi: Path, text: str) -> None:
-    _prints(smi, text)
-
-    assert detect({}).gpus == ()
-
-
-def test_bytes_that_are_no_text_are_no_gpu(smi: Path) -> None:
-    _script(smi, r"printf '\377\376\200, 1, 2, 3\n'")
-
-    assert detect({}).gpus == ()
-
-
-@pytest.mark.parametrize("body", ["exit 9", "kill -9 $$", f"printf '{FOUR}'; exit 1"])
-def test_a_failing_nvidia_smi_is_no_gpu(smi: Path, body: str) -> None:
-    _script(smi, body)
-
-    assert detect({}).gpus == ()
-
-
-def test_an_nvidia_smi_that_cannot_be_run_is_no_gpu(smi: Path) -> None:
-    smi.write_text("#!/no/such/interpreter\n")
-    smi.chmod(0o755)
-
-    assert detect({}).gpus == ()
-
-
-def test_a_hanging_nvidia_smi_is_given_up(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "_NVIDIA_SMI_S", 0.2)
-    _script(smi, "exec sleep 60")
-    started = time.monotonic()
-
-    assert detect({}).gpus == ()
-    assert time.monotonic() - started < 10
-
-
-def test_without_nvml_and_nvidia_smi_there_is_no_gpu(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(smi.parent))
+@pytest.mark.parametrize("silent", ["nvmlInit", "nvmlDeviceGetCount"])
+def test_without_an_answer_from_nvml_there_is_no_gpu(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml_has(monkeypatch, FOUR)
+    monkeypatch.setattr(pynvml, silent, no_driver)
 
     found = detect({})
 
     assert found.gpus == ()
     assert not found.has_native_bf16
     assert found.smallest_gpu_bytes == 0
+    assert hardware.gpu_use() == {}
+
+
+def test_without_a_driver_its_version_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+
+    assert hardware.cuda_driver_version() is None
 
 
 def test_cores_and_memory_are_this_machines() -> None:
@@ -214,46 +184,10 @@ def test_the_interpreters_scripts_come_first_and_only_once() -> None:
     assert tool_path({}).startswith(scripts)
 
 
-def _answers(path: Path, **texts: str) -> None:
-    """Let nvidia-smi answer each query with its text; with no query, the text `plain`."""
-    cases = "".join(f'*{key.replace("_", "-")}*) printf "{text}";;\n' for key, text in texts.items() if key != "plain")
-    _script(path, f'case "$*" in\n{cases}*) printf "{texts.get("plain", "")}";;\nesac')
-
-
-@pytest.fixture
-def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "_with_nvml", lambda ask: None)
-
-
-@pytest.mark.usefixtures("no_nvml")
-def test_free_memory_and_processes_are_read_from_nvidia_smi(smi: Path) -> None:
-    _answers(smi, query_compute="GPU-a, 4711, 1024\\nGPU-a, 4712, [N/A]\\n", query_gpu="GPU-a, 2048\\nGPU-b, 4096\\n")
-
-    found = hardware.gpu_use()
-
-    assert found["GPU-a"] == hardware.GpuUse(2048 * 1024**2, ((4711, 1024 * 1024**2),))
-    assert found["GPU-b"] == hardware.GpuUse(4096 * 1024**2)
-
-
-@pytest.mark.usefixtures("no_nvml")
-def test_the_drivers_cuda_version_is_read_from_nvidia_smi(smi: Path) -> None:
-    _answers(smi, plain="| NVIDIA-SMI 570.1  Driver Version: 570.1  CUDA Version: 12.8 |")
-
-    assert hardware.cuda_driver_version() == (12, 8)
-
-
-@pytest.mark.usefixtures("no_nvml")
-def test_without_a_driver_nothing_is_known_of_its_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    assert hardware.gpu_use() == {}
-    assert hardware.cuda_driver_version() is None
-
-
 def test_beside_gpus_the_compiler_is_nvcc_too(
-    smi: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    _prints(smi, FOUR)
+    nvml_has(monkeypatch, FOUR)
     toolkit = tmp_path_factory.mktemp("cuda")
     monkeypatch.setattr(hardware, "has_compiler", lambda path: True)
 

@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 from tests.machine.gpus import CPU
 from tuner.data import limits
 from tuner.errors import DataError, ModelError, UsageError
-from tuner.results.chat import Chat, Settings, prompt_ids
+from tuner.results.chat import Chat
 from tuner.results.subject import Loaded, load, subject_of
+from tuner.worker.generation import Settings, prompt_ids
 
 SAMPLED = Settings(max_new_tokens=12, temperature=1.0)
 LIKELIEST = Settings(max_new_tokens=12, temperature=0)

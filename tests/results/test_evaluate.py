@@ -18,9 +18,9 @@ from tuner.errors import DataError, ModelError, TunerError, UsageError
 from tuner.models.load import load_model, source
 from tuner.recipes.recipe import load as load_recipe
 from tuner.recipes.schema import Dataset
-from tuner.results.chat import Settings
 from tuner.results.evaluate import Asked, generations, judged, likelihood, questions, rows_of
 from tuner.results.subject import Loaded, load, subject_of, tokenizer_of
+from tuner.worker.generation import Settings
 
 FEW = ("val_dataloader.dataset.max_rows=7",)
 

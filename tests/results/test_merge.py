@@ -190,7 +190,7 @@ def test_internlm2_is_merged_into_its_published_layout_or_into_llamas(as_llama: 
     published = write_checkpoint(base)
     adapter = write_adapter(tmp_path / "adapter", base, use_dora=True)
 
-    merge(adapter, tmp_path / "merged", as_llama=as_llama)
+    merge(adapter, tmp_path / "merged", layout="llama" if as_llama else "published")
 
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     names = set(json.loads((tmp_path / "merged" / "model.safetensors.index.json").read_text())["weight_map"])
@@ -216,8 +216,8 @@ def test_internlm_1_and_3_go_out_as_llama(config: dict[str, Any], tmp_path: Path
     base = internlm.write_checkpoint(tmp_path / "base", config)
     adapter = write_adapter(tmp_path / "adapter", base)
 
-    merge(adapter, tmp_path / "merged", as_llama=True)
-    export(find(base), tmp_path / "whole", Options(as_llama=True))
+    merge(adapter, tmp_path / "merged", layout="llama")
+    export(find(base), tmp_path / "whole", Options(layout="llama"))
 
     for folder in (tmp_path / "merged", tmp_path / "whole"):
         facts = json.loads((folder / "config.json").read_text())

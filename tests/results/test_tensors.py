@@ -1,4 +1,4 @@
-"""Files of weights are written a tensor at a time, as safetensors itself reads them, and read back."""
+"""Files of weights are written a shard at a time, as safetensors itself reads them, and read back."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tuner.errors import DiskError, ModelError, TunerError
-from tuner.results.tensors import _CODES, Piece, Stored, write
+from tuner.results.tensors import Piece, Stored, write
 
 MOST = 10**9
+TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.uint8)
 
 
 def piece(**tensors: torch.Tensor) -> Piece:
     return Piece({name: tensor.to("meta") for name, tensor in tensors.items()}, lambda: dict(tensors))
 
 
-@pytest.mark.parametrize("dtype", _CODES, ids=str)
+@pytest.mark.parametrize("dtype", (*TYPES, torch.bool), ids=str)
 def test_every_type_and_shape_reads_as_it_was(dtype: torch.dtype, tmp_path: Path) -> None:
     tensors = {
         "matrix": torch.arange(15).reshape(3, 5).to(dtype),

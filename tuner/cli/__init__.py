@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "Try what training needs on this machine.",
     "smoke": "Try a recipe on a small random model of its kind, in a minute.",
     "chat": "Ask a run's result or any model, in the terminal or a script.",
+    "serve": "Serve a run's result or any model to OpenAI's clients.",
     "eval": "Judge a run's result or any model: loss, answers, task scores.",
     "export": "Write what a run trained as files to publish.",
     "convert": "XTuner's words for export: pth_to_hf and merge.",

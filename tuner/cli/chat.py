@@ -59,8 +59,9 @@ def command(
     prompt = None if talks else _prompt()
     with stdout_is_the_answers():
         subject = named(source, adapter)
-        from tuner.results.chat import Chat, Settings, check_can_answer  # torch
+        from tuner.results.chat import Chat, check_can_answer  # torch
         from tuner.results.subject import tokenizer_of
+        from tuner.worker.generation import Settings
 
         check_can_answer(subject, tokenizer_of(subject))
         found, _ = loaded(subject, bits)

@@ -141,8 +141,8 @@ def _write_answers(found: Loaded, asked: list[list[Message]], out: Path, max_new
     import json
 
     from tuner.files import write_new_text
-    from tuner.results.chat import Settings
     from tuner.results.evaluate import generations
+    from tuner.worker.generation import Settings
 
     answers = generations(found, asked, Settings(max_new_tokens, temperature=0))
     write_new_text(out, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in answers))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from tuner.cli import complete
 from tuner.cli.say import say
+
+if TYPE_CHECKING:
+    from tuner.results.export import Exported
 
 
 @click.command()
@@ -22,7 +27,9 @@ from tuner.cli.say import say
     "--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the weights.  [default: as they are]"
 )
 @click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Of one file of weights.")
-@click.option("--as", "layout", type=click.Choice(("llama",)), help="Write InternLM in Llama's layout.")
+@click.option(
+    "--as", "layout", type=click.Choice(("llama", "gguf")), help="InternLM in Llama's layout; GGUF for Ollama."
+)
 @click.option("--debug", is_flag=True, help="Show tracebacks of users' mistakes too.")
 def command(
     source: Path,
@@ -31,16 +38,17 @@ def command(
     base: str | None,
     dtype: str | None,
     max_shard_size: str,
-    layout: str | None,
+    layout: Literal["llama", "gguf"] | None,
     debug: bool,
 ) -> None:
     """Write what SOURCE trained to the folder DEST, for transformers and peft alone.
 
     SOURCE is a run directory (its result, or its newest checkpoint), or a checkpoint of any ZeRO level. No GPU is
     needed; with --merge, the base is read a tensor at a time. DEST gets safetensors, config, tokenizer, chat template,
-    generation config, a model card, and a manifest with the hash of every tensor.
+    generation config, a model card, and a manifest with the hash of every tensor; with --as gguf, one GGUF file, which
+    llama.cpp's converter writes of the whole model (an adapter is merged), and a Modelfile for Ollama.
     """
-    run(source, dest, merge=merge, base=base, dtype=dtype, max_shard_size=max_shard_size, as_llama=layout == "llama")
+    run(source, dest, merge=merge, base=base, dtype=dtype, max_shard_size=max_shard_size, layout=layout)
 
 
 def run(
@@ -51,7 +59,7 @@ def run(
     base: str | None,
     dtype: str | None,
     max_shard_size: str,
-    as_llama: bool = False,
+    layout: Literal["llama", "gguf"] | None = None,
 ) -> None:
     """Export, and print what was written."""
     from tuner.fit.sizes import parse_bytes
@@ -63,15 +71,35 @@ def run(
     found = find(source)
     say(f"Exporting {found.told}.")
     hush()
-    from tuner.results.export import Options, export  # torch
+    from tuner.results import gguf  # torch
+    from tuner.results.export import Options, export
 
     started = time.monotonic()
-    done = export(found, dest, Options(merge, dtype, most, base, as_llama))
-    size = f"{done.num_bytes / 1e9:.2f} GB" if done.num_bytes > 1e7 else f"{done.num_bytes / 1e6:.2f} MB"
+    options = Options(merge, dtype, most, base, layout or "published")
+    if layout == "gguf":
+        done = gguf.export_gguf(found, dest, options, os.environ)
+        _tell_gguf(dest, done, time.monotonic() - started)
+    else:
+        done = export(found, dest, options)
+        _tell(dest, done, time.monotonic() - started)
+
+
+def _tell_gguf(dest: Path, done: Exported, seconds: float) -> None:
+    say(f"Wrote {dest}: {dest.name}.gguf, {_size(done)}, and a Modelfile, {seconds:.0f} s.")
+    if done.compared:
+        click.echo(done.compared)
+    say(f"Next: ollama create {dest.name.lower()} -f {dest / 'Modelfile'}")
+
+
+def _size(done: Exported) -> str:
+    return f"{done.num_bytes / 1e9:.2f} GB" if done.num_bytes > 1e7 else f"{done.num_bytes / 1e6:.2f} MB"
+
+
+def _tell(dest: Path, done: Exported, seconds: float) -> None:
     files = "one file" if done.num_files == 1 else f"{done.num_files} files"
     say(
-        f"Wrote {dest}: {done.num_tensors} tensors, {size} in {files}, every one read back, "
-        f"{time.monotonic() - started:.0f} s. manifest.json has their hashes, README.md is the model card."
+        f"Wrote {dest}: {done.num_tensors} tensors, {_size(done)} in {files}, every one read back, {seconds:.0f} s. "
+        "manifest.json has their hashes, README.md is the model card."
     )
     if done.compared:
         click.echo(done.compared)

@@ -14,7 +14,7 @@ from tuner.errors import UsageError
 _CHECK_DATA = "tuner data RECIPE shows what the rows become, and its bad rows"
 _TRAIN = "tuner train RECIPE trains; what is learned is a word of the recipe's name (tuner list --objectives)"
 _ASK = "tuner chat RUN asks a run's result or a model; a script gives the prompt on stdin"
-_SERVE = "a result is served by vLLM from a folder: tuner export RUN DEST --merge, then vllm serve DEST"
+_SERVE = "tuner serve RUN serves a run's result or a model"
 _VISION = "tuner trains text models: it has nothing for images"
 
 COMMANDS: Mapping[str, str] = {
@@ -44,7 +44,6 @@ COMMANDS: Mapping[str, str] = {
     "evaluate": "tuner eval RUN judges a run's result",
     "merge": "tuner export RUN DEST --merge writes the merged model",
     "merge-lora": "tuner export RUN DEST --merge writes the merged model",
-    "serve": _SERVE,
     "deploy": _SERVE,
     "api": _SERVE,
     "env": "tuner doctor tries what training needs on this machine",

@@ -1,10 +1,9 @@
-"""What this machine has: GPUs (through NVML or nvidia-smi), host memory, cores, a compiler. Never imports torch."""
+"""What this machine has: GPUs (through NVML), host memory, cores, a compiler. Never imports torch."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -15,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tuner.machine import kernel
+
 Answer = TypeVar("Answer")
-MIB = 1024**2
 _NVCC = Path("/usr/local/cuda/bin/nvcc")
-_NVIDIA_SMI_S = 20.0
 _USES_LIBAIO = "#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n"
 
 
@@ -75,7 +74,7 @@ class Hardware:
 
 def detect(environ: Mapping[str, str]) -> Hardware:
     """Look at this machine; GPUs hidden by CUDA_VISIBLE_DEVICES do not count."""
-    gpus = _visible(_nvml_gpus() or _nvidia_smi_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus = _visible(_with_nvml(_nvml_gpus) or [], environ.get("CUDA_VISIBLE_DEVICES"))
     # DeepSpeed 0.19.8 compiles its CPU Adam with nvcc where it sees a GPU (op_builder/builder.py, nvcc_args).
     builds = has_compiler(tool_path(environ)) and (not gpus or has_nvcc(environ))
     return Hardware(gpus, _num_cpus(), _host_memory_bytes(), builds)
@@ -83,12 +82,12 @@ def detect(environ: Mapping[str, str]) -> Hardware:
 
 def gpu_use() -> dict[str, GpuUse]:
     """Return what the driver says of each GPU's memory and processes, by UUID; empty where there is no driver."""
-    return _with_nvml(_nvml_use) or _nvidia_smi_use()
+    return _with_nvml(_nvml_use) or {}
 
 
 def cuda_driver_version() -> tuple[int, int] | None:
     """Return the newest CUDA version that the driver works with, or None without a driver."""
-    return _with_nvml(_nvml_cuda_version) or _nvidia_smi_cuda_version()
+    return _with_nvml(_nvml_cuda_version)
 
 
 def tool_path(environ: Mapping[str, str]) -> str:
@@ -145,20 +144,11 @@ def _group_memory(root: Path) -> tuple[int, int] | None:
 
     A job of Slurm and a container have fewer than the machine, and are killed at this number.
     """
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    own = {kinds: path.lstrip("/") for _, kinds, path in (line.split(":", 2) for line in lines if ":" in line)}
-    base = root / "sys/fs/cgroup"
-    second = [(base / own.get("", ""), "memory.max", "memory.current"), (base, "memory.max", "memory.current")]
-    first = base / "memory" / own.get("memory", ""), "memory.limit_in_bytes", "memory.usage_in_bytes"
-    for folder, limit, used in (*second, first):
-        try:
-            sizes = [int((folder / name).read_text(encoding="utf-8")) for name in (limit, used)]
-        except (OSError, ValueError):  # another version, or 'max', which is none
-            continue
-        return sizes[0], sizes[1] - _file_cache(folder)
+    for folder in kernel.control_groups(root):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            with contextlib.suppress(OSError, ValueError):  # the other version's names, or 'max', which is no limit
+                sizes = [int((folder / name).read_text(encoding="utf-8")) for name in (limit, used)]
+                return sizes[0], sizes[1] - _file_cache(folder)
     return None
 
 
@@ -179,10 +169,6 @@ def _host_memory_bytes() -> int:
     return min(installed, group[0]) if group else installed
 
 
-def _nvml_gpus() -> list[Gpu]:
-    return _with_nvml(lambda nvml: [_nvml_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]) or []
-
-
 def _with_nvml(ask: Callable[[Any], Answer]) -> Answer | None:
     """Return NVML's answer, or None where there is no NVML or it fails."""
     try:
@@ -201,17 +187,22 @@ def _with_nvml(ask: Callable[[Any], Answer]) -> Answer | None:
         pynvml.nvmlShutdown()
 
 
-def _nvml_gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
-    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory, (major, minor), str(nvml.nvmlDeviceGetUUID(handle)))
+def _handles(nvml: Any) -> list[Any]:
+    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
+def _nvml_gpus(nvml: Any) -> list[Gpu]:
+    gpus = []
+    for handle in _handles(nvml):
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        name, uuid = (str(ask(handle)) for ask in (nvml.nvmlDeviceGetName, nvml.nvmlDeviceGetUUID))
+        gpus.append(Gpu(name, nvml.nvmlDeviceGetMemoryInfo(handle).total, (major, minor), uuid))
+    return gpus
 
 
 def _nvml_use(nvml: Any) -> dict[str, GpuUse]:
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     found = {}
-    for handle in handles:
+    for handle in _handles(nvml):
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         used = tuple((int(one.pid), int(one.usedGpuMemory or 0)) for one in processes)
         found[str(nvml.nvmlDeviceGetUUID(handle))] = GpuUse(nvml.nvmlDeviceGetMemoryInfo(handle).free, used)
@@ -221,52 +212,6 @@ def _nvml_use(nvml: Any) -> dict[str, GpuUse]:
 def _nvml_cuda_version(nvml: Any) -> tuple[int, int]:
     number = nvml.nvmlSystemGetCudaDriverVersion()  # 12080 is 12.8
     return number // 1000, number % 1000 // 10
-
-
-def _nvidia_smi_gpus() -> list[Gpu]:
-    gpus = []
-    for fields in _query("--query-gpu=name,memory.total,compute_cap,uuid"):
-        with contextlib.suppress(ValueError):
-            name, memory, capability, uuid = fields
-            major, minor = capability.split(".")
-            gpus.append(Gpu(name, int(memory) * MIB, (int(major), int(minor)), uuid))
-    return gpus
-
-
-def _nvidia_smi_use() -> dict[str, GpuUse]:
-    processes: dict[str, list[tuple[int, int]]] = {}
-    for fields in _query("--query-compute-apps=gpu_uuid,pid,used_memory"):
-        with contextlib.suppress(ValueError):
-            uuid, pid, memory = fields
-            processes.setdefault(uuid, []).append((int(pid), int(memory) * MIB))
-    found = {}
-    for fields in _query("--query-gpu=uuid,memory.free"):
-        with contextlib.suppress(ValueError):
-            uuid, free = fields
-            found[uuid] = GpuUse(int(free) * MIB, tuple(processes.get(uuid, ())))
-    return found
-
-
-def _nvidia_smi_cuda_version() -> tuple[int, int] | None:
-    match = re.search(r"CUDA Version: (\d+)\.(\d+)", _nvidia_smi())
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _query(what: str) -> list[list[str]]:
-    lines = _nvidia_smi(what, "--format=csv,noheader,nounits").splitlines()
-    return [[part.strip() for part in line.split(",")] for line in lines]
-
-
-def _nvidia_smi(*arguments: str) -> str:
-    """Return what nvidia-smi prints, or nothing where there is none or it fails."""
-    command = shutil.which("nvidia-smi")
-    if not command:
-        return ""
-    try:
-        done = subprocess.run([command, *arguments], capture_output=True, timeout=_NVIDIA_SMI_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode(errors="replace")
 
 
 def _visible(gpus: list[Gpu], wanted: str | None) -> tuple[Gpu, ...]:

@@ -46,7 +46,8 @@ def num_oom_kills(root: Path = Path("/")) -> int | None:
 
     None where the kernel does not say.
     """
-    for file in (*_group_files(root), root / "proc/vmstat"):
+    groups = [folder / name for folder in control_groups(root) for name in ("memory.events", "memory.oom_control")]
+    for file in (*groups, root / "proc/vmstat"):
         try:
             found = _COUNT.search(file.read_text(encoding="utf-8"))
         except OSError:
@@ -56,14 +57,12 @@ def num_oom_kills(root: Path = Path("/")) -> int | None:
     return None
 
 
-def _group_files(root: Path) -> list[Path]:
-    """Return where a control group's own count stands: version 2 first, then version 1, then a container's root."""
+def control_groups(root: Path = Path("/")) -> list[Path]:
+    """Return where this process's control group may stand: version 2, a container's root, version 1's of memory."""
     base = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    groups = {kinds: path.lstrip("/") for _, kinds, path in (line.split(":", 2) for line in lines if ":" in line)}
-    files = [base / groups[""] / "memory.events"] if "" in groups else []
-    files += [base / "memory" / groups["memory"] / "memory.oom_control"] if "memory" in groups else []
-    return [*files, base / "memory.events"]
+    own = {kinds: path.lstrip("/") for _, kinds, path in (line.split(":", 2) for line in lines if ":" in line)}
+    return list(dict.fromkeys((base / own.get("", ""), base, base / "memory" / own.get("memory", ""))))

@@ -25,9 +25,10 @@ from tuner.models.load import source
 from tuner.recipes import mixture
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Dataset, RecipeConfig
-from tuner.results.chat import Settings, answer, check_can_answer, check_room, prompt_ids
+from tuner.results.chat import answer, check_can_answer, check_room
 from tuner.results.subject import Loaded, Subject, load_frozen
 from tuner.worker.evaluation import num_trained
+from tuner.worker.generation import Settings, prompt_ids
 from tuner.worker.samples import prompts, shown
 from tuner.worker.trainers import evaluator
 

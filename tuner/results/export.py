@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -50,7 +50,12 @@ class Options:
     dtype: str | None = None
     max_shard_bytes: int = 5 * 10**9
     base: str | None = None
-    as_llama: bool = False
+    layout: Literal["published", "llama", "gguf"] = "published"
+    """`gguf`: what llama.cpp's converter reads, so InternLM as Llama."""
+
+    def as_llama(self, config: Any) -> bool:
+        """Return whether a model of this config goes out under Llama's names."""
+        return self.layout == "llama" or (self.layout == "gguf" and _known_to_tuner_alone(config.model_type))
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,11 @@ class _Content:
 
     @property
     def needs_tuner(self) -> bool:
-        return self.model_type in CONFIG_MAPPING and self.model_type not in CONFIG_MAPPING_NAMES
+        return _known_to_tuner_alone(self.model_type)
+
+
+def _known_to_tuner_alone(model_type: str | None) -> bool:
+    return model_type in CONFIG_MAPPING and model_type not in CONFIG_MAPPING_NAMES
 
 
 def export(source: Source, dest: Path, options: Options) -> Exported:
@@ -142,7 +151,7 @@ def _content(source: Source, options: Options) -> _Content:
     base = base_of(adapter, recipe, options.base)
     if options.merge:
         return _merged(source, options, adapter, base)
-    if options.as_llama:
+    if options.layout == "llama":
         raise UsageError("an adapter has no layout of its own", where="--as", fix="Add --merge.")
     place = paths.local(base.path)
     adapter.base_model_name_or_path = str(place.absolute()) if place else base.path
@@ -166,7 +175,7 @@ def _whole(source: Source, options: Options) -> _Content:
     model = empty_model(config, scores=scores, trust_remote_code=trusted)
     layout = Layout(model, Stored(source.folder), scores=scores)
     layout.check(set())
-    pieces = list(layout.pieces(set(), lambda name, _: _never(name), published=not options.as_llama))
+    pieces = list(layout.pieces(set(), lambda name, _: _never(name), published=not options.as_llama(config)))
     config.use_cache = True  # switched off while training
     tokenizer = _tokenizer((source.folder,))
     base = Base(recipe.model.path, recipe.model.revision) if recipe and recipe.model.path else None
@@ -185,7 +194,7 @@ def _merged(source: Source, options: Options, adapter: Any, base: Base) -> _Cont
     fitted = Adapter(source.folder, adapter, empty_model(config, scores=scores, trust_remote_code=trusted), base.path)
     config.get_text_config().vocab_size = fitted.num_rows
     layout.check(fitted.replaced)
-    pieces = list(layout.pieces(fitted.changed, fitted.change, published=not options.as_llama))
+    pieces = list(layout.pieces(fitted.changed, fitted.change, published=not options.as_llama(config)))
     if not layout.ties(fitted.changed):
         config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
     config.architectures = [type(model).__name__]
@@ -204,7 +213,7 @@ def _never(name: str) -> torch.Tensor:
 def _as_asked(content: _Content, model: Any, options: Options) -> _Content:
     if options.dtype:
         content.config.dtype = DTYPES[options.dtype]
-    if not options.as_llama:
+    if not options.as_llama(content.config):
         return content
     llama = _llama(content.config, type(model).__name__)
     return replace(content, config=llama, model_type=llama.model_type)

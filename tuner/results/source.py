@@ -134,7 +134,7 @@ def check_dest(dest: Path) -> None:
         UsageError: something is there, or no folder can be.
     """
     if dest.suffix == ".gguf":
-        fix = "Write a folder (--merge), then convert it with llama.cpp: python convert_hf_to_gguf.py DEST."
+        fix = f"Name the folder that gets it, with a Modelfile: tuner export SOURCE {dest.with_suffix('')} --as gguf."
         raise UsageError(f"{dest} is named as a GGUF file, and an export is a folder", where="DEST", fix=fix)
     if os.path.lexists(dest) and not (dest.is_dir() and not any(dest.iterdir())):
         what = f"{dest} is not empty" if dest.is_dir() else f"{dest} is a file"

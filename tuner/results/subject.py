@@ -162,8 +162,7 @@ def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loade
         ModelError: there is no such model, or the adapter does not fit it.
         MachineError: the hub cannot be reached, or a package is missing.
     """
-    dtype = DTYPES[decide(_dtype(subject, hardware), hardware).dtype]
-    block = _quantization(subject, bits)
+    dtype, block = dtype_of(subject, hardware), quantization_of(subject, bits)
     model = load_frozen(subject.model, subject.path, dtype, hardware, block, scores=subject.scores)
     tokenizer = tokenizer_of(subject)
     if subject.adapter:
@@ -179,10 +178,10 @@ def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loade
     return Loaded(subject, model, tokenizer, dtype, block.bits if block else 16)
 
 
-def _dtype(subject: Subject, hardware: Hardware) -> str:
+def dtype_of(subject: Subject, hardware: Hardware) -> torch.dtype:
     """Return the recipe's compute type, as far as this machine has it: the loss is then that of the validation."""
     asked = subject.recipe.optim_wrapper.dtype if subject.recipe else "auto"
-    return "auto" if asked == "fp16" and not hardware.gpus else asked
+    return DTYPES[decide("auto" if asked == "fp16" and not hardware.gpus else asked, hardware).dtype]
 
 
 def load_frozen(
@@ -208,7 +207,8 @@ def tokenizer_of(subject: Subject) -> Any:
     return load_tokenizer(subject.model, subject.path)
 
 
-def _quantization(subject: Subject, bits: int | None) -> Quantization | None:
+def quantization_of(subject: Subject, bits: int | None) -> Quantization | None:
+    """Return in how many bits the base is loaded, as asked or else as it was trained on; None: 16."""
     trained = subject.recipe.quantization if subject.recipe and subject.adapter else None
     if bits is None or (trained and trained.bits == bits):
         return trained

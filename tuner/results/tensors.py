@@ -1,4 +1,4 @@
-"""Weights in files of safetensors: read one tensor at a time, written in shards, each tensor hashed and read back.
+"""Weights in files of safetensors: read a tensor at a time, written a shard at a time, all hashed and read back.
 
 It knows names, shapes and bytes, and no model.
 """
@@ -16,26 +16,13 @@ from typing import Any
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tuner.errors import DiskError, ModelError, TunerError
 from tuner.files import write_json
 
 Tensors = dict[str, Tensor]
-_CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""What the types are called in a file. Source: huggingface/safetensors, README.md, "Format"."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +115,7 @@ def typed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 def write(
     pieces: Iterable[Piece], folder: Path, stem: str, max_shard_bytes: int, dtype: torch.dtype | None
 ) -> dict[str, dict[str, Any]]:
-    """Write every tensor, in shards, one at a time: a piece is all that is in memory.
+    """Write every tensor, in shards: a shard and a piece are all that is in memory.
 
     Args:
         pieces: What to write.
@@ -141,8 +128,7 @@ def write(
         For each tensor its file, shape, type and the SHA-256 of its bytes, which were read back from the file.
 
     Raises:
-        DiskError: what was read back is not what was written.
-        OSError: they cannot be written.
+        DiskError: they cannot be written, or what was read back is not what was written.
     """
     pieces = list(pieces)
     of_name = {name: piece for piece in pieces for name in piece.shapes}
@@ -155,11 +141,14 @@ def write(
     def tensor(name: str) -> Tensor:
         if name not in made:
             made.update(of_name[name].make())
-        return typed(made.pop(name), dtype)
+        return typed(made.pop(name), dtype).contiguous()
 
     written: dict[str, dict[str, Any]] = {}
     for file, names in split.filename_to_tensors.items():
-        hashes = _save(folder / file, {name: shapes[name] for name in names}, tensor)
+        shard = {name: tensor(name) for name in names}
+        hashes = {name: _sha256(value) for name, value in shard.items()}
+        _save(shard, folder / file)
+        del shard
         _read_back(folder / file, hashes)
         for name, digest in hashes.items():
             kind = str(shapes[name].dtype).removeprefix("torch.")
@@ -175,33 +164,20 @@ def num_bytes(pieces: Iterable[Piece], dtype: torch.dtype | None) -> int:
     return sum(typed(tensor, dtype).nbytes for piece in pieces for tensor in piece.shapes.values())
 
 
-def _save(file: Path, shapes: Tensors, tensor: Callable[[str], Tensor]) -> dict[str, str]:
-    """Write a file of safetensors and return the hash of each tensor; `save_file` would want them all in memory."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + shape.nbytes
-        header[name] = {"dtype": _CODES[shape.dtype], "shape": list(shape.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    hashes = {}
-    with file.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for name, shape in shapes.items():
-            data = _bytes(tensor(name))
-            assert data.nbytes == shape.nbytes, f"{name} is not what was announced"
-            stream.write(data)
-            hashes[name] = hashlib.sha256(data).hexdigest()
-    return hashes
+def _save(tensors: Tensors, file: Path) -> None:
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # its own name for an error of the disk
+        raise DiskError(f"cannot write {file.name}: {error}", fix="Free space or choose another DEST.") from error
 
 
 def _read_back(file: Path, hashes: dict[str, str]) -> None:
     stored = Stored(file.parent, file.name.removesuffix(".safetensors"))
     for name, digest in hashes.items():
-        if hashlib.sha256(_bytes(stored.load(name))).hexdigest() != digest:
+        if _sha256(stored.load(name)) != digest:
             what = f"{name} reads back from {file.name} as other bytes than were written"
             raise DiskError(what, where=file.parent, fix="Look at the disk.")
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(memoryview(tensor.reshape(-1).view(torch.uint8).numpy())).hexdigest()

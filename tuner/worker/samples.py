@@ -14,7 +14,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -29,6 +28,7 @@ from tuner.models.load import pinned, source
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker.final_model import ask_for_one_answer
+from tuner.worker.generation import Settings, generate, prompt_ids
 from tuner.worker.guard import Guard
 
 _MAX_ANSWER_TOKENS = 64
@@ -139,16 +139,10 @@ def _answers(model: Any, tokenizer: Any, prompts: list[list[dict[str, Any]]], gu
 
     model.register_forward_pre_hook(go_on)
     ask_for_one_answer(model.generation_config)
-    found = []
-    for prompt in prompts:
-        inputs = tokenizer.apply_chat_template(
-            prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        with torch.no_grad():
-            output = model.eval().generate(**inputs, max_new_tokens=_MAX_ANSWER_TOKENS, do_sample=False)
-        answer = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        found.append(str(answer).strip())
-    return found
+    settings = Settings(_MAX_ANSWER_TOKENS, temperature=0)
+    return [
+        generate(model.eval(), tokenizer, prompt_ids(tokenizer, prompt), settings).text.strip() for prompt in prompts
+    ]
 
 
 def _told(error: Exception) -> str:

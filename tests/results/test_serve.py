@@ -1,0 +1,128 @@
+"""A served model says over HTTP what it says in chat, under its own name, and ends at Ctrl-C leaving nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.e2e.runs import environment
+from tests.machine.gpus import CPU
+from tests.models.published import write_checkpoint
+from tests.results.made import make_result
+from tests.results.models import LLAMA, write_adapter, write_base
+from tuner.cli import tuner
+from tuner.errors import ModelError
+from tuner.results import serve
+from tuner.results.chat import Chat
+from tuner.results.subject import load, subject_of
+from tuner.worker.generation import Settings
+
+START_S = 120
+QUESTION = "What is the capital of Denmark?"
+
+
+@contextmanager
+def served(log: Path, *arguments: object) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Serve until it answers; yield the process and its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-m", "tuner", "serve", *map(str, arguments), "--port", str(port)]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(argv, stdout=stream, stderr=stream, env=environment(TMPDIR=str(log.parent)))
+    try:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert process.poll() is None, log.read_text()
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "end"), [("tiny_lora_sample_e1", signal.SIGINT), ("tiny_full_sample_e1", signal.SIGTERM)]
+)
+def test_a_result_answers_openai_requests_as_it_does_in_chat(recipe: str, end: int, tmp_path: Path) -> None:
+    for package in ("uvicorn", "fastapi", "openai"):
+        pytest.importorskip(package)
+    run, _ = make_result(tmp_path / "my-run", recipe)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    body = {"model": "my-run", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8, "temperature": 0}
+
+    with served(scratch / "log", run.path) as (process, address):
+        asked = urllib.request.Request(  # noqa: S310
+            f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310
+            found = json.load(answer)
+        process.send_signal(end)
+        assert process.wait(60) == 0, (scratch / "log").read_text()
+
+    chat = Chat(load(subject_of(str(run.path), None), CPU), Settings(max_new_tokens=8, temperature=0))
+    assert found["choices"][0]["message"]["content"] == chat.ask(QUESTION, lambda _: None).text
+    assert "Stopped." in (scratch / "log").read_text()
+    assert [entry.name for entry in scratch.iterdir()] == ["log"]
+
+
+def test_the_packages_that_are_missing_are_told_before_a_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "is_serve_available", lambda: False)
+
+    done = CliRunner().invoke(tuner, ["serve", "./nowhere", "--engine", "transformers"])
+
+    assert "pip install 'tuner-deepspeed[serve]'" in str(done.exception)
+
+
+def test_an_architecture_that_transformers_has_not_is_to_be_written_as_llama(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "internlm2")
+
+    with pytest.raises(ModelError, match=r"InternLM2ForCausalLM.*--as llama"):
+        serve.run_transformers(subject_of(str(tmp_path / "internlm2"), None), "mine", "127.0.0.1", 1, CPU, None)
+
+
+def test_an_adapter_that_holds_more_than_lora_is_to_be_merged_first(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base", LLAMA)
+    adapter = write_adapter(tmp_path / "adapter", base, modules_to_save=["lm_head"])
+
+    with pytest.raises(ModelError, match=r"lm_head.*tuner export SOURCE DEST --merge"):
+        serve.check_servable(subject_of(str(base), str(adapter)))
+
+
+def test_vllm_gets_the_adapter_with_its_rank_template_and_stop_tokens(tmp_path: Path) -> None:
+    run, _ = make_result(tmp_path / "my-run", "tiny_lora_sample_e1", "adapter.r=24")
+    subject = subject_of(str(run.path), None)
+
+    argv = serve.vllm_argv("vllm", subject, "my-run", "127.0.0.1", 8000)
+
+    assert argv[:3] == ["vllm", "serve", subject.path]
+    assert f"--max-lora-rank 32 --lora-modules my-run={run.final}" in " ".join(argv)
+    assert f"--chat-template {run.final / 'chat_template.jinja'}" in " ".join(argv)
+
+
+def test_vllm_gets_a_whole_model_under_its_name_and_no_dora(tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base", LLAMA)
+    named = ["--served-model-name", "mine"]
+    dora = write_adapter(tmp_path / "dora", base, use_dora=True)
+
+    argv = serve.vllm_argv("vllm", subject_of(str(base), None), "mine", "127.0.0.1", 8000)
+
+    assert argv == ["vllm", "serve", str(base), "--host", "127.0.0.1", "--port", "8000", *named]
+    with pytest.raises(ModelError, match="DoRA"):
+        serve.vllm_argv("vllm", subject_of(str(base), str(dora)), "mine", "127.0.0.1", 8000)

@@ -1,0 +1,71 @@
+"""`tuner serve`: a model behind an OpenAI-style address on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from tuner.cli.say import say
+from tuner.cli.subjects import named, subject_options
+from tuner.errors import MachineError, UsageError
+
+
+@click.command()
+@subject_options
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is everyone.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option("--name", metavar="NAME", help="Of the model in requests.  [default: that of the folder]")
+@click.option(
+    "--engine",
+    type=click.Choice(("transformers", "vllm")),
+    help="[default: vLLM where it and a GPU are, else the other]",
+)
+def command(
+    source: str,
+    adapter: str | None,
+    bits: str | None,
+    host: str,
+    port: int,
+    name: str | None,
+    engine: Literal["transformers", "vllm"] | None,
+    debug: bool,
+) -> None:
+    """Serve SOURCE at http://HOST:PORT/v1 as OpenAI's clients ask, with the chat template that it was trained with.
+
+    SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
+    hub. It is served by vLLM, or by transformers' own server; neither checks who asks. Ctrl-C ends it.
+    """
+    from tuner.machine.hardware import detect, tool_path
+    from tuner.worker.quiet import hush
+
+    hush()
+    if name is not None and not re.fullmatch(r"\w[\w.-]*", name):
+        raise UsageError(f"{name!r} is no name of a model", where="--name", fix="Write letters, digits, '-', '_', '.'.")
+    hardware, vllm = detect(os.environ), shutil.which("vllm", path=tool_path(os.environ))
+    if engine == "vllm" and not vllm:
+        raise MachineError("vllm is not installed", where="--engine", fix="Install it: pip install vllm.")
+    by_vllm = bool(vllm and hardware.gpus and not bits) if engine is None else engine == "vllm"
+    from tuner.results import serve  # torch
+
+    if not by_vllm:
+        serve.check_installed()
+    subject = named(source, adapter)
+    from tuner.results.chat import check_can_answer
+    from tuner.results.subject import tokenizer_of
+
+    check_can_answer(subject, tokenizer_of(subject))
+    serve.check_servable(subject)
+    called = name or re.sub(r"[^\w.-]", "-", Path(adapter or source).resolve().name)
+    if by_vllm:
+        argv = serve.vllm_argv(str(vllm), subject, called, host, port)
+        say(shlex.join(argv), err=True)
+        os.execv(argv[0], argv)  # noqa: S606  # effect: vLLM is a program of its own
+    say(f"Serving {subject.told} as {called!r} at http://{host}:{port}/v1. Ctrl-C ends it.", err=True)
+    serve.run_transformers(subject, called, host, port, hardware, int(bits) if bits else None)
+    say("Stopped.", err=True)

@@ -1,0 +1,92 @@
+"""A result as GGUF, for llama.cpp and Ollama: llama.cpp's own converter is run on a whole model, which is then removed.
+
+It knows nothing of the format: the converter does.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess  # effect: llama.cpp's converter is a program
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import transformers
+
+from tuner.errors import MachineError, TunerError
+from tuner.files import disk_errors, write_json, write_text
+from tuner.results.export import Exported, Options, export
+from tuner.results.modelfile import modelfile, writes_bos
+from tuner.results.source import Source, check_dest
+
+SCRIPT = "convert_hf_to_gguf.py"
+_OUTTYPES = {None: "auto", "bf16": "bf16", "fp16": "f16", "fp32": "f32"}
+
+
+def converter(environ: Mapping[str, str]) -> Path:
+    """Return llama.cpp's converter: in the folder LLAMA_CPP, or on PATH.
+
+    Raises:
+        MachineError: it is not there.
+    """
+    folder = environ.get("LLAMA_CPP")
+    named = Path(folder) / SCRIPT if folder else shutil.which(SCRIPT, path=environ.get("PATH"))
+    if named and Path(named).is_file():
+        return Path(named).resolve()
+    what = f"GGUF is written by llama.cpp's {SCRIPT}, which is not {f'in {folder}' if folder else 'on PATH'}"
+    fix = "Get it: git clone --depth 1 https://github.com/ggml-org/llama.cpp, then export LLAMA_CPP=./llama.cpp."
+    raise MachineError(what, where="LLAMA_CPP" if folder else "--as gguf", fix=fix)
+
+
+def export_gguf(source: Source, dest: Path, options: Options, environ: Mapping[str, str]) -> Exported:
+    """Write `source` to the folder `dest` as DEST.gguf and a Modelfile; an adapter is merged into its base.
+
+    Raises:
+        MachineError: llama.cpp's converter is not here.
+        TunerError: it does not know the model, or as `export`.
+    """
+    script = converter(environ)
+    check_dest(dest)
+    with disk_errors(dest, "Free space or choose another DEST."):
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
+            whole, draft = (
+                Path(temporary) / "whole" / dest.name,
+                Path(temporary) / dest.name,
+            )  # its name goes into the file
+            done = export(source, whole, replace(options, merge=source.is_adapter, layout="gguf"))
+            draft.mkdir()
+            weights = draft / f"{dest.name}.gguf"
+            write_text(draft / "Modelfile", _modelfile(whole, weights.name))
+            _convert(script, whole, weights, _OUTTYPES[options.dtype])
+            size = weights.stat().st_size
+            check_dest(dest)
+            draft.replace(dest)
+    return replace(done, num_bytes=size, num_files=1)
+
+
+def _modelfile(whole: Path, weights: str) -> str:
+    has_tokenizer = (whole / "tokenizer_config.json").is_file()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(whole) if has_tokenizer else None
+    has_generation = (whole / "generation_config.json").is_file()
+    generation = transformers.GenerationConfig.from_pretrained(whole) if has_generation else None
+    if tokenizer and tokenizer.chat_template:
+        # A template that writes the beginning itself was trained so, and llama.cpp would write a second one; one that
+        # does not was trained without.
+        file = whole / "tokenizer_config.json"
+        write_json(file, json.loads(file.read_text(encoding="utf-8")) | {"add_bos_token": writes_bos(tokenizer)})
+    config = transformers.AutoConfig.from_pretrained(whole).get_text_config()
+    return modelfile(weights, tokenizer, generation, getattr(config, "max_position_embeddings", None))
+
+
+def _convert(script: Path, whole: Path, weights: Path, outtype: str) -> None:
+    argv = [sys.executable, str(script), str(whole), "--outfile", str(weights), "--outtype", outtype]
+    done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0 or not weights.is_file():
+        said = done.stderr.strip().splitlines()
+        what = f"llama.cpp's converter ended with code {done.returncode}: {said[-1] if said else 'it said nothing'}"
+        fix = f"It may be older than the model's architecture or tokenizer: bring {script.parent} up to date."
+        raise TunerError(what, where=script, fix=fix)

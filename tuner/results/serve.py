@@ -1,0 +1,123 @@
+"""A model behind an OpenAI-style address: by transformers' own server, or by vLLM's.
+
+Both take folders, and neither gets one with weights written anew: an adapter's files are linked beside its base's.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+
+import transformers
+from transformers.utils.import_utils import is_serve_available
+
+from tuner.errors import MachineError, ModelError
+from tuner.machine.hardware import Hardware
+from tuner.models.load import pinned
+from tuner.recipes import paths
+from tuner.results.adapter import STEM, read_config
+from tuner.results.base import Base
+from tuner.results.subject import Subject, dtype_of, quantization_of
+from tuner.results.tensors import Stored
+
+
+def check_installed() -> None:
+    """Check that what transformers' server needs is installed.
+
+    Raises:
+        MachineError: it is not.
+    """
+    if not is_serve_available():
+        fix = "Install it: pip install 'tuner-deepspeed[serve]', or pip install 'transformers[serving]'; or vllm."
+        raise MachineError("transformers' server needs packages that are not installed", fix=fix)
+
+
+def check_servable(subject: Subject) -> None:
+    """Check that a server can put the adapter on its base: both take what LoRA changes, and no weight beside it.
+
+    Raises:
+        ModelError: it holds more, or is of another kind.
+    """
+    if subject.adapter is None:
+        return
+    others = [name for name in Stored(subject.adapter, STEM).shapes if ".lora_" not in name]
+    if others:
+        what = f"{subject.told} hold {others[0]}, and a server takes the weights of LoRA alone"
+        raise ModelError(what, where="SOURCE", fix="Serve the whole model: tuner export SOURCE DEST --merge.")
+
+
+def run_transformers(subject: Subject, name: str, host: str, port: int, hardware: Hardware, bits: int | None) -> None:
+    """Serve until SIGINT or SIGTERM; the model's id is `name`.
+
+    Raises:
+        ModelError: it is of an architecture that transformers itself does not have.
+    """
+    from transformers.cli.serve import Serve  # an extra
+
+    config = transformers.AutoConfig.from_pretrained(subject.path, **pinned(subject.model))
+    if not hasattr(transformers, config.architectures[0]):  # where the server looks it up
+        what = f"transformers' server does not know {config.architectures[0]}"
+        raise ModelError(what, where="SOURCE", fix="Serve it as Llama: tuner export SOURCE DEST --as llama (--merge).")
+    block = quantization_of(subject, bits)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: the folder of links is removed first
+    try:
+        with _folder(subject, name) as model:
+            Serve(
+                force_model=model,
+                dtype=str(dtype_of(subject, hardware)).removeprefix("torch."),
+                quantization=f"bnb-{block.bits}bit" if block else None,
+                device="auto" if hardware.gpus else "cpu",
+                trust_remote_code=subject.model.trust_remote_code,
+                host=host,
+                port=port,
+                log_level="error",
+            )
+    except KeyboardInterrupt:
+        pass
+
+
+@contextmanager
+def _folder(subject: Subject, name: str) -> Iterator[str]:
+    """Make a folder of links that holds the model under its name, the working folder meanwhile; yield its name."""
+    local = paths.local(subject.path)
+    if local is None and subject.adapter is None:
+        yield f"{subject.path}@{subject.model.revision or 'main'}"
+        return
+    base = Base(subject.path, subject.model.revision, subject.model.trust_remote_code).folder().resolve()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / name
+        folder.mkdir()
+        for source in (subject.adapter.resolve(), base) if subject.adapter else (base,):
+            for file in source.iterdir():
+                if file.is_file() and not (folder / file.name).exists():  # the adapter's tokenizer and template win
+                    (folder / file.name).symlink_to(file)
+        with chdir(temporary):
+            yield name
+
+
+def vllm_argv(vllm: str, subject: Subject, name: str, host: str, port: int) -> list[str]:
+    """Return the command that serves it with vLLM.
+
+    Raises:
+        ModelError: it has a DoRA adapter, which vLLM does not take.
+    """
+    revision = ["--revision", subject.model.revision] if subject.model.revision else []
+    trusted = ["--trust-remote-code"] if subject.model.trust_remote_code else []
+    argv = [vllm, "serve", subject.path, "--host", host, "--port", str(port), *revision, *trusted]
+    if subject.adapter is None:
+        return [*argv, "--served-model-name", name]
+    config = read_config(subject.adapter)
+    if config.use_dora:
+        what = f"{subject.told} are of DoRA, which vLLM does not take"
+        raise ModelError(what, where="SOURCE", fix="Serve the whole model: tuner export SOURCE DEST --merge.")
+    rank = max(8, 1 << (max([config.r, *config.rank_pattern.values()]) - 1).bit_length())  # vLLM takes powers of two
+    argv += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name}={subject.adapter}"]
+    template = subject.adapter / "chat_template.jinja"
+    return [*argv, *(["--chat-template", str(template)] if template.is_file() else []), *_generation(subject.adapter)]
+
+
+def _generation(folder: Path) -> list[str]:
+    return ["--generation-config", str(folder)] if (folder / "generation_config.json").is_file() else []
