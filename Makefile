@@ -1,6 +1,9 @@
 # make quickstart   set up, then train a small model on the CPU and show what it learned
 # make test         set up, then run the test suite
 # make test-long    the tests that take minutes each: the quickstart's answers, every preset, every objective
+# make test-gpu     the tests that need an NVIDIA GPU, alone
+# make test-latest  the test suite with the newest releases of all libraries, in an environment of its own
+# make test-oldest  the same with the oldest that setup.py allows
 # make check        lint and types
 # make install      set up alone: .venv/bin/tuner
 
@@ -10,7 +13,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TESTS ?= tests
 
-.PHONY: install quickstart test test-long check clean
+# The tests start tuner hundreds of times: its bytecode is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: install quickstart test test-long test-gpu test-latest test-oldest check clean
 
 install: $(INSTALLED)
 
@@ -31,6 +37,21 @@ test: install
 
 test-long: install
 	$(BIN)/pytest -n 2 --dist worksteal -m long $(TESTS)
+
+test-gpu: install
+	$(BIN)/pytest -m gpu $(TESTS)
+
+# uv finds the oldest releases; pip finds the newest alone.
+test-latest: RESOLUTION := highest
+test-oldest: RESOLUTION := lowest-direct
+test-latest test-oldest: test-%:
+	$(PYTHON) -m venv --clear build/$*
+	build/$*/bin/pip install --quiet uv
+	sed '1,/^# Tests and checks/d' requirements.txt > build/$*/tests.txt
+	build/$*/bin/uv pip install --quiet --python build/$*/bin/python --resolution $(RESOLUTION) \
+		--requirements build/$*/tests.txt --editable .
+	build/$*/bin/uv pip freeze --python build/$*/bin/python
+	build/$*/bin/pytest -n 2 --dist worksteal $(TESTS)
 
 check: install
 	$(BIN)/ruff check .

@@ -218,5 +218,5 @@ def test_a_list_and_a_completion_are_quick() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(seconds("list") for _ in range(3)) < 0.2
-    assert min(seconds(_TUNER_COMPLETE="bash_complete") for _ in range(3)) < 0.25
+    assert min(seconds("list") for _ in range(3)) < 0.6
+    assert min(seconds(_TUNER_COMPLETE="bash_complete") for _ in range(3)) < 0.8

@@ -1,4 +1,7 @@
-"""Every row is trained on once an epoch, and weighs the same, on one, two and three ranks."""
+"""Every row is trained on once an epoch, and weighs the same, on one, two and three ranks.
+
+On two ranks, against a plain loop: tests/reference/test_training.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tuner.models.load import CACHE
 from tuner.models.tiny import materialize
 from tuner.recipes import catalog
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "tests.e2e.recorder"]
@@ -65,7 +68,7 @@ def weights(finished: Finished) -> dict[str, object]:
     return load_file(finished.path / "final" / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", ["full", pytest.param("dpo_full", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["full", "dpo_full"])
 def test_one_two_and_three_ranks_train_on_every_row_once_an_epoch_and_learn_the_same(tmp_path: Path, name: str) -> None:
     path = recipe(tmp_path, name)
     one, *others = (run(path, tmp_path / f"ranks-{ranks}", ranks) for ranks in (1, 2, 3))
@@ -79,7 +82,6 @@ def test_one_two_and_three_ranks_train_on_every_row_once_an_epoch_and_learn_the_
         assert distance(weights(other), weights(one)) < 1e-5
 
 
-@pytest.mark.long
 def test_packed_rows_are_trained_on_once_and_a_run_goes_on_with_them_on_another_number_of_ranks(tmp_path: Path) -> None:
     path = recipe(tmp_path, packing=True, interval=1)
     three, one = (run(path, tmp_path / f"ranks-{ranks}", ranks) for ranks in (3, 1))

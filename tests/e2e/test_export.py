@@ -34,7 +34,9 @@ def said(folder: Path) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize(("method", "level"), [("full", "zero3"), ("qlora", "zero2")])
+@pytest.mark.parametrize(
+    ("method", "level"), [("full", "zero3"), ("qlora", "zero3"), pytest.param("qlora", "zero2", marks=pytest.mark.long)]
+)
 def test_a_checkpoint_goes_out_as_the_result_does(method: str, level: str, tmp_path: Path) -> None:
     short = ("--set", "max_steps=2", "--set", "optim_wrapper.dtype=bf16")
     run = ok(train(quick(tmp_path, method), tmp_path / "run", "--deepspeed", level, *short))

@@ -37,6 +37,7 @@ SIDES = ("chosen", "rejected")
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("dpo_lora", "orpo_rslora")]
 RUNS = ["dpo_full", "kto_freeze", *LONG]
 STAGES = {"dpo_full": "zero3", "reward_lora": "zero3"}
+ONE_RANK = ("reward_lora",)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,8 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
         folder = tmp_path_factory.mktemp(name)
         recipe = folder / "recipe.py"
         recipe.write_text(RECIPE.format(name=name, lr=3e-3 if name.endswith("_lora") else 1e-3))
-        return ok(train(recipe, folder / "run", "--deepspeed", STAGES.get(name, "zero2")))
+        ranks = 1 if name in ONE_RANK else 2
+        return ok(train(recipe, folder / "run", "--deepspeed", STAGES.get(name, "zero2"), ranks=ranks))
 
     return trained
 
@@ -152,6 +154,7 @@ def test_rank_stabilized_lora_says_how_it_is_scaled(run_of: Any) -> None:
     assert set(scales) == {16 / 64**0.5}
 
 
+@pytest.mark.long  # as tests/faults/test_resume.py holds it of other objectives
 def test_a_preference_run_resumes_with_the_losses_of_one_that_never_stopped(run_of: Any, tmp_path: Path) -> None:
     whole = run_of("kto_freeze")
     halves = tmp_path / "halves"

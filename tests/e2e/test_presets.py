@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.runs import Finished, distance, ok, quick, train
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PRESETS = ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
 LEVELS = ("zero2", "zero3_offload")
@@ -23,7 +23,6 @@ def losses_of(recipe: Path, folder: Path, preset: str, *more: str) -> Finished:
     return ok(train(recipe, folder / preset, "--deepspeed", preset, *more))
 
 
-@pytest.mark.long
 def test_all_presets_give_the_same_loss_and_weights_in_fp32_and_a_result_for_plain_transformers(tmp_path: Path) -> None:
     recipe = quick(tmp_path, "full")
 
@@ -51,7 +50,6 @@ def _answers_with_plain_transformers(final: Path) -> None:
     assert next(model.parameters()).dtype == torch.float32
 
 
-@pytest.mark.long
 def test_every_kind_of_level_gives_the_same_loss_with_lora_within_bf16_noise(tmp_path: Path) -> None:
     recipe = quick(tmp_path, "lora")
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
-from tests.e2e.runs import Finished, finish, start
+from tests.e2e.runs import Finished, finish, ok, quick, start, train
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +44,20 @@ class Faulty:
 @pytest.fixture
 def faulty() -> Faulty:
     return Faulty()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Six steps at ZeRO 2 in which nothing goes wrong, trained once for all test processes."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "undisturbed"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"):
+        if (folder / "done").exists():
+            return Finished(0, "", folder / "run")
+        run = ok(train(quick(folder, "full"), folder / "run", "--deepspeed", "zero2", "--set", "max_steps=6"))
+        (folder / "done").touch()
+        return run
 
 
 @pytest.fixture

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.e2e
     ("fault", "level", "dtype", "told"),
     [
         ("nan-loss@1:2", "none", "fp32", "loss is nan in step 2 on rank 1"),
-        ("inf-grad@0:3", "zero2", "fp32", "the gradient's norm is inf in step 3 on rank 0"),
+        pytest.param(
+            *("inf-grad@0:3", "zero2", "fp32", "the gradient's norm is inf in step 3 on rank 0"), marks=pytest.mark.long
+        ),
         ("nan-grad@1:3", "zero3", "bf16", "the gradient's norm is nan in step 3 on rank 1"),
     ],
 )

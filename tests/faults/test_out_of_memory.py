@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import ok, quick, train
+from tests.e2e.runs import Finished, ok, quick
 from tests.faults.conftest import Faulty
 from tuner.runs import checkpoints
 
@@ -14,12 +14,11 @@ pytestmark = pytest.mark.e2e
 
 
 def test_retry_goes_on_from_the_checkpoint_with_the_losses_of_an_undisturbed_run(
-    tmp_path: Path, faulty: Faulty
+    tmp_path: Path, undisturbed: Finished, faulty: Faulty
 ) -> None:
-    recipe = quick(tmp_path, "full")
-    undisturbed = ok(train(recipe, tmp_path / "undisturbed", "--deepspeed", "zero2"))
-
-    run = ok(faulty("oom>1@1:3", recipe, tmp_path / "run", "--deepspeed", "zero2", "--on-oom", "retry"))
+    run = ok(
+        faulty("oom>1@1:3", quick(tmp_path, "full"), tmp_path / "run", "--deepspeed", "zero2", "--on-oom", "retry")
+    )
 
     first = run.json("attempts/1/status.json")["diagnosis"]
     assert (first["cause"], first["rank"], first["step"]) == ("gpu-out-of-memory", 1, 3)
@@ -28,7 +27,7 @@ def test_retry_goes_on_from_the_checkpoint_with_the_losses_of_an_undisturbed_run
     assert facts["batch"]["global_batch"] == undisturbed.json("run.json")["batch"]["global_batch"] == 8
     assert (facts["batch"]["micro_batch"], facts["batch"]["accumulation"]) == (1, 4)
     assert [line["step"] for line in run.metrics] == [1, 2, 3, 4]
-    assert run.losses == pytest.approx(undisturbed.losses, rel=1e-3)
+    assert run.losses == pytest.approx(undisturbed.losses[:4], rel=1e-3)
     assert run.json("status.json")["state"] == "done"
     assert checkpoints.inspect(run.path / "checkpoints" / "checkpoint-4") is None
     assert "On rank 1, in step 3. Logs: " in run.text
@@ -45,5 +44,5 @@ def test_without_retry_the_next_command_is_told_and_every_rank_has_its_log(tmp_p
     assert following.startswith("Next: tuner train ") and following.endswith("accumulative_counts=4")
     assert "step 1/4" in run.text and "Traceback" not in run.text
     assert "MemoryError" in (run.path / "ranks" / "0.log").read_text()
-    # Rank 1 was left alone in a collective: either it noticed, or it was told to end and left its stack.
-    assert "distributed_c10d.py" in (run.path / "ranks" / "1.log").read_text()
+    # Rank 1 was left alone in a collective: it noticed, or it was told to end and left its stack, or both.
+    assert "most recent call" in (run.path / "ranks" / "1.log").read_text()

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import finish, ok, quick, start, train
+from tests.e2e.runs import Finished, finish, ok, quick, start
 from tests.faults.conftest import ROOT, Faulty
 
 pytestmark = pytest.mark.e2e
 
 
-def test_two_kills_change_no_bit_of_the_losses(tmp_path: Path, faulty: Faulty) -> None:
-    recipe = quick(tmp_path, "full")
+def test_two_kills_change_no_bit_of_the_losses(tmp_path: Path, undisturbed: Finished, faulty: Faulty) -> None:
     short = ("--set", "max_steps=6", "--deepspeed", "zero2")
-    undisturbed = ok(train(recipe, tmp_path / "undisturbed", *short))
 
-    run = ok(faulty("kill@1:4,kill@0:6", recipe, tmp_path / "run", *short, "--max-restarts", 3))
+    run = ok(faulty("kill@1:4,kill@0:6", quick(tmp_path, "full"), tmp_path / "run", *short, "--max-restarts", 3))
 
     losses = {line["step"]: line["loss"] for line in run.metrics if "loss" in line}  # a step may have run twice
     assert list(losses.values()) == undisturbed.losses
@@ -32,6 +30,7 @@ def test_two_kills_change_no_bit_of_the_losses(tmp_path: Path, faulty: Faulty) -
     assert run.json("attempts/1/status.json")["exit_code"] == 137
 
 
+@pytest.mark.long  # what each node decides: tests/launch/test_nodes.py
 def test_two_nodes_start_again_together(tmp_path: Path) -> None:
     recipe, work_dir = quick(tmp_path, "full"), tmp_path / "run"
     with socket.socket() as probe:

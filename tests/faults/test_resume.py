@@ -97,7 +97,7 @@ def test_a_sharded_run_goes_on_on_more_ranks_and_its_weights_at_another_stage(tm
 
     _hide_code_in(path / "checkpoints" / "checkpoint-2", tmp_path / "canary")
     shutil.rmtree(path / "checkpoints" / "checkpoint-4")
-    poisoned = train(recipe, path, "--deepspeed", "zero3", "--resume", "auto", ranks=2)
+    poisoned = train(recipe, path, "--deepspeed", "zero3", "--resume", "auto", ranks=1)
 
     assert poisoned.code == 2, poisoned.text
     assert "holds code" in poisoned.text and "Traceback" not in poisoned.text, poisoned.text

@@ -18,7 +18,7 @@ def alive(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     """Poll a condition with a deadline."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -131,7 +131,7 @@ def test_a_hub_that_never_answers_is_not_waited_for(serve: Serve, monkeypatch: p
 
     assert isinstance(warning, str)
     assert "did not answer" in warning
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_a_hub_that_cannot_be_reached_ends_the_run(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def _run(text: str, folder: Path, **env: str) -> list[str]:
     script = folder / "script.sh"
     script.write_text(text)
     variables = {"PATH": f"{srun.parent}:{os.environ['PATH']}", "HOME": "/nowhere", **env}
-    done = subprocess.run(["/bin/bash", script], cwd="/", env=variables, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["/bin/bash", script], cwd="/", env=variables, capture_output=True, text=True, timeout=60)
     assert done.returncode == 7, done.stderr
     found: list[str] = json.loads(done.stdout)
     return found

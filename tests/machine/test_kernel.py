@@ -30,7 +30,7 @@ def test_a_child_is_told_of_its_parents_end() -> None:
         assert parent.stdout.readline() == "1\n"
 
         parent.send_signal(signal.SIGKILL)
-        parent.wait(timeout=20)
+        parent.wait(timeout=60)
 
         wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 

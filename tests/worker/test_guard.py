@@ -154,7 +154,7 @@ def test_a_rank_that_is_ended_after_another_failed_leaves_its_stack(run: RunDire
     run.report_failure(1, 1, "failed")
 
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
     assert process.returncode == 128 + signal.SIGTERM
     assert "in work" in _log(run, 0)
@@ -166,7 +166,7 @@ def test_a_rank_that_srun_ends_after_another_failed_does_not_hide_the_others_cod
     run.report_failure(0, 74, "failed")
 
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
     assert process.returncode == 1, "srun returns the highest code of all"
 
@@ -179,7 +179,7 @@ def test_a_stop_request_while_training_lets_the_step_end(run: RunDirectory) -> N
     wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
 
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
     assert process.returncode == 7
 
@@ -207,7 +207,7 @@ def test_what_slurm_sends_in_turn_interrupts_no_save_but_asking_twice_does(
         process.send_signal(number)
         wait_until(lambda: "saving" in _log(run, 0))
         time.sleep(0.05)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
     assert process.returncode == code
 
@@ -234,7 +234,7 @@ next(batches)
 
     for number in (signal.SIGUSR2, signal.SIGTERM):
         os.killpg(process.pid, number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
     assert process.returncode == 7, _log(run, 0)
 
@@ -319,7 +319,7 @@ def test_a_signal_before_training_requeues_too(run: RunDirectory, slurm: FakeSlu
     wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
 
     process.send_signal(signal.SIGUSR2)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
     assert process.returncode == 128 + signal.SIGUSR2
     assert _requeues(slurm) == [["scontrol", "requeue", "8"]]
@@ -415,7 +415,7 @@ def test_sigquit_shows_a_running_ranks_stacks(run: RunDirectory) -> None:
     wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
 
     process.send_signal(signal.SIGQUIT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
     assert process.returncode == 7
 
@@ -428,7 +428,7 @@ def test_a_rank_leaves_its_sign_of_life(run: RunDirectory) -> None:
 
     found = beats.here(run)
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
     assert (found[1].pid, found[1].doing, found[1].count, found[1].save_s) == (process.pid, "loading the model", 1, 2.5)
 

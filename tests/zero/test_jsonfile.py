@@ -191,7 +191,7 @@ def test_a_hostile_file_is_refused_quickly(name: str) -> None:
         parse(HOSTILE[name], "my.json")
 
     # 35 ms at most where this was written; a quadratic parser takes minutes.
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 2
 
 
 _numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)

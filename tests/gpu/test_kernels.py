@@ -1,0 +1,65 @@
+"""NCCL, the 4-bit kernels and flash attention, each tried by the doctor's own probe; and memory against the plan."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from bench.memory import Case, make_data, make_model, measure
+from tests.e2e.runs import ok, quick, train
+from tuner.launch import probes
+from tuner.launch.probes import Probe
+from tuner.machine.hardware import Hardware
+
+pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
+
+
+def tried(*processes: list[str]) -> str:
+    """Run a probe of the doctor and return what it found, if that was good."""
+    found = probes.run(Probe("the probe", processes, "See its text."), os.environ, deadline_s=300)
+    assert found.status == "ok", found.text
+    return found.text
+
+
+def test_nccl_adds_between_all_gpus(machine: Hardware, tmp_path: Path) -> None:
+    ranks = str(len(machine.gpus))
+
+    told = tried(*(["all-reduce", str(rank), ranks, str(tmp_path / "meeting")] for rank in range(len(machine.gpus))))
+
+    assert told.startswith("nccl adds ")
+
+
+@pytest.mark.usefixtures("machine")
+def test_four_bits_are_stored_and_read_on_the_gpu() -> None:
+    assert " on cuda, " in tried(["bitsandbytes"])
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.skipif(not find_spec("flash_attn"), reason="flash-attn is not installed")
+def test_flash_attention_computes_what_torchs_does_and_trains_to_its_loss(tmp_path: Path) -> None:
+    tried(["flash-attention"])
+    recipe, asked = quick(tmp_path, "full"), ("--set", "dtype=auto", "--set", "max_steps=2")
+
+    flash, torchs = (
+        ok(train(recipe, tmp_path / kind, *asked, "--set", f"model.attn_implementation={kind}", ranks=1))
+        for kind in ("flash_attention_2", "sdpa")
+    )
+
+    assert flash.losses == pytest.approx(torchs.losses, abs=5e-2)
+
+
+@pytest.mark.parametrize("method", ["full", "qlora"])
+@pytest.mark.parametrize("preset", ["deepspeed_zero2", "deepspeed_zero3"])
+def test_the_peak_of_a_step_is_within_a_tenth_of_the_plans(
+    machine: Hardware, tmp_path: Path, method: str, preset: str
+) -> None:
+    model = make_model(tmp_path, "1B", "cuda")
+
+    found = measure(Case("1B", method, preset, "bf16"), model, make_data(tmp_path), tmp_path / "run", machine)
+
+    if found is None:
+        pytest.skip("a GPU is too small for a model of 1B")
+    assert abs(found.peak_off) < 0.1, (found.predicted_peak, found.measured_peak)
