@@ -112,6 +112,7 @@ def _recipe(
 
     hardware, topology = targets.machines(*machines)
     settled = settle(found, deepspeed, topology, hardware, ignore_fit=True)
+    sections["recipe"] = Section(settled.recipe.values, settled.recipe.origins)
     sections["deepspeed"] = Section(settled.final.config, settled.final.origins)
     why = f" ({settled.level_reason})" if settled.level_reason else ""
     head = (

@@ -116,6 +116,7 @@ def make(
     loaded, batch_notes = resuming.keep_global_batch(asked, found, topology.world_size)
     deepspeed = resuming.level(loaded, request.deepspeed, found)
     settled = settle(loaded, deepspeed, topology, hardware, ignore_fit=request.ignore_fit)
+    loaded = settled.recipe
     state = resuming.state_of(settled, asked)
     resume_as, state_notes = resuming.how(found, state, weights=request.resume_weights)
     final = resuming.marked(settled.final, resume_as)

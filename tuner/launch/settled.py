@@ -60,5 +60,6 @@ def settle(
     document = choice.open_chosen(loaded, deepspeed)
     final = merge.merge(loaded, document, batch, decided, hardware)
     level = document.preset or document.name
-    fit = fitting.judge(config, final.config, topology, hardware, decided, level)
+    loaded = fitting.settle_loss(loaded, final.config, topology, hardware, decided)
+    fit = fitting.judge(loaded.config, final.config, topology, hardware, decided, level)
     return Settled(loaded, topology, hardware, batch, decided, document, final, level, reason, fit)
