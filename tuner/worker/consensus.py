@@ -144,7 +144,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         trainer, engine, norms, sums = self.trainer, self.trainer.deepspeed, [], []
         for parameter in engine.module.parameters():
             if parameter.requires_grad:
-                parameter.register_hook(lambda gradient: norms.append(_norm(gradient, torch.float64)))
+                parameter.register_hook(lambda gradient: norms.append(_norm(gradient)))
         engine.set_gradient_accumulation_boundary(is_boundary=False)
         with self._repeating():
             for batch in trainer.batches_of_step:
@@ -204,6 +204,6 @@ def _random_states() -> tuple[torch.Tensor, ...]:
     return (torch.get_rng_state(), *on_gpu)
 
 
-def _norm(numbers: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def _norm(numbers: torch.Tensor) -> torch.Tensor:
     """Return the 2-norm: one pass over the numbers, and NaN or infinite where one of them is."""
-    return torch.linalg.vector_norm(numbers.detach(), dtype=dtype)
+    return torch.linalg.vector_norm(numbers.detach(), dtype=torch.float32)
