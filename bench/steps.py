@@ -53,34 +53,52 @@ class Setting:
 
 def steps_of(variant: str, recipe: Path, folder: Path, ranks: int) -> list[tuple[float, float]]:
     """Train, and return the wall's and the processor's seconds of each step after the first ones, of rank 0."""
-    run, times = folder / "run", folder / "times.json"
-    threads = str(max(1, (os.cpu_count() or 1) // ranks))
-    env = without_variables(os.environ) | {"BENCH_TIMES": str(times), "OMP_NUM_THREADS": threads}
+    times = folder / "times.json"
+    train(variant, recipe, folder, ranks, BENCH_TIMES=str(times))
+    found = json.loads(times.read_text())[WARM_STEPS:]
+    return [(after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(found)]
+
+
+def operations_of(variant: str, recipe: Path, folder: Path, ranks: int) -> dict[str, int]:
+    """Train, and return how often each operation runs in one step of rank 0, by torch's profiler."""
+    file = folder / "operations.json"
+    train(variant, recipe, folder, ranks, BENCH_TIMES=os.devnull, BENCH_OPERATIONS=str(file))
+    found: dict[str, int] = json.loads(file.read_text())
+    return found
+
+
+def train(variant: str, recipe: Path, folder: Path, ranks: int, **more: str) -> None:
+    """Train one variant to its end, on CPUs."""
+    run, threads = folder / "run", str(max(1, (os.cpu_count() or 1) // ranks))
+    env = without_variables(os.environ) | {"OMP_NUM_THREADS": threads} | more
     arguments = ["train", recipe, "--work-dir", run, "--deepspeed", "zero2", "--nproc-per-node", ranks]
     tuner = [sys.executable, "-m", "bench.steps_rank", *map(str, arguments)]
     if variant == "tuner":
         command = tuner
     else:
-        subprocess.run([*tuner, "--dry-run"], env=env, check=True, capture_output=True)  # what is wrong, it says
         rank = ["-m", "bench.steps_rank", variant, str(recipe), str(run)]
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
         command = [sys.executable, *launcher, *rank]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{variant}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}")
-    found = json.loads(times.read_text())[WARM_STEPS:]
-    return [(after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(found)]
 
 
-def measured(setting: Setting, rounds: int, steps: int, folder: Path) -> dict[str, tuple[float, float]]:
-    """Return each variant's median seconds of the wall and of the processor."""
+def write_recipe(folder: Path, setting: Setting, steps: int, **size: int) -> Path:
+    """Write a recipe with a model and rows of its own; `size` is what `make_inputs` takes."""
     from bench.steps_rank import make_inputs
 
-    model, rows = make_inputs(folder)
+    model, rows = make_inputs(folder, **size)
     recipe = folder / "recipe.py"
     values = {"method": setting.method, "dtype": setting.dtype, "model": model, "rows": rows, "steps": steps}
     sizes = {"tokens": ROW_TOKENS, "micro_batch": MICRO_BATCH, "accumulation": ACCUMULATION}
     recipe.write_text(RECIPE.format(**values, **sizes), encoding="utf-8")
+    return recipe
+
+
+def measured(setting: Setting, rounds: int, steps: int, folder: Path) -> dict[str, tuple[float, float]]:
+    """Return each variant's median seconds of the wall and of the processor."""
+    recipe = write_recipe(folder, setting, steps)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in VARIANTS}
     for _ in range(rounds):
         for name in VARIANTS:

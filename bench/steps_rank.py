@@ -11,19 +11,37 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+_PROFILED_STEP = 4
+
 
 class Clock:
-    """The wall's and the processor's seconds at the end of each step, of rank 0."""
+    """The wall's and the processor's seconds at the end of each step, and one step's operations, of rank 0."""
 
     def __init__(self) -> None:
         self.times: list[tuple[float, float]] = []
+        self.operations: dict[str, int] = {}
+        self._profiler: Any = None
 
     def tick(self) -> None:
         self.times.append((time.perf_counter(), time.process_time()))
+        if "BENCH_OPERATIONS" in os.environ:
+            self._profile()
+
+    def _profile(self) -> None:
+        from torch.profiler import profile
+
+        if len(self.times) == _PROFILED_STEP - 1:
+            self._profiler = profile()
+            self._profiler.start()
+        elif len(self.times) == _PROFILED_STEP:
+            self._profiler.stop()
+            self.operations = {one.key: one.count for one in self._profiler.key_averages()}
 
     def write(self) -> None:
         if int(os.environ.get("RANK", "0")) == 0:
             Path(os.environ["BENCH_TIMES"]).write_text(json.dumps(self.times))
+            if "BENCH_OPERATIONS" in os.environ:
+                Path(os.environ["BENCH_OPERATIONS"]).write_text(json.dumps(self.operations))
 
     def callback(self) -> Any:
         from transformers import TrainerCallback
@@ -40,7 +58,7 @@ class Clock:
         return Ticks()
 
 
-def make_inputs(folder: Path) -> tuple[Path, Path]:
+def make_inputs(folder: Path, *, layers: int = 8, width: int = 512) -> tuple[Path, Path]:
     """Write a Llama with random weights and the package's small tokenizer, and rows longer than any that is trained."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -51,7 +69,11 @@ def make_inputs(folder: Path) -> tuple[Path, Path]:
     if not model.exists():
         torch.manual_seed(0)
         config = LlamaConfig(
-            vocab_size=32000, hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8
+            vocab_size=64 * width,
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=8,
         )
         LlamaForCausalLM(config).save_pretrained(model)
         AutoTokenizer.from_pretrained(catalog.asset("package:tiny")).save_pretrained(model)
@@ -107,7 +129,7 @@ def loop(recipe: Path, run: Path) -> None:
     for number, batch in enumerate(batches, 1):
         engine.backward(engine(**batch, use_cache=False).loss)
         engine.step()
-        if engine.is_gradient_accumulation_boundary() and number % zero["gradient_accumulation_steps"] == 0:
+        if number % zero["gradient_accumulation_steps"] == 0:
             clock.tick()
         if len(clock.times) == config.train_cfg.max_steps:
             break
