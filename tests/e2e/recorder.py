@@ -16,7 +16,7 @@ def _record() -> None:
     real, path = TrainsOnEachRowOnce.compute_loss, Path(sys.argv[1]) / f"seen-{os.environ['RANK']}.jsonl"
 
     def noted(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
-        if model.training and inputs["num_rows"]:
+        if model.training and inputs["counts"].rows:
             with path.open("a") as file:
                 file.write(json.dumps([self.state.global_step + 1, inputs["input_ids"].flatten().tolist()]) + "\n")
         return real(self, model, inputs, *args, **options)

@@ -26,7 +26,7 @@ from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Overrides, load
 from tuner.recipes.schema import RecipeConfig
-from tuner.worker.trainers import evaluator
+from tuner.worker.trainers import evaluator, use_whole_logits
 
 TILE = (96, 2048)
 """Tokens and logits; TRL's own tile of 256 MiB would hide everything else of a small model."""
@@ -111,11 +111,13 @@ def held(recipe: RecipeConfig, folder: Path, facts: dict[str, Any]) -> Held:
     if recipe.train_cfg.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
+    if recipe.train_cfg.loss == "whole":
+        use_whole_logits(trainer, (model, reference), recipe)
     inputs = trainer.data_collator(rows)
     live = Live()
     with as_on_a_gpu(), live:
         before = live.now
-        loss = trainer.compute_loss(model, inputs)
+        loss = trainer.compute_loss(model, inputs, num_items_in_batch=torch.tensor(1))
         kept = live.now - before
         live.reset()
         loss.backward()
@@ -140,6 +142,16 @@ def test_the_loss_holds_what_is_planned(objective: str, method: str, tmp_path: P
     assert found.peak == pytest.approx(peak, rel=0.05)
     if objective != "orpo":  # which keeps logits too
         assert found.kept == pytest.approx(work.kept + work.at_loss, rel=0.05)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("objective", ["sft", "dpo", "kto"])
+def test_whole_logits_hold_what_is_planned(objective: str, method: str, tmp_path: Path) -> None:
+    recipe = recipe_of(objective, method, tmp_path, "gradient_checkpointing=False", "loss=whole")
+
+    found, (_, peak) = held(recipe, tmp_path, FACTS), planned(recipe, FACTS)
+
+    assert found.peak == pytest.approx(peak, rel=0.05)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import SequentialSampler
 
-from tuner.worker.batching import Collator, RoundRobinBatchSampler
+from tuner.worker.batching import Collator, Counts, RoundRobinBatchSampler
 
 
 def dealt(num_rows: int, micro_batch: int, num_ranks: int) -> list[list[list[int]]]:
@@ -45,11 +46,12 @@ def test_a_step_of_the_same_global_batch_has_the_same_rows_on_any_number_of_rank
     assert steps == [list(range(12)), list(range(12, 24)), list(range(24, 31))]
 
 
-def test_a_rank_without_rows_gets_the_stand_in_and_is_told_that_it_counts_for_none() -> None:
+def test_a_batch_is_counted_and_the_stand_in_of_a_rank_without_rows_counts_for_nothing() -> None:
     def collate(rows: Any) -> dict[str, Any]:
-        return {"input_ids": list(rows)}
+        return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows).masked_fill(torch.tensor(rows) < 2, -100)}
 
-    collator = Collator(collate, "stand-in")
+    collator = Collator(collate, [1, 2, 3])
 
-    assert collator(["a", "b"]) == {"input_ids": ["a", "b"], "num_rows": 2}
-    assert collator([]) == {"input_ids": ["stand-in"], "num_rows": 0}
+    assert collator([[0, 1, 2], [5, 6, 7]])["counts"] == Counts(rows=2, tokens=6, trained=3)
+    assert collator([])["counts"] == Counts(rows=0, tokens=0, trained=0)
+    assert collator([])["input_ids"].tolist() == [[1, 2, 3]]

@@ -112,6 +112,7 @@ def _recipe(
 
     hardware, topology = targets.machines(*machines)
     resolved = resolve_recipe(found, deepspeed, topology, hardware, ignore_fit=True)
+    sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)
     why = f" ({resolved.level_reason})" if resolved.level_reason else ""
     head = (

@@ -104,6 +104,9 @@ train_cfg = dict(
     trainable_layers=None,
     # Recompute activations in the backward pass: less memory, about a third more time.
     gradient_checkpointing=True,
+    # How sft, pretrain, dpo and kto compute their loss: 'whole' keeps the logits of all tokens, which is faster;
+    # 'chunked' computes them a tile at a time, twice. 'auto': whole where the plan says that they fit. Others: 'auto'.
+    loss="auto",
     # Seconds without any progress (a micro-batch, a validation step, bytes loaded or saved) after which the ranks leave
     # their stacks in their logs and the run ends with code 124. Longer than the longest single micro-batch takes.
     hang_timeout=1800,

@@ -28,6 +28,8 @@ _PADDING_FREE = ("sft", "pretrain")
 _TILE_TOKENS, _TILE_LOGITS = 4096, 32768
 """TRL's fused head computes so many tokens' logits at a time, and of each so many; the tile is there whole in any case
 (TOKEN_CHUNK_SIZE in trl/kernels/chunked_logprob.py, _CHUNKED_LOGPROB_CHUNK_SIZE in trl/trainer/utils.py)."""
+_WHOLE_LOGIT_BYTES = 12
+"""Bytes of a logit at the peak of the whole loss's backward: log-probability, its gradient, the logit's; all fp32."""
 _ORPO_LOGITS = 3
 """Whole copies of the logits at the peak of ORPO's backward, in the compute type: the logits and half of their
 log-softmax kept, and gradients as they pass from slice to slice."""
@@ -126,9 +128,12 @@ def _logits(recipe: RecipeConfig, facts: Architecture, tokens: int, weight_bytes
         return 0.0
     if recipe.objective.type == "orpo":
         return float(_ORPO_LOGITS * weight_bytes * facts.vocab_size * tokens)
-    tile = weight_bytes * min(tokens, _TILE_TOKENS) * _TILE_LOGITS
     head = built(facts).head
     rows = tokens + (head.outputs if _trains_head(recipe, head.name) else 0)
+    if recipe.train_cfg.loss == "whole":
+        of_logits = _WHOLE_LOGIT_BYTES * facts.vocab_size * tokens
+        return float(max(of_logits, weight_bytes * (facts.vocab_size * tokens + rows * head.inputs)))
+    tile = weight_bytes * min(tokens, _TILE_TOKENS) * _TILE_LOGITS
     return float(tile + (4 + weight_bytes % 4) * rows * head.inputs)
 
 

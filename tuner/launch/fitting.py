@@ -6,11 +6,11 @@ It turns hardware and topology into `fit`'s plain numbers; the arithmetic is the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.errors import MachineError
-from tuner.fit import advice, gpus
+from tuner.fit import activations, advice, gpus
 from tuner.fit.advice import Fit, Machines
 from tuner.fit.communication import step_flops
 from tuner.fit.estimate import Level, peak
@@ -19,11 +19,16 @@ from tuner.fit.parameters import active_parameters, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.origin import Kind, Place
+from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig
 from tuner.zero.precision import Precision
 
 TOLERANCE = 0.1
 """An estimate this much above what is there may still be wrong: it is said, but not refused."""
+
+LOGITS_OF_HOST = 0.25
+"""The part of a host's memory that whole logits may take where the ranks compute on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,36 @@ def judge(
     level = Level.of_config(deepspeed)
     needs = peak(config, facts, level, topology.world_size, topology.nproc_per_node, machines.weight_bytes)
     return Fit(name, needs, machines)
+
+
+def choose_loss(
+    loaded: Recipe, deepspeed: Mapping[str, Any], topology: Topology, hardware: Hardware, precision: Precision
+) -> Recipe:
+    """Return the recipe with the `train_cfg.loss` that `auto` means: whole logits where there is room for them."""
+    key, config = "train_cfg.loss", loaded.config
+    if config.train_cfg.loss != "auto" or config.objective.type not in CHOOSES_LOSS:
+        return loaded
+    whole = _with_loss(config, "whole")
+    if hardware.gpus:
+        fit = judge(whole, deepspeed, topology, hardware, precision, "whole")
+        has_room, place = fit is not None and _room(fit) >= TOLERANCE, "on each GPU"
+    else:
+        has_room, place = _logits_fit_host(whole, topology, hardware, precision), "on the host"
+    reason = f"derived: {'the logits fit whole' if has_room else 'no room is known for whole logits'} {place}"
+    origins = {**loaded.origins, key: loaded.origins[key].over(Place(Kind.DERIVED, reason), "auto")}
+    return replace(loaded, config=whole if has_room else _with_loss(config, "chunked"), origins=origins)
+
+
+def _with_loss(config: RecipeConfig, loss: str) -> RecipeConfig:
+    return config.model_copy(update={"train_cfg": config.train_cfg.model_copy(update={"loss": loss})})
+
+
+def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision) -> bool:
+    facts = config.architecture
+    if facts is None or not has_formula(facts):
+        return False
+    num_bytes = activations.of_recipe(config, facts, precision.weight_bytes).logits * topology.nproc_per_node
+    return num_bytes <= LOGITS_OF_HOST * hardware.host_memory_bytes
 
 
 def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str, float] | None:

@@ -102,6 +102,7 @@ def resolve_run(
     loaded, batch_notes = resuming.keep_global_batch(asked, checkpoint, topology.world_size)
     level = resuming.level(loaded, request.deepspeed, checkpoint)
     resolved = resolve_recipe(loaded, level, topology, hardware, ignore_fit=request.ignore_fit)
+    loaded = resolved.recipe
     state = resuming.state_of(resolved, asked)
     point, state_notes = resume_from(checkpoint, state, weights=request.resume_weights)
     is_universal = point is not None and point.load_as is LoadAs.UNIVERSAL

@@ -62,6 +62,7 @@ def resolve_recipe(
     document = choice.open_chosen(loaded, deepspeed)
     final = merge.merge(loaded, document, batch, dtype, hardware)
     level = document.preset or document.name
-    fit = fitting.judge(config, final.config, topology, hardware, dtype, level)
+    loaded = fitting.choose_loss(loaded, final.config, topology, hardware, dtype)
+    fit = fitting.judge(loaded.config, final.config, topology, hardware, dtype, level)
     warnings = (*loaded.warnings, *final.warnings, *filter(None, [fitting.warning(fit)]))
     return ResolvedRecipe(loaded, topology, hardware, batch, dtype, document, final, level, reason, fit, warnings)

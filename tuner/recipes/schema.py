@@ -140,6 +140,10 @@ class ParamScheduler(Block):
     warmup_ratio: Fraction
 
 
+CHOOSES_LOSS = ("sft", "pretrain", "dpo", "kto")
+"""Objectives of which TRL has a loss in chunks; ORPO's takes the logits whole, a reward model has none."""
+
+
 class TrainCfg(Block):
     """How long, how often it is validated, what is recomputed, and when a run that stands still is ended (seconds)."""
 
@@ -149,6 +153,7 @@ class TrainCfg(Block):
     early_stopping_patience: PositiveInt | None
     trainable_layers: PositiveInt | None
     gradient_checkpointing: bool
+    loss: Literal["auto", "whole", "chunked"]
     hang_timeout: PositiveFloat
 
 
@@ -224,4 +229,12 @@ class RecipeConfig(Block):
     def _an_adapter_freezes_every_layer(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
         if train_cfg.trainable_layers and info.data.get("adapter"):
             raise wrong_key("trainable_layers", "has no meaning beside an adapter, which freezes every layer; take one")
+        return train_cfg
+
+    @field_validator("train_cfg")
+    @classmethod
+    def _some_losses_are_computed_one_way_alone(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
+        objective = info.data.get("objective")
+        if objective and train_cfg.loss != "auto" and objective.type not in CHOOSES_LOSS:
+            raise ValueError(f"loss = {train_cfg.loss!r} has no meaning for {objective.type}; leave it 'auto'")
         return train_cfg

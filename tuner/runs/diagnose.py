@@ -22,7 +22,7 @@ _EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
 _ROOT = "Root Cause (first observed failure):"
 _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
 _FAILED_BARRIER = re.compile(r"Ranks? ([\d, ]+) failed to pass")
-_IN_COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py|worker/agree\.py.* in _vote")
+_IN_COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py|worker/consensus\.py.* in _sums")
 """Where a rank waits for the others; on a GPU, where collectives are queued, it is where their result is read."""
 _NEVER = float("inf")
 _FULL_BYTES = 1 << 20

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,8 +18,19 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
-_NUM_ROWS = "num_rows"
-"""The key of a batch that says how many rows of the data set it holds; 0 for a stand-in."""
+from tuner.worker.evaluation import num_trained
+
+_COUNTS = "counts"
+"""The key of a batch that holds its `Counts`."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a micro-batch holds of the data set, all 0 for a stand-in. `trained`: labels that carry loss."""
+
+    rows: int
+    tokens: int
+    trained: int
 
 
 class RoundRobinBatchSampler(BatchSampler):  # type: ignore[misc]
@@ -52,13 +64,15 @@ class RoundRobinBatchSampler(BatchSampler):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Collator:
-    """Collate rows, or the stand-in where a rank has none in this round, and say how many rows there are."""
+    """Collate rows, or the stand-in where a rank has none in this round, and count them while they are on the CPU."""
 
     collate: Callable[[Sequence[Any]], dict[str, Any]]
     stand_in: Any
 
     def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
-        return {**self.collate(rows or [self.stand_in]), _NUM_ROWS: len(rows)}
+        batch = self.collate(rows or [self.stand_in])
+        trained = num_trained(batch["labels"]) if "labels" in batch else 0
+        return {**batch, _COUNTS: Counts(len(rows), _num_tokens(batch), trained) if rows else Counts(0, 0, 0)}
 
 
 class TrainsOnEachRowOnce:
@@ -90,26 +104,28 @@ class TrainsOnEachRowOnce:
         return row
 
     def get_batch_samples(self: Any, iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Return a step's micro-batches and trained tokens, and count its tokens and rows over all ranks."""
-        batches, num_items = super().get_batch_samples(iterator, num_batches, device)  # type: ignore[misc]
-        here = [(_num_tokens(batch), batch[_NUM_ROWS]) for batch in batches if batch[_NUM_ROWS]]
-        counts = torch.tensor([sum(count) for count in zip(*here, strict=True)] or [0, 0], device=device)
-        dist.all_reduce(counts)
-        tokens, self.rows_of_step = counts.tolist()
-        self.state.num_input_tokens_seen += tokens
-        return batches, num_items
+        """Return a step's micro-batches, and by what all ranks divide their losses: its trained tokens, or None."""
+        self.batches_of_step = list(islice(iterator, num_batches))
+        counts = [batch[_COUNTS] for batch in self.batches_of_step]
+        self.num_tokens = sum(one.tokens for one in counts)
+        total = torch.tensor(sum(one.rows if self.weighs_rows else one.trained for one in counts), device=device)
+        dist.all_reduce(total)
+        self.num_items_of_step = None if self.weighs_rows else total
+        if self.weighs_rows:
+            self.rows_of_step = int(total)
+        return self.batches_of_step, self.num_items_of_step
 
     def compute_loss(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
         """Return TRL's loss; a mean over rows by the share of the step's rows that are in this micro-batch."""
-        num_rows = inputs.pop(_NUM_ROWS, None)
-        if num_rows is None or not self.weighs_rows:
+        counts = inputs.pop(_COUNTS, None)
+        if counts is None or not self.weighs_rows:
             return super().compute_loss(model, inputs, *args, **options)  # type: ignore[misc]
         num_batches = self.current_gradient_accumulation_steps * self.args.world_size
         is_even = self.rows_of_step == num_batches * self.args.train_batch_size
         with nullcontext() if is_even else _gathers_scalars_alone(self.accelerator):
             loss = super().compute_loss(model, inputs, *args, **options)  # type: ignore[misc]
         # Trainer divides by the step's micro-batches, and the mean of all ranks' gradients is taken.
-        return loss * (num_rows * num_batches / self.rows_of_step)
+        return loss * (counts.rows * num_batches / self.rows_of_step)
 
 
 @contextmanager

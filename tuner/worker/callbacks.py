@@ -1,4 +1,4 @@
-"""What happens at the trainer's steps: signs of life, and what libraries did to the optimizer and the config."""
+"""What happens at the trainer's steps: signs of life, and whether the weights have moved at all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
-from torch.nn.utils import clip_grads_with_norm_
 from transformers import TrainerCallback
 
 from tuner.errors import TunerError
@@ -18,7 +16,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """An integer of as many bytes as a number."""
 
 
-class Alive(TrainerCallback):  # type: ignore[misc]
+class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
     """Tells the watchdog that this rank goes on: at micro-batches, validation steps and phases of training."""
 
     def __init__(self, guard: Guard) -> None:
@@ -82,58 +80,3 @@ class WeightsMove(TrainerCallback):  # type: ignore[misc]
             return None
         sums = [one.detach().view(_BITS[one.element_size()]).sum(dtype=torch.int64) for one in weights]
         return torch.stack([one.to(self.trainer.args.device) for one in sums])
-
-
-class FreshAdam(TrainerCallback):  # type: ignore[misc]
-    """Undo the step with zero gradients that DeepSpeed's stage 0 takes in 16 bits when it is set up.
-
-    It counts in Adam's bias correction, which makes the first updates a quarter smaller than at any ZeRO stage, and it
-    decays the weights once (measured on 0.19.8: loss 7.285 instead of 7.257 after one update).
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        wrapper = self.trainer.deepspeed.optimizer
-        if state.global_step or not isinstance(wrapper, FP16_UnfusedOptimizer):
-            return
-        wrapper.optimizer.state.clear()
-        for masters, weights in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True):
-            for master, weight in zip(masters, weights, strict=True):
-                master.data.copy_(weight.data)
-
-
-class KeptNorm(TrainerCallback):  # type: ignore[misc]
-    """Clip at stage 0 in fp32 by the norm that ZeRO's stages have, and keep it.
-
-    DeepSpeed 0.19.8 adds squares in fp32 there and in fp64 at the other stages (on a CPU its norm is 2e-5 too small),
-    and forgets what it found.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        engine = self.trainer.deepspeed
-
-        def clip() -> None:
-            weights = [weight for weight in engine.module.parameters() if weight.grad is not None]
-            norms = [torch.linalg.vector_norm(weight.grad, dtype=torch.float64) for weight in weights]
-            found = torch.linalg.vector_norm(torch.stack(norms))
-            clip_grads_with_norm_(weights, engine.gradient_clipping(), found)
-            engine._global_grad_norm = found.item()
-
-        engine.clip_fp32_gradients = clip
-
-
-class AsWritten(TrainerCallback):  # type: ignore[misc]
-    """deepspeed.json is what training uses: a library that changed a value on the way is a bug to be seen."""
-
-    def __init__(self, trainer: Any, zero: dict[str, Any]) -> None:
-        self.trainer, self.zero = trainer, zero
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        used = self.trainer.deepspeed.config
-        differs = {key for key in used.keys() | self.zero.keys() if used.get(key) != self.zero.get(key)}
-        assert not differs, f"DeepSpeed was given other values than deepspeed.json holds: {sorted(differs)}"

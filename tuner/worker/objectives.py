@@ -18,14 +18,15 @@ from trl import (
     RewardConfig,
     RewardTrainer,
     SFTConfig,
-    SFTTrainer,
 )
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from tuner.data import batches
 from tuner.data.masks import IGNORED
 from tuner.worker.batching import TrainsOnEachRowOnce
+from tuner.worker.consensus import TellsLosses
 from tuner.worker.evaluation import EvaluatesEachRowOnce
+from tuner.worker.loss import MeanOfTokens
 from tuner.worker.schedule import WarmsUpFromFirstUpdate
 
 
@@ -36,11 +37,11 @@ class _AsPrepared:
         return dataset
 
 
-class _Shared(WarmsUpFromFirstUpdate, TrainsOnEachRowOnce, EvaluatesEachRowOnce):
+class _Shared(WarmsUpFromFirstUpdate, TellsLosses, TrainsOnEachRowOnce, EvaluatesEachRowOnce):
     """What the trainers of all objectives do otherwise than TRL's."""
 
 
-class Sft(_Shared, SFTTrainer):  # type: ignore[misc]
+class Sft(_Shared, MeanOfTokens):
     """SFT and pre-training, whose loss is normalised by the step's trained tokens."""
 
     weighs_rows = False
@@ -84,12 +85,16 @@ class Orpo(_Shared, ORPOTrainer):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Kind:
-    """What an objective takes of TRL. `settings`: arguments that are not the recipe's to choose."""
+    """What an objective takes of TRL.
+
+    `settings`: arguments that are not the recipe's to choose. `metrics`: what its trainer reads of whole logits.
+    """
 
     trainer: type[Any]
     arguments: type[TrainingArguments]
     settings: dict[str, Any]
     collate: Callable[..., Any] | None = None
+    metrics: tuple[str, ...] = ()
 
 
 # The rows come tokenized and packed; the collator separates the samples of a row by their position_ids, or pads rows.
@@ -105,8 +110,8 @@ SFT = Kind(
 KINDS = {
     "sft": SFT,
     "pretrain": SFT,
-    "dpo": Kind(Dpo, DPOConfig, {}, batches.pairs),
+    "dpo": Kind(Dpo, DPOConfig, {}, batches.pairs, ("entropy", "mean_logits", "is_top1")),
     "orpo": Kind(Orpo, ORPOConfig, {}, batches.odds),
-    "kto": Kind(Kto, KTOConfig, {}, batches.feedback),
+    "kto": Kind(Kto, KTOConfig, {}, batches.feedback, ("entropy", "mean_logits")),
     "reward": Kind(Reward, RewardConfig, {}),
 }

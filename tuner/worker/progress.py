@@ -57,6 +57,8 @@ class Metrics(TrainerCallback):  # type: ignore[misc]
             # TRL's own number counts the tokens of this process's life, and stand-ins among them.
             logs["num_tokens"] = state.num_input_tokens_seen
             logs |= self._measured(float(state.num_input_tokens_seen))
+        if "eval_num_tokens" in logs:
+            logs["eval_num_tokens"] = state.num_input_tokens_seen
         self._record({"step": state.global_step, **_finite(logs)})
         if self.show:
             self.show.log(state.global_step, state.max_steps, logs, self.world_size)

@@ -269,7 +269,7 @@ def put_weights(engine: Any, folder: Path) -> None:
     """Copy what `write_weights` has written into the engine's parameters and their fp32 masters."""
     masters = _masters(engine.optimizer)
     if masters:
-        engine.optimizer.optimizer.state.clear()  # of the step that it takes when it is set up: see FreshAdam
+        engine.optimizer.optimizer.state.clear()  # see compat.ResetStage0Optimizer
     places = {name: file for file in folder.rglob("*.safetensors") for name in _names(file)}
     for name, parameter in engine.module.named_parameters():
         if parameter.requires_grad:

@@ -32,10 +32,11 @@ from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker import resume, trainers
-from tuner.worker.agree import Agree
 from tuner.worker.best import load_best
-from tuner.worker.callbacks import Alive, AsWritten, FreshAdam, KeptNorm, WeightsMove
+from tuner.worker.callbacks import HeartbeatCallback, WeightsMove
 from tuner.worker.checkpointing import CheckpointSaver, disk_errors
+from tuner.worker.compat import CheckDeepSpeedConfig, OwnOptimizerSteps, ResetStage0Optimizer
+from tuner.worker.consensus import RankConsensus
 from tuner.worker.final_model import save_final_model
 from tuner.worker.guard import Guard
 from tuner.worker.progress import Bar, Metrics
@@ -78,16 +79,16 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     keeps_best = bool(config.checkpoint.save_best)
     saved_facts = {**facts["state"], "data": resume.data_of(data[0])}
     CheckpointSaver(trainer, run, saved_facts, config.checkpoint.max_keep_ckpts, keeps_best=keeps_best)
-    agree, moves = Agree(trainer, guard, tokenizer), WeightsMove(trainer)
-    for callback in (agree, moves, *_callbacks(config, run, facts, guard, rank), *_mended(trainer, zero)):
+    consensus, moves = RankConsensus(trainer, guard, tokenizer), WeightsMove(trainer)
+    for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *_mended(trainer, zero)):
         trainer.add_callback(callback)
     if point:
         trainer.add_callback(resume.LoadCheckpoint(trainer, run, point, config.randomness.seed))
     with resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if agree.stopped_at:
+    if consensus.stopped_at:
         again = f"Go on: {shlex.join(('tuner', 'train', str(run.recipe), '--resume', str(run.path)))}"
-        raise Stopped(f"at step {agree.stopped_at} on request; its checkpoint is saved", fix=again)
+        raise Stopped(f"at step {consensus.stopped_at} on request; its checkpoint is saved", fix=again)
     moves.check()
     guard.heart.beat("saving the result")
     best = load_best(trainer, run, facts, is_adapter=config.adapter is not None) if keeps_best else None
@@ -176,12 +177,12 @@ def _callbacks(
 ) -> tuple[TrainerCallback, ...]:
     metrics = Metrics(run, facts, Bar(guard.terminal) if rank.rank == 0 else None)
     followers = trackers(config.log.trackers, run) if rank.rank == 0 else []
-    return Validation(config), metrics, Alive(guard), *followers
+    return Validation(config), metrics, HeartbeatCallback(guard), *followers
 
 
 def _mended(trainer: Any, zero: dict[str, Any]) -> tuple[TrainerCallback, ...]:
     """Return what undoes mistakes of DeepSpeed, and shows those of others."""
-    return AsWritten(trainer, zero), FreshAdam(trainer), KeptNorm(trainer)
+    return CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer), OwnOptimizerSteps(trainer)
 
 
 def _finish(

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig
 
@@ -23,7 +24,7 @@ from tuner.recipes.objective import Kto
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.worker import objectives
+from tuner.worker import loss, objectives
 from tuner.worker.reference import tidy
 
 
@@ -126,7 +127,19 @@ def trainer(
     made.remove_callback(PrinterCallback)
     _keep_as_written(made, zero)
     tidy(models[0], dtype(zero), config)
+    if config.train_cfg.loss == "whole":
+        use_whole_logits(made, models, config)
     return made
+
+
+def use_whole_logits(made: Any, models: tuple[Any, Any | None], config: RecipeConfig) -> None:
+    """Compute a trainer's loss from whole logits while it trains; the reference model's log-probabilities too."""
+    weighs = ("log_sum_sq_probs",) if getattr(config.objective, "use_weighting", False) else ()
+    of_kind = (*objectives.KINDS[config.objective.type].metrics, *weighs)
+    metrics = made.metrics if isinstance(made, loss.MeanOfTokens) else of_kind
+    trained = models[0].get_base_model() if isinstance(models[0], PeftModel) else models[0]
+    for model in filter(None, (trained, models[1])):
+        loss.use_whole_logits(model, metrics, lambda: made.model.training)
 
 
 def evaluator(
@@ -237,7 +250,8 @@ def _optimizer(config: RecipeConfig) -> tuple[type[torch.optim.Optimizer], dict[
     block = config.optim_wrapper.optimizer
     cls = getattr(torch.optim, block.type, None) or _bitsandbytes_optimizer(block.type)
     known = inspect.signature(cls).parameters
-    settings = {"lr": block.lr, "betas": block.betas, "eps": block.eps}
+    # torch 2.13's optimizers that have one kernel for all parameters have it on CPUs too.
+    settings = {"lr": block.lr, "betas": block.betas, "eps": block.eps, "fused": True}
     return cls, {key: value for key, value in settings.items() if key in known}
 
 

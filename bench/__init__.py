@@ -1,0 +1,1 @@
+"""Measurements of tuner beside what else people run; `python -m bench NAME` runs one."""

@@ -1,0 +1,79 @@
+"""What is mended in DeepSpeed, on stand-ins for its engine; tests/reference and tests/faults have the real ones."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tuner.worker import compat
+
+
+def engine(max_norm: float) -> Any:
+    """Return what is taken of DeepSpeed's engine at stage 0 in fp32: a model with gradients, and a limit."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(128, 1664), torch.nn.Linear(1664, 2))
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight) * torch.rand(len(weight), *[1] * (weight.ndim - 1)) ** 6
+    made = SimpleNamespace(module=model, gradient_clipping=lambda: max_norm, _global_grad_norm=None)
+    made.optimizer, made.clip_fp32_gradients = torch.optim.SGD(model.parameters()), None
+    return made
+
+
+def gradient(made: Any) -> torch.Tensor:
+    return torch.cat([weight.grad.double().flatten() for weight in made.module.parameters()])
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e4])
+def test_the_norm_at_stage_0_is_exact_and_clips_what_is_above_the_limit(max_norm: float) -> None:
+    made = engine(max_norm)
+    norm = float(gradient(made).norm())
+    compat.check_gradients(made, pytest.fail)
+
+    made.optimizer.step()
+
+    assert made._global_grad_norm == pytest.approx(norm, rel=1e-9)
+    assert float(gradient(made).norm()) == pytest.approx(min(max_norm or norm, norm), rel=1e-6)
+
+
+def test_no_update_is_made_at_stage_0_of_a_gradient_that_is_no_number() -> None:
+    made = engine(0.0)
+    made.module[0].weight.grad[3, 4] = float("inf")
+    before = made.module[0].weight.clone()
+
+    def end() -> None:
+        raise RuntimeError("ended")
+
+    compat.check_gradients(made, end)
+    with pytest.raises(RuntimeError, match="ended"):
+        made.optimizer.step()
+
+    assert torch.equal(made.module[0].weight, before)
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_zero_looks_for_bad_gradients_by_itself_where_a_config_takes_their_norm_away(has_norm: bool) -> None:
+    zero = SimpleNamespace(check_grad_overflow=False)
+
+    compat.check_gradients(SimpleNamespace(optimizer=zero, zero_compute_grad_norm=lambda: has_norm), pytest.fail)
+
+    assert zero.check_grad_overflow is not has_norm
+
+
+def test_parameters_that_were_loaded_with_one_step_counter_get_one_each() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    adam = torch.optim.AdamW(weights, fused=True)
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    adam.step()
+    shared = torch.tensor(5.0)
+    for weight in weights:
+        adam.state[weight]["step"] = shared
+    loaded = SimpleNamespace(deepspeed=SimpleNamespace(basic_optimizer=adam))
+
+    compat.OwnOptimizerSteps(loaded).on_train_begin(None, None, None)
+    adam.step()
+
+    assert [float(adam.state[weight]["step"]) for weight in weights] == [6, 6]

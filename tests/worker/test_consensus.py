@@ -1,0 +1,187 @@
+"""What ends a run before its weights are spoilt; the real stages are in tests/faults.
+
+A small class stands in for DeepSpeed's engine in fp16, which it refuses on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tuner.errors import NotANumber
+from tuner.worker.consensus import RankConsensus
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class _Engine:
+    """An engine that skips a step with infinite gradients: as the loss scaler of fp16 wants it, and ZeRO elsewhere."""
+
+    def __init__(self, scale: float = 4.0, *, is_fp16: bool = True) -> None:
+        self.module = torch.nn.Linear(2, 1)
+        scaler = SimpleNamespace(dynamic_loss_scale=True, cur_scale=scale, min_loss_scale=1.0)
+        self.optimizer = SimpleNamespace(loss_scale_config=scaler)
+        self.is_fp16, self.is_applied = is_fp16, False
+
+    def fp16_enabled(self) -> bool:
+        return self.is_fp16
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        pass
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> None:
+        gradient = self.module.weight.grad
+        assert gradient is not None
+        self.is_applied = bool(gradient.isfinite().all())
+        self.module.weight.grad = None
+
+    def was_step_applied(self) -> bool:
+        return self.is_applied
+
+
+class _Trainer(SimpleNamespace):
+    """Two micro-batches a step, each of one factor of its loss."""
+
+    def __init__(self, engine: _Engine, factors: list[float]) -> None:
+        super().__init__(deepspeed=engine, model=engine.module, state=SimpleNamespace(global_step=1))
+        self.args = SimpleNamespace(gradient_accumulation_steps=2, device="cpu")
+        self.state.num_input_tokens_seen = 0
+        self.train_dataset = [{"input_ids": [row]} for row in range(8)]
+        self.accelerator = SimpleNamespace(sync_gradients=False)
+        self.batches_of_step, self.num_items_of_step, self.num_tokens = [{"factor": one} for one in factors], None, 7
+        self.compute_loss_context_manager = nullcontext
+
+    def compute_loss(self, engine: _Engine, batch: dict[str, float], num_items_in_batch: None) -> torch.Tensor:
+        loss: torch.Tensor = (engine.module(torch.ones(2)) * batch["factor"]).sum()
+        self.consensus.hear(loss)
+        return loss
+
+
+class _Control:
+    should_save = should_training_stop = should_evaluate = False
+
+
+def _begun(engine: _Engine, *factors: float) -> RankConsensus:
+    loader = torch.utils.data.DataLoader(range(8), batch_size=2)  # type: ignore[arg-type, var-annotated]
+    loader.set_epoch = lambda _: None  # type: ignore[attr-defined]
+    trainer = _Trainer(engine, list(factors) or [1.0, 1.0])
+    guard: Any = SimpleNamespace(stop_requested=False, step=2, can_stop_at_a_step=False)
+    consensus = RankConsensus(trainer, guard, SimpleNamespace(decode=lambda ids: f"row {ids[0]}"))
+    consensus.on_train_begin(trainer.args, trainer.state, _Control())
+    consensus.on_step_begin(trainer.args, trainer.state, _Control(), train_dataloader=loader)
+    return consensus
+
+
+def _step(consensus: RankConsensus) -> None:
+    trainer = consensus.trainer
+    for batch in trainer.batches_of_step:
+        trainer.accelerator.sync_gradients = batch is trainer.batches_of_step[-1]
+        trainer.deepspeed.backward(trainer.compute_loss(trainer.deepspeed, batch, None))
+    trainer.deepspeed.step()
+    consensus.on_pre_optimizer_step(trainer.args, trainer.state, _Control())
+
+
+def _spoil(engine: _Engine) -> None:
+    """Make the gradient of a loss above 1 infinite, on the way back: the loss is a number."""
+    engine.module.weight.register_hook(  # type: ignore[no-untyped-call]
+        lambda gradient: gradient * (float("inf") if gradient.max() > 1 else 1)
+    )
+
+
+def test_an_infinite_gradient_is_ordinary_in_fp16() -> None:
+    engine = _Engine()
+    consensus = _begun(engine, 1.0, 2.0)
+    _spoil(engine)
+
+    _step(consensus)
+
+    assert not engine.is_applied
+
+
+def test_an_infinite_gradient_at_the_smallest_scale_ends_the_run() -> None:
+    engine = _Engine(scale=1.0)
+    consensus = _begun(engine, 1.0, 2.0)
+    _spoil(engine)
+
+    with pytest.raises(NotANumber, match="at the smallest loss scale in step 2"):
+        _step(consensus)
+
+
+def test_the_rows_of_an_infinite_gradient_are_found_by_taking_the_step_again() -> None:
+    engine = _Engine(is_fp16=False)
+    consensus = _begun(engine, 1.0, 2.0)
+    _spoil(engine)
+
+    with pytest.raises(NotANumber, match=r"norm is inf in step 2 on rank 0, from rows 6, 7 .* begins 'row 6'"):
+        _step(consensus)
+
+
+def test_gradients_that_are_infinite_only_together_are_told_as_that() -> None:
+    engine = _Engine(is_fp16=False)
+    consensus = _begun(engine)
+    factors = iter([1.0, float("inf"), 1.0, 1.0])  # the second pass over the step finds nothing in either alone
+    engine.module.weight.register_hook(lambda gradient: gradient * next(factors))  # type: ignore[no-untyped-call]
+
+    with pytest.raises(NotANumber, match="the sum of all ranks' gradients is infinite in step 2"):
+        _step(consensus)
+
+
+def test_a_loss_that_is_none_ends_the_run_in_fp16_too_and_names_its_rows() -> None:
+    consensus = _begun(_Engine(), 1.0, float("nan"))
+
+    with pytest.raises(
+        NotANumber, match=r"loss is nan in step 2 on rank 0, from rows 6, 7 .* begins 'row 6'"
+    ) as caught:
+        _step(consensus)
+
+    assert caught.value.rank == 0
+
+
+def test_a_healthy_step_counts_its_tokens() -> None:
+    consensus = _begun(_Engine(is_fp16=False))
+
+    _step(consensus)
+
+    assert consensus.trainer.state.num_input_tokens_seen == 7
+
+
+def test_weights_that_a_finite_gradient_has_spoilt_are_not_saved() -> None:
+    engine, control = _Engine(), _Control()
+    consensus = _begun(engine)
+    _step(consensus)
+    with torch.no_grad():
+        engine.module.weight[0, 1] = float("inf")
+
+    consensus.on_step_end(None, SimpleNamespace(global_step=2), control)
+    control.should_save = True
+    with pytest.raises(NotANumber, match="weights are no numbers after step 2"):
+        consensus.on_step_end(None, SimpleNamespace(global_step=2), control)
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_stop_in_the_middle_of_an_epoch_waits_for_no_validation(is_asked: bool) -> None:
+    engine, control, state = _Engine(), _Control(), SimpleNamespace(global_step=2)
+    consensus = _begun(engine)
+    consensus.guard.stop_requested = is_asked
+    _step(consensus)
+
+    consensus.on_step_end(None, state, control)
+    control.should_evaluate = True  # as transformers does after the loop over an epoch, however that has ended
+    consensus.on_epoch_end(None, state, control)
+
+    assert control.should_training_stop is is_asked
+    assert control.should_evaluate is not is_asked

@@ -1,0 +1,29 @@
+"""What a healthy step costs beside a plain Trainer's at the same settings, counted by torch's profiler on two ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.steps import Setting, operations_of, write_recipe
+
+pytestmark = pytest.mark.e2e
+_WAITS = ("aten::_local_scalar_dense",)
+
+
+def test_a_step_has_one_collective_more_than_a_plain_trainers_and_nothing_for_each_parameter(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, Setting(2, "fp32", "full"), 5, layers=2, width=64)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+
+    ours, plain = operations_of("tuner", recipe, tmp_path / "a", 2), operations_of("trainer", recipe, tmp_path / "b", 2)
+
+    collectives, waits = (
+        [sum(count for name, count in one.items() if name.startswith(prefix)) for one in (ours, plain)]
+        for prefix in ("c10d::", *_WAITS)
+    )
+    assert collectives[0] <= collectives[1] + 1, "the losses and stop requests"
+    assert waits[0] <= waits[1] + 2
+    for name in ("aten::linalg_vector_norm", "aten::isfinite"):
+        assert ours.get(name, 0) <= plain.get(name, 0) + 1, name

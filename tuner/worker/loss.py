@@ -1,0 +1,121 @@
+"""How a training loss is computed where that decides the speed: from whole logits, and without waiting for metrics.
+
+TRL's fused head saves memory and computes every logit twice; where the logits fit, holding them is faster.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from trl import SFTTrainer
+from trl.trainer.utils import FusedCausalLMOutput
+
+from tuner.data.masks import IGNORED
+
+METRICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
+"""What TRL's trainers measure on each token, beside its log-probability."""
+
+
+def use_whole_logits(model: Any, metrics: Sequence[str], is_on: Callable[[], bool]) -> None:
+    """Let `model(..., labels=..., fused_lm_head=True)` return the same from logits that are held whole.
+
+    Args:
+        model: A causal language model that TRL's trainer has given its fused head.
+        metrics: Those of `METRICS` that are read of what is trained; each costs a pass over the logits.
+        is_on: Else TRL's head is used: a validation has batches of its own, which nobody has found room for.
+    """
+    chunked = model.forward
+
+    # generate() checks its arguments against the signature of the model's own forward.
+    @functools.wraps(type(model).forward)
+    def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
+        if not fused_lm_head or not is_on():
+            return chunked(*args, fused_lm_head=fused_lm_head, labels=labels, **kwargs)
+        found = chunked(*args, **{**kwargs, "use_cache": False})
+        is_trained_BT = labels[:, 1:] != IGNORED
+        # Labels move and logits do not: a shifted view of them would be copied whole.
+        targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        measured = of_logits(found.logits, targets_BT, metrics if torch.is_grad_enabled() else ())
+        named = {name: value[:, :-1].masked_fill(~is_trained_BT, 0) for name, value in measured.items()}
+        return FusedCausalLMOutput(**named, label_mask=is_trained_BT, aux_loss=getattr(found, "aux_loss", None))
+
+    model.forward = MethodType(forward, model)
+
+
+def of_logits(logits_BTV: Tensor, targets_BT: Tensor, metrics: Sequence[str]) -> dict[str, Tensor]:
+    """Return each target's log-probability in fp32, 0 where ignored, and the metrics of its place; each [B, T]."""
+    log_probs_BTV = logits_BTV.log_softmax(-1, dtype=torch.float32)
+    losses = F.nll_loss(log_probs_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none", ignore_index=IGNORED)
+    found = {"log_probs": -losses.view(targets_BT.shape)}
+    with torch.no_grad():
+        for name in metrics:
+            found[name] = _metric(name, logits_BTV, log_probs_BTV, targets_BT)
+    return found
+
+
+def _metric(name: str, logits_BTV: Tensor, log_probs_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    if name == "entropy":
+        return -log_probs_BTV.exp().mul_(log_probs_BTV).sum(-1)
+    if name == "is_top1":
+        return log_probs_BTV.argmax(-1) == targets_BT
+    if name == "mean_logits":
+        return logits_BTV.mean(-1, dtype=torch.float32)
+    assert name == "log_sum_sq_probs", name
+    return (2 * log_probs_BTV).logsumexp(-1)
+
+
+class MeanOfTokens(SFTTrainer):  # type: ignore[misc]
+    """TRL's SFT, whose training steps measure only where they are logged, without a collective a micro-batch.
+
+    TRL 1.16 gathers four counts a micro-batch over all ranks and waits for them, for metrics that are logged later.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.metrics: list[str] = []
+        """What `use_whole_logits` measures, where it is in use."""
+        self._sums: list[Tensor] = []
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the sum over trained tokens divided by their number in the step, of which ranks take the mean."""
+        if not self.model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        is_logged = self._logs_next_step()
+        self.metrics[:] = ["entropy", "is_top1"] if is_logged else []
+        more = {"output_router_logits": True} if self.aux_loss_enabled else {}
+        outputs = model(**inputs, **more, use_cache=False, fused_lm_head=True)
+        loss = -outputs.log_probs.sum() / num_items_in_batch.clamp(min=1) * self.args.world_size
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / self.current_gradient_accumulation_steps
+        if is_logged:
+            self._measure(outputs)
+        return loss
+
+    def _logs_next_step(self) -> bool:
+        step, args = self.state.global_step + 1, self.args
+        return bool(step % self.state.logging_steps == 0 or (args.logging_first_step and step == 1))
+
+    def _measure(self, outputs: Any) -> None:
+        aux_loss = outputs.aux_loss.detach() if self.aux_loss_enabled else outputs.log_probs.new_zeros(())
+        counts = (outputs.entropy.detach(), outputs.is_top1, outputs.label_mask)
+        self._sums.append(
+            torch.stack([*(one.sum().float() for one in counts), aux_loss.float(), aux_loss.new_ones(())])
+        )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add what the logged step measured, over all ranks."""
+        if self._sums and self.model.training:
+            sums = self.accelerator.reduce(torch.stack(self._sums).sum(0))
+            entropy, num_right, num_tokens, aux_loss, num_batches = sums.tolist()
+            measured = {"entropy": entropy / max(num_tokens, 1), "mean_token_accuracy": num_right / max(num_tokens, 1)}
+            logs |= measured | ({"aux_loss": aux_loss / num_batches} if self.aux_loss_enabled else {})
+            self._sums.clear()
+        super().log(logs, start_time)
