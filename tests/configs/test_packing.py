@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
+from tests.each import each
 from tests.fit.small import SMALL
 from tests.models.brought import BROUGHT, brought
 from tuner.models.config_of import config_of
@@ -91,13 +92,13 @@ def padded(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> torch.Ten
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of no shared experts
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() | BROUGHT.keys()))
+@each(sorted(KINDS.keys() | BROUGHT.keys()))
 def test_a_model_packs_where_samples_do_not_see_each_other(kind: str) -> None:
     assert is_as_alone(kind, packed) == (kind in KEEPS_APART)
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@pytest.mark.parametrize("kind", sorted((KINDS.keys() | BROUGHT.keys()) - KEEPS_APART))
+@each(sorted((KINDS.keys() | BROUGHT.keys()) - KEEPS_APART))
 def test_a_padded_sample_is_as_it_is_alone_where_samples_would_see_each_other(kind: str) -> None:
     assert is_as_alone(kind, padded)
 

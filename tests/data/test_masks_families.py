@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 
 from tests.data.conftest import make_tokenizer
 from tests.data.test_masks import trained
+from tests.each import each
 from tuner.data import masks
 from tuner.data.sample import Chat, Message
 from tuner.errors import DataError
@@ -175,13 +176,13 @@ def test_every_family_is_written_down() -> None:
     assert {family(name) for name in FILES} == TURNS.keys()
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
+@each(sorted(FILES))
 def test_loss_is_on_every_answer_with_its_end_and_on_nothing_else(name: str) -> None:
     assert run(name, USER, ANSWER)[1] == said(name, ANSWER)
     assert run(name, USER, ANSWER, MORE, LAST)[1] == said(name, ANSWER, LAST)
 
 
-@pytest.mark.parametrize("name", sorted(FILES.keys() - NO_SYSTEM))
+@each(sorted(FILES.keys() - NO_SYSTEM))
 def test_a_system_turn_is_shown_and_has_no_loss(name: str) -> None:
     text, runs = run(name, SYSTEM, USER, ANSWER)
 
@@ -190,12 +191,12 @@ def test_a_system_turn_is_shown_and_has_no_loss(name: str) -> None:
     assert run(name, EMPTY_SYSTEM, USER, ANSWER)[1] == runs
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
+@each(sorted(FILES))
 def test_a_turn_of_weight_0_has_no_loss(name: str) -> None:
     assert run(name, USER, {**ANSWER, "weight": 0}, MORE, LAST)[1] == said(name, LAST)
 
 
-@pytest.mark.parametrize("name", sorted(TOOLED))
+@each(sorted(TOOLED))
 def test_a_call_has_loss_and_what_the_tool_returns_has_none(name: str) -> None:
     text, (call, answer, after) = run(name, USER, CALLING, RESULT, ANSWER, MORE, LAST, tools=[TOOL])
 
@@ -215,7 +216,7 @@ def test_what_closes_a_tool_s_result_is_not_the_assistant_s(name: str) -> None:
     assert answer == "saidone <b>there</b><｜end▁of▁sentence｜>"
 
 
-@pytest.mark.parametrize("name", sorted(FILES.keys() - TOOLED))
+@each(sorted(FILES.keys() - TOOLED))
 def test_a_template_without_tools_says_so(name: str) -> None:
     with pytest.raises(DataError, match="cannot render the conversation and its tools: ") as caught:
         run(name, USER, CALLING, RESULT, ANSWER, tools=[TOOL])
@@ -237,9 +238,7 @@ def test_a_template_without_system_turns_says_so(name: str) -> None:
         run(name, SYSTEM, USER, ANSWER)
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name in FILES if family(name) in SHOWS_REASONING or stem(name) in SHOWS_REASONING)
-)
+@each(sorted(name for name in FILES if family(name) in SHOWS_REASONING or stem(name) in SHOWS_REASONING))
 def test_reasoning_has_loss_wherever_it_is_shown(name: str) -> None:
     first, last = {**ANSWER, "reasoning_content": "thoughtone"}, {**LAST, "reasoning_content": "thoughttwo"}
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.integrations import replace_with_bnb_linear
 from transformers.quantizers.base import get_keys_to_not_convert
 
+from tests.each import each
 from tests.fit.built import on_meta
 from tests.fit.small import SMALL, name_of, small
 from tuner.fit.memory import Parameters, count
@@ -45,7 +46,7 @@ def _by_us(adapter: Adapter, facts: Architecture, objective: str = "sft") -> int
     return count(config.model_copy(update={"adapter": adapter}), facts).trainable
 
 
-@pytest.mark.parametrize("facts", SMALL, ids=name_of)
+@each(SMALL)
 def test_an_adapter_on_all_linear_layers_is_pefts(facts: Architecture) -> None:
     adapter = Adapter(r=4, lora_alpha=8)
 
@@ -116,7 +117,7 @@ def test_a_model_that_scores_has_one_output_and_no_language_model_head(model_typ
     assert count(_config("tiny_reward_lora_sample_preferences_e1"), facts).frozen == size
 
 
-@pytest.mark.parametrize("facts", SMALL, ids=name_of)
+@each(SMALL)
 def test_4_bits_reach_the_linear_layers_that_bitsandbytes_replaces(facts: Architecture) -> None:
     model = on_meta(facts)
     replace_with_bnb_linear(model, get_keys_to_not_convert(model), BitsAndBytesConfig(load_in_4bit=True))

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
+from tests.each import each
 from tests.fit.built import built, on_meta
-from tests.fit.small import SMALL, name_of, small
+from tests.fit.small import SMALL, small
 from tuner.errors import ModelError
 from tuner.fit import parameters
 from tuner.fit.families import FAMILIES
@@ -31,7 +32,7 @@ def _native_parts() -> list[tuple[str, Architecture]]:
 NATIVE = dict(_native_parts())
 
 
-@pytest.mark.parametrize("facts", SMALL, ids=name_of)
+@each(SMALL)
 def test_the_count_is_that_of_the_built_model(facts: Architecture) -> None:
     assert num_parameters(facts) == built(facts)
 
@@ -40,12 +41,12 @@ def test_every_formula_is_held_against_two_built_models() -> None:
     assert sorted(facts.model_type for facts in SMALL) == sorted([*FAMILIES, *FAMILIES])
 
 
-@pytest.mark.parametrize("part", NATIVE)
+@each(NATIVE)
 def test_the_count_of_a_shipped_model_is_that_of_the_built_one(part: str) -> None:
     assert num_parameters(NATIVE[part]) == built(NATIVE[part])
 
 
-@pytest.mark.parametrize("facts", SMALL, ids=name_of)
+@each(SMALL)
 def test_the_linear_layers_have_the_names_and_sizes_of_the_built_ones(facts: Architecture) -> None:
     counted = parameters.built(facts).all_linears()
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, set_seed
 
+from tests.each import each
 from tests.fit.built import built
 from tuner.models.config_of import config_of
 from tuner.models.shrink import shrink
@@ -35,7 +36,7 @@ def of_type(model_type: str) -> tuple[Architecture, Architecture]:
     return TYPES[model_type], shrink(TYPES[model_type], VOCABULARY)
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@each(TYPES)
 def test_a_small_model_is_built_in_the_shape_of_the_large_one(model_type: str) -> None:
     large, small = of_type(model_type)
 
@@ -46,7 +47,7 @@ def test_a_small_model_is_built_in_the_shape_of_the_large_one(model_type: str) -
     assert built(small) < 12e6 < built(large)
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@each(TYPES)
 def test_a_small_model_keeps_the_ratios_of_heads_and_experts(model_type: str) -> None:
     large, small = of_type(model_type)
 

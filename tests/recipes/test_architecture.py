@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.fit.small import SMALL, name_of, small
+from tests.each import each
+from tests.fit.small import SMALL, small
 from tuner.errors import RecipeError
 from tuner.fit.parameters import num_parameters
 from tuner.recipes import recipe
@@ -91,6 +92,6 @@ def test_a_key_is_written_as_it_was_given() -> None:
     assert Architecture(**config).model_dump() == config
 
 
-@pytest.mark.parametrize("facts", SMALL, ids=name_of)
+@each(SMALL)
 def test_facts_survive_being_written_and_read(facts: Architecture) -> None:
     assert Architecture(**facts.model_dump()) == facts

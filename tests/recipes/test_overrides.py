@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.each import each
 from tuner.errors import RecipeError
 from tuner.recipes import recipe
 from tuner.recipes.overrides import parse_override, schema_keys
@@ -31,7 +32,7 @@ def tails(keys: tuple[str, ...]) -> list[str]:
 COUNTS = Counter(tail for keys in KEYS for tail in tails(keys))
 
 
-@pytest.mark.parametrize("keys", KEYS, ids=".".join)
+@each([(keys,) for keys in KEYS])
 def test_a_key_is_reached_by_its_path_and_by_every_unique_tail(keys: tuple[str, ...]) -> None:
     for tail in tails(keys):
         if tail == "bias":

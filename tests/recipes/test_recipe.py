@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.each import each
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, recipe
 from tuner.recipes.origin import DEFAULT, Kind, Origin, Overridden, Place
@@ -344,7 +345,7 @@ def test_a_path_that_is_no_text_is_refused(flag: str, path: str) -> None:
         Overrides(**{flag: path})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dataset", catalog.names("datasets"))
+@each(catalog.names("datasets"))
 def test_a_standalone_file_is_the_same_recipe_with_every_comment_of_the_defaults(dataset: str) -> None:
     comments = [line for line in catalog.BASE.read_text(encoding="utf-8").splitlines() if line.lstrip().startswith("#")]
 

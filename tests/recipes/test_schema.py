@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from tests.each import each
 from tuner.recipes import recipe
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.objective import Dpo, Kto, Orpo, Reward
@@ -140,7 +141,7 @@ def blocks() -> list[type[BaseModel]]:
     return [Block, *children, *(grand for child in children for grand in child.__subclasses__())]
 
 
-@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.__name__)
+@each(blocks())
 def test_every_block_is_strict_and_says_what_it_is(block: type[BaseModel]) -> None:
     assert block.model_config == Block.model_config
     assert block.__doc__

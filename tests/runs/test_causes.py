@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
 from tuner.runs.causes import TABLE, classify
 
 LOGS = Path(__file__).parent / "logs"
@@ -40,7 +41,7 @@ def test_ordinary_logs_show_none(title: str, text: str) -> None:
     assert classify(text) is None
 
 
-@pytest.mark.parametrize(("cause", "sign"), [(cause, sign) for cause in TABLE for sign in cause.signs])
+@each([(cause, sign) for cause in TABLE for sign in cause.signs])
 def test_every_sign_is_in_a_log(cause: object, sign: str) -> None:
     texts = [text for name, _, text in CASES if name == getattr(cause, "name", None)]
 
