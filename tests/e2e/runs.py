@@ -79,7 +79,7 @@ def start(*arguments: object, ranks: int = 2, command: Sequence[str] = COMMAND, 
     )
 
 
-def finish(process: subprocess.Popen[str], work_dir: Path, timeout_s: float = 400) -> Finished:
+def finish(process: subprocess.Popen[str], work_dir: Path, timeout_s: float = 900) -> Finished:
     """Wait for a run; whatever happens, no process of it survives the test."""
     try:
         text, _ = process.communicate(timeout=timeout_s)
@@ -109,7 +109,7 @@ def processes_of(work_dir: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 300) -> None:
     """Poll a condition with a deadline."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -76,7 +76,7 @@ class Person:
     def _run(self, line: str, **env: str) -> subprocess.CompletedProcess[str]:
         argv = [*COMMAND, *shlex.split(line)]
         return subprocess.run(
-            argv, cwd=self.folder, env=environment(**env), capture_output=True, text=True, timeout=200, check=False
+            argv, cwd=self.folder, env=environment(**env), capture_output=True, text=True, timeout=400, check=False
         )
 
 

@@ -24,7 +24,7 @@ def test_two_nodes_meet_and_train_in_one_run_directory(tmp_path: Path) -> None:
         for rank in ("1", "0")
     ]
     try:
-        texts = [node.communicate(timeout=400)[0] for node in nodes]
+        texts = [node.communicate(timeout=900)[0] for node in nodes]
     finally:
         finish(nodes[0], work_dir)
     second, first = (Finished(node.returncode, text, work_dir) for node, text in zip(nodes, texts, strict=True))

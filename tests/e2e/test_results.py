@@ -54,7 +54,7 @@ def test_eval_finds_the_loss_that_training_found(
 
 def test_a_script_gets_the_answer_alone(run: Finished) -> None:
     argv = [*COMMAND, "chat", str(run.path), "--json", "--max-new-tokens", "4"]
-    done = subprocess.run(argv, input="Why?", env=environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, input="Why?", env=environment(), capture_output=True, text=True, timeout=300)
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["prompt"] == "Why?"

@@ -163,7 +163,7 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
 
-    wait_until(lambda: processes_of(work_dir) == [], timeout_s=60)
+    wait_until(lambda: processes_of(work_dir) == [], timeout_s=200)
 
 
 def test_a_bad_row_ends_the_run_with_code_2_and_its_file_and_line(tmp_path: Path) -> None:

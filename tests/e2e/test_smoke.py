@@ -19,7 +19,7 @@ def smoke(*arguments: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     # Variables for the run that will follow must not start other ranks here.
     env = environment(TMPDIR=str(scratch), NPROC_PER_NODE="8", MASTER_PORT="29999")
     command = [*COMMAND, "smoke", *arguments]
-    return subprocess.run(command, env=env, cwd=scratch, capture_output=True, text=True, timeout=400)
+    return subprocess.run(command, env=env, cwd=scratch, capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.long

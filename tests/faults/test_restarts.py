@@ -43,7 +43,7 @@ def test_two_nodes_start_again_together(tmp_path: Path) -> None:
 
     nodes = [start(recipe, *how, ranks=1, command=command, NODE_RANK=rank, **where) for rank in ("1", "0")]
     try:
-        second, first = (node.communicate(timeout=200)[0] for node in nodes)
+        second, first = (node.communicate(timeout=600)[0] for node in nodes)
     finally:
         finish(nodes[0], work_dir)
 

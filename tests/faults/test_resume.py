@@ -113,7 +113,7 @@ def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_told_who_has_the_ru
     assert killed.code == 137
 
     both = [start(recipe, "--work-dir", killed.path, "--resume", "auto", ranks=1) for _ in range(2)]
-    said = [process.communicate(timeout=300)[0] for process in both]  # and not `finish`, which ends what is left
+    said = [process.communicate(timeout=600)[0] for process in both]  # and not `finish`, which ends what is left
     ended = [Finished(process.returncode, text, killed.path) for process, text in zip(both, said, strict=True)]
 
     (winner,) = (process for process, run in zip(both, ended, strict=True) if run.code == 0)

@@ -65,7 +65,7 @@ def test_a_training_prints_its_events_and_nothing_else_on_standard_output(tmp_pa
     (tmp_path / "quick.py").write_text(QUICK.format(method="full"))
     command = [sys.executable, "-m", "tuner", "train", "./quick.py", "--json", "--work-dir", "run"]
 
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
 
     told = [json.loads(line)["event"] for line in done.stdout.splitlines()]
     assert (done.returncode, told[0], told[-1]) == (0, "started", "ended")

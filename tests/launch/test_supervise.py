@@ -84,7 +84,7 @@ class _Driven:
         self.process.send_signal(number)
 
     def end(self) -> tuple[int, str]:
-        _, text = self.process.communicate(timeout=30)
+        _, text = self.process.communicate(timeout=120)
         assert alive(self.run.path) == []
         return self.process.returncode, text
 
@@ -174,7 +174,7 @@ def test_a_closed_standard_output_ends_no_run(run: RunDirectory) -> None:
     driver.stdout.readline()
     driver.stdout.close()
 
-    assert driver.wait(timeout=30) == 0
+    assert driver.wait(timeout=120) == 0
     assert driver.stderr and driver.stderr.read() == b""
     driver.stderr.close()
 
@@ -512,7 +512,7 @@ def test_a_killed_supervisor_takes_torchrun_along(run: RunDirectory) -> None:
     driven = _Driven(run, TERM_SAVES + STAYS)
 
     driven.process.kill()
-    driven.process.communicate(timeout=30)
+    driven.process.communicate(timeout=120)
 
     wait_until(lambda: alive(run.path) == [])
     assert run.failures()[0]["exit_code"] == 75, "it was asked to stop, not killed"

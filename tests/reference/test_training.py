@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ def max_norm(method: str, ranks: int, packing: bool) -> float:
     return 1.35 if ranks == 1 and not packing else 1.25
 
 
-QUICK = [("full", "zero2", 2, False), ("lora", "zero3", 2, True)]
+QUICK = [("full", "zero2", 2, False), ("lora", "zero3", 1, True)]
 LONG = [
     (method, level, ranks, packing)
     for method in ("full", "lora")
@@ -84,11 +86,27 @@ def packed_rows(recipe: Path, tokenizer: Any) -> list[loop.Row]:
     return rows
 
 
-def initial_adapter(recipe: Path, folder: Path, level: str, ranks: int) -> dict[str, torch.Tensor]:
+def write_recipe(folder: Path, method: str, ranks: int, packing: bool) -> Path:
+    recipe = folder / "recipe.py"
+    num_rows = 50 if packing else 21  # 20 rows of 128 tokens, packed
+    more, limit = LORA if method == "lora" else "", max_norm(method, ranks, packing)
+    recipe.write_text(RECIPE.format(method=method, num_rows=num_rows, packing=packing, max_norm=limit, more=more))
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def initial_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], dict[str, torch.Tensor]]:
     """Return the adapter that training begins with: it depends on the seed, and on how weights are loaded."""
-    nearly_none = ("--set", "lr=1e-12", "--set", "max_steps=1", "--deepspeed", level)
-    adapter = load_file(ok(train(recipe, folder, *nearly_none, ranks=ranks)).path / "final/adapter_model.safetensors")
-    return {name: torch.zeros_like(weight) if "lora_B" in name else weight for name, weight in adapter.items()}
+
+    @cache
+    def at(level: str, ranks: int) -> dict[str, torch.Tensor]:
+        folder = tmp_path_factory.mktemp("initial")
+        nearly_none = ("--set", "lr=1e-12", "--set", "max_steps=1", "--deepspeed", level)
+        run = ok(train(write_recipe(folder, "lora", ranks, False), folder / "run", *nearly_none, ranks=ranks))
+        adapter = load_file(run.path / "final/adapter_model.safetensors")
+        return {name: torch.zeros_like(weight) if "lora_B" in name else weight for name, weight in adapter.items()}
+
+    return at
 
 
 def compared(
@@ -121,17 +139,18 @@ def compared(
     [*QUICK, *(pytest.param(*one, marks=pytest.mark.long) for one in LONG)],
 )
 def test_training_takes_the_steps_of_a_plain_loop(
-    method: str, level: str, ranks: int, packing: bool, tmp_path: Path
+    method: str,
+    level: str,
+    ranks: int,
+    packing: bool,
+    initial_adapter: Callable[[str, int], dict[str, torch.Tensor]],
+    tmp_path: Path,
 ) -> None:
-    recipe = tmp_path / "recipe.py"
-    num_rows = 50 if packing else 21  # 20 rows of 128 tokens, packed
-    more = LORA if method == "lora" else ""
-    limit = max_norm(method, ranks, packing)
-    recipe.write_text(RECIPE.format(method=method, num_rows=num_rows, packing=packing, max_norm=limit, more=more))
+    recipe, limit = write_recipe(tmp_path, method, ranks, packing), max_norm(method, ranks, packing)
     tokenizer = AutoTokenizer.from_pretrained(tiny())
-    rows = packed_rows(recipe, tokenizer) if packing else rows_by_hand(tokenizer, num_rows)
+    rows = packed_rows(recipe, tokenizer) if packing else rows_by_hand(tokenizer, 21)
     assert len(rows) == (20 if packing else 21)
-    adapter = initial_adapter(recipe, tmp_path / "initial", level, ranks) if method == "lora" else {}
+    adapter = initial_adapter(level, ranks) if method == "lora" else {}
 
     run = ok(train(recipe, tmp_path / "run", "--deepspeed", level, ranks=ranks))
     steps, weights_apart = compared(run, rows, method, ranks, adapter, limit)
