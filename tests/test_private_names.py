@@ -12,7 +12,6 @@ SEEN_ELSEWHERE = {
     "_adjust_missing_and_unexpected_keys",
     "_fingerprint",
     "_get_train_sampler",
-    "_global_grad_norm",
     "_last_lr",
     "_load_optimizer_and_scheduler",
     "_load_rng_state",
