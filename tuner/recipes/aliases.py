@@ -6,8 +6,10 @@ It rewrites one word and its value; whether the result is a recipe's, `overrides
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from tuner.errors import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -234,8 +236,13 @@ def note(key: str, value: str, where: str) -> str | None:
     return f"{key} is {ours} here ({where})." if ours and ours.split(".")[-1] != key.split(".")[-1] else None
 
 
-def hint(key: str) -> str:
-    """Return what to write instead of a word that stands in a recipe file, or nothing where it is no known word."""
+def key_hint(key: str, known: Iterable[str]) -> str:
+    """Return what to write instead of an unknown key in a recipe file, where the `known` ones may stand."""
+    known = list(known)
+    return _hint(key) or did_you_mean(key, known) or f"Known here: {', '.join(known)}."
+
+
+def _hint(key: str) -> str:
     alias = ALIASES.get(bare(key), Alias())
     ours = _PATHS[alias.flag] if alias.flag else alias.key
     return f"It is {ours} here." if ours else alias.instead or ""
