@@ -8,8 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tuner.errors import did_you_mean
+
+Meaning = TypeVar("Meaning")
 
 
 @dataclass(frozen=True)
@@ -196,11 +199,18 @@ _REFUSED = {
     "fsdp": "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does.",
 }
 """Words without a counterpart -> what to do instead."""
+
+
+def by_word(groups: Mapping[str, Meaning]) -> dict[str, Meaning]:
+    """Return a table that says for several words at once what they mean as one that says it for each."""
+    return {word: meaning for words, meaning in groups.items() for word in words.split()}
+
+
 ALIASES: Mapping[str, Alias] = {
-    **{word: Alias(flag=flag) for flag, words in _FLAGS.items() for word in words.split()},
-    **{word: Alias(key) for key, words in _RENAMED.items() for word in words.split()},
-    **{word: alias for words, alias in _CONVERTED.items() for word in words.split()},
-    **{word: Alias(instead=instead) for words, instead in _REFUSED.items() for word in words.split()},
+    **by_word({words: Alias(flag=flag) for flag, words in _FLAGS.items()}),
+    **by_word({words: Alias(key) for key, words in _RENAMED.items()}),
+    **by_word(_CONVERTED),
+    **by_word({words: Alias(instead=instead) for words, instead in _REFUSED.items()}),
 }
 """Word -> what it means."""
 
