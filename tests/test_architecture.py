@@ -22,10 +22,9 @@ import tuner
 from tests.each import each
 from tuner.recipes import catalog
 from tuner.recipes.merging import Layer, Merged, leaves
-from tuner.recipes.overrides import schema_keys
 from tuner.recipes.part import read_part
 from tuner.recipes.recipe_file import read_file
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import RecipeConfig, schema_keys
 
 ROOT = Path(tuner.__file__).parent
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] != "configs")

@@ -26,6 +26,7 @@ from typing import TypeVar
 
 _MAX_PART, _END_OF_PART = 4_000, 500
 """Characters of one part of a message, and how many of them are its last: a name or a value can be a megabyte."""
+_MAX_VALUE = 80
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -81,6 +82,12 @@ class TunerError(Exception):
         if fix:
             text += f" {fix}" if fix.endswith((".", "?")) else f" {fix}."
         return visible(text)
+
+
+def brief_repr(value: object) -> str:
+    """Return a value as Python writes it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 3]}..."
 
 
 def together(errors: Sequence[Error]) -> Error:

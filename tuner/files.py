@@ -5,18 +5,20 @@ It knows nothing of recipes, runs or checkpoints.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import hashlib
 import json
 import math
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import DiskError
+from tuner.errors import DiskError, TunerError
 
 _DISK_ERRORS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG),
@@ -131,6 +133,43 @@ def load_json(text: str | bytes) -> Any:
         return json.loads(text, parse_constant=_refuse, parse_int=_whole, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+def read_named_text(path: Path, error: type[TunerError], *, max_bytes: int, fix: str, name: str) -> str:
+    """Return the text of a file that a user named.
+
+    Args:
+        path: The file; a pipe might never end, and a device neither.
+        error: The class of what is raised.
+        max_bytes: How large it may be.
+        fix: What to do where it is no such file.
+        name: What messages call it.
+
+    Raises:
+        TunerError: there is no such file, it is not a regular one, cannot be read, is too large or not UTF-8.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+            raise error(f"{name!r} is {kind}", fix=fix)
+        with path.open("rb") as stream:
+            content = stream.read(max_bytes + 1)
+    except FileNotFoundError:
+        raise error(f"there is no file {name!r}", fix=fix) from None
+    except (OSError, ValueError) as reason:  # ValueError: a NUL in the path
+        what = f"{name!r} cannot be read: {getattr(reason, 'strerror', None) or reason}"
+        raise error(what, fix=fix) from reason
+    if len(content) > max_bytes:
+        raise error(f"the file is larger than {max_bytes:,} bytes", where=name, fix=fix)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as reason:
+        line, column = content.count(b"\n", 0, reason.start) + 1, reason.start - content.rfind(b"\n", 0, reason.start)
+        is_wide = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        seen = "UTF-16" if is_wide else f"byte 0x{content[reason.start]:02x}"
+        where = f"{name}:{line}:{column}"
+        raise error(f"the file is not UTF-8 ({seen})", where=where, fix="Save it as UTF-8.") from None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

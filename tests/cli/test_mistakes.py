@@ -36,7 +36,7 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "unknown part": (["tiny_full_smaple_e1"], ("'tiny_full_smaple_e1'", "tiny_full_sample_e1", "tuner list")),
     "only a part": (["tiny"], ("'tiny'", "models", "tuner list")),
     "no epochs": (["qwen3_8b_lora_alpaca"], ("'qwen3_8b_lora_alpaca'", "qwen3_8b_lora_alpaca_e3")),
-    "no such file": (["./mine.py"], ("./mine.py", "No such file")),
+    "no such file": (["./mine.py"], ("there is no file './mine.py'",)),
     "unknown preset": ([TINY, "--deepspeed", "zero22"], ("'zero22'", "--deepspeed", "Did you mean 'zero2'?")),
     "empty preset": ([TINY, "--deepspeed", ""], ("no preset ''", "--deepspeed", "Known: ")),
     "preset in place of a recipe": (["deepspeed_zero2"], ("'deepspeed_zero2'", "--deepspeed deepspeed_zero2")),

@@ -18,7 +18,7 @@ from tuner.cli import COMMANDS, chat, other_tools
 from tuner.errors import RecipeError
 from tuner.recipes import aliases, recipe
 from tuner.recipes.merging import leaves
-from tuner.recipes.overrides import schema_keys
+from tuner.recipes.schema import schema_keys
 
 LORA, QLORA, DPO = "tiny_lora_sample_e1", "tiny_qlora_sample_e1", "tiny_dpo_lora_sample_preferences_e1"
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tuner.recipes import catalog
-from tuner.recipes.overrides import schema_keys
+from tuner.recipes.schema import schema_keys
 
 Strategy = st.SearchStrategy[Any]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.errors import RecipeError
+from tuner.errors import RecipeError, visible
 from tuner.recipes import catalog, recipe
 from tuner.recipes.catalog import DEFAULT_OBJECTIVE, Parts, names, parse, suggest
 from tuner.recipes.part import read_part
@@ -204,9 +204,9 @@ def test_a_name_of_no_recipe_is_one_message(name: str, what: str, fix: str) -> N
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("../x", "No such file"),
-        ("../tiny_full_sample_e3", "No such file"),
-        ("tiny_full_sample.py", "No such file"),
+        ("../x", "there is no file"),
+        ("../tiny_full_sample_e3", "there is no file"),
+        ("tiny_full_sample.py", "there is no file"),
         ("/etc/passwd", "not valid Python"),
         ("a\0/b", "null byte"),
         ("n" * 300 + ".py", "File name too long"),
@@ -220,8 +220,7 @@ def test_a_path_is_a_file_and_never_a_name(
     with pytest.raises(RecipeError, match=reason) as caught:
         recipe.load(name)
 
-    assert caught.value.where is not None
-    assert caught.value.where.startswith(name)
+    assert visible(name) in str(caught.value)
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=40) | st.from_regex(r"[a-z0-9_]{1,40}", fullmatch=True))

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.each import each
 from tuner.errors import RecipeError
 from tuner.recipes import recipe
-from tuner.recipes.overrides import parse_override, schema_keys
+from tuner.recipes.overrides import parse_override
 from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema import schema_keys
 
 PRESENT = recipe.load("tiny_qlora_sample_e3").values  # every block is there
 FULL = recipe.load("tiny_full_custom_e3").values  # no adapter, no quantization, no validation

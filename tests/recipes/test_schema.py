@@ -13,8 +13,7 @@ from tests.each import each
 from tuner.recipes import recipe
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.objective import Dpo, Kto, Orpo, Reward
-from tuner.recipes.overrides import schema_keys
-from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig
+from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, schema_keys
 
 QLORA = recipe.load("tiny_qlora_sample_e3")
 

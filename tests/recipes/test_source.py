@@ -396,7 +396,7 @@ def test_a_file_that_is_not_utf8_names_the_byte(tmp_path: Path) -> None:
     path = tmp_path / "my.py"
     path.write_bytes(b"x = '\xff'")
 
-    with pytest.raises(RecipeError, match="not UTF-8 \\(byte 5\\)"):
+    with pytest.raises(RecipeError, match=r"not UTF-8 \(byte 0xff\)\. In .*my\.py:1:6"):
         read_file(path)
 
 
@@ -408,15 +408,13 @@ def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("missing.py", "No such file"), (".", "Is a directory"), ("a\0b.py", "null byte")]
+    ("name", "reason"), [("missing.py", "there is no file"), (".", "is a directory"), ("a\0b.py", "null byte")]
 )
 def test_what_cannot_be_opened_is_refused_with_the_reason(name: str, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=reason) as caught:
+    with pytest.raises(RecipeError, match=f"'my.py'.*{reason}|{reason}.*'my.py'"):
         read_file(tmp_path / name, "my.py")
-
-    assert caught.value.where == "my.py"
 
 
 def test_an_endless_file_is_refused() -> None:
-    with pytest.raises(RecipeError, match="larger than"):
+    with pytest.raises(RecipeError, match="not a regular file"):
         read_file(Path("/dev/zero"))

@@ -162,7 +162,7 @@ def test_a_file_above_one_megabyte_is_refused_unparsed(tmp_path: Path) -> None:
     path = tmp_path / "large.json"
     path.write_bytes(b"[" * (MAX_BYTES + 1))
 
-    with pytest.raises(DeepSpeedConfigError, match="larger than 1 MB"):
+    with pytest.raises(DeepSpeedConfigError, match="larger than 1,000,000 bytes"):
         read(path)
 
 

@@ -34,32 +34,20 @@ def _after_options(ctx: click.Context, _: click.Parameter, more: tuple[str, ...]
     return more
 
 
+def _path(flag: str, told: str) -> Callable[[Command], Command]:
+    return click.option(flag, metavar="PATH", shell_complete=complete.files, help=told)
+
+
+def _pairs(flag: str, name: str, metavar: str, told: str) -> Callable[[Command], Command]:
+    return click.option(flag, name, multiple=True, metavar=metavar, shell_complete=complete.keys, help=told)
+
+
 _OVERRIDES = (
-    click.option(
-        "--model",
-        metavar="PATH",
-        shell_complete=complete.files,
-        help="Train this model: a folder, a run's result, or an id on the hub. It needs no recipe.",
-    ),
+    _path("--model", "Train this model: a folder, a run's result, or an id on the hub. It needs no recipe."),
     click.option("--method", metavar="NAME", help="How a model without a recipe is trained. Default: lora."),
-    click.option(
-        "--adapter",
-        metavar="PATH",
-        shell_complete=complete.files,
-        help="Go on training this adapter: a run's result, or a folder that PEFT saved.",
-    ),
-    click.option(
-        "--data",
-        metavar="PATH",
-        shell_complete=complete.files,
-        help="Train on this data: a file, a folder, or an id on the hub.",
-    ),
-    click.option(
-        "--val",
-        metavar="PATH",
-        shell_complete=complete.files,
-        help="Validate on this data.",
-    ),
+    _path("--adapter", "Go on training this adapter: a run's result, or a folder that PEFT saved."),
+    _path("--data", "Train on this data: a file, a folder, or an id on the hub."),
+    _path("--val", "Validate on this data."),
     click.option(
         "--val-split",
         type=Finite(min=0, max=1, min_open=True, max_open=True),
@@ -67,22 +55,8 @@ _OVERRIDES = (
         help="Hold this part of the training rows out, such as 0.05, and validate on it.",
     ),
     click.option("--epochs", type=click.IntRange(1), help="How often each row is trained on."),
-    click.option(
-        "--set",
-        "sets",
-        multiple=True,
-        metavar="KEY=VALUE",
-        shell_complete=complete.keys,
-        help="Change any value, by key or by unique tail.",
-    ),
-    click.option(
-        "--cfg-options",
-        "cfg_options",
-        multiple=True,
-        metavar="KEY=VALUE ...",
-        shell_complete=complete.keys,
-        help="As --set; XTuner's word.",
-    ),
+    _pairs("--set", "sets", "KEY=VALUE", "Change any value, by key or by unique tail."),
+    _pairs("--cfg-options", "cfg_options", "KEY=VALUE ...", "As --set; XTuner's word."),
     click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="The one seed of weights, data order and dropout."),
     click.option(
         "--allow-code",

@@ -5,73 +5,52 @@ It prints nothing and decides nothing but the message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import click
 
 from tuner.errors import UsageError
+from tuner.recipes import aliases
+from tuner.recipes.aliases import by_word
 
-_CHECK_DATA = "tuner data RECIPE shows what the rows become, and its bad rows"
-_TRAIN = "tuner train RECIPE trains; what is learned is a word of the recipe's name (tuner list --objectives)"
-_ASK = "tuner chat RUN asks a run's result or a model; a script gives the prompt on stdin"
-_SERVE = "tuner serve RUN serves a run's result or a model"
 _VISION = "tuner trains text models: it has nothing for images"
-
-COMMANDS: Mapping[str, str] = {
+_COMMANDS = {
     # XTuner's.
     "list-cfg": "tuner list [PATTERN] lists recipes",
     "copy-cfg": "tuner copy RECIPE [DEST] writes a recipe as a file",
-    "log-dataset": _CHECK_DATA,
-    "check-custom-dataset": _CHECK_DATA,
+    "log-dataset check-custom-dataset": "tuner data RECIPE shows what the rows become, and its bad rows",
     "list-dataset-format": "tuner data RECIPE --data FILE says which format it found; docs/recipes.md lists them",
-    "test": "tuner eval RUN judges a run's result",
-    "mmbench": _VISION,
-    "eval_refcoco": _VISION,
+    "test evaluate": "tuner eval RUN judges a run's result",
+    "mmbench eval_refcoco": _VISION,
     "preprocess": "tuner prepares data when it trains; tuner data RECIPE shows it before",
     # Those of LLaMA-Factory, ms-swift, TRL, Axolotl, accelerate, transformers.
-    "sft": _TRAIN,
-    "pt": _TRAIN,
-    "dpo": _TRAIN,
-    "rlhf": _TRAIN,
-    "finetune": _TRAIN,
-    "launch": _TRAIN,
-    "run": _TRAIN,
+    "sft pt dpo rlhf finetune launch run": (
+        "tuner train RECIPE trains; what is learned is a word of the recipe's name (tuner list --objectives)"
+    ),
     "config": "tuner copy RECIPE writes a recipe as a file, and tuner show RECIPE prints it",
-    "infer": _ASK,
-    "inference": _ASK,
-    "generate": _ASK,
-    "webchat": _ASK,
-    "evaluate": "tuner eval RUN judges a run's result",
-    "merge": "tuner export RUN DEST --merge writes the merged model",
-    "merge-lora": "tuner export RUN DEST --merge writes the merged model",
-    "deploy": _SERVE,
-    "api": _SERVE,
+    "infer inference generate webchat": (
+        "tuner chat RUN asks a run's result or a model; a script gives the prompt on stdin"
+    ),
+    "merge merge-lora": "tuner export RUN DEST --merge writes the merged model",
+    "deploy api": "tuner serve RUN serves a run's result or a model",
     "env": "tuner doctor tries what training needs on this machine",
     "version": "tuner --version prints it",
     "help": "tuner --help prints it",
     "resume": "tuner train RECIPE --resume auto goes on from the newest checkpoint",
     "validate": "tuner check RECIPE checks a recipe, a DeepSpeed config or a run",
-}  # fmt: skip
+}
+COMMANDS = by_word(_COMMANDS)
 """Command -> which of ours does it."""
 
-_DECODING = "Leave it out: answers are drawn with --temperature and --top-p."
-_TRAINED_TEMPLATE = "Leave it out: the chat template is the one the model was trained with."
-_PLUGINS = "Leave it out: tuner's chat has no plugins."
-_OF_COMMAND: Mapping[str, Mapping[str, str]] = {
+_OPTIONS = {
     "chat": {
-        "--prompt-template": _TRAINED_TEMPLATE,
+        "--prompt-template --command-stop-word --answer-stop-word": (
+            "Leave it out: the chat template is the one the model was trained with."
+        ),
         "--system-template": "Write the text itself: --system TEXT.",
-        "--command-stop-word": _TRAINED_TEMPLATE,
-        "--answer-stop-word": _TRAINED_TEMPLATE,
-        "--with-plugins": _PLUGINS,
-        "--lagent": _PLUGINS,
+        "--with-plugins --lagent": "Leave it out: tuner's chat has no plugins.",
         "--no-streamer": "Leave it out: an answer to stdin is printed whole.",
-        "--top-k": _DECODING,
-        "--repetition-penalty": _DECODING,
+        "--top-k --repetition-penalty": "Leave it out: answers are drawn with --temperature and --top-p.",
         "--offload-folder": "Leave it out: the model is spread over the GPUs that are here.",
-        "--llava": f"{_VISION}.",
-        "--visual-encoder": f"{_VISION}.",
-        "--image": f"{_VISION}.",
+        "--llava --visual-encoder --image": f"{_VISION}.",
     },
     "train": {
         "--num-gpus": "Write --nproc-per-node N, or CUDA_VISIBLE_DEVICES.",
@@ -82,6 +61,7 @@ _OF_COMMAND: Mapping[str, Mapping[str, str]] = {
         "--config": "Name the recipe alone: tuner train RECIPE.",
     },
 }
+"""Command of ours -> options that others have there -> what to do."""
 
 
 def command(name: str) -> UsageError | None:
@@ -97,7 +77,8 @@ def option(error: click.NoSuchOption) -> UsageError | None:
     called, flag = error.ctx.command, error.option_name
     dashed = flag.replace("_", "-")
     ours = {name for parameter in called.params for name in parameter.opts}
-    fix = f"Write {dashed}." if dashed in ours else _OF_COMMAND.get(error.ctx.info_name or "", {}).get(dashed)
+    instead = by_word(_OPTIONS.get(error.ctx.info_name or "", {}))
+    fix = f"Write {dashed}." if dashed in ours else instead.get(dashed)
     if fix is None and "--set" in ours:
         fix = _as_key(flag.removeprefix("--"))
     return UsageError(f"no option {flag!r}", where=error.ctx.command_path, fix=fix) if fix else None
@@ -105,8 +86,7 @@ def option(error: click.NoSuchOption) -> UsageError | None:
 
 def _as_key(word: str) -> str | None:
     """Return how a recipe's key, in another tool's words or in ours, is set, or None where it is no key."""
-    from tuner.recipes import aliases
-    from tuner.recipes.overrides import schema_keys  # imports pydantic, which --help does not need
+    from tuner.recipes.schema import schema_keys  # imports pydantic, which --help does not need
 
     if alias := aliases.find(word, "VALUE"):
         if alias.flag:

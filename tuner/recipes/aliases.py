@@ -6,8 +6,13 @@ It rewrites one word and its value; whether the result is a recipe's, `overrides
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tuner.errors import did_you_mean
+
+Meaning = TypeVar("Meaning")
 
 
 @dataclass(frozen=True)
@@ -194,11 +199,18 @@ _REFUSED = {
     "fsdp": "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does.",
 }
 """Words without a counterpart -> what to do instead."""
+
+
+def by_word(groups: Mapping[str, Meaning]) -> dict[str, Meaning]:
+    """Return a table that says for several words at once what they mean as one that says it for each."""
+    return {word: meaning for words, meaning in groups.items() for word in words.split()}
+
+
 ALIASES: Mapping[str, Alias] = {
-    **{word: Alias(flag=flag) for flag, words in _FLAGS.items() for word in words.split()},
-    **{word: Alias(key) for key, words in _RENAMED.items() for word in words.split()},
-    **{word: alias for words, alias in _CONVERTED.items() for word in words.split()},
-    **{word: Alias(instead=instead) for words, instead in _REFUSED.items() for word in words.split()},
+    **by_word({words: Alias(flag=flag) for flag, words in _FLAGS.items()}),
+    **by_word({words: Alias(key) for key, words in _RENAMED.items()}),
+    **by_word(_CONVERTED),
+    **by_word({words: Alias(instead=instead) for words, instead in _REFUSED.items()}),
 }
 """Word -> what it means."""
 
@@ -234,8 +246,13 @@ def note(key: str, value: str, where: str) -> str | None:
     return f"{key} is {ours} here ({where})." if ours and ours.split(".")[-1] != key.split(".")[-1] else None
 
 
-def hint(key: str) -> str:
-    """Return what to write instead of a word that stands in a recipe file, or nothing where it is no known word."""
+def key_hint(key: str, known: Iterable[str]) -> str:
+    """Return what to write instead of an unknown key in a recipe file, where the `known` ones may stand."""
+    known = list(known)
+    return _hint(key) or did_you_mean(key, known) or f"Known here: {', '.join(known)}."
+
+
+def _hint(key: str) -> str:
     alias = ALIASES.get(bare(key), Alias())
     ours = _PATHS[alias.flag] if alias.flag else alias.key
     return f"It is {ours} here." if ours else alias.instead or ""

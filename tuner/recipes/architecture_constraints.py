@@ -10,8 +10,7 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.recipes.merging import Layer, Merged
-from tuner.recipes.origin import Kind, Place
-from tuner.recipes.recipe_file import Keys
+from tuner.recipes.origin import Keys, Kind, Place
 
 _GROUPED = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")

@@ -8,7 +8,6 @@ It reads names and first lines only; what a part holds is read by `recipe`, how 
 from __future__ import annotations
 
 import difflib
-import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -30,6 +29,8 @@ DEFAULT_METHOD = "lora"
 ASSET = "package:"
 """Prefix of a path below configs/assets, such as 'package:sample/train.jsonl'."""
 
+_MAX_WORDS = 12
+"""Of a part's name; none has more."""
 _EPOCHS = re.compile(r"(?P<stem>.+)_e(?P<epochs>[1-9][0-9]{0,3})")
 
 
@@ -184,15 +185,17 @@ def _readings(stem: str, epochs: int) -> Iterator[Parts]:
 
 
 def _after_model(model: str, rest: str, epochs: int) -> Iterator[Parts]:
-    for objective, method in _trainings():
-        dataset = rest.removeprefix(f"{method}_" if objective is None else f"{objective}_{method}_")
+    for training, (objective, method) in trainings().items():
+        dataset = rest.removeprefix(f"{training}_")
         if dataset != rest and dataset in names("datasets"):
-            yield Parts(model, objective or DEFAULT_OBJECTIVE, method, dataset, epochs)
+            yield Parts(model, objective, method, dataset, epochs)
 
 
-def _trainings() -> Iterable[tuple[str | None, str]]:
-    objectives = (name for name in names("objectives") if name != DEFAULT_OBJECTIVE)
-    return itertools.product((None, *objectives), names("methods"))
+def trainings() -> dict[str, tuple[str, str]]:
+    """Return how a name says each objective and method, such as 'lora' and 'dpo_lora', with the two."""
+    others = [name for name in names("objectives") if name != DEFAULT_OBJECTIVE]
+    plain = {method: (DEFAULT_OBJECTIVE, method) for method in names("methods")}
+    return plain | {f"{objective}_{method}": (objective, method) for objective in others for method in plain}
 
 
 def training(name: str) -> tuple[str, str]:
@@ -201,7 +204,7 @@ def training(name: str) -> tuple[str, str]:
     Raises:
         RecipeError: there is none of this name.
     """
-    known = {m if o is None else f"{o}_{m}": (o or DEFAULT_OBJECTIVE, m) for o, m in _trainings()}
+    known = trainings()
     if name not in known:
         fix = did_you_mean(name, known) or f"Known: {', '.join(names('methods'))}; each also as dpo_lora."
         raise RecipeError(f"no method {name!r}", where="--method", fix=fix)
@@ -240,9 +243,8 @@ def suggest(name: str) -> str | None:
     stem, epochs = with_epochs(re.sub(r"_e_*0*$|_e_\d+$", "", spelled))
     tokens = stem.split("_")
     model, tokens = _take(tokens, names("models"))
-    trainings = [method if objective is None else f"{objective}_{method}" for objective, method in _trainings()]
     tokens = tokens[1:] if tokens[:1] == [DEFAULT_OBJECTIVE] else tokens
-    training, tokens = _take(tokens, trainings)
+    training, tokens = _take(tokens, trainings())
     dataset = nearest("_".join(tokens), names("datasets")) if tokens else None
     if model and training and dataset:
         return f"{model}_{training}_{dataset}_e{epochs or 3}"
@@ -258,18 +260,11 @@ def _is_whole(name: str) -> bool:
 
 
 def _take(tokens: list[str], known: Iterable[str]) -> tuple[str | None, list[str]]:
-    """Return the known name that the first tokens are most like, and the tokens after it."""
-    best, score, used = None, 0.6, 0
-    heads: dict[int, difflib.SequenceMatcher[str]] = {}
-    for candidate in known:
-        width = candidate.count("_") + 1
-        for count in {max(width - 1, 1), width, width + 1}:
-            if count not in heads:
-                heads[count] = difflib.SequenceMatcher(None, "", "_".join(tokens[:count]))
-            matcher = heads[count]
-            matcher.set_seq1(candidate)
-            needed = score - 0.001 * width
-            # The two quick ones are upper bounds: they spare four fifths of the time.
-            if all(ratio() > needed for ratio in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)):
-                best, score, used = candidate, matcher.ratio() + 0.001 * width, count
-    return best, tokens[used:]
+    """Return the known name that the first tokens are most like, the longer of two alike, and the tokens after it."""
+    known, best = tuple(known), (0.0, "", 0)
+    for count in range(1, min(len(tokens), _MAX_WORDS) + 1):
+        head = "_".join(tokens[:count])
+        for name in difflib.get_close_matches(head, known, n=1):
+            likeness = difflib.SequenceMatcher(None, name, head).ratio() + 0.001 * (name.count("_") + 1)
+            best = max(best, (likeness, name, count))
+    return best[1] or None, tokens[best[2] :]

@@ -11,13 +11,13 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.recipes import aliases, catalog, mixture, paths, starting_weights, validation_rows
-from tuner.recipes.explain import key_hint
+from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Layer, Merged, lookup, nested
-from tuner.recipes.origin import Kind, Place
-from tuner.recipes.overrides import parse_override, schema_keys
+from tuner.recipes.origin import Keys, Kind, Place
+from tuner.recipes.overrides import parse_override
 from tuner.recipes.part import read_part
-from tuner.recipes.recipe_file import Keys, RecipeFile, is_writable
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.recipe_file import RecipeFile, is_writable
+from tuner.recipes.schema import RecipeConfig, schema_keys
 
 _TRAIN, _VAL = mixture.LOADERS
 

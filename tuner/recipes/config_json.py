@@ -5,12 +5,12 @@ It opens one JSON file and asks no hub.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from tuner.files import read_json_object
 from tuner.recipes.architecture import LACKS, Architecture
 
 _NAMES = {
@@ -75,12 +75,7 @@ def read_type(folder: Path) -> str | None:
 
 def _read(folder: Path) -> dict[str, Any]:
     """Return config.json with the text half's values laid over it; nothing where it is no JSON object."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(config, dict):
-        return {}
+    config = read_json_object(folder / "config.json")
     if isinstance(half := config.get("text_config"), dict):
         config |= half
     return {_NAMES[key]: config[key] for key in _NAMES if config.get(key) is not None} | config

@@ -5,19 +5,16 @@ It changes no value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from tuner.errors import RecipeError, did_you_mean, together
-from tuner.recipes import aliases
+from tuner.errors import RecipeError, brief_repr, did_you_mean, together
+from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Merged, lookup
 from tuner.recipes.objective import objectives_with
-from tuner.recipes.origin import Kind
-from tuner.recipes.overrides import schema_keys
-from tuner.recipes.recipe_file import Keys
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.origin import Keys, Kind
+from tuner.recipes.schema import RecipeConfig, schema_keys
 
 _MAX_TOLD = 20
 
@@ -42,18 +39,6 @@ def validate(merged: Merged) -> RecipeConfig:
     if len(told) == _MAX_TOLD:
         told[-1].fix = f"{told[-1].fix or ''} These are the first {_MAX_TOLD} mistakes.".strip()
     raise together(told)
-
-
-def key_hint(key: str, known: Iterable[str]) -> str:
-    """Return what to write instead of an unknown key."""
-    known = list(known)
-    return aliases.hint(key) or did_you_mean(key, known) or f"Known here: {', '.join(known)}."
-
-
-def short(value: Any) -> str:
-    """Return a value's text, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _keys(detail: dict[str, Any], merged: Merged) -> Keys:
@@ -92,13 +77,13 @@ def _explain(detail: dict[str, Any], keys: Keys, merged: Merged) -> RecipeError:
             return RecipeError(f"{dotted}: {detail['msg']}", where=merged.place_of((*keys, detail["ctx"]["key"])))
     message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
     if isinstance(detail["input"], dict) and keys:
-        return RecipeError(f"{dotted}: {message}", where=where)
-    return RecipeError(f"{dotted} = {short(detail['input'])}: {message[:1].lower()}{message[1:]}", where=where)
+        return RecipeError(f"{dotted}: {message}", where=merged.newest_in(keys))
+    return RecipeError(f"{dotted} = {brief_repr(detail['input'])}: {message[:1].lower()}{message[1:]}", where=where)
 
 
 def _none_of(keys: Keys, value: Any, expected: str, merged: Merged) -> RecipeError:
     hint = did_you_mean(value, _choices(schema_keys().get(keys))) if isinstance(value, str) else ""
-    what = f"{'.'.join(keys)} = {short(value)}: input should be {expected}"
+    what = f"{'.'.join(keys)} = {brief_repr(value)}: input should be {expected}"
     return RecipeError(what, where=merged.place_of(keys), fix=hint or None)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tuner.errors import RecipeError, did_you_mean
+from tuner.errors import RecipeError, brief_repr, did_you_mean
 from tuner.recipes import catalog
-from tuner.recipes.explain import key_hint, short
+from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.part import read_part
 from tuner.recipes.schema import Rows, Share
@@ -51,7 +51,7 @@ def _keep_later(merged: Merged, loader: str, dataset: dict[str, Any]) -> None:
         return
     for key, order in given.items():
         if order >= mixture:
-            what = f"{loader}.dataset has both a mixture and {key} = {short(dataset[key])}"
+            what = f"{loader}.dataset has both a mixture and {key} = {brief_repr(dataset[key])}"
             fix = "Take one." if key == "path" else f"Write {key} into the mixture's entries, each its own."
             raise RecipeError(what, where=merged.place_of((*block, key)), fix=fix)
     if given:
@@ -85,7 +85,7 @@ def _check_keys(entry: dict[str, Any], where: str) -> None:
         key = min(map(str, unknown))
         raise RecipeError(f"no key {key!r} in a mixture's entry", where=where, fix=key_hint(key, known))
     if not entry.get("part") and not entry.get("path"):
-        what = f"an entry of the mixture names no data set: {short(entry)}"
+        what = f"an entry of the mixture names no data set: {brief_repr(entry)}"
         raise RecipeError(what, where=where, fix="Write dict(part='alpaca') or dict(path='my.jsonl').")
 
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+Keys = tuple[str, ...]
+"""The way to a value through nested dicts."""
+
 
 class Kind(Enum):
     """Who wrote a value."""

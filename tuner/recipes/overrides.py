@@ -9,32 +9,16 @@ from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
-
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import aliases
 from tuner.recipes.merging import lookup
-from tuner.recipes.recipe_file import Keys, read_value
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.origin import Keys
+from tuner.recipes.recipe_file import read_value
+from tuner.recipes.schema import RecipeConfig, schema_keys
 
 _NOTHING = {"none", "null"}
 _TRUTHS = {"true": True, "false": False}
 _SPECIALS = {"nan", "inf", "+inf", "-inf", "infinity", "-infinity"}
-
-
-def schema_keys() -> dict[Keys, Any]:
-    """Return every key of the schema, by path, with its annotation; where blocks exclude each other, that of any."""
-    found: dict[Keys, Any] = {}
-
-    def walk(block: type[BaseModel], prefix: Keys) -> None:
-        for name, info in block.model_fields.items():
-            keys = (*prefix, name)
-            found[keys] = Union[found[keys], info.annotation] if keys in found else info.annotation  # noqa: UP007
-            for inner in _blocks(info.annotation):
-                walk(inner, (*prefix, name))
-
-    walk(RecipeConfig, ())
-    return found
 
 
 def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
@@ -153,11 +137,6 @@ def _containers(options: Iterable[Any]) -> list[Any]:
 def _words(text: str) -> list[str]:
     words = (word.strip(" '\"") for word in text.strip(" []").split(","))
     return [word for word in words if word]
-
-
-def _blocks(annotation: Any) -> Iterable[type[BaseModel]]:
-    options = (annotation, *get_args(annotation))
-    return [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
 
 
 def _tails(path: str) -> Iterable[str]:

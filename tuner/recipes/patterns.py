@@ -81,10 +81,7 @@ def _next_parts(start: str, suits: Suits) -> Iterator[str]:
 
 def _after_model(suits: Suits) -> Iterator[tuple[str, str, str]]:
     """Yield (objective, what a name says of objective and method, data set) of all that belong together."""
-    default = catalog.DEFAULT_OBJECTIVE
-    others = [name for name in catalog.names("objectives") if name != default]
-    for method in catalog.names("methods"):
-        for objective, training in ((default, method), *((other, f"{other}_{method}") for other in others)):
-            for dataset in catalog.names("datasets"):
-                if suits(objective, dataset):
-                    yield objective, training, dataset
+    for training, (objective, _) in catalog.trainings().items():
+        for dataset in catalog.names("datasets"):
+            if suits(objective, dataset):
+                yield objective, training, dataset

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import RecipeError
+from tuner.errors import RecipeError, brief_repr
 from tuner.recipes import (
     architecture_constraints,
     catalog,
@@ -29,7 +29,7 @@ from tuner.recipes import (
 from tuner.recipes.code import run_file
 from tuner.recipes.command_line import Overrides as Overrides
 from tuner.recipes.command_line import layer_of
-from tuner.recipes.explain import short, validate
+from tuner.recipes.explain import validate
 from tuner.recipes.flatten import flatten
 from tuner.recipes.merging import Layer, Merged, leaves
 from tuner.recipes.origin import DEFAULT, Kind, Place
@@ -260,7 +260,7 @@ def _bases(source: RecipeFile) -> Sequence[str]:
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list | tuple) or not all(isinstance(base, str) for base in bases):
         fix = "Write a recipe's name, a file's path, or a list of them."
-        raise RecipeError(f"_base_ = {short(bases)} is not a name", where=source.where(("_base_",)), fix=fix)
+        raise RecipeError(f"_base_ = {brief_repr(bases)} is not a name", where=source.where(("_base_",)), fix=fix)
     return bases
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import operator
-import stat
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner.errors import RecipeError
-from tuner.recipes.origin import Kind, Place
+from tuner.files import read_named_text
+from tuner.recipes.origin import Keys, Kind, Place
 
 MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_TEXT, MAX_NUMBER = 64_000, 32, 10_000, 16_000, 1e18
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -27,8 +27,6 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
 }
 _DATA_ONLY = "A recipe is data; --allow-code runs a recipe that holds code (through mmengine)."
-
-Keys = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -63,21 +61,9 @@ def read_file(path: Path, name: str | None = None, kind: Kind = Kind.FILE) -> Re
     Raises:
         RecipeError: the file is not there, too large, not UTF-8, or holds anything but data.
     """
-    shown = name or str(path)
-    try:
-        if stat.S_ISFIFO(path.stat().st_mode):
-            raise RecipeError("the recipe is a pipe, which may never end", where=shown, fix="Name a .py file.")
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RecipeError(f"cannot read the recipe: {reason}", where=shown) from None
-    if len(data) > MAX_BYTES:
-        raise RecipeError(f"the recipe is larger than {MAX_BYTES} bytes", where=shown)
-    try:
-        return replace(read_text(data.decode("utf-8-sig"), shown), kind=kind)
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"the recipe is not UTF-8 (byte {error.start})", where=shown) from None
+    shown, fix = name or str(path), "Name a recipe, or a .py file that holds one."
+    text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix=fix, name=shown)
+    return replace(read_text(text, shown), kind=kind)
 
 
 def read_text(text: str, name: str) -> RecipeFile:

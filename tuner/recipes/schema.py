@@ -5,13 +5,23 @@ Values and defaults stand in `configs/base.py`; a field has a default here only 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Union, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, Strict, ValidationInfo, field_validator, model_serializer
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    Strict,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.block import Block, Fraction, PositiveFloat, PositiveInt, wrong_key
 from tuner.recipes.objective import Objective, least_batch_size
+from tuner.recipes.origin import Keys
 
 
 class Model(Block):
@@ -236,5 +246,25 @@ class RecipeConfig(Block):
     def _some_losses_are_computed_one_way_alone(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
         objective = info.data.get("objective")
         if objective and train_cfg.loss != "auto" and objective.type not in CHOOSES_LOSS:
-            raise ValueError(f"loss = {train_cfg.loss!r} has no meaning for {objective.type}; leave it 'auto'")
+            raise wrong_key("loss", f"= {train_cfg.loss!r} has no meaning for {objective.type}; leave it 'auto'")
         return train_cfg
+
+
+def schema_keys() -> dict[Keys, Any]:
+    """Return every key of the schema, by path, with its annotation; where blocks exclude each other, that of any."""
+    found: dict[Keys, Any] = {}
+
+    def walk(block: type[BaseModel], prefix: Keys) -> None:
+        for name, info in block.model_fields.items():
+            keys = (*prefix, name)
+            found[keys] = Union[found[keys], info.annotation] if keys in found else info.annotation  # noqa: UP007
+            for inner in _blocks(info.annotation):
+                walk(inner, (*prefix, name))
+
+    walk(RecipeConfig, ())
+    return found
+
+
+def _blocks(annotation: Any) -> Iterable[type[BaseModel]]:
+    options = (annotation, *get_args(annotation))
+    return [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]

@@ -5,13 +5,13 @@ It reads a folder's small files, without the tokenizer itself, and asks no hub.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import ModelError
+from tuner.files import read_json_object
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _KEY = "model.resize_embeddings"
@@ -49,24 +49,20 @@ def read(folder: Path, chat_template: Path | None = None) -> Vocabulary | None:
         chat_template: The recipe's, where it names one.
     """
     try:
-        made = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        made = read_json_object(folder / "tokenizer.json")
         words = made["model"]["vocab"]
         ids = dict(words) if isinstance(words, dict) else {token: id_ for id_, (token, _) in enumerate(words)}
         added = {one["content"]: int(one["id"]) for one in made.get("added_tokens") or ()}
         special = {one["content"]: int(one["id"]) for one in made.get("added_tokens") or () if one.get("special")}
-        settings = _json(folder / "tokenizer_config.json")
+        settings = read_json_object(folder / "tokenizer_config.json")
         for id_, one in (settings.get("added_tokens_decoder") or {}).items():
             added[one["content"]] = int(id_)
             special |= {one["content"]: int(id_)} if one.get("special") else {}
-        added |= _json(folder / "added_tokens.json")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        added |= read_json_object(folder / "added_tokens.json")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     named = [settings.get(name) for name in _NAMED]
     return Vocabulary({**ids, **added}, idle(special, named, _template(folder, settings, chat_template)))
-
-
-def _json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _template(folder: Path, settings: Mapping[str, Any], asked: Path | None) -> str:

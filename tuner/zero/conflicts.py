@@ -15,7 +15,7 @@ from tuner.zero.findings import Findings, named, show
 from tuner.zero.jsonfile import Keys
 from tuner.zero.obsolete import is_off
 from tuner.zero.rules import RULES, ZERO, Config, device, stage
-from tuner.zero.unrunnable import DROPPED, INERT, RANKS, UNRUNNABLE
+from tuner.zero.unrunnable import DROPPED, INERT, UNRUNNABLE
 
 CheckBlock = Callable[[dict[str, Any], Keys, Field, Findings, str], dict[str, Any]]
 
@@ -131,6 +131,7 @@ CUDA_ONLY: tuple[tuple[str, ...], ...] = (
     ("aio", "use_gds"),
     ("hybrid_engine", "enabled"),
 )
+_GROUP = (ZERO, "zero_hpz_partition_size")
 
 
 def check_device(
@@ -149,10 +150,10 @@ def check_device(
     for rule in UNRUNNABLE:
         if rule.holds(value):
             raise DeepSpeedConfigError(rule.what, where=where(rule.keys), fix=rule.fix)
-    for keys, holds, why, fix in RANKS:
-        if holds(value, ranks):
-            what = f"{named(keys, lookup(value, keys))} {why}, {ranks}"
-            raise DeepSpeedConfigError(what, where=where(keys), fix=fix)
+    group = lookup(value, _GROUP, 1)
+    if stage(value) == 3 and ranks % min(group, ranks) != 0:
+        what = f"{named(_GROUP, group)} does not divide the number of ranks, {ranks}"
+        raise DeepSpeedConfigError(what, where=where(_GROUP), fix="Write the number of GPUs of a node.")
     for keys in CUDA_ONLY:
         if device != "cuda" and lookup(value, keys) is True:
             what = f"{named(keys, True)} needs an NVIDIA GPU, and this run is on a {device.upper()}"

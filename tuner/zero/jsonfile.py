@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from tuner.errors import DeepSpeedConfigError
+from tuner.files import read_named_text
 from tuner.recipes.origin import Kind, Place
 
 Keys = tuple[str | int, ...]
@@ -35,7 +35,6 @@ _STRING = json.JSONDecoder()
 _WORDS = {"true": True, "false": False, "null": None}
 _NEARLY = {"True": "true", "False": "false", "None": "null", "TRUE": "true", "FALSE": "false", "yes": "true"}
 _STRING_FIX = 'Strings stand in double quotes; write \\\\ for a backslash, \\" for a quote and \\n for a new line.'
-_NAME_A_FILE = "Give a preset's name or the path of a JSON file."
 _NOT_FINITE = {"NaN", "Infinity", "-Infinity", "nan", "inf", "-inf", "+Infinity", "-NaN"}
 
 
@@ -86,7 +85,8 @@ def read(path: Path) -> Document:
             nests deeper than 32, holds more than 5,000 values, repeats a key, or has a number that is not
             finite or does not fit into 64 bits.
     """
-    return parse(_decode(_read_bytes(path), str(path)), str(path))
+    fix = "Give a preset's name or the path of a JSON file."
+    return parse(read_named_text(path, DeepSpeedConfigError, max_bytes=MAX_BYTES, fix=fix, name=str(path)), str(path))
 
 
 def parse(text: str, name: str) -> Document:
@@ -104,38 +104,6 @@ def _positions(text: str, offsets: dict[Keys, int]) -> dict[Keys, tuple[int, int
         start = max(start, text.rfind("\n", last, offset) + 1)
         result[keys], last = (line, offset - start + 1), offset
     return result
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise DeepSpeedConfigError(f"{str(path)!r} is {kind}", fix=_NAME_A_FILE)
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise DeepSpeedConfigError(f"there is no file {str(path)!r}", fix=_NAME_A_FILE) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        what = f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise DeepSpeedConfigError(what, fix=_NAME_A_FILE) from error
-    if len(data) > MAX_BYTES:
-        raise DeepSpeedConfigError(
-            "the file is larger than 1 MB", where=path, fix="Give a DeepSpeed config, not another file."
-        )
-    return data
-
-
-def _decode(data: bytes, name: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = data[: error.start]
-        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
-        seen = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else f"byte 0x{data[error.start]:02x}"
-        raise DeepSpeedConfigError(
-            f"the file is not UTF-8 ({seen})", where=f"{name}:{line}:{column}", fix="Save it as UTF-8."
-        ) from None
 
 
 class _Parser:

@@ -13,7 +13,7 @@ from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import leaves
-from tuner.recipes.origin import Origin, Overridden
+from tuner.recipes.origin import Keys, Origin, Overridden
 from tuner.recipes.recipe import Recipe
 from tuner.zero import blocks
 from tuner.zero.blocks import Wish
@@ -37,8 +37,6 @@ _UNKNOWN_HIDDEN_SIZE = {
     "stage3_param_persistence_threshold": 100_000,
 }
 """DeepSpeed 0.19.8's own defaults, written out where the hidden size is not known."""
-
-Keys = tuple[str, ...]
 
 
 @dataclass(frozen=True)

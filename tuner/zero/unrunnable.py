@@ -5,13 +5,10 @@ What contradicts itself in any config is `rules`; a table here only looks, and `
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tuner.recipes.merging import lookup
 from tuner.zero.rules import (
     STEPPING,
     ZERO,
-    Config,
     Rule,
     accumulates_in,
     autocasts_to,
@@ -80,18 +77,6 @@ UNRUNNABLE: tuple[Rule, ...] = (
         "datastates_ckpt writes with a package that no registry has, after a run has taken its checkpoint for whole",
         "Remove it.",
         "datastates/config.py, DeepSpeedDataStatesConfig; runtime/checkpoint_engine/datastates_checkpoint_engine.py",
-    ),
-)
-
-# As UNRUNNABLE, on some numbers of ranks.
-RANKS: tuple[tuple[tuple[str, ...], Callable[[Config, int], bool], str, str], ...] = (
-    (
-        (ZERO, "zero_hpz_partition_size"),
-        lambda config, ranks: (
-            stage(config) == 3 and ranks % min(lookup(config, (ZERO, "zero_hpz_partition_size"), 1), ranks) != 0
-        ),
-        "does not divide the number of ranks",
-        "Write the number of GPUs of a node.",
     ),
 )
 
