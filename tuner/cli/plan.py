@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tuner.fit.advice import Fit, Machines
     from tuner.fit.gpus import KnownGpu
     from tuner.fit.report import Network, Report
+    from tuner.launch.steps import Steps
+    from tuner.recipes.recipe import Recipe
 
 _ASSUMED = "a100-80g"
 _PARTS = {
@@ -60,10 +63,24 @@ def command(
     dtype = loaded.config.optim_wrapper.dtype
     machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, dtype)
     made = report.make(loaded, machines, _network(interconnect, product, utilisation))
+    counted, warnings = _steps(loaded, machines.world_size)
     if as_json:
-        click.echo(dump_json(report.to_json(made)), nl=False)
+        value = report.to_json(made) | {"batch": counted.to_json(), "notes": loaded.notes, "warnings": warnings}
+        click.echo(dump_json(value), nl=False)
         return
-    _print(made, said)
+    _print(made, said, [*loaded.notes, f"steps: {counted.describe()}", *(f"WARNING: {one}" for one in warnings)])
+
+
+def _steps(loaded: Recipe, ranks: int) -> tuple[Steps, list[str]]:
+    """Return the optimizer steps of the run on so many ranks, and what to say of the recipe and of too few steps."""
+    from tuner.launch import counting, steps
+    from tuner.machine.topology import Batch
+
+    config = loaded.config
+    batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
+    found = steps.count(config, batch, counting.sources(config))
+    few = steps.too_few(config, batch, found)
+    return found, [*loaded.warnings, *([few] if few else [])]
 
 
 def _machines(
@@ -110,39 +127,17 @@ def _network(interconnect: str | None, product: KnownGpu | None, utilisation: fl
     return Network(product, rate, utilisation)
 
 
-def _print(made: Report, said: str) -> None:
+def _print(made: Report, said: str, notes: list[str]) -> None:
     from rich.console import Console
-    from rich.markup import escape
-
-    from tuner.fit.parameters import num_parameters
-    from tuner.fit.sizes import gib
 
     piped = not Console().is_terminal
-    console = Console(width=160 if piped else None, highlight=False, soft_wrap=piped)
-    counts = made.parameters
-    frozen = counts.frozen + counts.quantized
-    name = escape(visible(made.name))
-    console.print(
-        f"{name} on {said}: {num_parameters(made.facts):,} parameters, {counts.trainable:,} trained"
-        + (f", {frozen:,} frozen" if frozen else "")
-        + (f" ({counts.quantized:,} of them in {counts.quantized_bits} bits)" if counts.quantized else "")
-    )
+    console = Console(width=160 if piped else None, highlight=False, markup=False, soft_wrap=piped)
+    for line in (_size(made, said), *notes):
+        console.print(visible(line))
     console.print("GiB on each GPU at the peak of a step, and on each host", style="italic")
     console.print(_memory_table(made), soft_wrap=False)
-    best = made.recommended
-    if best:
-        console.print(
-            f"Take {best.level}: the lowest level that fits, {gib(best.spare_gpu_bytes)} to spare on each GPU."
-        )
-        if not made.machines.host_bytes:
-            console.print(f"Each host then needs {gib(best.peak.host_bytes)}; --host-memory lets that be judged too.")
-    else:
-        console.print(
-            "Nothing fits. " + ("Each of these does:" if made.changes else "No change tried here makes it fit.")
-        )
-        for number, change in enumerate(made.changes, 1):
-            flags = f"{change.flags} --deepspeed {change.level}".strip()
-            console.print(f"  {number}. {change.what}: {flags}", soft_wrap=True)
+    for line in _advice(made):
+        console.print(line, soft_wrap=True)
     if made.steps:
         console.print("Sent by each rank in one step", style="italic")
         console.print(_traffic_table(made), soft_wrap=False)
@@ -151,6 +146,33 @@ def _print(made: Report, said: str) -> None:
         "see docs/plan.md for what was measured.",
         style="dim",
     )
+
+
+def _size(made: Report, said: str) -> str:
+    from tuner.fit.parameters import num_parameters
+
+    counts = made.parameters
+    frozen = counts.frozen + counts.quantized
+    return (
+        f"{made.name} on {said}: {num_parameters(made.facts):,} parameters, {counts.trainable:,} trained"
+        + (f", {frozen:,} frozen" if frozen else "")
+        + (f" ({counts.quantized:,} of them in {counts.quantized_bits} bits)" if counts.quantized else "")
+    )
+
+
+def _advice(made: Report) -> Iterator[str]:
+    """Yield which level to take, or which changes make one fit."""
+    from tuner.fit.sizes import gib
+
+    best = made.recommended
+    if best:
+        yield f"Take {best.level}: the lowest level that fits, {gib(best.spare_gpu_bytes)} to spare on each GPU."
+        if not made.machines.host_bytes:
+            yield f"Each host then needs {gib(best.peak.host_bytes)}; --host-memory lets that be judged too."
+        return
+    yield "Nothing fits. " + ("Each of these does:" if made.changes else "No change tried here makes it fit.")
+    for number, change in enumerate(made.changes, 1):
+        yield f"  {number}. {change.what}: {f'{change.flags} --deepspeed {change.level}'.strip()}"
 
 
 def _memory_table(made: Report) -> Any:
