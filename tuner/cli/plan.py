@@ -14,8 +14,8 @@ from tuner.errors import UsageError, visible
 
 if TYPE_CHECKING:
     from tuner.fit.advice import Fit, Machines
-    from tuner.fit.gpus import KnownGpu
-    from tuner.fit.report import Network, Report
+    from tuner.fit.gpu_catalog import KnownGpu
+    from tuner.fit.summary import Network, Report
     from tuner.launch.steps import Steps
     from tuner.recipes.recipe import Recipe
 
@@ -56,16 +56,16 @@ def command(
 ) -> None:
     """Show what RECIPE needs on each GPU and host, for every preset, and which fits."""
     from tuner.files import dump_json
-    from tuner.fit import report
+    from tuner.fit import summary
     from tuner.recipes import recipe as recipes
 
     loaded = recipes.load(recipe, overrides(**changes), allow_code=allow_code)
     dtype = loaded.config.optim_wrapper.dtype
     machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, dtype)
-    made = report.make(loaded, machines, _network(interconnect, product, utilisation))
+    made = summary.make(loaded, machines, _network(interconnect, product, utilisation))
     counted, warnings = _steps(loaded, machines.world_size)
     if as_json:
-        value = report.to_json(made) | {"batch": counted.to_json(), "notes": loaded.notes, "warnings": warnings}
+        value = summary.to_json(made) | {"batch": counted.to_json(), "notes": loaded.notes, "warnings": warnings}
         click.echo(dump_json(value), nl=False)
         return
     _print(made, said, [*loaded.notes, f"steps: {counted.describe()}", *(f"WARNING: {one}" for one in warnings)])
@@ -87,8 +87,7 @@ def _machines(
     gpus: int | None, gpu: str | None, gpu_memory: str | None, nodes: int, host_memory: str | None, dtype: str
 ) -> tuple[Machines, KnownGpu | None, str]:
     """Return the machines that the flags mean, where they are silent those that are here, and what to call them."""
-    from tuner.fit import gpus as known
-    from tuner.fit import sizes
+    from tuner.fit import gpu_catalog, sizes
     from tuner.fit.advice import Machines
     from tuner.machine.hardware import Gpu, Hardware, detect
     from tuner.zero import precision
@@ -109,13 +108,13 @@ def _machines(
     count, first = len(node.gpus), node.gpus[0]
     weight_bytes = precision.decide(dtype, node).weight_bytes
     machines = Machines(count, node.smallest_gpu_bytes, nodes, host_bytes or node.host_memory_bytes, weight_bytes)
-    product = known.find(gpu) if gpu else known.like(first.name, first.memory_bytes)
+    product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
     return machines, product, f"{nodes} x {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
 
 
 def _network(interconnect: str | None, product: KnownGpu | None, utilisation: float) -> Network | None:
     from tuner.fit import sizes
-    from tuner.fit.report import Network
+    from tuner.fit.summary import Network
 
     if interconnect is None:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tuner.fit.adapters import trained_by
+from tuner.fit.lora import trained_by
 from tuner.fit.parameters import built
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.objective import Dpo, Kto, Objective

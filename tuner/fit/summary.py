@@ -13,7 +13,7 @@ from tuner.fit import activations, communication
 from tuner.fit.advice import Change, Fit, Machines, changes, levels, recommended
 from tuner.fit.communication import HIERARCHICAL, Cluster, StepTime, Traffic
 from tuner.fit.estimate import frozen_bytes
-from tuner.fit.gpus import KnownGpu
+from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.memory import Parameters, count
 from tuner.fit.parameters import active_parameters, num_parameters
 from tuner.recipes.architecture import Architecture

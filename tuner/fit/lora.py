@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from tuner.fit.decoder_layer import Experts, Linear
 from tuner.fit.families import Family
-from tuner.fit.layers import Experts, Linear
 from tuner.fit.parameters import Built
 from tuner.recipes.schema import Adapter
 
