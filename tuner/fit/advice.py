@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.fit.estimate import Level, Peak, peak
-from tuner.fit.memory import LEVELS
+from tuner.fit.estimate import LEVELS, Level, Peak, peak
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.objective import least_batch_size
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig

@@ -14,8 +14,8 @@ from tuner.fit.advice import Change, Fit, Machines, changes, levels, recommended
 from tuner.fit.communication import HIERARCHICAL, Cluster, StepTime, Traffic
 from tuner.fit.estimate import frozen_bytes
 from tuner.fit.gpu_catalog import KnownGpu
-from tuner.fit.memory import Parameters, count
 from tuner.fit.parameters import active_parameters, num_parameters
+from tuner.fit.trainable import Parameters, count
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig

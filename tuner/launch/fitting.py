@@ -14,9 +14,9 @@ from tuner.fit import activations, advice, gpu_catalog
 from tuner.fit.advice import Fit, Machines
 from tuner.fit.communication import step_flops
 from tuner.fit.estimate import Level, peak
-from tuner.fit.memory import count
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
 from tuner.fit.sizes import gib
+from tuner.fit.trainable import count
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
 from tuner.recipes.origin import Kind, Place
