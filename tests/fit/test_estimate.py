@@ -204,8 +204,5 @@ def test_a_model_whose_linear_layers_are_all_its_own_has_nothing_to_unpack_from_
     assert found.gpu["weights"] > 2 * num_parameters(facts(recipe))
 
 
-from tuner.fit.estimate import LEVELS
-
-
 def test_every_level_is_a_preset_or_none() -> None:
     assert set(LEVELS) == {*catalog.presets(), "none"}

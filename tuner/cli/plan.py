@@ -14,8 +14,9 @@ from tuner.errors import UsageError, visible
 
 if TYPE_CHECKING:
     from tuner.fit.advice import Fit, Machines
+    from tuner.fit.communication import Cluster
     from tuner.fit.gpu_catalog import KnownGpu
-    from tuner.fit.summary import Network, Report
+    from tuner.fit.summary import Report
     from tuner.launch.steps import Steps
     from tuner.recipes.recipe import Recipe
 
@@ -62,7 +63,7 @@ def command(
     loaded = recipes.load(recipe, overrides(**changes), allow_code=allow_code)
     dtype = loaded.config.optim_wrapper.dtype
     machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, dtype)
-    made = summary.make(loaded, machines, _network(interconnect, product, utilisation))
+    made = summary.make(loaded, machines, _cluster(nodes, interconnect, product, utilisation))
     counted, warnings = _steps(loaded, machines.world_size)
     if as_json:
         value = summary.to_json(made) | {"batch": counted.to_json(), "notes": loaded.notes, "warnings": warnings}
@@ -112,9 +113,10 @@ def _machines(
     return machines, product, f"{nodes} x {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
 
 
-def _network(interconnect: str | None, product: KnownGpu | None, utilisation: float) -> Network | None:
+def _cluster(num_nodes: int, interconnect: str | None, product: KnownGpu | None, utilisation: float) -> Cluster | None:
+    """Return what a step's seconds are worked out with, or None where no network is named."""
     from tuner.fit import sizes
-    from tuner.fit.summary import Network
+    from tuner.fit.communication import Cluster
 
     if interconnect is None:
         return None
@@ -123,7 +125,7 @@ def _network(interconnect: str | None, product: KnownGpu | None, utilisation: fl
         raise UsageError("seconds need the GPU's speed", where="--interconnect", fix="Name it: --gpu a100-80g.")
     if not 0 < utilisation <= 1:
         raise UsageError(f"{utilisation} is no part of a peak", where="--utilisation", fix="Write 0.3 to 0.6.")
-    return Network(product, rate, utilisation)
+    return Cluster(num_nodes, product.peak_flops * utilisation, product.link_bytes_s, rate)
 
 
 def _print(made: Report, said: str, notes: list[str]) -> None:
@@ -178,16 +180,16 @@ def _memory_table(made: Report) -> Any:
     """Return a column for each level: six levels and their longest line stand in 80 columns, eleven sizes do not."""
     table = _table(gap=1)
     table.add_column("", no_wrap=True)
-    for found in made.fits:
-        style = "bold green" if found is made.recommended else ("" if found.fits else "dim")
-        table.add_column(found.level.removeprefix("deepspeed_"), justify="right", no_wrap=True, style=style)
+    for fit in made.fits:
+        style = "bold green" if fit is made.recommended else ("" if fit.fits else "dim")
+        table.add_column(fit.level.removeprefix("deepspeed_"), justify="right", no_wrap=True, style=style)
     for title, keys in _PARTS.items():
-        cells = (sum(found.peak.gpu.get(key, 0.0) for key in keys) for found in made.fits)
+        cells = (sum(fit.peak.gpu.get(key, 0.0) for key in keys) for fit in made.fits)
         table.add_row(title, *(f"{size / 2**30:.2f}" for size in cells))
     for title, sizes in (
-        ("total", (found.peak.gpu_bytes for found in made.fits)),
-        ("spare", (found.spare_gpu_bytes for found in made.fits)),
-        ("host", (found.peak.host_bytes for found in made.fits)),
+        ("total", (fit.peak.gpu_bytes for fit in made.fits)),
+        ("spare", (fit.spare_gpu_bytes for fit in made.fits)),
+        ("host", (fit.peak.host_bytes for fit in made.fits)),
     ):
         table.add_row(title, *(f"{size / 2**30:.1f}" for size in sizes))
     table.add_row("fits", *map(_verdict, made.fits))
@@ -200,15 +202,15 @@ def _table(gap: int) -> Any:
     return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
 
 
-def _verdict(found: Fit) -> str:
-    if found.fits:
+def _verdict(fit: Fit) -> str:
+    if fit.fits:
         return "yes"
-    return "no" if found.spare_gpu_bytes < 0 else "no: host"
+    return "no" if fit.spare_gpu_bytes < 0 else "no: host"
 
 
 def _traffic_table(made: Report) -> Any:
     table = _table(gap=2)
-    timed = made.network is not None
+    timed = any(step.time for step in made.steps)
     for title in (
         "level",
         "GB",

@@ -36,16 +36,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`num_nodes` nodes of `gpus_per_node` GPUs; rates in bytes a second: of one GPU's link, of one node's network."""
+    """Nodes alike; what a GPU computes in a second, and bytes a second of its link and of a node's network."""
 
     num_nodes: int
-    gpus_per_node: int
+    flops_s: float
     link_bytes_s: float
     network_bytes_s: float
-
-    @property
-    def world_size(self) -> int:
-        return self.num_nodes * self.gpus_per_node
 
 
 @dataclass(frozen=True)
@@ -112,13 +108,12 @@ def seconds(volume: Traffic, cluster: Cluster) -> float:
     return slowest + volume.inside_bytes / cluster.link_bytes_s
 
 
-def step_time(level: str, volume: Traffic, flops: float, flops_s: float, cluster: Cluster) -> StepTime:
+def step_time(level: str, volume: Traffic, flops: float, cluster: Cluster) -> StepTime:
     """Return one step's time; ZeRO-3 hides its communication behind arithmetic, the others show all of theirs.
 
     Args:
         flops: Of one rank's share of the step.
-        flops_s: What a GPU really does, peak times utilisation.
     """
-    compute_s, communication_s = flops / flops_s, seconds(volume, cluster)
+    compute_s, communication_s = flops / cluster.flops_s, seconds(volume, cluster)
     hidden_s = compute_s if level in SHARDED else 0.0  # overlap_comm is on in our presets at stage 3 alone
     return StepTime(compute_s, communication_s, max(0.0, communication_s - hidden_s))
