@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,44 @@ def test_fewer_gpus_than_are_here_are_the_smallest_of_them(tuner: Tuner, monkeyp
 
     assert f" on 1 x 1 x {V100.name} " in tuner("plan", FULL, "--gpus", "1").out
     assert plan(tuner, FULL, "--gpus", "1")["machines"]["gpu_bytes"] == V100.memory_bytes
+
+
+def rows(folder: Path, num: int) -> str:
+    """Write a data file of so many rows."""
+    turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    file = folder / "rows.jsonl"
+    file.write_text((json.dumps({"messages": turns}) + "\n") * num)
+    return str(file)
+
+
+def test_the_number_of_optimizer_steps_is_that_of_a_dry_run(tuner: Tuner, tmp_path: Path) -> None:
+    arguments = ("tiny_full_custom_e2", "--data", rows(tmp_path, 1000), "--set", "packing=False")
+
+    planned = tuner("plan", *arguments, "--gpus", "1", "--gpu", "t4")
+    counted = plan(tuner, *arguments, "--gpus", "1", "--gpu", "t4")["batch"]
+    dry_run = json.loads(tuner("train", *arguments, "--dry-run", "--json").out)["batch"]
+
+    assert "steps: 126 (exact unless samples are dropped" in planned.out
+    assert counted["steps"] == dry_run["steps"] == 126
+    assert counted.items() <= dry_run.items()
+
+
+def test_too_few_steps_are_warned_of_with_what_gives_more(tuner: Tuner, tmp_path: Path) -> None:
+    arguments = ("tiny_full_custom_e1", "--data", rows(tmp_path, 30), "--gpus", "8", "--gpu", "t4")
+
+    done = tuner("plan", *arguments)
+
+    (warned,) = plan(tuner, *arguments)["warnings"]
+    assert "1 optimizer step, too few to learn from" in warned
+    assert f"WARNING: {warned}" in done.out
+    assert plan(tuner, *arguments, "--set", "max_steps=3")["warnings"] == []
+
+
+def test_without_a_recipe_it_says_which_method_was_taken(tuner: Tuner) -> None:
+    arguments = ("--model", "Qwen/Qwen3-8B", "--data", "tatsu-lab/alpaca", "--gpus", "8", "--gpu", "t4")
+
+    assert "no recipe is named: objective sft, method lora" in tuner("plan", *arguments).out
+    assert "no recipe" not in tuner("plan", *arguments, "--method", "qlora").out
 
 
 @pytest.mark.parametrize(

@@ -88,16 +88,16 @@ def test_flops_are_six_a_parameter_and_token_eight_with_recomputing_and_four_whe
 def test_a_collective_is_as_slow_as_its_slowest_link() -> None:
     volume = Traffic(gather_bytes=40e9, reduce_bytes=5e9)
 
-    assert seconds(volume, Cluster(1, 8, 450e9, 1.0)) == pytest.approx(0.1)
-    assert seconds(volume, Cluster(2, 8, 450e9, 50e9)) == pytest.approx(0.9)
-    assert seconds(volume, Cluster(2, 8, 450e9, 900e9)) == pytest.approx(0.1)
+    assert seconds(volume, Cluster(1, 1e14, 450e9, 1.0)) == pytest.approx(0.1)
+    assert seconds(volume, Cluster(2, 1e14, 450e9, 50e9)) == pytest.approx(0.9)
+    assert seconds(volume, Cluster(2, 1e14, 450e9, 900e9)) == pytest.approx(0.1)
 
 
 def test_zero3_hides_its_traffic_behind_arithmetic_and_zero1_does_not() -> None:
-    cluster, volume = Cluster(2, 8, 450e9, 50e9), Traffic(gather_bytes=100e9)
-    hidden = step_time("deepspeed_zero3", volume, 3e14, 1e14, cluster)
-    shown = step_time("deepspeed_zero1", volume, 3e14, 1e14, cluster)
-    bound = step_time("deepspeed_zero3", volume, 1e14, 1e14, cluster)
+    cluster, volume = Cluster(2, 1e14, 450e9, 50e9), Traffic(gather_bytes=100e9)
+    hidden = step_time("deepspeed_zero3", volume, 3e14, cluster)
+    shown = step_time("deepspeed_zero1", volume, 3e14, cluster)
+    bound = step_time("deepspeed_zero3", volume, 1e14, cluster)
 
     assert (hidden.compute_s, hidden.communication_s, hidden.total_s) == (3.0, 2.0, 3.0)
     assert shown.total_s == 5.0
@@ -106,9 +106,9 @@ def test_zero3_hides_its_traffic_behind_arithmetic_and_zero1_does_not() -> None:
 
 def test_across_slow_nodes_zero3_stops_paying_and_hierarchical_partitioning_starts() -> None:
     """By hand: 7B in 16 bits on 8 nodes of 8 GPUs, 50 GB/s a node, 2,048 tokens a micro-batch at 400 TFLOPs."""
-    cluster, flops = Cluster(8, 8, 450e9, 50e9), 8 * 7e9 * 2048
+    cluster, flops = Cluster(8, 400e12, 450e9, 50e9), 8 * 7e9 * 2048
     flat, inner = (
-        step_time(level, traffic(level, 14e9, 0.0, 64, 1, 8), flops, 400e12, cluster)
+        step_time(level, traffic(level, 14e9, 0.0, 64, 1, 8), flops, cluster)
         for level in ("deepspeed_zero3", HIERARCHICAL)
     )
 

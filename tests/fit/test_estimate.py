@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.fit.published import model_state_bytes
-from tuner.fit.estimate import Level, frozen_bytes, model_states, peak
-from tuner.fit.memory import LEVELS, Parameters, count
+from tuner.fit.estimate import LEVELS, Level, frozen_bytes, model_states, peak
 from tuner.fit.parameters import num_parameters
+from tuner.fit.trainable import Parameters, count
+from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import load
 from tuner.recipes.schema import RecipeConfig
@@ -201,3 +202,7 @@ def test_a_model_whose_linear_layers_are_all_its_own_has_nothing_to_unpack_from_
     found = peak(recipe, facts(recipe), preset("deepspeed_zero2"), 8, 8)
 
     assert found.gpu["weights"] > 2 * num_parameters(facts(recipe))
+
+
+def test_every_level_is_a_preset_or_none() -> None:
+    assert set(LEVELS) == {*catalog.presets(), "none"}

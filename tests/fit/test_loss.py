@@ -21,7 +21,7 @@ from bench.gpu_loss import as_on_a_gpu
 from bench.live import Live
 from tuner.fit import activations
 from tuner.fit.activations import Work, of_recipe
-from tuner.fit.memory import count
+from tuner.fit.trainable import count
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Overrides, load

@@ -44,7 +44,7 @@ def test_every_so_many_th_layer_attends_to_all() -> None:
 @pytest.mark.parametrize(
     ("model_type", "wrong", "message"),
     [
-        ("llama", {"num_key_value_heads": 4}, "num_attention_heads = 6 is not a multiple of num_key_value_heads = 4"),
+        ("llama", {"num_key_value_heads": 4}, "num_key_value_heads = 4 does not divide num_attention_heads = 6"),
         ("mixtral", {"num_local_experts": None}, "mixtral needs num_experts"),
         ("qwen3_moe", {"moe_intermediate_size": None, "intermediate_size": None}, "qwen3_moe needs intermediate_size"),
         ("mixtral", {"num_experts_per_tok": 4}, "num_experts_per_tok = 4 is more than num_experts = 3"),
@@ -70,7 +70,7 @@ def test_a_recipe_with_such_facts_is_refused_with_the_key() -> None:
         recipe.load("tiny_full_sample_e1", overrides)
 
     assert str(caught.value) == (
-        "bad-recipe: architecture: num_attention_heads = 4 is not a multiple of num_key_value_heads = 3. "
+        "bad-recipe: architecture: num_key_value_heads = 3 does not divide num_attention_heads = 4. "
         "In --set architecture.num_key_value_heads=3."
     )
 

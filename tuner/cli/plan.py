@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,8 +14,11 @@ from tuner.errors import UsageError, visible
 
 if TYPE_CHECKING:
     from tuner.fit.advice import Fit, Machines
-    from tuner.fit.gpus import KnownGpu
-    from tuner.fit.report import Network, Report
+    from tuner.fit.communication import Cluster
+    from tuner.fit.gpu_catalog import KnownGpu
+    from tuner.fit.summary import Report
+    from tuner.launch.steps import Steps
+    from tuner.recipes.recipe import Recipe
 
 _ASSUMED = "a100-80g"
 _PARTS = {
@@ -53,25 +57,38 @@ def command(
 ) -> None:
     """Show what RECIPE needs on each GPU and host, for every preset, and which fits."""
     from tuner.files import dump_json
-    from tuner.fit import report
+    from tuner.fit import summary
     from tuner.recipes import recipe as recipes
 
     loaded = recipes.load(recipe, overrides(**changes), allow_code=allow_code)
     dtype = loaded.config.optim_wrapper.dtype
     machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, dtype)
-    made = report.make(loaded, machines, _network(interconnect, product, utilisation))
+    made = summary.make(loaded, machines, _cluster(nodes, interconnect, product, utilisation))
+    counted, warnings = _steps(loaded, machines.world_size)
     if as_json:
-        click.echo(dump_json(report.to_json(made)), nl=False)
+        value = summary.to_json(made) | {"batch": counted.to_json(), "notes": loaded.notes, "warnings": warnings}
+        click.echo(dump_json(value), nl=False)
         return
-    _print(made, said)
+    _print(made, said, [*loaded.notes, f"steps: {counted.describe()}", *(f"WARNING: {one}" for one in warnings)])
+
+
+def _steps(loaded: Recipe, ranks: int) -> tuple[Steps, list[str]]:
+    """Return the optimizer steps of the run on so many ranks, and what to say of the recipe and of too few steps."""
+    from tuner.launch import counting, steps
+    from tuner.machine.topology import Batch
+
+    config = loaded.config
+    batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
+    found = steps.count(config, batch, counting.sources(config))
+    few = steps.too_few(config, batch, found)
+    return found, [*loaded.warnings, *([few] if few else [])]
 
 
 def _machines(
     gpus: int | None, gpu: str | None, gpu_memory: str | None, nodes: int, host_memory: str | None, dtype: str
 ) -> tuple[Machines, KnownGpu | None, str]:
     """Return the machines that the flags mean, where they are silent those that are here, and what to call them."""
-    from tuner.fit import gpus as known
-    from tuner.fit import sizes
+    from tuner.fit import gpu_catalog, sizes
     from tuner.fit.advice import Machines
     from tuner.machine.hardware import Gpu, Hardware, detect
     from tuner.zero import precision
@@ -92,13 +109,14 @@ def _machines(
     count, first = len(node.gpus), node.gpus[0]
     weight_bytes = precision.decide(dtype, node).weight_bytes
     machines = Machines(count, node.smallest_gpu_bytes, nodes, host_bytes or node.host_memory_bytes, weight_bytes)
-    product = known.find(gpu) if gpu else known.like(first.name, first.memory_bytes)
+    product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
     return machines, product, f"{nodes} x {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
 
 
-def _network(interconnect: str | None, product: KnownGpu | None, utilisation: float) -> Network | None:
+def _cluster(num_nodes: int, interconnect: str | None, product: KnownGpu | None, utilisation: float) -> Cluster | None:
+    """Return what a step's seconds are worked out with, or None where no network is named."""
     from tuner.fit import sizes
-    from tuner.fit.report import Network
+    from tuner.fit.communication import Cluster
 
     if interconnect is None:
         return None
@@ -107,42 +125,20 @@ def _network(interconnect: str | None, product: KnownGpu | None, utilisation: fl
         raise UsageError("seconds need the GPU's speed", where="--interconnect", fix="Name it: --gpu a100-80g.")
     if not 0 < utilisation <= 1:
         raise UsageError(f"{utilisation} is no part of a peak", where="--utilisation", fix="Write 0.3 to 0.6.")
-    return Network(product, rate, utilisation)
+    return Cluster(num_nodes, product.peak_flops * utilisation, product.link_bytes_s, rate)
 
 
-def _print(made: Report, said: str) -> None:
+def _print(made: Report, said: str, notes: list[str]) -> None:
     from rich.console import Console
-    from rich.markup import escape
-
-    from tuner.fit.parameters import num_parameters
-    from tuner.fit.sizes import gib
 
     piped = not Console().is_terminal
-    console = Console(width=160 if piped else None, highlight=False, soft_wrap=piped)
-    counts = made.parameters
-    frozen = counts.frozen + counts.quantized
-    name = escape(visible(made.name))
-    console.print(
-        f"{name} on {said}: {num_parameters(made.facts):,} parameters, {counts.trainable:,} trained"
-        + (f", {frozen:,} frozen" if frozen else "")
-        + (f" ({counts.quantized:,} of them in {counts.quantized_bits} bits)" if counts.quantized else "")
-    )
+    console = Console(width=160 if piped else None, highlight=False, markup=False, soft_wrap=piped)
+    for line in (_size(made, said), *notes):
+        console.print(visible(line))
     console.print("GiB on each GPU at the peak of a step, and on each host", style="italic")
     console.print(_memory_table(made), soft_wrap=False)
-    best = made.recommended
-    if best:
-        console.print(
-            f"Take {best.level}: the lowest level that fits, {gib(best.spare_gpu_bytes)} to spare on each GPU."
-        )
-        if not made.machines.host_bytes:
-            console.print(f"Each host then needs {gib(best.peak.host_bytes)}; --host-memory lets that be judged too.")
-    else:
-        console.print(
-            "Nothing fits. " + ("Each of these does:" if made.changes else "No change tried here makes it fit.")
-        )
-        for number, change in enumerate(made.changes, 1):
-            flags = f"{change.flags} --deepspeed {change.level}".strip()
-            console.print(f"  {number}. {change.what}: {flags}", soft_wrap=True)
+    for line in _advice(made):
+        console.print(line, soft_wrap=True)
     if made.steps:
         console.print("Sent by each rank in one step", style="italic")
         console.print(_traffic_table(made), soft_wrap=False)
@@ -153,20 +149,47 @@ def _print(made: Report, said: str) -> None:
     )
 
 
+def _size(made: Report, said: str) -> str:
+    from tuner.fit.parameters import num_parameters
+
+    counts = made.parameters
+    frozen = counts.frozen + counts.quantized
+    return (
+        f"{made.name} on {said}: {num_parameters(made.facts):,} parameters, {counts.trainable:,} trained"
+        + (f", {frozen:,} frozen" if frozen else "")
+        + (f" ({counts.quantized:,} of them in {counts.quantized_bits} bits)" if counts.quantized else "")
+    )
+
+
+def _advice(made: Report) -> Iterator[str]:
+    """Yield which level to take, or which changes make one fit."""
+    from tuner.fit.sizes import gib
+
+    best = made.recommended
+    if best:
+        yield f"Take {best.level}: the lowest level that fits, {gib(best.spare_gpu_bytes)} to spare on each GPU."
+        if not made.machines.host_bytes:
+            yield f"Each host then needs {gib(best.peak.host_bytes)}; --host-memory lets that be judged too."
+        return
+    yield "Nothing fits. " + ("Each of these does:" if made.changes else "No change tried here makes it fit.")
+    for number, change in enumerate(made.changes, 1):
+        yield f"  {number}. {change.what}: {f'{change.flags} --deepspeed {change.level}'.strip()}"
+
+
 def _memory_table(made: Report) -> Any:
     """Return a column for each level: six levels and their longest line stand in 80 columns, eleven sizes do not."""
     table = _table(gap=1)
     table.add_column("", no_wrap=True)
-    for found in made.fits:
-        style = "bold green" if found is made.recommended else ("" if found.fits else "dim")
-        table.add_column(found.level.removeprefix("deepspeed_"), justify="right", no_wrap=True, style=style)
+    for fit in made.fits:
+        style = "bold green" if fit is made.recommended else ("" if fit.fits else "dim")
+        table.add_column(fit.level.removeprefix("deepspeed_"), justify="right", no_wrap=True, style=style)
     for title, keys in _PARTS.items():
-        cells = (sum(found.peak.gpu.get(key, 0.0) for key in keys) for found in made.fits)
+        cells = (sum(fit.peak.gpu.get(key, 0.0) for key in keys) for fit in made.fits)
         table.add_row(title, *(f"{size / 2**30:.2f}" for size in cells))
     for title, sizes in (
-        ("total", (found.peak.gpu_bytes for found in made.fits)),
-        ("spare", (found.spare_gpu_bytes for found in made.fits)),
-        ("host", (found.peak.host_bytes for found in made.fits)),
+        ("total", (fit.peak.gpu_bytes for fit in made.fits)),
+        ("spare", (fit.spare_gpu_bytes for fit in made.fits)),
+        ("host", (fit.peak.host_bytes for fit in made.fits)),
     ):
         table.add_row(title, *(f"{size / 2**30:.1f}" for size in sizes))
     table.add_row("fits", *map(_verdict, made.fits))
@@ -179,15 +202,15 @@ def _table(gap: int) -> Any:
     return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
 
 
-def _verdict(found: Fit) -> str:
-    if found.fits:
+def _verdict(fit: Fit) -> str:
+    if fit.fits:
         return "yes"
-    return "no" if found.spare_gpu_bytes < 0 else "no: host"
+    return "no" if fit.spare_gpu_bytes < 0 else "no: host"
 
 
 def _traffic_table(made: Report) -> Any:
     table = _table(gap=2)
-    timed = made.network is not None
+    timed = any(step.time for step in made.steps)
     for title in (
         "level",
         "GB",

@@ -160,11 +160,11 @@ def known_gpu(name: str) -> Gpu:
     Raises:
         UsageError: no such GPU is known.
     """
-    from tuner.fit import gpus
+    from tuner.fit import gpu_catalog
     from tuner.machine.hardware import Gpu
 
-    product = gpus.find(name)
-    return Gpu(gpus.spelled(name), product.memory_bytes, product.compute_capability)
+    product = gpu_catalog.find(name)
+    return Gpu(gpu_catalog.spelled(name), product.memory_bytes, product.compute_capability)
 
 
 def config_section(document: Document) -> Section:

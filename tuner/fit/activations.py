@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tuner.fit.decoder_layer import Layer
 from tuner.fit.families import FAMILIES, Family
-from tuner.fit.layers import Layer
 from tuner.fit.parameters import built
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.fit.estimate import Level, Peak, peak
-from tuner.fit.memory import LEVELS
+from tuner.fit.estimate import LEVELS, Level, Peak, peak
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.objective import least_batch_size
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig
@@ -95,8 +94,7 @@ def fit(recipe: RecipeConfig, facts: Architecture, machines: Machines, level: st
 
 def recommended(fits: list[Fit]) -> Fit | None:
     """Return the lowest level that fits. One GPU shards nothing, so there 'none' comes first; else ZeRO-1 does."""
-    first = [found for found in fits if found.fits and (found.level != "none" or found.machines.world_size == 1)]
-    return next(iter(first), None)
+    return next((fit for fit in fits if fit.fits and (fit.level != "none" or fit.machines.world_size == 1)), None)
 
 
 def changes(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> list[Change]:
@@ -107,25 +105,19 @@ def changes(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> li
         if changed is None:
             continue
         free, flags = changed[0], f"{flags} {changed[1]}".strip()
-        found = _first(free, facts, machines)
-        if found:
-            return [Change(what, flags, found.level, free, machines)]
+        if best := _best(free, facts, machines):
+            return [Change(what, flags, best.level, free, machines)]
     return list(_costly(free, facts, machines, flags))
 
 
 def _costly(recipe: RecipeConfig, facts: Architecture, machines: Machines, flags: str) -> Iterator[Change]:
     for what, step in _COSTLY:
         changed = step(recipe)
-        found = _first(changed[0], facts, machines) if changed else None
-        if changed and found:
-            yield Change(what, f"{flags} {changed[1]}".strip(), found.level, changed[0], machines)
-    shorter = _shorter(recipe, facts, machines)
-    if shorter:
-        length = shorter.recipe.train_dataloader.dataset.max_length
-        yield replace(shorter, flags=f"{flags} --set train_dataloader.dataset.max_length={length}".strip())
-    more = _more_gpus(recipe, facts, machines)
-    if more:
-        yield replace(more, flags=flags)
+        if changed and (best := _best(changed[0], facts, machines)):
+            yield Change(what, f"{flags} {changed[1]}".strip(), best.level, changed[0], machines)
+    for change in (_shorter(recipe, facts, machines, flags), _more_gpus(recipe, facts, machines, flags)):
+        if change:
+            yield change
 
 
 def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
@@ -135,18 +127,21 @@ def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
     return [(size, micro * accumulation // size) for size in sizes if micro * accumulation % size == 0]
 
 
-def _first(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> Fit | None:
+def _best(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> Fit | None:
     return recommended(levels(recipe, facts, machines))
 
 
 Step = Callable[[RecipeConfig], tuple[RecipeConfig, str] | None]
 
 
+def _with(recipe: RecipeConfig, block: str, **values: Any) -> RecipeConfig:
+    return recipe.model_copy(update={block: getattr(recipe, block).model_copy(update=values)})
+
+
 def _checkpointing(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
     if recipe.train_cfg.gradient_checkpointing:
         return None
-    block = recipe.train_cfg.model_copy(update={"gradient_checkpointing": True})
-    return recipe.model_copy(update={"train_cfg": block}), "--set gradient_checkpointing=True"
+    return _with(recipe, "train_cfg", gradient_checkpointing=True), "--set gradient_checkpointing=True"
 
 
 def _smallest_batch(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
@@ -154,18 +149,16 @@ def _smallest_batch(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
     if not smaller:
         return None
     micro, accumulation = smaller[0]
-    loader = recipe.train_dataloader.model_copy(update={"batch_size": micro})
-    optim = recipe.optim_wrapper.model_copy(update={"accumulative_counts": accumulation})
+    changed = _with(recipe, "train_dataloader", batch_size=micro)
     flags = f"--set train_dataloader.batch_size={micro} --set accumulative_counts={accumulation}"
-    return recipe.model_copy(update={"train_dataloader": loader, "optim_wrapper": optim}), flags
+    return _with(changed, "optim_wrapper", accumulative_counts=accumulation), flags
 
 
 def _lora(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
     if recipe.adapter:
         return None
-    train_cfg = recipe.train_cfg.model_copy(update={"trainable_layers": None})
     adapter = Adapter(r=64, lora_alpha=16, lora_dropout=0.1)
-    return recipe.model_copy(update={"adapter": adapter, "train_cfg": train_cfg}), _LORA_FLAGS
+    return _with(recipe, "train_cfg", trainable_layers=None).model_copy(update={"adapter": adapter}), _LORA_FLAGS
 
 
 def _qlora(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
@@ -185,28 +178,26 @@ _COSTLY: tuple[tuple[str, Step], ...] = (
 )
 
 
-def _shorter(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> Change | None:
+def _shorter(recipe: RecipeConfig, facts: Architecture, machines: Machines, flags: str) -> Change | None:
     length = recipe.train_dataloader.dataset.max_length // 2
     while length >= _SHORTEST:
         dataset = recipe.train_dataloader.dataset.model_copy(update={"max_length": length})
-        loader = recipe.train_dataloader.model_copy(update={"dataset": dataset})
-        changed = recipe.model_copy(update={"train_dataloader": loader})
-        found = _first(changed, facts, machines)
-        if found:
-            return Change(f"samples of at most {length} tokens", "", found.level, changed, machines)
+        changed = _with(recipe, "train_dataloader", dataset=dataset)
+        if best := _best(changed, facts, machines):
+            flags = f"{flags} --set train_dataloader.dataset.max_length={length}".strip()
+            return Change(f"samples of at most {length} tokens", flags, best.level, changed, machines)
         length //= 2
     return None
 
 
-def _more_gpus(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> Change | None:
+def _more_gpus(recipe: RecipeConfig, facts: Architecture, machines: Machines, flags: str) -> Change | None:
     """Double the GPUs of one node to 8, then the nodes, until a level fits."""
     while machines.world_size * 2 <= _MOST_GPUS:
         if machines.gpus_per_node < 8 and machines.num_nodes == 1:
             machines = replace(machines, gpus_per_node=min(8, machines.gpus_per_node * 2))
         else:
             machines = replace(machines, num_nodes=machines.num_nodes * 2)
-        found = _first(recipe, facts, machines)
-        if found:
+        if best := _best(recipe, facts, machines):
             nodes = f" on {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
-            return Change(f"{machines.world_size} GPUs{nodes}", "", found.level, recipe, machines)
+            return Change(f"{machines.world_size} GPUs{nodes}", flags, best.level, recipe, machines)
     return None

@@ -36,16 +36,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`num_nodes` nodes of `gpus_per_node` GPUs; rates in bytes a second: of one GPU's link, of one node's network."""
+    """Nodes alike; what a GPU computes in a second, and bytes a second of its link and of a node's network."""
 
     num_nodes: int
-    gpus_per_node: int
+    flops_s: float
     link_bytes_s: float
     network_bytes_s: float
-
-    @property
-    def world_size(self) -> int:
-        return self.num_nodes * self.gpus_per_node
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ def traffic(
     and again for the backward of every micro-batch, and the gradients of every micro-batch.
 
     Args:
-        level: A level of `fit.memory.LEVELS`, or `HIERARCHICAL`.
+        level: A level of `fit.estimate.LEVELS`, or `HIERARCHICAL`.
         trainable_bytes: 16-bit bytes of the trained weights (their gradients are as large).
         frozen_bytes: Bytes of the frozen weights as they are stored, without what every rank keeps whole.
         world_size: Ranks.
@@ -112,13 +108,12 @@ def seconds(volume: Traffic, cluster: Cluster) -> float:
     return slowest + volume.inside_bytes / cluster.link_bytes_s
 
 
-def step_time(level: str, volume: Traffic, flops: float, flops_s: float, cluster: Cluster) -> StepTime:
+def step_time(level: str, volume: Traffic, flops: float, cluster: Cluster) -> StepTime:
     """Return one step's time; ZeRO-3 hides its communication behind arithmetic, the others show all of theirs.
 
     Args:
         flops: Of one rank's share of the step.
-        flops_s: What a GPU really does, peak times utilisation.
     """
-    compute_s, communication_s = flops / flops_s, seconds(volume, cluster)
+    compute_s, communication_s = flops / cluster.flops_s, seconds(volume, cluster)
     hidden_s = compute_s if level in SHARDED else 0.0  # overlap_comm is on in our presets at stage 3 alone
     return StepTime(compute_s, communication_s, max(0.0, communication_s - hidden_s))

@@ -14,9 +14,20 @@ from typing import Any
 
 from tuner.fit import activations
 from tuner.fit.activations import Work
-from tuner.fit.memory import Parameters, count
+from tuner.fit.trainable import Parameters, count
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
+
+LEVELS = (
+    "none",
+    "deepspeed_zero1",
+    "deepspeed_zero2",
+    "deepspeed_zero2_offload",
+    "deepspeed_zero3",
+    "deepspeed_zero3_offload",
+)
+"""From the fastest to the one that needs the least GPU memory, as Hugging Face's DeepSpeed guide orders them."""
+
 
 CONTEXT_BYTES = 1_200_000_000
 """CUDA context, cuBLAS workspaces and NCCL buffers of one process."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tuner.errors import ModelError, did_you_mean
+from tuner.fit.decoder_layer import Layer, Linear, layer
 from tuner.fit.families import FAMILIES, Family
-from tuner.fit.layers import Layer, Linear, layer
 from tuner.recipes.architecture import Architecture
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.errors import MachineError
-from tuner.fit import activations, advice, gpus
+from tuner.fit import activations, advice, gpu_catalog
 from tuner.fit.advice import Fit, Machines
 from tuner.fit.communication import step_flops
 from tuner.fit.estimate import Level, peak
-from tuner.fit.memory import count
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
 from tuner.fit.sizes import gib
+from tuner.fit.trainable import count
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
 from tuner.recipes.origin import Kind, Place
@@ -124,7 +124,7 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
         None without GPUs, in fp32, or where the GPU or the model is not known.
     """
     facts = config.architecture
-    products = [gpus.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
+    products = [gpu_catalog.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
     known = [product.peak_flops for product in products if product]
     if not known or len(known) < len(products) or dtype == "fp32" or facts is None or not has_formula(facts):
         return None

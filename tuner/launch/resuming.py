@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
-from tuner.fit.memory import LEVELS
+from tuner.fit.estimate import LEVELS
 from tuner.launch.resolve_recipe import ResolvedRecipe
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.objective import least_batch_size

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
 
+from tuner.machine import few_steps
 from tuner.machine.topology import Batch
 from tuner.recipes.schema import RecipeConfig
 
@@ -114,6 +115,18 @@ class Steps:
         """The steps that are still to be trained."""
         return None if self.total.value is None else max(self.total.value - self.done, 0)
 
+    def to_json(self) -> dict[str, int | str | None]:
+        """Return the counts, and what they are worth, as plain values."""
+        return {
+            "rows": self.rows.value,
+            "rows_are": str(self.rows),
+            "samples": self.samples.value,
+            "steps_per_epoch": self.per_epoch.value,
+            "steps_per_epoch_is": str(self.per_epoch),
+            "steps": self.total.value,
+            "steps_are": str(self.total),
+        }
+
     def describe(self) -> str:
         """Return in a line from where to where the run goes, and what that is worth."""
         if self.total.value is None:
@@ -143,6 +156,15 @@ def count(config: RecipeConfig, batch: Batch, sources: Sequence[Source], resumed
     per_epoch = replace(samples, value=None if samples.value is None else batch.steps_per_epoch(samples.value))
     total = _total(config, per_epoch)
     return Steps(rows, samples, per_epoch, total, resumed.step if resumed else 0)
+
+
+def too_few(config: RecipeConfig, batch: Batch, found: Steps) -> str | None:
+    """Return what to say of a run of too few steps, where their number is known; one that the recipe sets is meant."""
+    samples = found.samples
+    if config.train_cfg.max_steps or samples.value is None:
+        return None
+    told, ratio = f"{samples.value:,} samples ({samples})", config.param_scheduler.warmup_ratio
+    return few_steps.warning(batch, config.train_cfg.max_epochs, samples.value, told, warmup_ratio=ratio)
 
 
 def _total(config: RecipeConfig, per_epoch: Number) -> Number:

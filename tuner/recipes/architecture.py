@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, Strict, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from tuner.recipes.block import Block
+from tuner.recipes.block import Block, wrong_key
 
 _MOST = 2**31 - 1
 MAX_LAYERS = 10_000
@@ -189,8 +189,8 @@ class Architecture(Block):
         for key in ("intermediate_size", *_NEEDS.get(facts.model_type, ())):
             if not getattr(facts, key):
                 raise PydanticCustomError(LACKS, "{kind} needs {key}", {"kind": facts.model_type, "key": key})
-        for contradiction in _contradictions(facts):
-            raise ValueError(contradiction)
+        for key, why in _contradictions(facts):
+            raise wrong_key(key, why)
         return facts
 
     @model_serializer
@@ -274,16 +274,17 @@ def _experts(config: dict[str, Any], kind: str) -> dict[str, Any]:
     }
 
 
-def _contradictions(facts: Architecture) -> Iterator[str]:
+def _contradictions(facts: Architecture) -> Iterator[tuple[str, str]]:
+    """Yield a key and what is wrong with it."""
     for key in ("num_key_value_heads", "num_global_key_value_heads"):
         shared = getattr(facts, key) or 1
         if facts.num_attention_heads % shared:
-            yield f"num_attention_heads = {facts.num_attention_heads} is not a multiple of {key} = {shared}"
+            yield key, f"= {shared} does not divide num_attention_heads = {facts.num_attention_heads}"
     if (facts.num_experts_per_tok or 0) > (facts.num_experts or 0):
-        yield f"num_experts_per_tok = {facts.num_experts_per_tok} is more than num_experts = {facts.num_experts}"
+        yield "num_experts_per_tok", f"= {facts.num_experts_per_tok} is more than num_experts = {facts.num_experts}"
     for key in ("first_k_dense_replace", "num_kv_shared_layers"):
         if getattr(facts, key) > facts.num_hidden_layers:
-            yield f"{key} = {getattr(facts, key)} is more than num_hidden_layers = {facts.num_hidden_layers}"
+            yield key, f"= {getattr(facts, key)} is more than num_hidden_layers = {facts.num_hidden_layers}"
     for key in ("layer_types", "mlp_layer_types"):
         if (num := len(getattr(facts, key))) not in (0, facts.num_hidden_layers):
-            yield f"{key} names {num} layers, not num_hidden_layers = {facts.num_hidden_layers}"
+            yield key, f"names {num} layers, not num_hidden_layers = {facts.num_hidden_layers}"

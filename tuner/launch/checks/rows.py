@@ -12,9 +12,9 @@ from pathlib import Path
 from tuner.data import readers
 from tuner.data.readers.text import OnError, fail
 from tuner.errors import DataError
+from tuner.launch import steps
 from tuner.launch.checks import Finding
 from tuner.launch.resolve import ResolvedRun
-from tuner.machine import few_steps as short
 from tuner.recipes import paths
 from tuner.recipes.schema import Rows
 
@@ -34,14 +34,8 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def few_steps(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a run of too few optimizer steps, where their number is known; one that the recipe sets is meant."""
-    config, steps = run.recipe.config, run.steps
-    epochs = config.train_cfg.max_epochs
-    if config.train_cfg.max_steps or steps.samples.value is None:
-        return
-    ratio = config.param_scheduler.warmup_ratio
-    samples = f"{steps.samples.value:,} samples ({steps.samples})"
-    if warning := short.warning(run.batch, epochs, steps.samples.value, samples, warmup_ratio=ratio):
+    """Find a run of too few optimizer steps."""
+    if warning := steps.too_few(run.recipe.config, run.batch, run.steps):
         yield warning
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tuner.errors import DiskError, MachineError
 from tuner.fit.estimate import PROCESS_BYTES, Level, peak, state_bytes
-from tuner.fit.memory import count
 from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
+from tuner.fit.trainable import count
 from tuner.launch.checks import Finding
 from tuner.launch.resolve import ResolvedRun
 from tuner.machine import hardware

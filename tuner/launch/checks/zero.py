@@ -15,9 +15,9 @@ from typing import Any
 
 from tuner.errors import DiskError, MachineError
 from tuner.fit.estimate import state_bytes
-from tuner.fit.memory import count
 from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
+from tuner.fit.trainable import count
 from tuner.launch.checks import Finding
 from tuner.launch.checks.storage import existing
 from tuner.launch.resolve import ResolvedRun

@@ -13,21 +13,11 @@ from tuner.fit import activations, communication
 from tuner.fit.advice import Change, Fit, Machines, changes, levels, recommended
 from tuner.fit.communication import HIERARCHICAL, Cluster, StepTime, Traffic
 from tuner.fit.estimate import frozen_bytes
-from tuner.fit.gpus import KnownGpu
-from tuner.fit.memory import Parameters, count
 from tuner.fit.parameters import active_parameters, num_parameters
+from tuner.fit.trainable import Parameters, count
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
-
-
-@dataclass(frozen=True)
-class Network:
-    """What communication and time are worked out with: one GPU's product, a node's network in bytes a second."""
-
-    gpu: KnownGpu
-    bytes_s: float
-    utilisation: float
 
 
 @dataclass(frozen=True)
@@ -52,10 +42,9 @@ class Report:
     changes: list[Change]
     steps: list[Step]
     tokens_per_step: int
-    network: Network | None
 
 
-def make(recipe: Recipe, machines: Machines, network: Network | None) -> Report:
+def make(recipe: Recipe, machines: Machines, cluster: Cluster | None) -> Report:
     """Work out everything.
 
     Raises:
@@ -75,9 +64,8 @@ def make(recipe: Recipe, machines: Machines, network: Network | None) -> Report:
         fits=fits,
         recommended=best,
         changes=[] if best else changes(config, facts, machines),
-        steps=_steps(config, facts, machines, network),
+        steps=_steps(config, facts, machines, cluster),
         tokens_per_step=tokens,
-        network=network,
     )
 
 
@@ -97,17 +85,14 @@ def known_facts(config: RecipeConfig) -> Architecture:
     return config.architecture
 
 
-def _steps(config: RecipeConfig, facts: Architecture, machines: Machines, network: Network | None) -> list[Step]:
+def _steps(config: RecipeConfig, facts: Architecture, machines: Machines, cluster: Cluster | None) -> list[Step]:
     if machines.world_size == 1:
         return []
-    names = [found for found in _LEVELS_BY_TRAFFIC if found != HIERARCHICAL or machines.num_nodes > 1]
-    return [_step(name, config, facts, machines, network) for name in names]
+    names = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"] + [HIERARCHICAL] * (machines.num_nodes > 1)
+    return [_step(name, config, facts, machines, cluster) for name in names]
 
 
-_LEVELS_BY_TRAFFIC = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3", HIERARCHICAL)
-
-
-def _step(level: str, config: RecipeConfig, facts: Architecture, machines: Machines, network: Network | None) -> Step:
+def _step(level: str, config: RecipeConfig, facts: Architecture, machines: Machines, cluster: Cluster | None) -> Step:
     parameters = count(config, facts)
     accumulation = config.optim_wrapper.accumulative_counts
     volume = communication.traffic(
@@ -118,9 +103,8 @@ def _step(level: str, config: RecipeConfig, facts: Architecture, machines: Machi
         accumulation,
         machines.gpus_per_node,
     )
-    if network is None:
+    if cluster is None:
         return Step(level, volume, None)
-    cluster = Cluster(machines.num_nodes, machines.gpus_per_node, network.gpu.link_bytes_s, network.bytes_s)
     samples = config.train_dataloader.batch_size * accumulation
     flops = communication.step_flops(
         active_parameters(facts),
@@ -128,8 +112,7 @@ def _step(level: str, config: RecipeConfig, facts: Architecture, machines: Machi
         samples * activations.tokens_per_sample(config),
         recompute=config.train_cfg.gradient_checkpointing,
     )
-    speed = network.gpu.peak_flops * network.utilisation
-    return Step(level, volume, communication.step_time(level, volume, flops, speed, cluster))
+    return Step(level, volume, communication.step_time(level, volume, flops, cluster))
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -150,7 +133,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "host_bytes": report.machines.host_bytes or None,
         },
         "tokens_per_step": report.tokens_per_step,
-        "presets": {found.level: found.to_json() for found in report.fits},
+        "presets": {fit.level: fit.to_json() for fit in report.fits},
         "recommended": report.recommended.level if report.recommended else None,
         "changes": [{"what": one.what, "flags": one.flags, "level": one.level} for one in report.changes],
         "communication": {step.level: _step_json(step) for step in report.steps},

@@ -18,12 +18,11 @@ class KnownGpu:
     """One product.
 
     `memory_mib` is what its driver reports; `peak_tflops` are dense 16-bit matrix operations with 32-bit sums, without
-    sparsity; `memory_gb_s` and `link_gb_s` are 10^9 bytes a second, the link's in one direction (NVLink, or PCIe).
+    sparsity; `link_gb_s` are 10^9 bytes a second in one direction (NVLink, or PCIe).
     """
 
     memory_mib: int
     peak_tflops: float
-    memory_gb_s: float
     link_gb_s: float
     compute_capability: tuple[int, int]
 
@@ -41,32 +40,32 @@ class KnownGpu:
 
 
 GPUS = {
-    "t4": KnownGpu(15360, 65, 320, 16, (7, 5)),
-    "v100-16g": KnownGpu(16384, 125, 900, 150, (7, 0)),
-    "v100-32g": KnownGpu(32768, 125, 900, 150, (7, 0)),
-    "rtx3090": KnownGpu(24576, 71, 936, 32, (8, 6)),
-    "rtx4090": KnownGpu(24564, 165, 1008, 32, (8, 9)),
-    "rtx5090": KnownGpu(32607, 210, 1792, 64, (12, 0)),
-    "a10": KnownGpu(23028, 125, 600, 32, (8, 6)),
-    "a10g": KnownGpu(23028, 70, 600, 32, (8, 6)),
-    "a30": KnownGpu(24576, 165, 933, 32, (8, 0)),
-    "a40": KnownGpu(46068, 150, 696, 32, (8, 6)),
-    "a6000": KnownGpu(49140, 155, 768, 32, (8, 6)),
-    "rtx6000-ada": KnownGpu(49140, 182, 960, 32, (8, 9)),
-    "l4": KnownGpu(23034, 121, 300, 32, (8, 9)),
-    "l40": KnownGpu(46068, 181, 864, 32, (8, 9)),
-    "l40s": KnownGpu(46068, 362, 864, 32, (8, 9)),
-    "a100-40g": KnownGpu(40960, 312, 1555, 300, (8, 0)),
-    "a100-80g": KnownGpu(81920, 312, 2039, 300, (8, 0)),
-    "a800-80g": KnownGpu(81920, 312, 2039, 200, (8, 0)),
-    "h100-80g": KnownGpu(81559, 989, 3350, 450, (9, 0)),
-    "h100-pcie": KnownGpu(81559, 756, 2000, 64, (9, 0)),
-    "h100-nvl": KnownGpu(95830, 835, 3900, 300, (9, 0)),
-    "h800-80g": KnownGpu(81559, 989, 3350, 200, (9, 0)),
-    "h20": KnownGpu(97871, 148, 4000, 450, (9, 0)),
-    "h200": KnownGpu(143771, 989, 4800, 450, (9, 0)),
-    "b200": KnownGpu(183359, 2250, 8000, 900, (10, 0)),
-    "mi300x": KnownGpu(196592, 1307, 5300, 448, (9, 4)),
+    "t4": KnownGpu(15360, 65, 16, (7, 5)),
+    "v100-16g": KnownGpu(16384, 125, 150, (7, 0)),
+    "v100-32g": KnownGpu(32768, 125, 150, (7, 0)),
+    "rtx3090": KnownGpu(24576, 71, 32, (8, 6)),
+    "rtx4090": KnownGpu(24564, 165, 32, (8, 9)),
+    "rtx5090": KnownGpu(32607, 210, 64, (12, 0)),
+    "a10": KnownGpu(23028, 125, 32, (8, 6)),
+    "a10g": KnownGpu(23028, 70, 32, (8, 6)),
+    "a30": KnownGpu(24576, 165, 32, (8, 0)),
+    "a40": KnownGpu(46068, 150, 32, (8, 6)),
+    "a6000": KnownGpu(49140, 155, 32, (8, 6)),
+    "rtx6000-ada": KnownGpu(49140, 182, 32, (8, 9)),
+    "l4": KnownGpu(23034, 121, 32, (8, 9)),
+    "l40": KnownGpu(46068, 181, 32, (8, 9)),
+    "l40s": KnownGpu(46068, 362, 32, (8, 9)),
+    "a100-40g": KnownGpu(40960, 312, 300, (8, 0)),
+    "a100-80g": KnownGpu(81920, 312, 300, (8, 0)),
+    "a800-80g": KnownGpu(81920, 312, 200, (8, 0)),
+    "h100-80g": KnownGpu(81559, 989, 450, (9, 0)),
+    "h100-pcie": KnownGpu(81559, 756, 64, (9, 0)),
+    "h100-nvl": KnownGpu(95830, 835, 300, (9, 0)),
+    "h800-80g": KnownGpu(81559, 989, 200, (9, 0)),
+    "h20": KnownGpu(97871, 148, 450, (9, 0)),
+    "h200": KnownGpu(143771, 989, 450, (9, 0)),
+    "b200": KnownGpu(183359, 2250, 900, (10, 0)),
+    "mi300x": KnownGpu(196592, 1307, 448, (9, 4)),
 }
 
 _ALIASES = {"v100": "v100-16g", "a100": "a100-40g", "a800": "a800-80g", "h100": "h100-80g", "h800": "h800-80g"}
@@ -80,13 +79,12 @@ def find(name: str, where: str = "--gpu") -> KnownGpu:
         UsageError: no such GPU is known; the message holds the nearest name.
     """
     key = spelled(name)
-    known = {re.sub(r"-", "", known): known for known in GPUS}
-    plain = re.sub(r"-", "", key)
-    found = _ALIASES.get(key) or known.get(plain)
-    if found is None:
+    without_dashes = {product.replace("-", ""): product for product in GPUS}
+    product = _ALIASES.get(key) or without_dashes.get(key.replace("-", ""))
+    if product is None:
         hint = did_you_mean(key, [*GPUS, *_ALIASES]) or f"Known: {', '.join(GPUS)}."
         raise UsageError(f"no GPU {name!r} is known", where=where, fix=f"{hint} Or give its size: --gpu-memory 80GB.")
-    return GPUS[found]
+    return GPUS[product]
 
 
 def spelled(name: str) -> str:

@@ -15,8 +15,8 @@ from transformers.quantizers.base import get_keys_to_not_convert
 from tests.each import each
 from tests.fit.built import on_meta
 from tests.fit.small import SMALL, name_of, small
-from tuner.fit.memory import Parameters, count
 from tuner.fit.parameters import num_parameters
+from tuner.fit.trainable import Parameters, count
 from tuner.models.config_of import config_of
 from tuner.recipes import recipe
 from tuner.recipes.architecture import Architecture
