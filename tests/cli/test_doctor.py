@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.cli.command import Tuner
+from tests.launch.processes import wait_until
 from tests.machine.gpus import A100, CPU, GIB, V100, machine
 from tuner.launch import doctor, probes
 from tuner.launch.probes import Probe, Row
@@ -32,14 +34,12 @@ Run = Callable[..., Row]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Return a function that runs a probe whose processes run some Python."""
+    """Return a function that runs a probe whose process runs some Python."""
 
-    def of(*scripts: str, deadline_s: float = probes.DEADLINE_S) -> Row:
-        for number, script in enumerate(scripts):
-            (tmp_path / f"script{number}.py").write_text(script)
-        names = [[f"script{number}"] for number in range(len(scripts))]
+    def of(script: str, deadline_s: float = probes.DEADLINE_S) -> Row:
+        (tmp_path / "script.py").write_text(script)
         env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        return probes.run(Probe("a library", names, "Install it again.", "runpy"), env, deadline_s)
+        return probes.run(Probe("a library", ["script"], "Install it again.", "runpy"), env, deadline_s)
 
     return of
 
@@ -95,13 +95,17 @@ def test_an_exception_is_a_failed_line_with_its_last_words(run: Run) -> None:
     assert (row.status, row.text) == ("failed", "ImportError: undefined symbol: x")
 
 
-def test_one_process_that_fails_speaks_for_those_that_wait_for_it(run: Run) -> None:
+def test_a_rank_that_fails_speaks_for_those_that_wait_for_it(run: Run) -> None:
     started = time.monotonic()
 
-    row = run("import time; time.sleep(600)", "raise OSError('no network')")
+    row = run(
+        "import time\nfrom torch.multiprocessing import spawn\n"
+        "def rank(number):\n    if number:\n        raise OSError('no network')\n    time.sleep(600)\n"
+        "if __name__ == '__main__':\n    spawn(rank, (), 2)\n"
+    )
 
     assert row.text == "OSError: no network"
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
 
 
 def test_an_answer_among_chatter_is_found_and_much_chatter_blocks_nobody(run: Run) -> None:
@@ -112,14 +116,11 @@ def test_an_answer_among_chatter_is_found_and_much_chatter_blocks_nobody(run: Ru
 
 def test_no_process_is_left_behind(run: Run, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    stays = f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(600)"
-    fails = (
-        f"import pathlib, time\nwhile not pathlib.Path({str(pid)!r}).exists(): time.sleep(0.01)\nraise OSError('no')"
-    )
+    sleeper = "subprocess.Popen(['sleep', '600']).pid"
+    row = run(f"import pathlib, subprocess; pathlib.Path({str(pid)!r}).write_text(str({sleeper})); raise OSError('no')")
 
-    run(stays, fails)
-
-    assert not Path(f"/proc/{pid.read_text()}").exists()
+    assert row.text == "OSError: no"
+    wait_until(lambda: not psutil.pid_exists(int(pid.read_text())))
 
 
 # The machine
@@ -184,12 +185,11 @@ def test_a_missing_compiler_is_a_warning_that_names_it(monkeypatch: pytest.Monke
 
 
 def test_every_gpu_takes_part_in_the_all_reduce() -> None:
-    *_, gpus = probes.heavy(8, has_flash=True, meeting=Path("/x"))
-    *_, cpu = probes.heavy(0, has_flash=True, meeting=Path("/x"))
+    *_, gpus = probes.heavy(8, has_flash=True)
+    *_, cpu = probes.heavy(0, has_flash=True)
 
-    assert [process[1] for process in gpus.processes] == [str(rank) for rank in range(8)]
-    assert len(cpu.processes) == 2
-    assert "flash attention" in [one.name for one in probes.heavy(1, has_flash=True, meeting=Path("/x"))]
+    assert (gpus.arguments, cpu.arguments) == (["all-reduce", "8"], ["all-reduce", "2"])
+    assert "flash attention" in [one.name for one in probes.heavy(1, has_flash=True)]
 
 
 @pytest.mark.parametrize(

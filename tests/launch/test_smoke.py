@@ -18,7 +18,7 @@ from tuner.recipes import catalog, recipe
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Rows
 from tuner.runs.directory import RunDirectory
-from tuner.worker import smoke as worker
+from tuner.worker import stand_ins
 
 TINY = "tiny_full_sample_e1"
 
@@ -88,23 +88,23 @@ def test_a_stand_in_for_rows_on_the_hub_is_what_the_objective_learns_from(object
     config = config_of(TINY)
     rows = Rows(path="nobody/nothing", format="alpaca")
 
-    other = worker.stand_in(rows, objective)
+    other = stand_ins.stand_in(rows, objective)
 
     assert other is not None
     dataset = config.train_dataloader.dataset.model_copy(update={**other, "max_rows": 8})
-    tokenizer, _ = worker.tokenizer_of(config.model)
-    _, told = worker.prepared(dataset, tokenizer, objective)
+    tokenizer, _ = stand_ins.tokenizer_of(config.model)
+    _, told = stand_ins.prepared(dataset, tokenizer, objective)
     assert "train: 8 rows" in told
 
 
 def test_rows_that_are_here_are_trained_on_themselves(tmp_path: Path) -> None:
-    assert worker.stand_in(Rows(path=str(tmp_path / "mine.jsonl")), "sft") is None
+    assert stand_ins.stand_in(Rows(path=str(tmp_path / "mine.jsonl")), "sft") is None
 
 
 def test_a_tokenizer_that_is_not_here_leaves_the_recipes_template() -> None:
     model = config_of("gemma_2b_full_alpaca_e1").model
 
-    tokenizer, is_own = worker.tokenizer_of(model)
+    tokenizer, is_own = stand_ins.tokenizer_of(model)
 
     assert not is_own
     assert tokenizer.chat_template == catalog.chat_template("gemma").read_text(encoding="utf-8")
@@ -116,7 +116,7 @@ def test_a_local_model_without_a_tokenizer_is_not_passed_over(tmp_path: Path) ->
     (tmp_path / "config.json").write_text("{}")
 
     with pytest.raises(ModelError):
-        worker.tokenizer_of(config_of(TINY).model.model_copy(update={"path": str(tmp_path)}))
+        stand_ins.tokenizer_of(config_of(TINY).model.model_copy(update={"path": str(tmp_path)}))
 
 
 def test_prompts_longer_than_usual_get_the_recipes_own_length(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_prompts_longer_than_usual_get_the_recipes_own_length(tmp_path: Path) ->
     other = {"path": str(rows), "format": "alpaca", "max_length": 2048, "packing": False}
     block = config.train_dataloader.dataset.model_copy(update=other)
 
-    dataset, told = worker.prepared(block, worker.tokenizer_of(config.model)[0], "sft")
+    dataset, told = stand_ins.prepared(block, stand_ins.tokenizer_of(config.model)[0], "sft")
 
     assert dataset.max_length == 2048
     assert "0 dropped" in told
@@ -135,12 +135,12 @@ def test_prompts_longer_than_usual_get_the_recipes_own_length(tmp_path: Path) ->
 def test_results_that_differ_are_told_apart(tmp_path: Path) -> None:
     config = config_of(TINY)
     assert config.architecture is not None
-    tokenizer, _ = worker.tokenizer_of(config.model)
+    tokenizer, _ = stand_ins.tokenizer_of(config.model)
     for seed in (1, 2):
-        worker.make_model(config.architecture, tokenizer, tmp_path / str(seed), seed)
+        stand_ins.make_model(config.architecture, tokenizer, tmp_path / str(seed), seed)
 
-    assert worker.difference(tmp_path / "1", tmp_path / "1", scores=False) == 0
-    assert worker.difference(tmp_path / "1", tmp_path / "2", scores=False) > 0.1
+    assert stand_ins.difference(tmp_path / "1", tmp_path / "1", scores=False) == 0
+    assert stand_ins.difference(tmp_path / "1", tmp_path / "2", scores=False) > 0.1
 
 
 def test_a_bad_row_ends_it_at_the_data_with_everything_kept(scratch: Path) -> None:

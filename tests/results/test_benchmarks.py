@@ -13,7 +13,7 @@ from tests.machine.gpus import CPU
 from tests.results.made import make_result
 from tuner.errors import MachineError, UsageError
 from tuner.results.benchmarks import Harness, check, scores
-from tuner.results.subject import Loaded, load, subject_of
+from tuner.results.model import LoadedModel, load, spec_of
 
 TASK = """
 task: colours
@@ -28,7 +28,7 @@ metric_list: [{{metric: acc}}]
 """
 
 
-def likelier(tiny: Loaded, question: str) -> int:
+def likelier(tiny: LoadedModel, question: str) -> int:
     """Return which of the two choices the model is likelier to write after a question and a space."""
     start = tiny.tokenizer(question)["input_ids"]
     found = []
@@ -54,7 +54,7 @@ def test_a_task_is_scored_by_lm_eval(tmp_path: Path) -> None:
     rows.write_text("".join(json.dumps({"question": f"{n}?", "answer": n % 2}) + "\n" for n in range(8)))
     task.write_text(TASK.format(rows=rows))
     make_result(tmp_path / "run", "tiny_lora_sample_e1")
-    tiny = load(subject_of(str(tmp_path / "run"), None), CPU)
+    tiny = load(spec_of(str(tmp_path / "run"), None), CPU)
 
     found = scores(tiny, Harness((str(task),), limit=4), 2)
     assert found["colours"]["sample_len"] == 4

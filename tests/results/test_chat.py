@@ -13,7 +13,7 @@ from tests.machine.gpus import CPU
 from tuner.data import limits
 from tuner.errors import DataError, ModelError, UsageError
 from tuner.results.chat import Chat
-from tuner.results.subject import Loaded, load, subject_of
+from tuner.results.model import LoadedModel, load, spec_of
 from tuner.worker.generation import Settings, prompt_ids
 
 SAMPLED = Settings(max_new_tokens=12, temperature=1.0)
@@ -21,11 +21,11 @@ LIKELIEST = Settings(max_new_tokens=12, temperature=0)
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Loaded:
-    return load(subject_of("package:tiny", None), CPU)
+def tiny() -> LoadedModel:
+    return load(spec_of("package:tiny", None), CPU)
 
 
-def test_the_same_seed_gives_the_same_answers(tiny: Loaded) -> None:
+def test_the_same_seed_gives_the_same_answers(tiny: LoadedModel) -> None:
     def said(seed: int, settings: Settings) -> str:
         return Chat(tiny, settings, seed=seed).ask("Why?", lambda _: None).text
 
@@ -33,7 +33,7 @@ def test_the_same_seed_gives_the_same_answers(tiny: Loaded) -> None:
     assert said(1, LIKELIEST) == said(2, LIKELIEST)
 
 
-def test_the_pieces_of_an_answer_are_the_answer(tiny: Loaded) -> None:
+def test_the_pieces_of_an_answer_are_the_answer(tiny: LoadedModel) -> None:
     pieces: list[str] = []
 
     answer = Chat(tiny, LIKELIEST).ask("Why?", pieces.append)
@@ -42,7 +42,7 @@ def test_the_pieces_of_an_answer_are_the_answer(tiny: Loaded) -> None:
     assert answer.num_tokens == 12 and not answer.is_whole
 
 
-def test_an_answer_ends_at_a_stop_token(tiny: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_ends_at_a_stop_token(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[int] = []
     monkeypatch.setattr(tiny.tokenizer, "decode", lambda ids, **_: said.extend(ids) or "")
     Chat(tiny, LIKELIEST).ask("Why?", lambda _: None)
@@ -54,7 +54,7 @@ def test_an_answer_ends_at_a_stop_token(tiny: Loaded, monkeypatch: pytest.Monkey
     assert answer.is_whole and answer.num_tokens == 1
 
 
-def test_the_system_prompt_and_earlier_turns_are_seen(tiny: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_system_prompt_and_earlier_turns_are_seen(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[dict[str, str]]] = []
     monkeypatch.setattr(
         "tuner.results.chat.prompt_ids", lambda tokenizer, turns: seen.append(turns) or prompt_ids(tokenizer, turns)
@@ -66,7 +66,7 @@ def test_the_system_prompt_and_earlier_turns_are_seen(tiny: Loaded, monkeypatch:
     assert [turn["content"] for turn in seen[-1]] == ["Be kind.", "One?", first.text, "Two?"]
 
 
-def test_the_oldest_turns_go_when_the_context_is_full(tiny: Loaded) -> None:
+def test_the_oldest_turns_go_when_the_context_is_full(tiny: LoadedModel) -> None:
     chat = Chat(tiny, LIKELIEST)
     # A turn has some 110 of the context's 512 tokens.
     dropped = [chat.ask(f"{number} " + "why " * 100, lambda _: None).num_dropped for number in range(6)]
@@ -75,7 +75,7 @@ def test_the_oldest_turns_go_when_the_context_is_full(tiny: Loaded) -> None:
     assert chat.turns[0]["role"] == "user" and chat.turns[0]["content"].startswith(str(sum(dropped) // 2))
 
 
-def test_a_prompt_that_is_longer_than_the_context_is_refused(tiny: Loaded) -> None:
+def test_a_prompt_that_is_longer_than_the_context_is_refused(tiny: LoadedModel) -> None:
     chat = Chat(tiny, LIKELIEST)
 
     with pytest.raises(UsageError, match=r"a prompt has [\d,]+ tokens, and the model's context 512"):
@@ -83,7 +83,7 @@ def test_a_prompt_that_is_longer_than_the_context_is_refused(tiny: Loaded) -> No
     assert chat.turns == []
 
 
-def test_an_interrupted_answer_is_kept_as_far_as_it_came(tiny: Loaded) -> None:
+def test_an_interrupted_answer_is_kept_as_far_as_it_came(tiny: LoadedModel) -> None:
     pieces: list[str] = []
 
     def interrupt(piece: str) -> None:
@@ -101,9 +101,9 @@ def test_an_interrupted_answer_is_kept_as_far_as_it_came(tiny: Loaded) -> None:
         chat.ask("Why?", interrupt)
 
 
-def test_a_template_that_refuses_and_a_tokenizer_without_one_are_told(tiny: Loaded) -> None:
-    other = AutoTokenizer.from_pretrained(tiny.subject.path)
-    found = Loaded(tiny.subject, tiny.model, other, tiny.dtype, 16)
+def test_a_template_that_refuses_and_a_tokenizer_without_one_are_told(tiny: LoadedModel) -> None:
+    other = AutoTokenizer.from_pretrained(tiny.spec.path)
+    found = LoadedModel(tiny.spec, tiny.model, other, tiny.dtype, 16)
     other.chat_template = "{{ raise_exception('no system turns') }}"
     with pytest.raises(DataError, match="no system turns"):
         Chat(found, LIKELIEST).ask("Why?", lambda _: None)
@@ -116,7 +116,7 @@ def test_a_template_that_refuses_and_a_tokenizer_without_one_are_told(tiny: Load
     "text", ["{{ range(10 ** 9) }}", "{{ 'x' * 10 ** 13 }}", "{{ messages.a.b() }}", "{{ 1 // 0 }}"]
 )
 def test_whatever_a_template_raises_is_one_message(text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(subject_of("package:tiny", None).path)
+    tokenizer = AutoTokenizer.from_pretrained(spec_of("package:tiny", None).path)
     tokenizer.chat_template = text
 
     with pytest.raises(DataError, match="the chat template refuses the conversation"):
@@ -125,7 +125,7 @@ def test_whatever_a_template_raises_is_one_message(text: str) -> None:
 
 def test_a_template_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_TEMPLATE_S", 0.2)
-    tokenizer = AutoTokenizer.from_pretrained(subject_of("package:tiny", None).path)
+    tokenizer = AutoTokenizer.from_pretrained(spec_of("package:tiny", None).path)
     tokenizer.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
     with pytest.raises(DataError, match=r"takes more than 0.2 s"):
@@ -138,11 +138,11 @@ def test_a_template_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
     ids=["beams", "groups of beams", "contrastive search"],
 )
 def test_a_model_that_searches_among_answers_gives_its_likeliest(
-    search: dict[str, float], tiny: Loaded, tmp_path: Path
+    search: dict[str, float], tiny: LoadedModel, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(tiny.subject.path, tmp_path / "model")
+    folder = shutil.copytree(tiny.spec.path, tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({**search, "top_k": 4}))
 
-    answer = Chat(load(subject_of(str(folder), None), CPU), LIKELIEST).ask("Why?", lambda _: None)
+    answer = Chat(load(spec_of(str(folder), None), CPU), LIKELIEST).ask("Why?", lambda _: None)
 
     assert answer.text == Chat(tiny, LIKELIEST).ask("Why?", lambda _: None).text

@@ -19,19 +19,19 @@ from tuner.models.load import load_model, source
 from tuner.recipes.recipe import load as load_recipe
 from tuner.recipes.schema import Dataset
 from tuner.results.evaluate import Asked, generations, judged, likelihood, questions, rows_of
-from tuner.results.subject import Loaded, load, subject_of, tokenizer_of
+from tuner.results.model import LoadedModel, load, spec_of, tokenizer_of
 from tuner.worker.generation import Settings
 
 FEW = ("val_dataloader.dataset.max_rows=7",)
 
 
-def result(folder: Path, recipe: str, *sets: str) -> Loaded:
+def result(folder: Path, recipe: str, *sets: str) -> LoadedModel:
     run, _ = make_result(folder / "run", recipe, *sets)
-    return load(subject_of(str(run.path), None), CPU)
+    return load(spec_of(str(run.path), None), CPU)
 
 
-def prepared(found: Loaded, **asked: Any) -> Prepared:
-    return prepare(rows_of(found.subject, Asked(**asked)), found.tokenizer, objective=found.subject.objective)
+def prepared(found: LoadedModel, **asked: Any) -> Prepared:
+    return prepare(rows_of(found.spec, Asked(**asked)), found.tokenizer, objective=found.spec.objective)
 
 
 def logits(model: Any, ids: list[int]) -> torch.Tensor:
@@ -53,7 +53,7 @@ def test_the_loss_is_the_mean_over_trained_tokens_whatever_the_batches(tmp_path:
         rows.counts.trained_tokens
     )
 
-    packed = rows_of(found.subject, Asked()).model_copy(update={"packing": True})
+    packed = rows_of(found.spec, Asked()).model_copy(update={"packing": True})
     for batch_size, some in ((1, rows), (3, rows), (2, prepare(packed, found.tokenizer))):
         measured = likelihood(found, some, batch_size)
         assert measured["loss"] == pytest.approx(by_hand, rel=1e-5)
@@ -72,7 +72,7 @@ def test_a_loss_that_is_no_number_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_dpo_is_judged_against_the_model_that_training_began_with(method: str, tmp_path: Path) -> None:
     found = result(tmp_path, f"tiny_dpo_{method}_sample_preferences_e1", "beta=0.3", *FEW)
-    recipe = found.subject.recipe
+    recipe = found.spec.recipe
     assert recipe is not None
     if method == "full":  # the same weights as those it began with would have no rewards
         found.model.model.layers[0].mlp.down_proj.weight.data *= 3
@@ -92,14 +92,14 @@ def test_dpo_is_judged_against_the_model_that_training_began_with(method: str, t
 
 def test_a_reward_model_is_judged_by_the_pairs_that_it_orders_right(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_reward_lora_sample_preferences_e1", *FEW)
-    assert found.subject.recipe is not None
+    assert found.spec.recipe is not None
     rows = prepared(found)
     scores = [
         [float(logits(found.model, row[f"{side}_ids"])) for side in ("chosen", "rejected")] for row in rows.dataset
     ]
 
     for batch_size in (1, 4):
-        measured = judged(found, found.subject.recipe, rows, batch_size, CPU)
+        measured = judged(found, found.spec.recipe, rows, batch_size, CPU)
         right = sum(chosen > rejected for chosen, rejected in scores) / len(scores)
         assert measured["accuracy"] == pytest.approx(right)
 
@@ -107,9 +107,9 @@ def test_a_reward_model_is_judged_by_the_pairs_that_it_orders_right(tmp_path: Pa
 @pytest.mark.parametrize("objective", ["orpo", "kto"])
 def test_every_other_objective_is_judged_by_its_trainer(objective: str, tmp_path: Path) -> None:
     found = result(tmp_path, f"tiny_{objective}_lora_sample_preferences_e1", *FEW)
-    assert found.subject.recipe is not None
+    assert found.spec.recipe is not None
 
-    measured = judged(found, found.subject.recipe, prepared(found), 4, CPU)
+    measured = judged(found, found.spec.recipe, prepared(found), 4, CPU)
 
     assert {"loss", "rewards/chosen", "rewards/rejected", "rewards/margins"} <= measured.keys()
     assert all(math.isfinite(value) for value in measured.values())
@@ -118,7 +118,7 @@ def test_every_other_objective_is_judged_by_its_trainer(objective: str, tmp_path
 def test_the_users_rows_take_the_place_of_the_recipes_own(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1")
 
-    block = rows_of(found.subject, Asked("mine.jsonl", "alpaca", "test", 5))
+    block = rows_of(found.spec, Asked("mine.jsonl", "alpaca", "test", 5))
 
     assert (block.path, block.format, block.split, block.max_rows, block.max_length) == (
         "mine.jsonl",
@@ -127,20 +127,20 @@ def test_the_users_rows_take_the_place_of_the_recipes_own(tmp_path: Path) -> Non
         5,
         256,
     )
-    assert rows_of(found.subject, Asked(max_rows=3)).path.endswith("validation.jsonl")
+    assert rows_of(found.spec, Asked(max_rows=3)).path.endswith("validation.jsonl")
 
 
 def test_rows_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1", "val_dataloader=None")
 
     with pytest.raises(UsageError, match=r"names no validation data. In --data. Name some"):
-        rows_of(found.subject, Asked())
+        rows_of(found.spec, Asked())
 
 
 def test_generations_stand_beside_the_right_answers(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1")
 
-    asked = questions(found.subject, found.tokenizer, rows_of(found.subject, Asked()), 3)
+    asked = questions(found.spec, found.tokenizer, rows_of(found.spec, Asked()), 3)
     lines = generations(found, asked, Settings(4, temperature=0))
 
     assert len(lines) == 3
@@ -159,19 +159,19 @@ def test_what_cannot_be_asked_generates_nothing(tmp_path: Path) -> None:
     long.write_text("".join(json.dumps({"instruction": "why " * n, "output": "So."}) + "\n" for n in (1, 2000)))
 
     with pytest.raises(DataError):
-        questions(found.subject, found.tokenizer, plain, 1)
+        questions(found.spec, found.tokenizer, plain, 1)
     with pytest.raises(ModelError, match="scores answers and writes none"):
-        questions(scores.subject, scores.tokenizer, rows_of(scores.subject, Asked()), 1)
+        questions(scores.spec, scores.tokenizer, rows_of(scores.spec, Asked()), 1)
     with pytest.raises(UsageError, match=r"a prompt has [\d,]+ tokens, and the model's context 512"):
-        questions(found.subject, found.tokenizer, rows_of(found.subject, Asked(str(long))), 2)
+        questions(found.spec, found.tokenizer, rows_of(found.spec, Asked(str(long))), 2)
 
 
 def test_questions_are_spread_evenly_over_the_rows_and_no_more_than_there_are(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"instruction": f"{n}?", "output": "So."}) + "\n" for n in range(7)))
-    subject = subject_of("package:tiny", None)
-    block, tokenizer = rows_of(subject, Asked(str(rows))), tokenizer_of(subject)
+    spec = spec_of("package:tiny", None)
+    block, tokenizer = rows_of(spec, Asked(str(rows))), tokenizer_of(spec)
 
-    asked = [[one[0]["content"] for one in questions(subject, tokenizer, block, count)] for count in (4, 9)]
+    asked = [[one[0]["content"] for one in questions(spec, tokenizer, block, count)] for count in (4, 9)]
 
     assert asked == [["0?", "1?", "3?", "5?"], [f"{n}?" for n in range(7)]]

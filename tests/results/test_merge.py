@@ -25,7 +25,7 @@ from tests.results.models import GPT2, LLAMA, MIXTRAL, MIXTURE, SMALL, TIED, TOK
 from tuner.errors import MachineError, ModelError, TunerError
 from tuner.results import compare
 from tuner.results.export import Exported, Options, export
-from tuner.results.source import find
+from tuner.results.saved import find
 
 # PEFT warns of embeddings that it saves, and of adapters on tied weights, which it does not merge right. It also turns
 # names of experts into those of fused ones once more when it loads what it has saved, which finds nothing to do.

@@ -45,7 +45,7 @@ def test_chatml_in_ollamas_words() -> None:
     assert (
         "{{ range $number, $turn := .Messages }}"
         '{{ if eq $turn.Role "user" }}{{ "<|im_start|>user\\n" }}{{ $turn.Content }}'
-        '{{ else if eq $turn.Role "assistant" }}{{ "<|im_end|>\\n<|im_start|>assistant\\n" }}{{ $turn.Content }}'
+        '{{ "<|im_end|>\\n<|im_start|>assistant\\n" }}{{ else if eq $turn.Role "assistant" }}{{ $turn.Content }}'
     ) in told
     assert 'PARAMETER stop "' in told
     assert "PARAMETER temperature 0\n" in told

@@ -25,7 +25,7 @@ from tuner.cli import tuner
 from tuner.errors import ModelError
 from tuner.results import serve
 from tuner.results.chat import Chat
-from tuner.results.subject import load, subject_of
+from tuner.results.model import load, spec_of
 from tuner.worker.generation import Settings
 
 START_S = 120
@@ -76,7 +76,7 @@ def test_a_result_answers_openai_requests_as_it_does_in_chat(recipe: str, end: i
         process.send_signal(end)
         assert process.wait(60) == 0, (scratch / "log").read_text()
 
-    chat = Chat(load(subject_of(str(run.path), None), CPU), Settings(max_new_tokens=8, temperature=0))
+    chat = Chat(load(spec_of(str(run.path), None), CPU), Settings(max_new_tokens=8, temperature=0))
     assert found["choices"][0]["message"]["content"] == chat.ask(QUESTION, lambda _: None).text
     assert "Stopped." in (scratch / "log").read_text()
     assert [entry.name for entry in scratch.iterdir()] == ["log"]
@@ -94,7 +94,7 @@ def test_an_architecture_that_transformers_has_not_is_to_be_written_as_llama(tmp
     write_checkpoint(tmp_path / "internlm2")
 
     with pytest.raises(ModelError, match=r"InternLM2ForCausalLM.*--as llama"):
-        serve.run_transformers(subject_of(str(tmp_path / "internlm2"), None), "mine", "127.0.0.1", 1, CPU, None)
+        serve.run_transformers(spec_of(str(tmp_path / "internlm2"), None), "mine", "127.0.0.1", 1, CPU, None)
 
 
 def test_an_adapter_that_holds_more_than_lora_is_to_be_merged_first(tmp_path: Path) -> None:
@@ -102,16 +102,16 @@ def test_an_adapter_that_holds_more_than_lora_is_to_be_merged_first(tmp_path: Pa
     adapter = write_adapter(tmp_path / "adapter", base, modules_to_save=["lm_head"])
 
     with pytest.raises(ModelError, match=r"lm_head.*tuner export SOURCE DEST --merge"):
-        serve.check_servable(subject_of(str(base), str(adapter)))
+        serve.check_servable(spec_of(str(base), str(adapter)))
 
 
 def test_vllm_gets_the_adapter_with_its_rank_template_and_stop_tokens(tmp_path: Path) -> None:
     run, _ = make_result(tmp_path / "my-run", "tiny_lora_sample_e1", "adapter.r=24")
-    subject = subject_of(str(run.path), None)
+    spec = spec_of(str(run.path), None)
 
-    argv = serve.vllm_argv("vllm", subject, "my-run", "127.0.0.1", 8000)
+    argv = serve.vllm_argv("vllm", spec, "my-run", "127.0.0.1", 8000)
 
-    assert argv[:3] == ["vllm", "serve", subject.path]
+    assert argv[:3] == ["vllm", "serve", spec.path]
     assert f"--max-lora-rank 32 --lora-modules my-run={run.final}" in " ".join(argv)
     assert f"--chat-template {run.final / 'chat_template.jinja'}" in " ".join(argv)
 
@@ -121,8 +121,8 @@ def test_vllm_gets_a_whole_model_under_its_name_and_no_dora(tmp_path: Path) -> N
     named = ["--served-model-name", "mine"]
     dora = write_adapter(tmp_path / "dora", base, use_dora=True)
 
-    argv = serve.vllm_argv("vllm", subject_of(str(base), None), "mine", "127.0.0.1", 8000)
+    argv = serve.vllm_argv("vllm", spec_of(str(base), None), "mine", "127.0.0.1", 8000)
 
     assert argv == ["vllm", "serve", str(base), "--host", "127.0.0.1", "--port", "8000", *named]
     with pytest.raises(ModelError, match="DoRA"):
-        serve.vllm_argv("vllm", subject_of(str(base), str(dora)), "mine", "127.0.0.1", 8000)
+        serve.vllm_argv("vllm", spec_of(str(base), str(dora)), "mine", "127.0.0.1", 8000)

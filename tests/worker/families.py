@@ -54,7 +54,7 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     from tuner.machine.topology import LaunchFlags, Rank
     from tuner.recipes.recipe import Overrides
     from tuner.runs import directory
-    from tuner.worker import smoke
+    from tuner.worker import stand_ins
     from tuner.worker.guard import Guard
     from tuner.worker.train import train
 
@@ -77,8 +77,8 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     return {
         "losses": [line["loss"] for line in lines if "loss" in line],
         "packing": made.recipe.config.train_dataloader.dataset.packing,
-        "moved": smoke.difference(folder / "model", run.final, scores=False),
-        "apart": smoke.difference(run.final, run.checkpoints / "checkpoint-2", scores=False),
+        "moved": stand_ins.difference(folder / "model", run.final, scores=False),
+        "apart": stand_ins.difference(run.final, run.checkpoints / "checkpoint-2", scores=False),
     }
 
 
@@ -89,13 +89,13 @@ def make_model(kind: str, folder: Path) -> None:
     from tests.models.brought import brought
     from tuner.recipes.architecture import Architecture
     from tuner.recipes.recipe import load
-    from tuner.worker import smoke
+    from tuner.worker import stand_ins
 
-    tokenizer, _ = smoke.tokenizer_of(load("tiny_full_sample_e1").config.model)
+    tokenizer, _ = stand_ins.tokenizer_of(load("tiny_full_sample_e1").config.model)
     part = examples()[kind]
     if part:
         facts = Architecture(**read_part("models", part).values["architecture"])
-        smoke.make_model(facts, tokenizer, folder, 0)
+        stand_ins.make_model(facts, tokenizer, folder, 0)
     else:
         ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         config = brought(kind, vocab_size=-(-len(tokenizer) // 64) * 64, **ids)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.cli.models import loaded, model_options, stdout_is_the_answers
 from tuner.cli.options import Finite
 from tuner.cli.say import say
-from tuner.cli.subjects import loaded, named, stdout_is_the_answers, subject_options
 from tuner.errors import TunerError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
 
 
 @click.command()
-@subject_options
+@model_options
 @click.option("--system", metavar="TEXT", help="A system prompt.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="Of one answer.")
 @click.option("--temperature", type=Finite(0), help="0 takes the likeliest token.  [default: as the model says]")
@@ -58,15 +58,15 @@ def command(
         raise UsageError("--json answers one prompt, from stdin", where="--json", fix="Add: < PROMPT.txt.")
     prompt = None if talks else _prompt()
     with stdout_is_the_answers():
-        subject = named(source, adapter)
         from tuner.results.chat import Chat, check_can_answer  # torch
-        from tuner.results.subject import tokenizer_of
+        from tuner.results.model import spec_of, tokenizer_of
         from tuner.worker.generation import Settings
 
-        check_can_answer(subject, tokenizer_of(subject))
-        found, _ = loaded(subject, bits)
+        spec = spec_of(source, adapter)
+        check_can_answer(spec, tokenizer_of(spec))
+        found, _ = loaded(spec, bits)
         chat = Chat(found, Settings(max_new_tokens, temperature, top_p), system, seed)
-    say(f"{found.told}.", err=True)
+    say(f"{found.description}.", err=True)
     if prompt is not None:
         _answer_once(chat, prompt, seed, as_json=as_json)
     else:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete
+from tuner.cli.models import loaded, model_options, stdout_is_the_answers
 from tuner.cli.say import say
-from tuner.cli.subjects import loaded, named, stdout_is_the_answers, subject_options
 from tuner.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from tuner.data.sample import Message
     from tuner.machine.hardware import Hardware
     from tuner.recipes.schema import Dataset
-    from tuner.results.subject import Loaded, Subject
+    from tuner.results.model import LoadedModel, ModelSpec
 
 
 @click.command()
-@subject_options
+@model_options
 @click.option("--data", metavar="PATH", shell_complete=complete.files, help="Rows.  [default: those of validation]")
 @click.option("--format", "row_format", metavar="NAME", help="The shape of a row of --data.  [default: detected]")
 @click.option("--split", metavar="NAME", help="Of the data set.")
@@ -67,15 +67,16 @@ def command(
             from tuner.results.benchmarks import check
 
             check(names)
-        subject = named(source, adapter)
         from tuner.results.benchmarks import Harness, scores
         from tuner.results.evaluate import Asked, rows_of
+        from tuner.results.model import spec_of
 
+        spec = spec_of(source, adapter)
         on_rows = data or generate or not names
-        rows = rows_of(subject, Asked(data, row_format, split, max_rows)) if on_rows else None
-        prepared, asked = _prepared(subject, rows, generate or 0) if rows else (None, [])
-        found, hardware = loaded(subject, bits)
-        value: dict[str, Any] = {"source": subject.told, "dtype": str(found.dtype)[6:], "bits": found.bits}
+        rows = rows_of(spec, Asked(data, row_format, split, max_rows)) if on_rows else None
+        prepared, asked = _prepared(spec, rows, generate or 0) if rows else (None, [])
+        found, hardware = loaded(spec, bits)
+        value: dict[str, Any] = {"source": spec.description, "dtype": str(found.dtype)[6:], "bits": found.bits}
         if prepared:
             value |= _measured(found, hardware, prepared, batch_size)
         if asked and out:
@@ -101,31 +102,31 @@ def _check_out(generate: int | None, out: Path | None) -> None:
         raise DiskError(f"{out.absolute().parent} cannot be written", where="--out", fix="Name a file elsewhere.")
 
 
-def _prepared(subject: Subject, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
+def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
     """Read the rows before any weights are loaded: they may be wrong, or nothing that this model can be judged on."""
     from tuner.data.prepare import describe, prepare
     from tuner.data.sample import JUDGED
     from tuner.results.evaluate import questions
-    from tuner.results.subject import tokenizer_of
+    from tuner.results.model import tokenizer_of
 
-    if subject.objective in JUDGED and subject.recipe is None:
-        what = f"nothing says how {subject.told} was trained to score"
+    if spec.objective in JUDGED and spec.recipe is None:
+        what = f"nothing says how {spec.description} was trained to score"
         raise UsageError(what, where="SOURCE", fix="Name the run directory that it comes from.")
-    tokenizer = tokenizer_of(subject)
-    asked = questions(subject, tokenizer, rows, num_questions) if num_questions else []
-    prepared = prepare(rows, tokenizer, objective=subject.objective)
+    tokenizer = tokenizer_of(spec)
+    asked = questions(spec, tokenizer, rows, num_questions) if num_questions else []
+    prepared = prepare(rows, tokenizer, objective=spec.objective)
     say(describe(prepared, "rows"), err=True)
     return prepared, asked
 
 
-def _measured(found: Loaded, hardware: Hardware, prepared: Prepared, batch_size: int | None) -> dict[str, Any]:
+def _measured(found: LoadedModel, hardware: Hardware, prepared: Prepared, batch_size: int | None) -> dict[str, Any]:
     """Return counts of the rows and what was measured on them."""
     from dataclasses import asdict
 
     from tuner.data.sample import JUDGED
     from tuner.results.evaluate import judged, likelihood
 
-    recipe, objective, size = found.subject.recipe, found.subject.objective, batch_size or 1
+    recipe, objective, size = found.spec.recipe, found.spec.objective, batch_size or 1
     if recipe and not batch_size:
         size = (recipe.val_dataloader or recipe.train_dataloader).batch_size
     if objective in JUDGED:
@@ -137,7 +138,7 @@ def _measured(found: Loaded, hardware: Hardware, prepared: Prepared, batch_size:
     return {"objective": objective, "sets": sets, "counts": asdict(prepared.counts), "metrics": metrics}
 
 
-def _write_answers(found: Loaded, asked: list[list[Message]], out: Path, max_new_tokens: int) -> None:
+def _write_answers(found: LoadedModel, asked: list[list[Message]], out: Path, max_new_tokens: int) -> None:
     import json
 
     from tuner.files import write_new_text
@@ -148,8 +149,8 @@ def _write_answers(found: Loaded, asked: list[list[Message]], out: Path, max_new
     write_new_text(out, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in answers))
 
 
-def _print(value: dict[str, Any], found: Loaded) -> None:
-    say(f"{found.told}.")
+def _print(value: dict[str, Any], found: LoadedModel) -> None:
+    say(f"{found.description}.")
     for name, number in value.get("metrics", {}).items():
         click.echo(f"{name:20} {number:,}" if isinstance(number, int) else f"{name:20} {number:.6g}")
     for task, results in value.get("tasks", {}).items():

@@ -63,13 +63,13 @@ def run(
 ) -> None:
     """Export, and print what was written."""
     from tuner.fit.sizes import parse_bytes
-    from tuner.results.source import check_dest, find
+    from tuner.results.saved import check_dest, find
     from tuner.worker.quiet import hush
 
     most = parse_bytes(max_shard_size, "--max-shard-size")
     check_dest(dest)
     found = find(source)
-    say(f"Exporting {found.told}.")
+    say(f"Exporting {found.description}.")
     hush()
     from tuner.results import gguf  # torch
     from tuner.results.export import Options, export
@@ -103,9 +103,9 @@ def _tell(dest: Path, done: Exported, seconds: float) -> None:
     )
     if done.compared:
         click.echo(done.compared)
-    if done.kind == "adapter" and done.base and not done.base.hub_id:
+    if done.private_base:
         say(
-            f"Others cannot load its base from here ({done.base.path}): name its id on the hub, --base ORG/MODEL, "
+            f"Others cannot load its base from here ({done.private_base}): name its id on the hub, --base ORG/MODEL, "
             "or write a whole model, --merge."
         )
     if done.needs_tuner and done.kind == "adapter":

@@ -11,13 +11,13 @@ from typing import Literal
 
 import click
 
+from tuner.cli.models import model_options
 from tuner.cli.say import say
-from tuner.cli.subjects import named, subject_options
 from tuner.errors import MachineError, UsageError
 
 
 @click.command()
-@subject_options
+@model_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is everyone.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--name", metavar="NAME", help="Of the model in requests.  [default: that of the folder]")
@@ -55,17 +55,17 @@ def command(
 
     if not by_vllm:
         serve.check_installed()
-    subject = named(source, adapter)
     from tuner.results.chat import check_can_answer
-    from tuner.results.subject import tokenizer_of
+    from tuner.results.model import spec_of, tokenizer_of
 
-    check_can_answer(subject, tokenizer_of(subject))
-    serve.check_servable(subject)
+    spec = spec_of(source, adapter)
+    check_can_answer(spec, tokenizer_of(spec))
+    serve.check_servable(spec)
     called = name or re.sub(r"[^\w.-]", "-", Path(adapter or source).resolve().name)
     if by_vllm:
-        argv = serve.vllm_argv(str(vllm), subject, called, host, port)
+        argv = serve.vllm_argv(str(vllm), spec, called, host, port)
         say(shlex.join(argv), err=True)
         os.execv(argv[0], argv)  # noqa: S606  # effect: vLLM is a program of its own
-    say(f"Serving {subject.told} as {called!r} at http://{host}:{port}/v1. Ctrl-C ends it.", err=True)
-    serve.run_transformers(subject, called, host, port, hardware, int(bits) if bits else None)
+    say(f"Serving {spec.description} as {called!r} at http://{host}:{port}/v1. Ctrl-C ends it.", err=True)
+    serve.run_transformers(spec, called, host, port, hardware, int(bits) if bits else None)
     say("Stopped.", err=True)

@@ -10,7 +10,6 @@ import platform
 import re
 import resource
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -66,8 +65,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
     rows = [*_software(here), *_gpus(here), *_host(here, environ)]
     env = {**environ, "PYTHONSAFEPATH": "1", "DS_ACCELERATOR": "cuda" if here.gpus else "cpu"}
     has_flash = importlib.util.find_spec("flash_attn") is not None
-    with tempfile.TemporaryDirectory() as folder:
-        rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash, meeting=Path(folder)), env, deadline_s)
+    rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash), env, deadline_s)
     if not has_flash:
         rows.append(Row("flash attention", "absent", "not installed; attention is torch's own, which needs nothing"))
     rows.append(_kernels(here))

@@ -27,7 +27,7 @@ from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
-from tuner.worker import smoke as worker
+from tuner.worker import stand_ins
 
 UNKNOWN = "Not tried: GPU kernels and their memory, NCCL, and the real weights; see tuner plan for memory."
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
@@ -139,9 +139,9 @@ class _Smoke:
         """Make the model."""
         facts, seed = self.loaded.config.architecture, self.loaded.config.randomness.seed
         assert facts is not None, "refused before"
-        self.tokenizer, is_own = worker.tokenizer_of(self.loaded.config.model)
+        self.tokenizer, is_own = stand_ins.tokenizer_of(self.loaded.config.model)
         folder = self.scratch / "model"
-        small, num_parameters = worker.make_model(facts, self.tokenizer, folder, seed)
+        small, num_parameters = stand_ins.make_model(facts, self.tokenizer, folder, seed)
         self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False}
         self.values["architecture"] = small.model_dump()
         if count := self.values["train_cfg"]["trainable_layers"]:
@@ -159,7 +159,7 @@ class _Smoke:
             if self.values[key]:
                 block = self.values[key]["dataset"]
                 absent = [name for rows in (block["mixture"] or [block]) for name in _stood_in(rows, objective)]
-                dataset, summary = worker.prepared(Dataset.model_validate(block), self.tokenizer, objective)
+                dataset, summary = stand_ins.prepared(Dataset.model_validate(block), self.tokenizer, objective)
                 self.values[key]["dataset"] = dataset.model_dump()
                 told += [f"{summary} (stand-ins for {', '.join(absent)}, not in the cache)" if absent else summary]
         return told[0]
@@ -193,7 +193,7 @@ class _Smoke:
             others["checkpoint-2"] = run.checkpoints / f"checkpoint-{_STEPS}"
         worst = 0.0
         for name, folder in others.items():
-            apart = worker.difference(run.final, folder, scores=scores)
+            apart = stand_ins.difference(run.final, folder, scores=scores)
             self._same(apart, f"the reloaded result differs from {name} by {apart:.1%}")
             worst = max(worst, apart)
         readers = "transformers and peft" if self.values["adapter"] else "transformers"
@@ -260,7 +260,7 @@ def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
 def _stood_in(rows: dict[str, Any], objective: str) -> list[str]:
     """Put a stand-in in the place of rows that are not here, and return their name."""
     known = {key: value for key, value in rows.items() if key in Rows.model_fields}
-    other = worker.stand_in(Rows.model_validate(known), objective)
+    other = stand_ins.stand_in(Rows.model_validate(known), objective)
     if other is None:
         return []
     name = str(rows["path"])

@@ -5,7 +5,6 @@ It loads no weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +15,51 @@ import tuner.models  # noqa: F401  registers InternLM with transformers
 from tuner.errors import ModelError
 from tuner.models.load import explained, source
 from tuner.recipes import paths
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import Model, RecipeConfig
 
 _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 
-@dataclass(frozen=True)
-class Base:
-    """A folder or an id on the hub, and the commit where it is known."""
-
-    path: str
-    revision: str | None = None
-    trust_remote_code: bool = False
-
-    @property
-    def hub_id(self) -> str | None:
-        return self.path if paths.local(self.path) is None else None
-
-    def folder(self) -> Path:
-        """Return the folder with its weights, config and tokenizer; from the hub they are downloaded first.
-
-        Raises:
-            ModelError: there is no such model.
-            MachineError: the hub cannot be reached.
-        """
-        local = paths.local(self.path)
-        if local is not None:
-            if not (local / "config.json").is_file():
-                what = f"no model with a config.json in the base's folder {self.path!r}"
-                raise ModelError(what, where="the base", fix="Name where it is now: --base PATH.")
-            return local
-        code = ("*.py",) if self.trust_remote_code else ()
-        with explained(self.path, "the base", "--base"):
-            # Folders inside hold the weights once more, in the publisher's own format.
-            found = snapshot_download(
-                self.path, revision=self.revision, allow_patterns=[*_FILES, *code], ignore_patterns=["*/*"]
-            )
-        return Path(found)
+def model_of(path: str, revision: str | None = None, trusted: bool = False) -> Model:
+    """Return the block of a model that no recipe names."""
+    return Model.model_construct(
+        path=path,
+        revision=revision,
+        chat_template=None,
+        attn_implementation=None,
+        trust_remote_code=trusted,
+        remote_code=False,
+        resize_embeddings=False,
+    )
 
 
-def base_of(adapter: Any, recipe: RecipeConfig | None, asked: str | None, flag: str = "--base") -> Base:
+def hub_id(model: Model) -> str | None:
+    """Return the id of a model on the hub; None for one in a folder."""
+    path = source(model)
+    return path if paths.local(path) is None else None
+
+
+def folder_of(base: Model) -> Path:
+    """Return the folder with a base's weights, config and tokenizer; from the hub they are downloaded first.
+
+    Raises:
+        ModelError: there is no such model.
+        MachineError: the hub cannot be reached.
+    """
+    path = source(base)
+    local = paths.local(path)
+    if local is not None:
+        if not (local / "config.json").is_file():
+            what = f"no model with a config.json in the base's folder {path!r}"
+            raise ModelError(what, where="the base", fix="Name where it is now: --base PATH.")
+        return local
+    files = [*_FILES, "*.py"] if base.trust_remote_code else [*_FILES]
+    with explained(path, "the base", "--base"):
+        # Folders inside hold the weights once more, in the publisher's own format.
+        return Path(snapshot_download(path, revision=base.revision, allow_patterns=files, ignore_patterns=["*/*"]))
+
+
+def base_of(adapter: Any, recipe: RecipeConfig | None, asked: str | None, flag: str = "--base") -> Model:
     """Return the base of an adapter.
 
     Args:
@@ -73,14 +77,14 @@ def base_of(adapter: Any, recipe: RecipeConfig | None, asked: str | None, flag: 
     if asked is None:
         if not recorded:
             raise ModelError("the adapter does not say what its base is", where=flag, fix="Name it.")
-        return Base(recorded, revision, trusted)
+        return model_of(recorded, revision, trusted)
     if recorded and asked != recorded and paths.local(asked) is None and paths.local(recorded) is None:
         what = f"the adapter was trained on {recorded!r}, not on {asked!r}"
         raise ModelError(what, where=flag, fix="Name its base or a copy of it.")
-    return Base(asked, revision if asked == recorded else None, trusted)
+    return model_of(asked, revision if asked == recorded else None, trusted)
 
 
-def check_facts(base: Base, config: Any, recipe: RecipeConfig | None, flag: str = "--base") -> None:
+def check_facts(base: str, config: Any, recipe: RecipeConfig | None, flag: str = "--base") -> None:
     """Check that a base is of the size of the model that was trained: an adapter may fit the layers of a deeper one.
 
     Raises:
@@ -90,7 +94,7 @@ def check_facts(base: Base, config: Any, recipe: RecipeConfig | None, flag: str 
     for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
         if trained and getattr(found, name) != getattr(trained, name):
             sizes = f"{name} {getattr(found, name)}, and the model that was trained {getattr(trained, name)}"
-            raise ModelError(f"the base {base.path!r} has {sizes}", where=flag, fix="Name a copy of its base.")
+            raise ModelError(f"the base {base!r} has {sizes}", where=flag, fix="Name a copy of its base.")
 
 
 def read_model_config(folder: Path, *, trust_remote_code: bool, **changes: Any) -> Any:

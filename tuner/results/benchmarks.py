@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tuner.errors import MachineError, UsageError, did_you_mean
-from tuner.results.subject import Loaded
+from tuner.results.model import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def check(tasks: Sequence[str]) -> None:
             raise UsageError(f"lm-eval has no task {name!r}", where="--tasks", fix=fix)
 
 
-def scores(loaded: Loaded, asked: Harness, batch_size: int) -> dict[str, Any]:
+def scores(loaded: LoadedModel, asked: Harness, batch_size: int) -> dict[str, Any]:
     """Return lm-eval's results by task: metrics with their standard errors, by lm-eval's names."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM

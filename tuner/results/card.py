@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from tuner.models.load import source
 from tuner.recipes import paths
-from tuner.recipes.schema import RecipeConfig
-from tuner.results.base import Base
-from tuner.results.source import Source
+from tuner.recipes.schema import Model, RecipeConfig
+from tuner.results.base import hub_id
+from tuner.results.saved import SavedModel
 from tuner.runs.directory import RunDirectory
 from tuner.runs.metrics import course
 
@@ -31,28 +32,29 @@ model = {auto}.from_pretrained("{name}", dtype="auto"{head})
 Row = tuple[str, Any]
 
 
-def card(name: str, kind: Kind, base: Base | None, source: Source, *, scores: bool, needs_tuner: bool) -> ModelCard:
+def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores: bool, needs_tuner: bool) -> ModelCard:
     """Return the card of what is exported under `name`; facts of the run if it comes from one.
 
     Args:
         name: Of the folder.
         kind: What is exported.
         base: Where there is one.
-        source: Where it comes from.
+        saved: Where it comes from.
         scores: It scores texts and writes none.
         needs_tuner: transformers alone does not know its architecture.
     """
-    recipe, run = source.recipe(), source.run
+    recipe, run = saved.recipe(), saved.run
+    published = hub_id(base) if base else None
     data = ModelCardData(
-        base_model=base.hub_id if base else None,
-        base_model_relation=("adapter" if kind == "adapter" else "finetune") if base and base.hub_id else None,
+        base_model=published,
+        base_model_relation=("adapter" if kind == "adapter" else "finetune") if published else None,
         datasets=[path for path in _datasets(recipe) if paths.local(path) is None] or None,
         library_name="peft" if kind == "adapter" else "transformers",
         pipeline_tag="text-classification" if scores else "text-generation",
         tags=["tuner", "trl", "deepspeed", *([recipe.objective.type] if recipe else [])],
     )
     rows = [("what", _KINDS[kind]), ("base model", _base(base))]
-    rows += [*_method(recipe), *_training(recipe, run, source.step)] if recipe and run else []
+    rows += [*_method(recipe), *_training(recipe, run, saved.step)] if recipe and run else []
     auto = f"Auto{'Peft' if kind == 'adapter' else ''}ModelFor{'SequenceClassification' if scores else 'CausalLM'}"
     peft = f"from peft import {auto}\nfrom transformers import AutoTokenizer"
     imports = peft if kind == "adapter" else f"from transformers import {auto}, AutoTokenizer"
@@ -66,14 +68,14 @@ def card(name: str, kind: Kind, base: Base | None, source: Source, *, scores: bo
         f"## Use\n\n```python\n{_USE.format(imports=imports, auto=auto, name=name, head=head)}```\n",
     ]
     if run:
-        parts += [_table("Results", _losses(run, source.step)), _table("Versions", _versions(run))]
+        parts += [_table("Results", _losses(run, saved.step)), _table("Versions", _versions(run))]
     return ModelCard("\n".join(part for part in parts if part))
 
 
-def _base(base: Base | None) -> str | None:
+def _base(base: Model | None) -> str | None:
     if base is None:
         return None
-    name = base.hub_id or _last(base.path)
+    name = _last(source(base))
     return f"{name}, revision {base.revision}" if base.revision else name
 
 

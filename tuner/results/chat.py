@@ -11,45 +11,45 @@ import torch
 import transformers
 
 from tuner.errors import ModelError, UsageError
-from tuner.results.subject import Loaded, Subject
+from tuner.results.model import LoadedModel, ModelSpec
 from tuner.worker.generation import Answer, Message, OnText, Settings, generate, prompt_ids
 
 
-def check_can_answer(subject: Subject, tokenizer: object) -> None:
+def check_can_answer(spec: ModelSpec, tokenizer: object) -> None:
     """Check that a model can be asked.
 
     Raises:
         ModelError: it scores answers instead of writing them, or has no chat template.
     """
-    if subject.scores:
-        what = f"{subject.told} scores answers and writes none"
+    if spec.scores:
+        what = f"{spec.description} scores answers and writes none"
         raise ModelError(what, fix="Judge it with: tuner eval.")
     if not getattr(tokenizer, "chat_template", None):
-        what = f"the tokenizer of {subject.told} has no chat template"
+        what = f"the tokenizer of {spec.description} has no chat template"
         raise ModelError(what, fix="Take a chat model, or train with model.chat_template.")
 
 
-def check_room(subject: Subject, ids: torch.Tensor) -> None:
+def check_room(spec: ModelSpec, ids: torch.Tensor) -> None:
     """Check that the model's context has room for an answer to a prompt, shape (1, tokens).
 
     Raises:
         UsageError: it has none.
     """
-    if subject.context_tokens is not None and ids.shape[1] >= subject.context_tokens:
-        what = f"a prompt has {ids.shape[1]:,} tokens, and the model's context {subject.context_tokens:,}"
+    if spec.context_tokens is not None and ids.shape[1] >= spec.context_tokens:
+        what = f"a prompt has {ids.shape[1]:,} tokens, and the model's context {spec.context_tokens:,}"
         raise UsageError(what, fix="Shorten it.")
 
 
 class Chat:
     """A conversation with a model. `turns` are the user's and the model's, without the system prompt."""
 
-    def __init__(self, loaded: Loaded, settings: Settings, system: str | None = None, seed: int = 42) -> None:
+    def __init__(self, loaded: LoadedModel, settings: Settings, system: str | None = None, seed: int = 42) -> None:
         """Begin a conversation; the same seed and questions give the same answers.
 
         Raises:
             ModelError: as `check_can_answer`.
         """
-        check_can_answer(loaded.subject, loaded.tokenizer)
+        check_can_answer(loaded.spec, loaded.tokenizer)
         self._loaded, self._settings, self.system = loaded, settings, system
         self.turns: list[Message] = []
         transformers.set_seed(seed)
@@ -76,7 +76,7 @@ class Chat:
     def _fitting(self, turns: list[Message]) -> tuple[torch.Tensor, int]:
         """Return the prompt, without the oldest turns where the context has no room for them, and their number."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        most = self._loaded.subject.context_tokens
+        most = self._loaded.spec.context_tokens
         room = None if most is None else most - min(self._settings.max_new_tokens, most // 2)
         for num_dropped in range(0, len(turns), 2):
             ids = prompt_ids(self._loaded.tokenizer, [*system, *turns[num_dropped:]])
@@ -85,20 +85,20 @@ class Chat:
         return ids, num_dropped
 
 
-def answer(loaded: Loaded, messages: list[Message], settings: Settings) -> Answer:
+def answer(loaded: LoadedModel, messages: list[Message], settings: Settings) -> Answer:
     """Return the answer to a conversation that ends with the user's turn. Errors as `Chat.ask`."""
     return _within_context(loaded, prompt_ids(loaded.tokenizer, messages), settings)
 
 
 def _within_context(
-    loaded: Loaded,
+    loaded: LoadedModel,
     ids: torch.Tensor,
     settings: Settings,
     on_text: OnText = lambda _: None,
     *,
     interruptible: bool = False,
 ) -> Answer:
-    check_room(loaded.subject, ids)
-    if (most := loaded.subject.context_tokens) is not None:
+    check_room(loaded.spec, ids)
+    if (most := loaded.spec.context_tokens) is not None:
         settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, most - ids.shape[1]))
     return generate(loaded.model, loaded.tokenizer, ids, settings, on_text, interruptible=interruptible)

@@ -14,8 +14,9 @@ from tuner.errors import TunerError
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import available_host_bytes
 from tuner.models.load import load_weights
-from tuner.results.base import Base
-from tuner.results.subject import Subject, model_of, with_adapter
+from tuner.recipes.schema import Model
+from tuner.results.base import folder_of, model_of
+from tuner.results.model import ModelSpec, with_adapter
 
 NUM_TOKENS = 16
 _BYTES = 4
@@ -27,7 +28,7 @@ _MOST_ROUNDED = 0.1
 
 
 def compare_merged(
-    draft: Path, adapter: Path, base: Base, num_parameters: int, dtype: torch.dtype, *, scores: bool
+    draft: Path, adapter: Path, base: Model, num_parameters: int, dtype: torch.dtype, *, scores: bool
 ) -> str:
     """Return what was compared, as one sentence: nothing, where the host's memory has no room for the model.
 
@@ -39,10 +40,10 @@ def compare_merged(
         return (
             f"Its logits were not compared with the adapter's: in fp32 that needs {gib(needed)}, of {gib(free)} free."
         )
-    path = str(base.folder())
+    path = str(folder_of(base))
     of_base = model_of(path, None, base.trust_remote_code)
-    subject = Subject(f"the adapter {adapter}", of_base, path, scores, None, adapter)
-    said = _logits(with_adapter(load_weights(of_base, path, torch.float32, scores=scores), subject))
+    spec = ModelSpec(f"the adapter {adapter}", of_base, path, scores, None, adapter)
+    said = _logits(with_adapter(load_weights(of_base, path, torch.float32, scores=scores), spec))
     of_draft = model_of(str(draft), None, base.trust_remote_code)
     merged = _logits(load_weights(of_draft, str(draft), torch.float32, scores=scores))
     apart = float((merged - said).square().mean().sqrt() / said.square().mean().sqrt())

@@ -26,7 +26,7 @@ from tuner.recipes import mixture
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.results.chat import answer, check_can_answer, check_room
-from tuner.results.subject import Loaded, Subject, load_frozen
+from tuner.results.model import LoadedModel, ModelSpec, load_frozen
 from tuner.worker.evaluation import num_trained
 from tuner.worker.generation import Settings, prompt_ids
 from tuner.worker.samples import prompts, shown
@@ -49,27 +49,27 @@ class Asked:
     max_rows: int | None = None
 
 
-def rows_of(subject: Subject, asked: Asked) -> Dataset:
+def rows_of(spec: ModelSpec, asked: Asked) -> Dataset:
     """Return the rows to judge a model on: the user's, or the validation rows of the run that it comes from.
 
     Raises:
         UsageError: the user names none, and there are none.
     """
-    recipe = subject.recipe
+    recipe = spec.recipe
     if asked.data is not None:
-        context = subject.context_tokens or _LENGTH
+        context = spec.context_tokens or _LENGTH
         block = recipe.train_dataloader.dataset if recipe else Dataset(path=None, max_length=context, packing=False)
         block = block.model_copy(update=mixture.only(asked.data) | {"format": asked.format, "val_split": None})
     elif recipe and recipe.val_dataloader:
         block = recipe.val_dataloader.dataset
     else:
-        what = f"{subject.told} names no validation data"
+        what = f"{spec.description} names no validation data"
         raise UsageError(what, where="--data", fix="Name some: --data FILE, or an id on the hub.")
     given = {"split": asked.split, "max_rows": asked.max_rows}
     return block.model_copy(update={name: value for name, value in given.items() if value is not None})
 
 
-def likelihood(loaded: Loaded, prepared: Prepared, batch_size: int) -> dict[str, float]:
+def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict[str, float]:
     """Return the loss in nats, the mean over all trained tokens as in training's validation, and its exponential.
 
     Raises:
@@ -99,16 +99,16 @@ def _placed(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-def _finite(loss: float, loaded: Loaded) -> float:
+def _finite(loss: float, loaded: LoadedModel) -> float:
     if not math.isfinite(loss):
         raise TunerError(
-            f"the loss of {loaded.subject.told} is {loss}", fix="Its weights are damaged, or overflow fp16."
+            f"the loss of {loaded.spec.description} is {loss}", fix="Its weights are damaged, or overflow fp16."
         )
     return loss
 
 
 def judged(
-    loaded: Loaded, config: RecipeConfig, prepared: Prepared, batch_size: int, hardware: Hardware
+    loaded: LoadedModel, config: RecipeConfig, prepared: Prepared, batch_size: int, hardware: Hardware
 ) -> dict[str, float]:
     """Return what TRL's trainer of the recipe's objective measures on pairs or judged answers, by TRL's names.
 
@@ -128,14 +128,14 @@ def judged(
     return {name.removeprefix("eval_"): found[name] for name in names}
 
 
-def _reference(loaded: Loaded, config: RecipeConfig, hardware: Hardware) -> Any | None:
+def _reference(loaded: LoadedModel, config: RecipeConfig, hardware: Hardware) -> Any | None:
     """Return the model that training began with; of an adapter that is its base, the adapter switched off."""
-    if loaded.subject.adapter or not isinstance(config.objective, Dpo | Kto):
+    if loaded.spec.adapter or not isinstance(config.objective, Dpo | Kto):
         return None
     return load_frozen(config.model, source(config.model), loaded.dtype, hardware, None, scores=False).eval()
 
 
-def questions(subject: Subject, tokenizer: Any, dataset: Dataset, count: int) -> list[list[Message]]:
+def questions(spec: ModelSpec, tokenizer: Any, dataset: Dataset, count: int) -> list[list[Message]]:
     """Return `count` conversations that end in a right answer, or all that there are; the model can be asked each.
 
     Raises:
@@ -143,16 +143,16 @@ def questions(subject: Subject, tokenizer: Any, dataset: Dataset, count: int) ->
         UsageError: a prompt is longer than the context.
         ModelError: the model cannot be asked.
     """
-    check_can_answer(subject, tokenizer)
-    asked = prompts(dataset, count, subject.objective)
+    check_can_answer(spec, tokenizer)
+    asked = prompts(dataset, count, spec.objective)
     if not asked:
         raise DataError("the rows ask nothing", where="--generate", fix="Name rows of conversations: --data FILE.")
     for messages in asked:
-        check_room(subject, prompt_ids(tokenizer, messages[:-1]))
+        check_room(spec, prompt_ids(tokenizer, messages[:-1]))
     return asked
 
 
-def generations(loaded: Loaded, asked: list[list[Message]], settings: Settings) -> list[dict[str, Any]]:
+def generations(loaded: LoadedModel, asked: list[list[Message]], settings: Settings) -> list[dict[str, Any]]:
     """Return the model's answers to what `questions` returned, beside the right ones."""
     found = []
     for messages in asked:

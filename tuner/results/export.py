@@ -23,15 +23,16 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from tuner.errors import DiskError, UsageError
 from tuner.files import disk_errors, write_json
 from tuner.fit.sizes import gib
-from tuner.models.load import DTYPES, explained, is_scorer
+from tuner.models.load import DTYPES, explained, is_scorer, source
 from tuner.recipes import paths
+from tuner.recipes.schema import Model
 from tuner.recipes.template import plain
 from tuner.results.adapter import STEM, Adapter, read_config
-from tuner.results.base import Base, base_of, check_facts, read_model_config
+from tuner.results.base import base_of, check_facts, folder_of, hub_id, read_model_config
 from tuner.results.card import Kind, card
 from tuner.results.compare import compare_merged
 from tuner.results.layout import Layout, empty_model
-from tuner.results.source import Source, check_dest
+from tuner.results.saved import SavedModel, check_dest
 from tuner.results.tensors import Piece, Stored, num_bytes, write
 from tuner.runs import checkpoints
 from tuner.worker.final_model import stop_where_answers_end
@@ -66,7 +67,8 @@ class Exported:
     num_tensors: int
     num_bytes: int
     num_files: int
-    base: Base | None
+    private_base: str | None
+    """The folder of an adapter's base, which others have not."""
     needs_tuner: bool
     """transformers alone does not know its architecture, or that of its base."""
     compared: str | None = None
@@ -83,7 +85,7 @@ class _Content:
     """Of the model, or of the adapter."""
     tokenizer: Any
     generation: Any
-    base: Base | None
+    base: Model | None
     scores: bool
     model_type: str | None
     """Of the model, or of the adapter's base, where it is known."""
@@ -97,8 +99,8 @@ def _known_to_tuner_alone(model_type: str | None) -> bool:
     return model_type in CONFIG_MAPPING and model_type not in CONFIG_MAPPING_NAMES
 
 
-def export(source: Source, dest: Path, options: Options) -> Exported:
-    """Write `source` to `dest`, which must not exist or be empty.
+def export(saved: SavedModel, dest: Path, options: Options) -> Exported:
+    """Write `saved` to `dest`, which must not exist or be empty.
 
     Raises:
         UsageError: the options do not fit what is exported, or something is at `dest`.
@@ -108,7 +110,7 @@ def export(source: Source, dest: Path, options: Options) -> Exported:
         TunerError: a merged model does not say what the adapter on its base says.
     """
     check_dest(dest)
-    content = _content(source, options)
+    content = _content(saved, options)
     dtype = DTYPES[options.dtype] if options.dtype else None
     needed = num_bytes(content.pieces, dtype)
     with disk_errors(dest, "Free space or choose another DEST."):
@@ -123,13 +125,15 @@ def export(source: Source, dest: Path, options: Options) -> Exported:
             stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
             tensors = write(content.pieces, draft, stem, most, dtype)
             told = {"scores": content.scores, "needs_tuner": content.needs_tuner}
-            _write_besides(content, draft, card(dest.name, content.kind, content.base, source, **told))
-            compared = _compared(content, draft, source.folder, tensors)
+            _write_besides(content, draft, card(dest.name, content.kind, content.base, saved, **told))
+            compared = _compared(content, draft, saved.folder, tensors)
             checkpoints.seal(draft, {"num_tensors": len(tensors), "tensors": tensors})
             check_dest(dest)
             draft.replace(dest)
     files = {entry["file"] for entry in tensors.values()}
-    return Exported(content.kind, len(tensors), needed, len(files), content.base, content.needs_tuner, compared)
+    is_private = content.kind == "adapter" and content.base and not hub_id(content.base)
+    private = source(content.base) if content.base and is_private else None
+    return Exported(content.kind, len(tensors), needed, len(files), private, content.needs_tuner, compared)
 
 
 def _compared(content: _Content, draft: Path, adapter: Path, tensors: dict[str, dict[str, Any]]) -> str | None:
@@ -141,67 +145,67 @@ def _compared(content: _Content, draft: Path, adapter: Path, tensors: dict[str, 
     return compare_merged(draft, adapter, content.base, number, dtype, scores=content.scores)
 
 
-def _content(source: Source, options: Options) -> _Content:
-    if not source.is_adapter:
+def _content(saved: SavedModel, options: Options) -> _Content:
+    if not saved.is_adapter:
         if options.merge:
-            raise UsageError(f"{source.told} is a whole model: there is nothing to merge", where="--merge")
-        return _whole(source, options)
-    adapter = read_config(source.folder)
-    recipe = source.recipe()
+            raise UsageError(f"{saved.description} is a whole model: there is nothing to merge", where="--merge")
+        return _whole(saved, options)
+    adapter = read_config(saved.folder)
+    recipe = saved.recipe()
     base = base_of(adapter, recipe, options.base)
     if options.merge:
-        return _merged(source, options, adapter, base)
+        return _merged(saved, options, adapter, base)
     if options.layout == "llama":
         raise UsageError("an adapter has no layout of its own", where="--as", fix="Add --merge.")
-    place = paths.local(base.path)
-    adapter.base_model_name_or_path = str(place.absolute()) if place else base.path
+    place = paths.local(source(base))
+    adapter.base_model_name_or_path = str(place.absolute()) if place else source(base)
     adapter.revision = base.revision
-    tokenizer = _tokenizer((source.folder,))
+    tokenizer = _tokenizer((saved.folder,))
     scores = adapter.task_type == "SEQ_CLS"
-    generation = _generation((source.folder,), tokenizer) if adapter.task_type == "CAUSAL_LM" else None
+    generation = _generation((saved.folder,), tokenizer) if adapter.task_type == "CAUSAL_LM" else None
     # A folder that the user names may hold the base as Llama.
-    facts = recipe.architecture if recipe and (options.base is None or base.hub_id) else None
-    pieces = Stored(source.folder, STEM).pieces()
+    facts = recipe.architecture if recipe and (options.base is None or hub_id(base)) else None
+    pieces = Stored(saved.folder, STEM).pieces()
     return _Content(
         "adapter", pieces, adapter, tokenizer, generation, base, scores, facts.model_type if facts else None
     )
 
 
-def _whole(source: Source, options: Options) -> _Content:
-    recipe = source.recipe()
+def _whole(saved: SavedModel, options: Options) -> _Content:
+    recipe = saved.recipe()
     trusted = recipe.model.trust_remote_code if recipe else False
-    config = read_model_config(source.folder, trust_remote_code=trusted)
+    config = read_model_config(saved.folder, trust_remote_code=trusted)
     scores = is_scorer(config)
     model = empty_model(config, scores=scores, trust_remote_code=trusted)
-    layout = Layout(model, Stored(source.folder), scores=scores)
+    layout = Layout(model, Stored(saved.folder), scores=scores)
     layout.check(set())
     pieces = list(layout.pieces(set(), lambda name, _: _never(name), published=not options.as_llama(config)))
     config.use_cache = True  # switched off while training
-    tokenizer = _tokenizer((source.folder,))
-    base = Base(recipe.model.path, recipe.model.revision) if recipe and recipe.model.path else None
-    generation = None if scores else _generation((source.folder,), tokenizer)
+    tokenizer = _tokenizer((saved.folder,))
+    base = recipe.model if recipe and recipe.model.path else None
+    generation = None if scores else _generation((saved.folder,), tokenizer)
     content = _Content("whole", pieces, config, tokenizer, generation, base, scores, config.model_type)
     return _as_asked(content, model, options)
 
 
-def _merged(source: Source, options: Options, adapter: Any, base: Base) -> _Content:
-    folder, scores = base.folder(), adapter.task_type == "SEQ_CLS"
+def _merged(saved: SavedModel, options: Options, adapter: Any, base: Model) -> _Content:
+    folder, scores = folder_of(base), adapter.task_type == "SEQ_CLS"
     trusted = base.trust_remote_code
     config = read_model_config(folder, trust_remote_code=trusted, **({"num_labels": 1} if scores else {}))
-    check_facts(base, config, source.recipe())
+    check_facts(source(base), config, saved.recipe())
     model = empty_model(config, scores=scores, trust_remote_code=trusted)
     layout = Layout(model, Stored(folder), scores=scores)
-    fitted = Adapter(source.folder, adapter, empty_model(config, scores=scores, trust_remote_code=trusted), base.path)
+    fitted = Adapter(saved.folder, adapter, empty_model(config, scores=scores, trust_remote_code=trusted), source(base))
     config.get_text_config().vocab_size = fitted.num_rows
     layout.check(fitted.replaced)
     pieces = list(layout.pieces(fitted.changed, fitted.change, published=not options.as_llama(config)))
     if not layout.ties(fitted.changed):
         config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
     config.architectures = [type(model).__name__]
-    tokenizer = _tokenizer((source.folder, folder))
+    tokenizer = _tokenizer((saved.folder, folder))
     if scores and config.pad_token_id is None and tokenizer:
         config.pad_token_id = tokenizer.pad_token_id
-    generation = None if scores else _generation((source.folder, folder), tokenizer)
+    generation = None if scores else _generation((saved.folder, folder), tokenizer)
     content = _Content("merged", pieces, config, tokenizer, generation, base, scores, config.model_type)
     return _as_asked(content, model, options)
 

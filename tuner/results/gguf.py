@@ -20,7 +20,7 @@ from tuner.errors import MachineError, TunerError
 from tuner.files import disk_errors, write_json, write_text
 from tuner.results.export import Exported, Options, export
 from tuner.results.modelfile import modelfile, writes_bos
-from tuner.results.source import Source, check_dest
+from tuner.results.saved import SavedModel, check_dest
 
 SCRIPT = "convert_hf_to_gguf.py"
 _OUTTYPES = {None: "auto", "bf16": "bf16", "fp16": "f16", "fp32": "f32"}
@@ -41,8 +41,8 @@ def converter(environ: Mapping[str, str]) -> Path:
     raise MachineError(what, where="LLAMA_CPP" if folder else "--as gguf", fix=fix)
 
 
-def export_gguf(source: Source, dest: Path, options: Options, environ: Mapping[str, str]) -> Exported:
-    """Write `source` to the folder `dest` as DEST.gguf and a Modelfile; an adapter is merged into its base.
+def export_gguf(saved: SavedModel, dest: Path, options: Options, environ: Mapping[str, str]) -> Exported:
+    """Write `saved` to the folder `dest` as DEST.gguf and a Modelfile; an adapter is merged into its base.
 
     Raises:
         MachineError: llama.cpp's converter is not here.
@@ -57,7 +57,7 @@ def export_gguf(source: Source, dest: Path, options: Options, environ: Mapping[s
                 Path(temporary) / "whole" / dest.name,
                 Path(temporary) / dest.name,
             )  # its name goes into the file
-            done = export(source, whole, replace(options, merge=source.is_adapter, layout="gguf"))
+            done = export(saved, whole, replace(options, merge=saved.is_adapter, layout="gguf"))
             draft.mkdir()
             weights = draft / f"{dest.name}.gguf"
             write_text(draft / "Modelfile", _modelfile(whole, weights.name))

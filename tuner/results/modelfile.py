@@ -66,14 +66,14 @@ def modelfile(weights: str, tokenizer: Any, generation: Any, context_tokens: int
 
 @dataclass(frozen=True)
 class GoTemplate:
-    """What is written before a conversation without a system prompt, around the turns of each role, and at the end.
+    """What is written before a conversation without a system prompt, and around the turns of each role.
 
+    After the user's turn stands what asks for the answer.
     `system_opens_turn`: a system prompt is the beginning of the user's first turn, as Gemma and Llama 2 have it.
     """
 
     head: str
     around: dict[str, tuple[str, str]]
-    end: str
     system_opens_turn: bool = False
 
     def render(self, talk: Talk) -> str:
@@ -84,7 +84,7 @@ class GoTemplate:
             before, after = self.around[message["role"]]
             is_open = self.system_opens_turn and has_system and number == 1
             text += ("" if is_open else before) + message["content"] + after
-        return text + self.end
+        return text
 
     def text(self) -> str:
         """Return the template in Ollama's words."""
@@ -97,7 +97,7 @@ class GoTemplate:
         )
         head = f"{{{{ if not .System }}}}{_said(self.head)}{{{{ end }}}}" if self.head else ""
         every = f"{{{{ range $number, $turn := .Messages }}}}{{{{ {turns}{{{{ end }}}}{{{{ end }}}}"
-        return head + every + _said(self.end)
+        return head + every
 
 
 def _said(text: str) -> str:
@@ -111,10 +111,10 @@ def go_template(tokenizer: Any) -> GoTemplate | None:
     """
     texts = [_without_bos(prompt_text(tokenizer, talk), tokenizer) for talk in _TALKS]
     ended = prompt_text(tokenizer, _TURNS[:2], asks=False)
-    before, to_answer, to_user, end = re.split("USER1|ANSWER1|USER2", texts[1])
+    before, to_answer, to_user, asks = re.split("USER1|ANSWER1|USER2", texts[1])
     after_answer = ended.rpartition("ANSWER1")[2]
     before_user = to_user.removeprefix(after_answer)
-    around = {"user": (before_user, ""), "assistant": (to_answer, after_answer)}
+    around = {"user": (before_user, asks), "assistant": (to_answer.removeprefix(asks), after_answer)}
     talks, opens = [*_TALKS], False
     with suppress(DataError):  # some templates refuse a system prompt
         with_system = [[_SYSTEM, *talk] for talk in _TALKS]
@@ -123,7 +123,7 @@ def go_template(tokenizer: Any) -> GoTemplate | None:
         before_system, to_turn, _ = re.split("SYSTEM0|USER1", texts[len(_TALKS)])
         opens = not to_turn.endswith(before_user)
         around["system"] = (before_system, to_turn.removesuffix(before_user))
-    found = GoTemplate(before.removesuffix(before_user), around, end, opens)
+    found = GoTemplate(before.removesuffix(before_user), around, opens)
     return found if all(found.render(talk) == text for talk, text in zip(talks, texts, strict=True)) else None
 
 

@@ -19,8 +19,8 @@ from tuner.machine.hardware import Hardware
 from tuner.models.load import pinned
 from tuner.recipes import paths
 from tuner.results.adapter import STEM, read_config
-from tuner.results.base import Base
-from tuner.results.subject import Subject, dtype_of, quantization_of
+from tuner.results.base import folder_of
+from tuner.results.model import ModelSpec, dtype_of, quantization_of
 from tuner.results.tensors import Stored
 
 
@@ -35,21 +35,21 @@ def check_installed() -> None:
         raise MachineError("transformers' server needs packages that are not installed", fix=fix)
 
 
-def check_servable(subject: Subject) -> None:
+def check_servable(spec: ModelSpec) -> None:
     """Check that a server can put the adapter on its base: both take what LoRA changes, and no weight beside it.
 
     Raises:
         ModelError: it holds more, or is of another kind.
     """
-    if subject.adapter is None:
+    if spec.adapter is None:
         return
-    others = [name for name in Stored(subject.adapter, STEM).shapes if ".lora_" not in name]
+    others = [name for name in Stored(spec.adapter, STEM).shapes if ".lora_" not in name]
     if others:
-        what = f"{subject.told} hold {others[0]}, and a server takes the weights of LoRA alone"
+        what = f"{spec.description} hold {others[0]}, and a server takes the weights of LoRA alone"
         raise ModelError(what, where="SOURCE", fix="Serve the whole model: tuner export SOURCE DEST --merge.")
 
 
-def run_transformers(subject: Subject, name: str, host: str, port: int, hardware: Hardware, bits: int | None) -> None:
+def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware: Hardware, bits: int | None) -> None:
     """Serve until SIGINT or SIGTERM; the model's id is `name`.
 
     Raises:
@@ -57,20 +57,20 @@ def run_transformers(subject: Subject, name: str, host: str, port: int, hardware
     """
     from transformers.cli.serve import Serve  # an extra
 
-    config = transformers.AutoConfig.from_pretrained(subject.path, **pinned(subject.model))
+    config = transformers.AutoConfig.from_pretrained(spec.path, **pinned(spec.model))
     if not hasattr(transformers, config.architectures[0]):  # where the server looks it up
         what = f"transformers' server does not know {config.architectures[0]}"
         raise ModelError(what, where="SOURCE", fix="Serve it as Llama: tuner export SOURCE DEST --as llama (--merge).")
-    block = quantization_of(subject, bits)
+    block = quantization_of(spec, bits)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: the folder of links is removed first
     try:
-        with _folder(subject, name) as model:
+        with _folder(spec, name) as model:
             Serve(
                 force_model=model,
-                dtype=str(dtype_of(subject, hardware)).removeprefix("torch."),
+                dtype=str(dtype_of(spec, hardware)).removeprefix("torch."),
                 quantization=f"bnb-{block.bits}bit" if block else None,
                 device="auto" if hardware.gpus else "cpu",
-                trust_remote_code=subject.model.trust_remote_code,
+                trust_remote_code=spec.model.trust_remote_code,
                 host=host,
                 port=port,
                 log_level="error",
@@ -80,17 +80,17 @@ def run_transformers(subject: Subject, name: str, host: str, port: int, hardware
 
 
 @contextmanager
-def _folder(subject: Subject, name: str) -> Iterator[str]:
+def _folder(spec: ModelSpec, name: str) -> Iterator[str]:
     """Make a folder of links that holds the model under its name, the working folder meanwhile; yield its name."""
-    local = paths.local(subject.path)
-    if local is None and subject.adapter is None:
-        yield f"{subject.path}@{subject.model.revision or 'main'}"
+    local = paths.local(spec.path)
+    if local is None and spec.adapter is None:
+        yield f"{spec.path}@{spec.model.revision or 'main'}"
         return
-    base = Base(subject.path, subject.model.revision, subject.model.trust_remote_code).folder().resolve()
+    base = folder_of(spec.model).resolve()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / name
         folder.mkdir()
-        for source in (subject.adapter.resolve(), base) if subject.adapter else (base,):
+        for source in (spec.adapter.resolve(), base) if spec.adapter else (base,):
             for file in source.iterdir():
                 if file.is_file() and not (folder / file.name).exists():  # the adapter's tokenizer and template win
                     (folder / file.name).symlink_to(file)
@@ -98,25 +98,25 @@ def _folder(subject: Subject, name: str) -> Iterator[str]:
             yield name
 
 
-def vllm_argv(vllm: str, subject: Subject, name: str, host: str, port: int) -> list[str]:
+def vllm_argv(vllm: str, spec: ModelSpec, name: str, host: str, port: int) -> list[str]:
     """Return the command that serves it with vLLM.
 
     Raises:
         ModelError: it has a DoRA adapter, which vLLM does not take.
     """
-    revision = ["--revision", subject.model.revision] if subject.model.revision else []
-    trusted = ["--trust-remote-code"] if subject.model.trust_remote_code else []
-    argv = [vllm, "serve", subject.path, "--host", host, "--port", str(port), *revision, *trusted]
-    if subject.adapter is None:
+    revision = ["--revision", spec.model.revision] if spec.model.revision else []
+    trusted = ["--trust-remote-code"] if spec.model.trust_remote_code else []
+    argv = [vllm, "serve", spec.path, "--host", host, "--port", str(port), *revision, *trusted]
+    if spec.adapter is None:
         return [*argv, "--served-model-name", name]
-    config = read_config(subject.adapter)
+    config = read_config(spec.adapter)
     if config.use_dora:
-        what = f"{subject.told} are of DoRA, which vLLM does not take"
+        what = f"{spec.description} are of DoRA, which vLLM does not take"
         raise ModelError(what, where="SOURCE", fix="Serve the whole model: tuner export SOURCE DEST --merge.")
     rank = max(8, 1 << (max([config.r, *config.rank_pattern.values()]) - 1).bit_length())  # vLLM takes powers of two
-    argv += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name}={subject.adapter}"]
-    template = subject.adapter / "chat_template.jinja"
-    return [*argv, *(["--chat-template", str(template)] if template.is_file() else []), *_generation(subject.adapter)]
+    argv += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name}={spec.adapter}"]
+    template = spec.adapter / "chat_template.jinja"
+    return [*argv, *(["--chat-template", str(template)] if template.is_file() else []), *_generation(spec.adapter)]
 
 
 def _generation(folder: Path) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
@@ -84,23 +85,31 @@ def flash_attention() -> Answer:
     return "ok" if apart < 0.01 else "failed", f"flash_attn {version('flash_attn')}, {apart:.4f} from torch's attention"
 
 
-def all_reduce(rank: str, ranks: str, meeting: str) -> Answer:
-    """Add a number over all ranks, which meet in the file `meeting`: NCCL between GPUs, gloo on a CPU."""
+def all_reduce(ranks: str) -> Answer:
+    """Add a number over so many ranks of this machine: with NCCL between GPUs, with gloo on a CPU."""
+    import torch
+
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_add, (int(ranks), backend, f"file://{folder}/store"), int(ranks))
+    total = int(ranks) * (int(ranks) + 1) // 2
+    return "ok", f"{backend} adds {total} over {ranks} ranks"
+
+
+def _add(rank: int, ranks: int, backend: str, meeting: str) -> None:
     import torch
     import torch.distributed as dist
 
-    backend, device = ("nccl", f"cuda:{rank}") if torch.cuda.is_available() else ("gloo", "cpu")
+    device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     if backend == "nccl":
-        torch.cuda.set_device(int(rank))
-    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=int(rank), world_size=int(ranks))
-    number = torch.full((1024,), float(rank) + 1, device=device)
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks)
+    number = torch.full((1024,), rank + 1.0, device=device)
     dist.all_reduce(number)
-    total, expected = float(number[0]), int(ranks) * (int(ranks) + 1) / 2
+    total, expected = float(number[0]), ranks * (ranks + 1) / 2
     dist.destroy_process_group()
-    return (
-        "ok" if total == expected else "failed",
-        f"{backend} adds {total:g} over {ranks} ranks, expected {expected:g}",
-    )
+    if total != expected:
+        raise RuntimeError(f"{backend} adds {total:g} over {ranks} ranks, expected {expected:g}")
 
 
 PROBES: dict[str, Callable[..., Answer]] = {

@@ -24,11 +24,11 @@ _PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 
 
 @dataclass(frozen=True)
-class Source:
+class SavedModel:
     """A folder with weights as transformers or PEFT write them, and the run that they come from, where it is known."""
 
     folder: Path
-    told: str
+    description: str
     run: RunDirectory | None = None
     step: int | None = None
 
@@ -41,7 +41,7 @@ class Source:
         return load(str(self.run.recipe)).config if self.run else None
 
 
-def find(path: Path) -> Source:
+def find(path: Path) -> SavedModel:
     """Return what `path` means; a checkpoint is hashed first, all of it.
 
     In a checkpoint the weights are those in the compute type, as in the result: at ZeRO-3 too, where every run gathers
@@ -62,7 +62,7 @@ def find(path: Path) -> Source:
         return _of_run(RunDirectory(path))
     if _is_checkpoint(path):
         return _of_checkpoint(path)
-    return _whole(Source(path, f"the weights in {path}", _run_around(path.absolute().parent)))
+    return _whole(SavedModel(path, f"the weights in {path}", _run_around(path.absolute().parent)))
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -77,11 +77,11 @@ def _is_checkpoint(path: Path) -> bool:
         return True
 
 
-def _of_run(run: RunDirectory) -> Source:
+def _of_run(run: RunDirectory) -> SavedModel:
     status = run.read_json(run.status)
     paths.refuse_forbidden(run.final, UsageError, "SOURCE")
     if status["state"] == "done" and has_weights(run.final):
-        return Source(run.final, f"the result of {run.path}", run, status.get("step"))
+        return SavedModel(run.final, f"the result of {run.path}", run, status.get("step"))
     newest, passed = checkpoints.newest_valid(run.checkpoints)
     if newest is None:
         what = f"the run {run.path} has no result and no valid checkpoint" + "".join(f"; {line}" for line in passed)
@@ -89,28 +89,30 @@ def _of_run(run: RunDirectory) -> Source:
         raise RunDirectoryError(what, where="SOURCE", fix=fix)
     why = "".join(f"; {line}" for line in passed)
     told = f"checkpoint {newest.step} of {run.path}, whose training is not done{why}"
-    return _whole(Source(newest.path, told, run, newest.step))
+    return _whole(SavedModel(newest.path, told, run, newest.step))
 
 
-def _of_checkpoint(path: Path) -> Source:
+def _of_checkpoint(path: Path) -> SavedModel:
     problem = checkpoints.inspect(path)
     if problem:
         what = f"{path} is not a valid checkpoint: {problem}"
         raise RunDirectoryError(what, where="SOURCE", fix="Take an older checkpoint, or name the run directory.")
     run, step = _run_around(path.absolute().parent.parent), checkpoints.facts(path).get("step")
-    return _whole(Source(path, f"the checkpoint {path}", run, step))
+    return _whole(SavedModel(path, f"the checkpoint {path}", run, step))
 
 
-def _whole(source: Source) -> Source:
+def _whole(source: SavedModel) -> SavedModel:
     paths.check_folder(str(source.folder), source.folder, "SOURCE")
     if not has_weights(source.folder):
         pickled = next((file.name for file in sorted(source.folder.iterdir()) if _PICKLED.fullmatch(file.name)), None)
         if pickled:
-            what = f"{source.told}, holds its weights as pickles ({pickled}), which can hold code: safetensors only"
+            what = (
+                f"{source.description}, holds its weights as pickles ({pickled}), which can hold code: safetensors only"
+            )
             fix = "Load and save it once with transformers, where you trust it."
             raise UsageError(what, where="SOURCE", fix=fix)
         if source.run and checkpoints.inspect(source.folder, hashes=False) is None:
-            what = f"{source.told}, holds what was trained and not the frozen layers"
+            what = f"{source.description}, holds what was trained and not the frozen layers"
             fix = f"Go on to the end: tuner train {source.run.recipe} --resume {source.run.path}"
             raise UsageError(what, where="SOURCE", fix=fix)
         what = f"{source.folder} holds no {' or '.join(WEIGHTS)}"

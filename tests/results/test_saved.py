@@ -8,7 +8,7 @@ import pytest
 
 from tests.results.runs import checkpoint, finish, make_run
 from tuner.errors import RunDirectoryError, UsageError
-from tuner.results.source import check_dest, find
+from tuner.results.saved import check_dest, find
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 
@@ -41,10 +41,10 @@ def test_a_run_that_is_not_done_means_its_newest_valid_checkpoint_and_says_so(ru
     older, newest = checkpoint(run, 2, weights), checkpoint(run, 4, weights)
 
     assert (find(run.path).folder, find(run.path).step) == (newest, 4)
-    assert "checkpoint 4 of" in find(run.path).told and "not done" in find(run.path).told
+    assert "checkpoint 4 of" in find(run.path).description and "not done" in find(run.path).description
     (newest / "model.safetensors").write_bytes(b"WEIGHTS")
     assert find(run.path).folder == older
-    assert "checkpoint-4 is passed over: model.safetensors has changed" in find(run.path).told
+    assert "checkpoint-4 is passed over: model.safetensors has changed" in find(run.path).description
 
 
 def test_a_checkpoint_knows_its_run_and_is_hashed_first(run: RunDirectory, weights: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_folder_beside_no_run_is_weights_whatever_it_is_called_and_may_be_edit
     (weights / "README.md").write_text("card with a licence")
     of_another_tool = weights.rename(tmp_path / "checkpoint-500")
 
-    assert find(of_another_tool).told == f"the weights in {of_another_tool}"
+    assert find(of_another_tool).description == f"the weights in {of_another_tool}"
 
 
 def test_a_checkpoint_that_was_moved_is_known_by_its_step(run: RunDirectory, weights: Path, tmp_path: Path) -> None:

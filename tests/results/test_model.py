@@ -17,15 +17,15 @@ from tests.machine.gpus import CPU
 from tests.results.made import make_result
 from tuner.errors import ModelError, RunDirectoryError, TunerError, UsageError
 from tuner.models.load import source
-from tuner.results.subject import Loaded, load, subject_of
+from tuner.results.model import LoadedModel, load, spec_of
 from tuner.runs import checkpoints
 
 TINY = "package:tiny"
 IDS = torch.tensor([[5, 6, 7, 8]])
 
 
-def loaded(name: Path | str, adapter: Path | None = None, bits: int | None = None) -> Loaded:
-    return load(subject_of(str(name), str(adapter) if adapter else None), CPU, bits)
+def loaded(name: Path | str, adapter: Path | None = None, bits: int | None = None) -> LoadedModel:
+    return load(spec_of(str(name), str(adapter) if adapter else None), CPU, bits)
 
 
 def outputs(model: Any) -> torch.Tensor:
@@ -48,17 +48,17 @@ def test_a_runs_result_is_loaded_as_it_was_trained(recipe: str, tmp_path: Path) 
     for name in (run.path, run.final):
         found = loaded(name)
         torch.testing.assert_close(outputs(found.model), outputs(model))
-        assert found.subject.objective == "sft"
+        assert found.spec.objective == "sft"
 
 
 def test_a_result_computes_in_the_type_that_its_recipe_names_where_this_machine_has_it(tmp_path: Path) -> None:
     run, _ = make_result(tmp_path / "run", "tiny_full_sample_e1", "optim_wrapper.dtype=bf16")
-    subject = subject_of(str(run.path), None)
-    assert subject.recipe is not None
-    optim = subject.recipe.optim_wrapper.model_copy(update={"dtype": "fp16"})
-    fp16 = dataclasses.replace(subject, recipe=subject.recipe.model_copy(update={"optim_wrapper": optim}))
+    spec = spec_of(str(run.path), None)
+    assert spec.recipe is not None
+    optim = spec.recipe.optim_wrapper.model_copy(update={"dtype": "fp16"})
+    fp16 = dataclasses.replace(spec, recipe=spec.recipe.model_copy(update={"optim_wrapper": optim}))
 
-    assert load(subject, CPU).dtype == torch.bfloat16
+    assert load(spec, CPU).dtype == torch.bfloat16
     assert load(fp16, CPU).dtype == torch.float32, "a CPU computes no fp16"
 
 
@@ -69,7 +69,7 @@ def test_a_model_that_scores_is_known_without_its_run(method: str, tmp_path: Pat
     found = loaded(shutil.copytree(run.final, tmp_path / "published"))
 
     torch.testing.assert_close(outputs(found.model), outputs(model))
-    assert (found.subject.objective, found.subject.recipe) == ("reward", None)
+    assert (found.spec.objective, found.spec.recipe) == ("reward", None)
 
 
 def test_an_adapter_is_loaded_on_the_base_that_is_named(tmp_path: Path) -> None:
@@ -91,11 +91,11 @@ def test_a_whole_checkpoint_is_loaded_where_a_run_is_not_done(tmp_path: Path) ->
     found = loaded(run.path)
 
     torch.testing.assert_close(outputs(found.model), outputs(model))
-    assert "checkpoint 2" in found.told
+    assert "checkpoint 2" in found.description
 
 
 def test_generation_stops_where_the_template_ends_answers_and_where_the_model_did(tmp_path: Path) -> None:
-    folder = shutil.copytree(source(subject_of(TINY, None).model), tmp_path / "model")
+    folder = shutil.copytree(source(spec_of(TINY, None).model), tmp_path / "model")
     (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
 
     found = loaded(folder)
@@ -153,7 +153,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
     refused(tmp_path / "rum", None, UsageError, "does not exist.*'run'")
     refused(run.path, run.final, UsageError, "is an adapter itself")
-    refused(TINY, Path(source(loaded(TINY).subject.model)), UsageError, "is a whole model, no adapter")
+    refused(TINY, Path(source(loaded(TINY).spec.model)), UsageError, "is a whole model, no adapter")
     refused(torn, None, ModelError, "adapter_config.json is not readable")
     shutil.rmtree(run.final)
     refused(run.path, None, RunDirectoryError, "no result and no valid checkpoint.*--resume")

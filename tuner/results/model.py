@@ -28,8 +28,8 @@ from tuner.models.load import (
 from tuner.recipes import catalog, paths
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
-from tuner.results.base import Base, base_of, check_facts
-from tuner.results.source import Source, find
+from tuner.results.base import base_of, check_facts, model_of
+from tuner.results.saved import SavedModel, find
 from tuner.results.tensors import Stored
 from tuner.worker.final_model import ask_for_one_answer, stop_where_answers_end
 from tuner.zero.precision import decide
@@ -38,14 +38,14 @@ _CARD = "generation_config.json"
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelSpec:
     """Weights that are here or on the hub, the adapter on them, and the recipe that made them, where there is one.
 
     `model` is the base of an adapter; `path` is what `from_pretrained` takes for it. `scores`: it gives a score to an
     answer and writes none. `context_tokens`: the most of a prompt with its answer; None where nothing says it.
     """
 
-    told: str
+    description: str
     model: Model
     path: str
     scores: bool
@@ -60,23 +60,23 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model that is ready to be asked, its tokenizer, and how it was loaded: compute type and bits."""
 
-    subject: Subject
+    spec: ModelSpec
     model: Any
     tokenizer: Any
     dtype: torch.dtype
     bits: int
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """One line: what is loaded, and in which type."""
         how = str(self.dtype).removeprefix("torch.") if self.bits == 16 else f"{self.bits} bits"
-        return f"{self.subject.told}, in {how} on {self.model.device}"
+        return f"{self.spec.description}, in {how} on {self.model.device}"
 
 
-def subject_of(name: str, adapter: str | None) -> Subject:
+def spec_of(name: str, adapter: str | None) -> ModelSpec:
     """Return what `name` means, with the adapter in the folder `adapter` on it; a checkpoint is hashed first.
 
     Raises:
@@ -89,42 +89,44 @@ def subject_of(name: str, adapter: str | None) -> Subject:
     if adapter is None:
         return _adapted(named, None) if named and named.is_adapter else _whole(name, named)
     if named and named.is_adapter:
-        what = f"{named.told} is an adapter itself"
+        what = f"{named.description} is an adapter itself"
         raise UsageError(what, where="--adapter", fix="Name the base before --adapter.")
     found = find(paths.expanded(adapter))
     if not found.is_adapter:
-        what = f"{found.told} is a whole model, no adapter"
+        what = f"{found.description} is a whole model, no adapter"
         raise UsageError(what, where="--adapter", fix="Leave --adapter out and name it alone.")
     return _adapted(found, str(named.folder) if named else name)
 
 
-def _whole(name: str, named: Source | None) -> Subject:
+def _whole(name: str, named: SavedModel | None) -> ModelSpec:
     recipe = named.recipe() if named else None
     trusted = recipe.model.trust_remote_code if recipe else False
     model = model_of(str(named.folder) if named else name, None, trusted)
     path = source(model)
     config = _config(model, path)
     scores = is_scorer(config)
-    told = named.told if named else f"the model {name}"
-    return Subject(told, model, path, scores, _context(config), recipe=recipe)
+    told = named.description if named else f"the model {name}"
+    return ModelSpec(told, model, path, scores, _context(config), recipe=recipe)
 
 
-def _adapted(found: Source, asked: str | None) -> Subject:
+def _adapted(found: SavedModel, asked: str | None) -> ModelSpec:
     recipe = found.recipe()
     adapter = read_config(found.folder)
     if adapter.is_prompt_learning:
-        what = f"{found.told} are of {kind_of(adapter)}, which puts tokens before the prompt and changes no weight"
-        raise ModelError(what, fix="Use it with PEFT itself: adapters that change weights are asked and judged here.")
-    base = base_of(adapter, recipe, asked, "SOURCE")
-    model = model_of(base.path, base.revision, base.trust_remote_code)
+        kind = f"{kind_of(adapter)}, which puts tokens before the prompt and changes no weight"
+        fix = "Use it with PEFT itself: adapters that change weights are asked and judged here."
+        raise ModelError(f"{found.description} are of {kind}", fix=fix)
+    model = base_of(adapter, recipe, asked, "SOURCE")
     path = source(model)
     folder = paths.local(path)
     if folder and not (folder / "config.json").is_file():
-        what = f"the base of {found.told} is not there: no config.json in {path!r}"
+        what = f"the base of {found.description} is not there: no config.json in {path!r}"
         raise ModelError(what, fix=f"Name where it is now: BASE --adapter {found.folder}.")
     config = _config(model, path)
-    check_facts(Base(path), config, recipe, "SOURCE")
-    return Subject(found.told, model, path, adapter.task_type == "SEQ_CLS", _context(config), found.folder, recipe)
+    check_facts(path, config, recipe, "SOURCE")
+    return ModelSpec(
+        found.description, model, path, adapter.task_type == "SEQ_CLS", _context(config), found.folder, recipe
+    )
 
 
 def _config(model: Model, path: str) -> Any:
@@ -137,24 +139,11 @@ def _context(config: Any) -> int | None:
     return int(most) if most else None
 
 
-def model_of(path: str, revision: str | None, trusted: bool) -> Model:
-    """Return the block of a model that no recipe names."""
-    return Model.model_construct(
-        path=path,
-        revision=revision,
-        chat_template=None,
-        attn_implementation=None,
-        trust_remote_code=trusted,
-        remote_code=False,
-        resize_embeddings=False,
-    )
-
-
-def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loaded:
+def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> LoadedModel:
     """Load the weights onto the GPUs that are here, or the CPU, in the type that training would choose there.
 
     Args:
-        subject: What `subject_of` returned.
+        spec: What `spec_of` returned.
         hardware: Of this machine.
         bits: 16, 8 or 4. None: as in training where the base was quantized, else 16.
 
@@ -162,25 +151,25 @@ def load(subject: Subject, hardware: Hardware, bits: int | None = None) -> Loade
         ModelError: there is no such model, or the adapter does not fit it.
         MachineError: the hub cannot be reached, or a package is missing.
     """
-    dtype, block = dtype_of(subject, hardware), quantization_of(subject, bits)
-    model = load_frozen(subject.model, subject.path, dtype, hardware, block, scores=subject.scores)
-    tokenizer = tokenizer_of(subject)
-    if subject.adapter:
-        model = with_adapter(model, subject)
+    dtype, block = dtype_of(spec, hardware), quantization_of(spec, bits)
+    model = load_frozen(spec.model, spec.path, dtype, hardware, block, scores=spec.scores)
+    tokenizer = tokenizer_of(spec)
+    if spec.adapter:
+        model = with_adapter(model, spec)
     model.eval()
     model.config.use_cache = True  # switched off while training
-    if not subject.scores:
-        if subject.adapter and (subject.adapter / _CARD).is_file():
-            with explained(str(subject.adapter), "SOURCE"):
-                model.generation_config = transformers.GenerationConfig.from_pretrained(subject.adapter)
+    if not spec.scores:
+        if spec.adapter and (spec.adapter / _CARD).is_file():
+            with explained(str(spec.adapter), "SOURCE"):
+                model.generation_config = transformers.GenerationConfig.from_pretrained(spec.adapter)
         ask_for_one_answer(model.generation_config)
         stop_where_answers_end(model.generation_config, tokenizer)
-    return Loaded(subject, model, tokenizer, dtype, block.bits if block else 16)
+    return LoadedModel(spec, model, tokenizer, dtype, block.bits if block else 16)
 
 
-def dtype_of(subject: Subject, hardware: Hardware) -> torch.dtype:
+def dtype_of(spec: ModelSpec, hardware: Hardware) -> torch.dtype:
     """Return the recipe's compute type, as far as this machine has it: the loss is then that of the validation."""
-    asked = subject.recipe.optim_wrapper.dtype if subject.recipe else "auto"
+    asked = spec.recipe.optim_wrapper.dtype if spec.recipe else "auto"
     return DTYPES[decide("auto" if asked == "fp16" and not hardware.gpus else asked, hardware).dtype]
 
 
@@ -194,51 +183,51 @@ def load_frozen(
     return load_weights(model, path, dtype, scores=scores, **arguments).requires_grad_(False)
 
 
-def tokenizer_of(subject: Subject) -> Any:
+def tokenizer_of(spec: ModelSpec) -> Any:
     """Return the tokenizer that training saved with an adapter, where it did, else that of the model.
 
     Raises:
         ModelError: there is none.
         MachineError: the hub cannot be reached.
     """
-    if subject.adapter and (subject.adapter / "tokenizer_config.json").is_file():
-        folder = str(subject.adapter)
-        return load_tokenizer(model_of(folder, None, subject.model.trust_remote_code), folder)
-    return load_tokenizer(subject.model, subject.path)
+    if spec.adapter and (spec.adapter / "tokenizer_config.json").is_file():
+        folder = str(spec.adapter)
+        return load_tokenizer(model_of(folder, None, spec.model.trust_remote_code), folder)
+    return load_tokenizer(spec.model, spec.path)
 
 
-def quantization_of(subject: Subject, bits: int | None) -> Quantization | None:
+def quantization_of(spec: ModelSpec, bits: int | None) -> Quantization | None:
     """Return in how many bits the base is loaded, as asked or else as it was trained on; None: 16."""
-    trained = subject.recipe.quantization if subject.recipe and subject.adapter else None
+    trained = spec.recipe.quantization if spec.recipe and spec.adapter else None
     if bits is None or (trained and trained.bits == bits):
         return trained
     return None if bits == 16 else Quantization.model_validate({"bits": bits})
 
 
-def with_adapter(model: Any, subject: Subject) -> Any:
+def with_adapter(model: Any, spec: ModelSpec) -> Any:
     """Return the base with the trained adapter on it: every tensor of the one has a place in the other.
 
     Raises:
         ModelError: it has not, so the adapter is of another base; or the adapter is damaged.
     """
-    assert subject.adapter is not None
-    stored = Stored(subject.adapter, STEM)  # says what is damaged
-    config = read_config(subject.adapter)
+    assert spec.adapter is not None
+    stored = Stored(spec.adapter, STEM)  # says what is damaged
+    config = read_config(spec.adapter)
     config.inference_mode, config.base_model_name_or_path = True, None  # it may be elsewhere than in training
     fit_rows(model, stored)
     try:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
-        report = adapted.load_adapter(str(subject.adapter), "default", autocast_adapter_dtype=False)
+        report = adapted.load_adapter(str(spec.adapter), "default", autocast_adapter_dtype=False)
     except MISFITS as error:
-        raise _misfit(subject, str(error).strip().splitlines()[-1].strip()) from error
+        raise _misfit(spec, str(error).strip().splitlines()[-1].strip()) from error
     unexpected = [name for name in report.unexpected_keys if not name.endswith(AS_IT_WAS)]
     if unexpected:
-        raise _misfit(subject, f"{unexpected[0]} has no place there")
+        raise _misfit(spec, f"{unexpected[0]} has no place there")
     if report.missing_keys:
-        raise _misfit(subject, f"it lacks {report.missing_keys[0]}")
+        raise _misfit(spec, f"it lacks {report.missing_keys[0]}")
     return adapted
 
 
-def _misfit(subject: Subject, what: str) -> ModelError:
+def _misfit(spec: ModelSpec, what: str) -> ModelError:
     fix = "Name the base that it was trained on: BASE --adapter FOLDER."
-    return ModelError(f"the adapter {subject.adapter} does not fit {subject.path!r}: {what}", fix=fix)
+    return ModelError(f"the adapter {spec.adapter} does not fit {spec.path!r}: {what}", fix=fix)

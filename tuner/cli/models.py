@@ -14,7 +14,7 @@ from tuner.cli import complete
 
 if TYPE_CHECKING:
     from tuner.machine.hardware import Hardware
-    from tuner.results.subject import Loaded, Subject
+    from tuner.results.model import LoadedModel, ModelSpec
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,7 +32,7 @@ _OPTIONS = (
 )
 
 
-def subject_options(command: Command) -> Command:
+def model_options(command: Command) -> Command:
     """Add SOURCE, --adapter, --bits and --debug to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
@@ -49,25 +49,14 @@ def stdout_is_the_answers() -> Iterator[None]:
         yield
 
 
-def named(source: str, adapter: str | None) -> Subject:
-    """Return what the options mean; no weights are loaded yet.
-
-    Raises:
-        TunerError: there is no such model, or the adapter is of another base.
-    """
-    from tuner.results.subject import subject_of  # torch
-
-    return subject_of(source, adapter)
-
-
-def loaded(subject: Subject, bits: str | None) -> tuple[Loaded, Hardware]:
+def loaded(spec: ModelSpec, bits: str | None) -> tuple[LoadedModel, Hardware]:
     """Load it onto this machine.
 
     Raises:
         TunerError: it cannot be loaded, or the adapter does not fit it.
     """
     from tuner.machine.hardware import detect
-    from tuner.results.subject import load
+    from tuner.results.model import load
 
     hardware = detect(os.environ)
-    return load(subject, hardware, int(bits) if bits else None), hardware
+    return load(spec, hardware, int(bits) if bits else None), hardware
