@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from tuner.data import formats, limits, masks, mixing
 from tuner.data.masks import Labelled
-from tuner.data.mixing import Set
+from tuner.data.mixing import WeightedSource
 from tuner.data.outcomes import Counts, Tally
 from tuner.data.readers.text import OnError, fail
 from tuner.data.sample import JUDGED, Chat, Pair, Sample, WrongKind, for_objective, lacks
@@ -53,7 +53,7 @@ class Pipeline:
     base: Path | None = None
 
     @cached_property
-    def opened(self) -> mixing.Opened:
+    def mixture(self) -> mixing.Mixture:
         """The data sets of the block."""
         return mixing.open(self.dataset, self.base)
 
@@ -63,7 +63,7 @@ class Pipeline:
         return tuple(
             one.format
             or formats.detect(one.head(_DETECT_ROWS), one.place, columns=one.columns, objective=self.objective)
-            for one in self.opened.sets
+            for one in self.mixture.sets
         )
 
     def tally(self, stream: TextIO | None = None) -> Tally:
@@ -73,7 +73,7 @@ class Pipeline:
 
     def samples(self, tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield what the objective learns from; `on_error` is called for each row that it cannot learn from."""
-        for one, (place, row) in self.opened.read(on_error):
+        for one, (place, row) in self.mixture.read(on_error):
             tally.read(one.number)
             name = self.formats[one.number]
             try:
@@ -90,7 +90,7 @@ class Pipeline:
                 else:
                     yield place, part
 
-    def _refuse(self, error: DataError, one: Set, on_error: OnError) -> None:
+    def _refuse(self, error: DataError, one: WeightedSource, on_error: OnError) -> None:
         """Call `on_error`; where it raises, and the rows have several shapes, raise that: one row's advice misleads."""
         try:
             on_error(error)

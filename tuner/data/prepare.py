@@ -94,7 +94,7 @@ def prepare(
     pipeline = Pipeline(dataset, objective, base)
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
     folder = cache / _key(pipeline, tokenizer)
-    with disk_errors(cache, "Set HF_HOME to a folder that you may write and that has room."):
+    with disk_errors(cache, "WeightedSource HF_HOME to a folder that you may write and that has room."):
         if not (folder / _COUNTS_FILE).is_file():
             make_folder(cache)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
@@ -141,9 +141,9 @@ def _key(pipeline: Pipeline, tokenizer: Any) -> str:
     """Return what the result depends on, hashed: content, settings, tokenizer, code."""
     dataset = pipeline.dataset
     parts = [
-        pipeline.opened.fingerprint(),
+        pipeline.mixture.fingerprint(),
         [dataset.max_length, dataset.packing, dataset.bad_rows, dataset.thinking, pipeline.objective],
-        [_code_of_user(one.format) for one in pipeline.opened.sets],
+        [_code_of_user(one.format) for one in pipeline.mixture.sets],
         tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer),
         [tokenizer.chat_template, tokenizer.special_tokens_map],
         [sha256(file) for file in sorted(Path(__file__).parent.rglob("*.py"))],
@@ -188,7 +188,7 @@ def _build(scratch: Path, pipeline: Pipeline, tokenizer: Any, tick: Callable[[],
     tally.counts.packed_rows = len(rows)
     sets = [
         SetCounts(one.place, name, one.format is None, tally.read_of_set[one.number])
-        for one, name in zip(pipeline.opened.sets, pipeline.formats, strict=True)
+        for one, name in zip(pipeline.mixture.sets, pipeline.formats, strict=True)
     ]
     facts = {
         "sets": [asdict(one) for one in sets],
@@ -220,8 +220,8 @@ def _refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
     Raises:
         DataError: there is none.
     """
-    dataset, counts, place = pipeline.dataset, tally.counts, pipeline.opened.place
-    if pipeline.opened.holdout and not counts.read:
+    dataset, counts, place = pipeline.dataset, tally.counts, pipeline.mixture.place
+    if pipeline.mixture.holdout and not counts.read:
         whose = "validation" if dataset.held_out else "training"
         what = f"val_split = {dataset.val_split:g} leaves {whose} no row"
         raise DataError(what, where=place, fix="Take another part, or name validation data: --val FILE.")
