@@ -94,7 +94,7 @@ def prepare(
     pipeline = Pipeline(dataset, objective, base)
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
     folder = cache / _key(pipeline, tokenizer)
-    with disk_errors(cache, "WeightedSource HF_HOME to a folder that you may write and that has room."):
+    with disk_errors(cache, "Set HF_HOME to a folder that you may write and that has room."):
         if not (folder / _COUNTS_FILE).is_file():
             make_folder(cache)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
