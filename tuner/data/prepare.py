@@ -19,7 +19,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuner.data import formats, layouts, outcomes, packing
+from tuner.data import encoding, formats, layouts, outcomes, packing
 from tuner.data.outcomes import Counts, Tally, Total
 from tuner.data.pipeline import Pipeline
 from tuner.data.sample import JUDGED
@@ -205,7 +205,7 @@ def _write(
     layout, is_packed = layouts.of(pipeline.objective), tally.counts.packing
 
     def batches() -> Iterator[list[layouts.Row]]:
-        for batch in pipeline.encoded(tokenizer, tally, tally.refuse):
+        for batch in encoding.encoded(pipeline, tokenizer, tally, tally.refuse):
             tick()
             yield [row for one in batch if (row := layouts.fit(layout, one, tally))]
 

@@ -60,6 +60,9 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 """What each objective learns from. To kto a pair is one good answer and one bad one."""
 
+IGNORED = -100
+"""The label of a token that carries no loss."""
+
 JUDGED = ("dpo", "orpo", "reward", "kto")
 """The objectives that learn from answers that were judged."""
 

@@ -11,12 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import datasets
-from datasets.data_files import DataFilesDict, get_data_patterns
-from datasets.exceptions import DatasetNotFoundError, DatasetsError
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-
 from tuner.data import readers
 from tuner.data.readers.text import OnError, PlacedRow, Row, fail
 from tuner.errors import DataError, MachineError, did_you_mean
@@ -106,6 +100,9 @@ def _rows_of_all(place: Path, files: list[Path], on_error: OnError) -> Iterator[
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """Return the files of `split`, told from file and folder names by the rules of `datasets`."""
+    from datasets.data_files import DataFilesDict, get_data_patterns  # 1 s; of no use to files
+    from datasets.exceptions import DatasetsError
+
     try:
         patterns = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     except (DatasetsError, FileNotFoundError):
@@ -133,6 +130,11 @@ def _files_of_url(url: str) -> Source:
 
 
 def _loaded(place: str, *names: str | None, **settings: str) -> Source:
+    import datasets  # 1 s; of no use to files
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
     try:
         dataset = datasets.load_dataset(*names, **settings)
     except (ConnectionError, httpx.TransportError) as error:
