@@ -22,6 +22,7 @@ from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.prepare import Prepared, prepare
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text import OnError
+from tuner.data.rendering import num_alike
 from tuner.data.sample import JUDGED, Chat, Feedback, Pair, Sample
 from tuner.data.serving import Difference
 from tuner.errors import DataError
@@ -132,9 +133,7 @@ def _shown(encoder: Encoder, place: str, sample: Sample, dataset: Dataset) -> Sh
 def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece]]:
     match sample:
         case Pair():
-            same = [
-                left for left, right in itertools.takewhile(lambda both: both[0] == both[1], zip(*sides, strict=False))
-            ]
+            same = sides[0][: num_alike(*sides)]
             chosen, rejected = (side[len(same) :] for side in sides)
             return {"prompt": same, "chosen": chosen, "rejected": rejected}
         case Feedback():

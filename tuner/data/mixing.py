@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from pathlib import Path
 
 from tuner.data import sources
 from tuner.data.holdout import Holdout
@@ -104,11 +103,8 @@ class Mixture:
                 yield of, placed
 
 
-def open(dataset: Dataset, base: Path | None = None) -> Mixture:
+def open(dataset: Dataset) -> Mixture:
     """Find the data set of a block, or those of its mixture.
-
-    Args:
-        base: The folder that relative paths start from.
 
     Raises:
         DataError: nothing is there, or what is there is no data set, or it lacks the split.
@@ -116,13 +112,13 @@ def open(dataset: Dataset, base: Path | None = None) -> Mixture:
     """
     shares: tuple[Rows, ...] = dataset.mixture or (dataset,)
     rows_of = [(share.path, share.name, share.split) for share in shares]
-    sets = tuple(_weighted(number, share, base, rows_of.index(rows_of[number])) for number, share in enumerate(shares))
+    sets = tuple(_weighted(number, share, rows_of.index(rows_of[number])) for number, share in enumerate(shares))
     return Mixture(sets, dataset.max_rows, Holdout.of(dataset))
 
 
-def _weighted(number: int, share: Rows, base: Path | None, first: int) -> WeightedSource:
+def _weighted(number: int, share: Rows, first: int) -> WeightedSource:
     assert share.path is not None, "checked before a run starts"
-    source = sources.find(share.path, share.name, share.split, base)
+    source = sources.find(share.path, share.name, share.split)
     weight = share.weight if isinstance(share, Share) else 1.0
     return WeightedSource(number, source, share.format, share.columns, share.system, weight, first)
 

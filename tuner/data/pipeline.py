@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TextIO
 
 from tuner.data import formats, mixing
@@ -30,7 +29,7 @@ PlacedSample = tuple[str, Sample]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The way of the rows of `dataset` to an objective; `base` is the folder that relative paths start from.
+    """The way of the rows of `dataset` to an objective.
 
     Each step raises DataError where the data set, or more rows of it than `on_error` bears, are wrong, and
     MachineError where the hub cannot be reached.
@@ -38,12 +37,11 @@ class Pipeline:
 
     dataset: Dataset
     objective: str
-    base: Path | None = None
 
     @cached_property
     def mixture(self) -> mixing.Mixture:
         """The data sets of the block."""
-        return mixing.open(self.dataset, self.base)
+        return mixing.open(self.dataset)
 
     @cached_property
     def formats(self) -> tuple[str, ...]:

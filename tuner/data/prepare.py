@@ -74,7 +74,6 @@ def prepare(
     tokenizer: Any,
     *,
     objective: str = "sft",
-    base: Path | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Prepared:
     """Read, tokenize, mask, and pack or cut a data set; the same input gives the same rows everywhere.
@@ -83,7 +82,6 @@ def prepare(
         dataset: The recipe's block; `max_length` counts tokens.
         tokenizer: With the chat template that the run uses.
         objective: Decides what kind of rows there may be, and which tokens carry loss.
-        base: The folder that a relative path starts from.
         tick: Called now and then while rows are made.
 
     Raises:
@@ -91,7 +89,7 @@ def prepare(
         MachineError: the hub cannot be reached.
         DiskError: the cache cannot be written.
     """
-    pipeline = Pipeline(dataset, objective, base)
+    pipeline = Pipeline(dataset, objective)
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
     folder = cache / _key(pipeline, tokenizer)
     with disk_errors(cache, "Set HF_HOME to a folder that you may write and that has room."):

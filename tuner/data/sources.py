@@ -36,14 +36,13 @@ class Source:
         return self.rows(on_error)
 
 
-def find(path: str, name: str | None, split: str, base: Path | None) -> Source:
+def find(path: str, name: str | None = None, split: str = "train") -> Source:
     """Return the source of `path`: a file, a folder of files, a pattern such as data/*.jsonl, or an id on the hub.
 
     Args:
         path: Also files of a hub data set: hf://datasets/OWNER/NAME/FOLDER/*.parquet.
         name: A configuration of a hub data set.
         split: Of a folder or a hub data set; a file is one split.
-        base: The folder that relative paths start from.
 
     Raises:
         DataError: nothing is there, or what is there is no data set, or it lacks `split`.
@@ -51,7 +50,7 @@ def find(path: str, name: str | None, split: str, base: Path | None) -> Source:
     """
     if path.startswith(paths.URL):
         return _files_of_url(path)
-    local = (base or Path()) / paths.expanded(catalog.asset(path))
+    local = paths.expanded(catalog.asset(path))
     if os.path.isdir(local):  # noqa: PTH112 (no error for a name too long)
         return _local(local, _files_of_split(local, split))
     if files := paths.matching(local):
