@@ -10,7 +10,7 @@ import pytest
 from tests.configs.rows_of_parts import ROWS
 from tests.each import each
 from tuner.data import formats
-from tuner.data.sample import Feedback, Pair, for_objective, teaches
+from tuner.data.sample import Feedback, Pair, for_objective, lacks
 from tuner.recipes import catalog, paths, recipe
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows
 
@@ -47,7 +47,7 @@ def test_a_published_row_becomes_a_sample_that_teaches(name: str) -> None:
         sample = formats.read(rows.format, row, name, columns=rows.columns, system=rows.system)
         objective = OBJECTIVES.get(type(sample), "sft")
 
-        assert teaches(sample)
+        assert not lacks(sample)
         assert for_objective(sample, objective, rows.format, name) == (sample,)
 
 

@@ -100,7 +100,7 @@ def jsonl(tmp_path: Path) -> Callable[..., Path]:
 
 
 def read_rows(path: Path | str, split: str = "train") -> list[tuple[str, dict[str, object]]]:
-    return list(sources.find(str(path), None, split, None).read())
+    return list(sources.find(str(path), split=split).read())
 
 
 def zst(data: bytes) -> bytes:

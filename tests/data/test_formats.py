@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.data import formats
-from tuner.data.sample import KINDS, Chat, Feedback, Pair, Sample, for_objective, teaches
+from tuner.data.sample import KINDS, Chat, Feedback, Pair, Sample, for_objective, lacks
 from tuner.errors import DataError
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -246,10 +246,10 @@ def test_what_teaches_nothing_is_told() -> None:
     tie = Pair([USER], [BETTER], [BETTER])
     nothing = [" \n", Chat([USER]), Chat([USER, {**ANSWER, "content": ""}]), Chat([]), tie]
 
-    assert [teaches(sample) for sample in nothing] == [False] * len(nothing)
-    assert all(teaches(sample) for sample in SAMPLES)
-    assert [teaches(part) for part in for_objective(tie, "kto", "preference", "x")] == [False]
-    assert teaches(Chat([USER, {**ANSWER, "content": "", "tool_calls": [{}]}]))
+    assert all(lacks(sample) for sample in nothing)
+    assert not any(lacks(sample) for sample in SAMPLES)
+    assert [lacks(part) is None for part in for_objective(tie, "kto", "preference", "x")] == [False]
+    assert not lacks(Chat([USER, {**ANSWER, "content": "", "tool_calls": [{}]}]))
 
 
 def test_a_function_of_the_users_reads_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tuner.data import formats
-from tuner.data.sample import Chat, teaches
+from tuner.data.sample import Chat, lacks
 
 
 def said(*turns: str) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def test_alpaca_has_a_history_of_questions_and_answers() -> None:
 
 
 def test_alpaca_s_mark_for_no_answer_is_none() -> None:
-    assert not teaches(read("alpaca", {"instruction": "q", "output": "<nooutput>"}))
+    assert lacks(read("alpaca", {"instruction": "q", "output": "<nooutput>"}))
 
 
 @pytest.mark.parametrize("prompt", ["q", [{"role": "user", "content": "q"}]])
@@ -82,7 +82,7 @@ def test_a_conversation_without_an_answer_teaches_nothing() -> None:
         "oasst1": {"text": "### Human: q"},
     }
 
-    assert [teaches(read(name, row)) for name, row in rows.items()] == [False] * len(rows)
+    assert all(lacks(read(name, row)) for name, row in rows.items())
 
 
 def test_sharegpt_roles_become_the_template_s_roles() -> None:

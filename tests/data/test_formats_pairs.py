@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tuner.data import formats
-from tuner.data.sample import Chat, Feedback, Pair, teaches
+from tuner.data.sample import Chat, Feedback, Pair, lacks
 
 
 def user(text: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_equal_answers_are_a_pair_that_teaches_nothing() -> None:
     pair = formats.read("preference", {"chosen": same, "rejected": list(same)}, "")
 
     assert pair == Pair([user("q")], [bot("a")], [bot("a")])
-    assert not teaches(pair)
+    assert lacks(pair)
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,6 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> 
     assert len(read(tmp_path / "a[1].jsonl")) == 1
 
 
-def test_a_relative_path_starts_from_base(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}', encoding="utf-8")
-
-    assert sources.find("a.jsonl", None, "train", tmp_path).place == str(tmp_path / "a.jsonl")
-
-
 def test_a_folder_gives_the_files_of_the_split_in_order(tmp_path: Path) -> None:
     for name in ("train-2.jsonl", "train-1.jsonl", "validation.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": name}), encoding="utf-8")
@@ -125,7 +119,7 @@ def test_a_data_set_that_is_a_script_is_refused_with_the_way_round_it() -> None:
 def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}', encoding="utf-8")
-    before = sources.find(str(path), None, "train", None).fingerprint()
+    before = sources.find(str(path)).fingerprint()
     path.write_text('{"text": "b"}', encoding="utf-8")
 
-    assert sources.find(str(path), None, "train", None).fingerprint() != before
+    assert sources.find(str(path)).fingerprint() != before

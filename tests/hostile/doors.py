@@ -87,7 +87,7 @@ def _config(_: Path, path: Path) -> None:
 def _rows(_: Path, path: Path) -> None:
     from tuner.data import formats, sources
 
-    placed = list(sources.find(str(path), None, "train", None).read())
+    placed = list(sources.find(str(path)).read())
     name = formats.detect([row for _, row in placed], str(path))
     for place, row in placed:
         formats.read(name, row, place)

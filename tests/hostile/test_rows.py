@@ -186,7 +186,7 @@ def test_columns_that_are_not_what_they_say_are_refused(
     path = write(tmp_path / ("a.arrow" if write is _arrow else "a.parquet"), pa.table({"text": column}))
 
     with pytest.raises(DataError, match="no readable"):
-        list(sources.find(str(path), None, "train", None).read())
+        list(sources.find(str(path)).read())
 
 
 def test_offsets_that_point_outside_are_refused(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_file_that_could_hold_code_is_no_data(name: str, tmp_path: Path) -> No
     path.write_bytes(pickle.dumps(_Canary(tmp_path / "canary")))
 
     with pytest.raises(DataError, match="of no known kind"):
-        sources.find(str(path), None, "train", None)
+        sources.find(str(path))
     assert not (tmp_path / "canary").exists()
 
 
@@ -237,7 +237,7 @@ def test_the_script_in_a_folder_of_data_is_not_run(tmp_path: Path) -> None:
         (folder / name).write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
     written(folder, GOOD, name="train.jsonl")
 
-    assert [row for _, row in sources.find(str(folder), None, "train", None).read()] == [json.loads(GOOD)]
+    assert [row for _, row in sources.find(str(folder)).read()] == [json.loads(GOOD)]
     assert not (tmp_path / "canary").exists()
 
 

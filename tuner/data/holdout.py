@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+from tuner.recipes.schema import Dataset
+
 
 @dataclass(frozen=True)
 class Holdout:
@@ -18,6 +20,13 @@ class Holdout:
     part: float
     seed: int
     taken: bool
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Holdout | None:
+        """Return what a `dataset` block says of held-out rows, or None where nothing is held out."""
+        if dataset.val_split is None:
+            return None
+        return cls(dataset.val_split, dataset.val_seed or 0, dataset.held_out)
 
     def holds(self, number: int, row: int) -> bool:
         """Return whether row `row` of data set `number` of a mixture, both from 0, is held out."""

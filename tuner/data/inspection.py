@@ -15,12 +15,14 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from tuner.data import layouts, masks, serving, thinking
+from tuner.data.encoding import Encoder, chats_of, encoded
 from tuner.data.masks import Labelled
 from tuner.data.outcomes import num_trained
-from tuner.data.pipeline import Encoder, Pipeline, PlacedSample, chats_of
+from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.prepare import Prepared, prepare
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text import OnError
+from tuner.data.rendering import num_alike
 from tuner.data.sample import JUDGED, Chat, Feedback, Pair, Sample
 from tuner.data.serving import Difference
 from tuner.errors import DataError
@@ -89,7 +91,7 @@ def view(dataset: Dataset, tokenizer: Any, objective: str, num_samples: int) -> 
     """
     prepared = prepare(dataset, tokenizer, objective=objective)
     pipeline = Pipeline(dataset, objective)
-    encoder = pipeline.encoder(tokenizer)
+    encoder = Encoder.of(pipeline, tokenizer)
     shown = [_shown(encoder, *one, dataset) for one in _first_samples(pipeline, num_samples)]
     return View(prepared, _lengths(prepared), shown)
 
@@ -115,14 +117,14 @@ def histogram(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
 
 
 def _shown(encoder: Encoder, place: str, sample: Sample, dataset: Dataset) -> Shown:
-    encoded = encoder.tokens([(place, chat) for chat in chats_of(sample)])
-    cut = layouts.cut(encoded, dataset.max_length)
+    whole = encoder.tokens([(place, chat) for chat in chats_of(sample)])
+    cut = layouts.cut(whole, dataset.max_length)
     num_tokens = sum(len(ids) for ids, _ in cut)
     return Shown(
         place,
         num_tokens,
         num_trained=num_trained(cut),
-        num_cut=sum(len(ids) for ids, _ in encoded) - num_tokens,
+        num_cut=sum(len(ids) for ids, _ in whole) - num_tokens,
         parts=_parts(sample, [_pieces(encoder.tokenizer, one) for one in cut]),
         splits=dataset.packing and not isinstance(sample, Pair | Feedback),
     )
@@ -131,9 +133,7 @@ def _shown(encoder: Encoder, place: str, sample: Sample, dataset: Dataset) -> Sh
 def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece]]:
     match sample:
         case Pair():
-            same = [
-                left for left, right in itertools.takewhile(lambda both: both[0] == both[1], zip(*sides, strict=False))
-            ]
+            same = sides[0][: num_alike(*sides)]
             chosen, rejected = (side[len(same) :] for side in sides)
             return {"prompt": same, "chosen": chosen, "rejected": rejected}
         case Feedback():
@@ -189,7 +189,7 @@ def bad_rows(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[DataE
 def _one_by_one(pipeline: Pipeline, tokenizer: Any, on_error: OnError) -> Iterator[None]:
     """Take all rows through the pipeline; the last time, as far as they can be read."""
     try:
-        for _ in pipeline.encoded(tokenizer, pipeline.tally(), on_error, batch_rows=1):
+        for _ in encoded(pipeline, tokenizer, pipeline.tally(), on_error, batch_rows=1):
             yield
     except Unreadable as error:
         on_error(error)

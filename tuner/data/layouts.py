@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from tuner.data import masks
+from tuner.data.encoding import Encoded
 from tuner.data.masks import IGNORED, Labelled, Tokens
 from tuner.data.outcomes import Tally
-from tuner.data.pipeline import Encoded
 from tuner.data.sample import EQUAL, Feedback
 
 Row = dict[str, Any]

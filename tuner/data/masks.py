@@ -16,14 +16,13 @@ import numpy.typing as npt
 from tuner.data import limits
 from tuner.data import thinking as thinking_of_answers
 from tuner.data.rendering import Span, Template, render
-from tuner.data.sample import Chat
+from tuner.data.sample import IGNORED, Chat
 from tuner.data.templates import choose_template
 from tuner.data.thinking import Thinking
 from tuner.errors import DataError
 
 __all__ = ["IGNORED", "Labelled", "Template", "Tokens", "choose_template", "encode_chats", "encode_texts"]
 
-IGNORED = -100
 Tokens = npt.NDArray[np.int32]
 Labelled = tuple[Tokens, Tokens]
 """Input ids and labels, int32 of shape [tokens]; a label of -100 carries no loss."""

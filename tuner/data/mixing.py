@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from pathlib import Path
 
 from tuner.data import sources
 from tuner.data.holdout import Holdout
@@ -23,7 +22,7 @@ from tuner.recipes.schema import Dataset, Rows, Share
 
 
 @dataclass(frozen=True)
-class Set:
+class WeightedSource:
     """One data set of a mixture; `number` is its place in it, from 0. `format` None: to be detected from `head`.
 
     `first` is the place of the first one with the same rows: they are held out together.
@@ -67,10 +66,10 @@ class Set:
 
 
 @dataclass(frozen=True)
-class Opened:
+class Mixture:
     """The data sets of a `dataset` block, at most `max_rows` rows of them, less those that are the other loader's."""
 
-    sets: tuple[Set, ...]
+    sets: tuple[WeightedSource, ...]
     max_rows: int | None
     holdout: Holdout | None = None
 
@@ -90,7 +89,7 @@ class Opened:
             json.dumps([facts, self.max_rows, self.holdout and asdict(self.holdout)]).encode()
         ).hexdigest()
 
-    def read(self, on_error: OnError = fail) -> Iterator[tuple[Set, PlacedRow]]:
+    def read(self, on_error: OnError = fail) -> Iterator[tuple[WeightedSource, PlacedRow]]:
         """Yield all rows, each set's evenly among the others' in proportion to the weights, at most `max_rows`.
 
         Of these, a held-out part is taken out, or alone is left.
@@ -104,11 +103,8 @@ class Opened:
                 yield of, placed
 
 
-def open(dataset: Dataset, base: Path | None = None) -> Opened:
+def open(dataset: Dataset) -> Mixture:
     """Find the data set of a block, or those of its mixture.
-
-    Args:
-        base: The folder that relative paths start from.
 
     Raises:
         DataError: nothing is there, or what is there is no data set, or it lacks the split.
@@ -116,25 +112,20 @@ def open(dataset: Dataset, base: Path | None = None) -> Opened:
     """
     shares: tuple[Rows, ...] = dataset.mixture or (dataset,)
     rows_of = [(share.path, share.name, share.split) for share in shares]
-    sets = tuple(_set(number, share, base, rows_of.index(rows_of[number])) for number, share in enumerate(shares))
-    return Opened(sets, dataset.max_rows, holdout_of(dataset))
+    sets = tuple(_weighted(number, share, rows_of.index(rows_of[number])) for number, share in enumerate(shares))
+    return Mixture(sets, dataset.max_rows, Holdout.of(dataset))
 
 
-def holdout_of(dataset: Dataset) -> Holdout | None:
-    """Return what a block says of held-out rows, or None where nothing is held out."""
-    if dataset.val_split is None:
-        return None
-    return Holdout(dataset.val_split, dataset.val_seed or 0, dataset.held_out)
-
-
-def _set(number: int, share: Rows, base: Path | None, first: int) -> Set:
+def _weighted(number: int, share: Rows, first: int) -> WeightedSource:
     assert share.path is not None, "checked before a run starts"
-    source = sources.find(share.path, share.name, share.split, base)
+    source = sources.find(share.path, share.name, share.split)
     weight = share.weight if isinstance(share, Share) else 1.0
-    return Set(number, source, share.format, share.columns, share.system, weight, first)
+    return WeightedSource(number, source, share.format, share.columns, share.system, weight, first)
 
 
-def _timed(one: Set, on_error: OnError) -> Iterator[tuple[tuple[float, int], Set, tuple[int, PlacedRow]]]:
+def _timed(
+    one: WeightedSource, on_error: OnError
+) -> Iterator[tuple[tuple[float, int], WeightedSource, tuple[int, PlacedRow]]]:
     """Yield a set's rows with the moment at which each is due: a set of weight 2 has two where others have one."""
     for count, placed in enumerate(one.read(on_error)):
         yield (count / one.weight, one.number), one, placed

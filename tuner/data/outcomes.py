@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from tuner.data.masks import IGNORED, Labelled
+from tuner.data.sample import IGNORED
 from tuner.errors import DataError
 from tuner.files import load_json
+
+if TYPE_CHECKING:
+    from tuner.data.masks import Labelled
 
 What = Literal["bad", "dropped", "truncated", "split", "changed"]
 """`bad` rows cannot be read or used; a sample that is `split` loses no token, only what its parts see of each other."""

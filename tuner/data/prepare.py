@@ -19,7 +19,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuner.data import formats, layouts, outcomes, packing
+from tuner.data import encoding, formats, layouts, outcomes, packing
 from tuner.data.outcomes import Counts, Tally, Total
 from tuner.data.pipeline import Pipeline
 from tuner.data.sample import JUDGED
@@ -74,7 +74,6 @@ def prepare(
     tokenizer: Any,
     *,
     objective: str = "sft",
-    base: Path | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Prepared:
     """Read, tokenize, mask, and pack or cut a data set; the same input gives the same rows everywhere.
@@ -83,7 +82,6 @@ def prepare(
         dataset: The recipe's block; `max_length` counts tokens.
         tokenizer: With the chat template that the run uses.
         objective: Decides what kind of rows there may be, and which tokens carry loss.
-        base: The folder that a relative path starts from.
         tick: Called now and then while rows are made.
 
     Raises:
@@ -91,7 +89,7 @@ def prepare(
         MachineError: the hub cannot be reached.
         DiskError: the cache cannot be written.
     """
-    pipeline = Pipeline(dataset, objective, base)
+    pipeline = Pipeline(dataset, objective)
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
     folder = cache / _key(pipeline, tokenizer)
     with disk_errors(cache, "Set HF_HOME to a folder that you may write and that has room."):
@@ -141,9 +139,9 @@ def _key(pipeline: Pipeline, tokenizer: Any) -> str:
     """Return what the result depends on, hashed: content, settings, tokenizer, code."""
     dataset = pipeline.dataset
     parts = [
-        pipeline.opened.fingerprint(),
+        pipeline.mixture.fingerprint(),
         [dataset.max_length, dataset.packing, dataset.bad_rows, dataset.thinking, pipeline.objective],
-        [_code_of_user(one.format) for one in pipeline.opened.sets],
+        [_code_of_user(one.format) for one in pipeline.mixture.sets],
         tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer),
         [tokenizer.chat_template, tokenizer.special_tokens_map],
         [sha256(file) for file in sorted(Path(__file__).parent.rglob("*.py"))],
@@ -188,7 +186,7 @@ def _build(scratch: Path, pipeline: Pipeline, tokenizer: Any, tick: Callable[[],
     tally.counts.packed_rows = len(rows)
     sets = [
         SetCounts(one.place, name, one.format is None, tally.read_of_set[one.number])
-        for one, name in zip(pipeline.opened.sets, pipeline.formats, strict=True)
+        for one, name in zip(pipeline.mixture.sets, pipeline.formats, strict=True)
     ]
     facts = {
         "sets": [asdict(one) for one in sets],
@@ -205,7 +203,7 @@ def _write(
     layout, is_packed = layouts.of(pipeline.objective), tally.counts.packing
 
     def batches() -> Iterator[list[layouts.Row]]:
-        for batch in pipeline.encoded(tokenizer, tally, tally.refuse):
+        for batch in encoding.encoded(pipeline, tokenizer, tally, tally.refuse):
             tick()
             yield [row for one in batch if (row := layouts.fit(layout, one, tally))]
 
@@ -220,8 +218,8 @@ def _refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
     Raises:
         DataError: there is none.
     """
-    dataset, counts, place = pipeline.dataset, tally.counts, pipeline.opened.place
-    if pipeline.opened.holdout and not counts.read:
+    dataset, counts, place = pipeline.dataset, tally.counts, pipeline.mixture.place
+    if pipeline.mixture.holdout and not counts.read:
         whose = "validation" if dataset.held_out else "training"
         what = f"val_split = {dataset.val_split:g} leaves {whose} no row"
         raise DataError(what, where=place, fix="Take another part, or name validation data: --val FILE.")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -123,6 +125,11 @@ def _refuse_losses(template: Template, chat: Chat) -> None:
             raise Unrendered(f"it leaves out {name}")
     if "reasoning_content" in template.leaves_out and _has(chat, "reasoning_content"):
         warn_once("The chat template leaves out reasoning_content; the model learns the answers without it.")
+
+
+def num_alike(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return how many values two sequences both begin with."""
+    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
 
 
 @cache

@@ -60,6 +60,9 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 """What each objective learns from. To kto a pair is one good answer and one bad one."""
 
+IGNORED = -100
+"""The label of a token that carries no loss."""
+
 JUDGED = ("dpo", "orpo", "reward", "kto")
 """The objectives that learn from answers that were judged."""
 
@@ -80,7 +83,7 @@ class WrongKind(DataError):
 def for_objective(sample: Sample, objective: str, name: str, place: str) -> tuple[Sample, ...]:
     """Return what the objective learns from a sample of format `name`: itself, or for kto the two halves of a pair.
 
-    A pair of equal answers stays one to kto too, so that `teaches` is False of it.
+    A pair of equal answers stays one to kto too, which `lacks` something.
 
     Raises:
         WrongKind: the objective does not learn from this kind of data; all rows of a format are of one kind, those of
@@ -90,7 +93,7 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
         wanted = " or ".join(_WHAT[kind] for kind in KINDS[objective])
         what = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} learns from {wanted}"
         raise WrongKind(what, where=place, of_row=":" in name, fix=_way_out(sample, objective))
-    if objective == "kto" and isinstance(sample, Pair) and teaches(sample):
+    if objective == "kto" and isinstance(sample, Pair) and not lacks(sample):
         return (
             Feedback(sample.prompt, sample.chosen, True, sample.tools),
             Feedback(sample.prompt, sample.rejected, False, sample.tools),
@@ -110,11 +113,6 @@ def lacks(sample: Sample) -> str | None:
         return "there is no answer"
     says = ("content", "tool_calls", "reasoning_content")
     return None if any(any(map(turn.get, says)) for turn in answers) else "every answer is empty"
-
-
-def teaches(sample: Sample) -> bool:
-    """Return False for a sample that holds nothing to learn."""
-    return lacks(sample) is None
 
 
 def _way_out(sample: Sample, objective: str) -> str:

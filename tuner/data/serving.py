@@ -5,12 +5,11 @@ It reads no rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any
 
-from tuner.data.rendering import Template, Unrendered, rendered
+from tuner.data.rendering import Template, Unrendered, num_alike, rendered
 from tuner.data.sample import Chat
 
 _AROUND = 8
@@ -50,15 +49,11 @@ def compare(template: Template, chat: Chat, place: str) -> Iterator[Difference]:
             except Unrendered as error:
                 yield Difference(place, number + 1, part, 0, f"(not rendered: {error})", "")
                 break
-            at = _same(served, trained)
+            at = num_alike(served, trained)
             if at < len(served):
                 around = (tokenizer.decode(ids[max(at - _AROUND, 0) : at + _AROUND]) for ids in (served, trained))
                 yield Difference(place, number + 1, part, at, *around)
                 break
-
-
-def _same(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

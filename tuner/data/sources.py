@@ -11,12 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import datasets
-from datasets.data_files import DataFilesDict, get_data_patterns
-from datasets.exceptions import DatasetNotFoundError, DatasetsError
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-
 from tuner.data import readers
 from tuner.data.readers.text import OnError, PlacedRow, Row, fail
 from tuner.errors import DataError, MachineError, did_you_mean
@@ -42,14 +36,13 @@ class Source:
         return self.rows(on_error)
 
 
-def find(path: str, name: str | None, split: str, base: Path | None) -> Source:
+def find(path: str, name: str | None = None, split: str = "train") -> Source:
     """Return the source of `path`: a file, a folder of files, a pattern such as data/*.jsonl, or an id on the hub.
 
     Args:
         path: Also files of a hub data set: hf://datasets/OWNER/NAME/FOLDER/*.parquet.
         name: A configuration of a hub data set.
         split: Of a folder or a hub data set; a file is one split.
-        base: The folder that relative paths start from.
 
     Raises:
         DataError: nothing is there, or what is there is no data set, or it lacks `split`.
@@ -57,7 +50,7 @@ def find(path: str, name: str | None, split: str, base: Path | None) -> Source:
     """
     if path.startswith(paths.URL):
         return _files_of_url(path)
-    local = (base or Path()) / paths.expanded(catalog.asset(path))
+    local = paths.expanded(catalog.asset(path))
     if os.path.isdir(local):  # noqa: PTH112 (no error for a name too long)
         return _local(local, _files_of_split(local, split))
     if files := paths.matching(local):
@@ -106,6 +99,9 @@ def _rows_of_all(place: Path, files: list[Path], on_error: OnError) -> Iterator[
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """Return the files of `split`, told from file and folder names by the rules of `datasets`."""
+    from datasets.data_files import DataFilesDict, get_data_patterns  # 1 s; of no use to files
+    from datasets.exceptions import DatasetsError
+
     try:
         patterns = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     except (DatasetsError, FileNotFoundError):
@@ -133,6 +129,11 @@ def _files_of_url(url: str) -> Source:
 
 
 def _loaded(place: str, *names: str | None, **settings: str) -> Source:
+    import datasets  # 1 s; of no use to files
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
     try:
         dataset = datasets.load_dataset(*names, **settings)
     except (ConnectionError, httpx.TransportError) as error:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
 from tuner.data import limits
-from tuner.data.rendering import Template, Unrendered, render, rendered, warn_once
+from tuner.data.rendering import Template, Unrendered, num_alike, render, rendered, warn_once
 from tuner.data.sample import Chat, Message
 from tuner.errors import DataError
 from tuner.recipes import catalog
@@ -150,8 +149,7 @@ def _cue(template: Template, messages: list[Message]) -> str:
     except Unrendered:
         return ""
     start = max((start for start, end in spans if "Because." in text[start:end]), default=len(text))
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False)))
-    return text[start:common]
+    return text[start : num_alike(prompt, text)]
 
 
 def _left_out(template: Template) -> tuple[str, ...]:

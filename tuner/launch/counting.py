@@ -11,6 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from tuner.data import readers
+from tuner.data.holdout import Holdout
 from tuner.data.readers import text
 from tuner.data.readers.text import Row
 from tuner.errors import DataError
@@ -41,14 +42,12 @@ def sources(config: RecipeConfig) -> tuple[Source, ...]:
 
 def _less_held_out(counted: Source, number: int, dataset: Dataset) -> Source:
     """Return the rows that are left where some are held out; which of a mixture's those are, reading alone tells."""
-    if dataset.val_split is None or counted.rows is None:
+    holdout = Holdout.of(dataset)
+    if holdout is None or counted.rows is None:
         return counted
     if dataset.mixture:
         return Source(None, "some rows of a mixture are held out")
-    from tuner.data.holdout import Holdout  # of no use to a run that holds nothing out
-
-    rows = min(counted.rows, dataset.max_rows or counted.rows)
-    return Source(Holdout(dataset.val_split, dataset.val_seed or 0, taken=False).count(number, rows))
+    return Source(holdout.count(number, min(counted.rows, dataset.max_rows or counted.rows)))
 
 
 def _counted(rows: Rows) -> Source:

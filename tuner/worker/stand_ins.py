@@ -87,7 +87,7 @@ def stand_in(rows: Rows, objective: str) -> dict[str, Any] | None:
     assert rows.path is not None, "checked before"
     if paths.local(rows.path) is None:
         try:
-            find(rows.path, rows.name, rows.split, None)
+            find(rows.path, rows.name, rows.split)
         except MachineError:
             return {"name": None, "split": "train", "columns": None, **_STAND_INS[objective]}
     return None

@@ -87,10 +87,10 @@ def leading_system(row: Row, messages: Sequence[Message]) -> list[Message]:
 
 def messages_of(row: Row, name: str) -> list[Message]:
     """Return the turns of a column, whether OpenAI's (`role`, `content`) or ShareGPT's (`from`, `value`)."""
-    return [any_turn(turn, number) for number, turn in enumerate(cells.turns(row, name), 1)]
+    return [_any_turn(turn, number) for number, turn in enumerate(cells.turns(row, name), 1)]
 
 
-def any_turn(turn: Row, number: int = 1) -> Message:
+def _any_turn(turn: Row, number: int = 1) -> Message:
     """Return one turn in the words of chat templates; `number` is its place, for messages."""
     return _sharegpt_turn(turn, number) if turn.get("value") is not None else _openai_turn(turn, number)
 
@@ -172,7 +172,7 @@ def read_rounds(row: Row) -> Chat:
     return chat(messages, row)
 
 
-def pair_of_columns(row: Row) -> tuple[str, str] | None:
+def _pair_of_columns(row: Row) -> tuple[str, str] | None:
     """Return the columns of the question and of the answer, or None where the row has no such two.
 
     Raises:
@@ -187,7 +187,7 @@ def pair_of_columns(row: Row) -> tuple[str, str] | None:
 
 def read_alpaca(row: Row) -> Chat:
     """Read one question and one answer; `input` follows the question after a line break."""
-    question, reply = pair_of_columns(row) or QUESTIONS_AND_ANSWERS[0]
+    question, reply = _pair_of_columns(row) or QUESTIONS_AND_ANSWERS[0]
     output = cells.text_of(row, reply)
     messages = [*cells.system(row), *_history(row), user(instruction(row, question))]
     # What Alpaca's makers wrote where their model gave no answer: nothing to learn.
@@ -235,7 +235,7 @@ def turns_of(row: Row, name: str, of_text: Callable[[str], Message]) -> list[Mes
     """Return a column's turns: a list of them, one alone, or a text that `of_text` makes a turn."""
     value = cells.column(row, name)
     if isinstance(value, Mapping):
-        return [any_turn(value)]
+        return [_any_turn(value)]
     return messages_of(row, name) if isinstance(value, list | tuple) else [of_text(cells.text(value, name))]
 
 

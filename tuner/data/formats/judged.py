@@ -16,7 +16,7 @@ PROMPTS = ("prompt", "question", "instruction", "query", "input", *chats.TURNS)
 """The columns that a prompt stands in, the first of them wins."""
 
 
-def is_hh(row: Row) -> bool:
+def _is_hh(row: Row) -> bool:
     """Say whether the two answers are hh-rlhf's texts of whole chats."""
     texts = (row.get("chosen"), row.get("rejected"))
     return all(isinstance(text, str) and text.lstrip().startswith("Human:") for text in texts)
@@ -24,7 +24,7 @@ def is_hh(row: Row) -> bool:
 
 def read_preference(row: Row) -> Pair:
     """Read `chosen` and `rejected`: answers to the prompt's column, or whole conversations that begin alike."""
-    if is_hh(row):
+    if _is_hh(row):
         both = [chats.spoken_hh(cells.text_of(row, name)) for name in ("chosen", "rejected")]
     else:
         both = [chats.turns_of(row, name, chats.answer) for name in ("chosen", "rejected")]

@@ -29,25 +29,12 @@ class Format:
     before: tuple[str, ...] = ()
 
 
-def _read_text(row: Row) -> str:
-    return cells.text_of(row, "text")
-
-
-def _starts(row: Row, name: str, start: str) -> bool:
-    value = row.get(name)
-    return isinstance(value, str) and value.lstrip().startswith(start)
-
-
 def _has(*needed: str) -> Callable[[Row], bool]:
     return lambda row: all(name in row for name in needed)
 
 
 def _turn_has(*keys: str) -> Callable[[Row], bool]:
     return lambda row: any(key in cells.first_turn(row, chats.TURNS) for key in keys)
-
-
-def _no_detection(_: Row) -> bool:
-    return False
 
 
 def _is_messages(row: Row) -> bool:
@@ -104,7 +91,7 @@ FORMATS: dict[str, Format] = {
         Chat,
         "a column 'text' such as '### Human: ...### Assistant: ...'",
         ("text", *_MORE),
-        lambda row: _starts(row, "text", "### Human:"),
+        lambda row: str(row.get("text")).lstrip().startswith("### Human:"),
         chats.read_oasst1,
     ),
     "moss": Format(
@@ -122,7 +109,7 @@ FORMATS: dict[str, Format] = {
         tool_dialogs.read_msagent,
         before=("sharegpt",),
     ),
-    "text": Format(str, "a column 'text'", ("text",), _has("text"), _read_text),
+    "text": Format(str, "a column 'text'", ("text",), _has("text"), lambda row: cells.text_of(row, "text")),
     "preference": Format(
         Pair,
         "columns 'chosen' and 'rejected': answers beside a prompt, or two conversations that begin alike",
@@ -149,7 +136,7 @@ FORMATS: dict[str, Format] = {
         Chat,
         "what 'preference' or 'better_response' needs; the worse answers are left out",
         (*_BETTER_RESPONSE, "chosen", "rejected", *judged.PROMPTS, *_MORE),
-        _no_detection,
+        lambda row: False,  # named by the user alone
         judged.read_chosen,
     ),
 }

@@ -1,22 +1,17 @@
 """The first rows of local data: readable, of the format, and what the objective learns from; and if there are enough.
 
-It reads a few rows through the worker's own readers; data on the hub is the worker's to fetch.
+They take the way of training's rows; data on the hub is the worker's to fetch.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
-from tuner.data import readers
-from tuner.data.readers.text import OnError, fail
-from tuner.errors import DataError
 from tuner.launch import steps
 from tuner.launch.checks import Finding
 from tuner.launch.resolve import ResolvedRun
 from tuner.recipes import paths
-from tuner.recipes.schema import Rows
+from tuner.recipes.schema import Dataset, Rows
 
 _NUM_ROWS = 8
 
@@ -29,7 +24,7 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
             continue
         shares: tuple[Rows, ...] = loader.dataset.mixture or (loader.dataset,)
         for rows in shares:
-            _read(rows, config.objective.type, tolerant=loader.dataset.bad_rows > 0)
+            _read(rows, loader.dataset, config.objective.type)
     yield from ()
 
 
@@ -39,8 +34,8 @@ def few_steps(run: ResolvedRun) -> Iterator[Finding]:
         yield warning
 
 
-def _read(rows: Rows, objective: str, *, tolerant: bool) -> None:
-    """Read the first rows as training will; `tolerant`: bad ones may be left out, and are counted there.
+def _read(rows: Rows, dataset: Dataset, objective: str) -> None:
+    """Take the first rows of one data set of a block to samples; bad ones may be left out, and are counted in training.
 
     Raises:
         DataError: there is no such format, or a row cannot be read or is not what the objective learns from.
@@ -49,30 +44,23 @@ def _read(rows: Rows, objective: str, *, tolerant: bool) -> None:
     if ":" in (rows.format or ""):
         return
     from tuner.data import formats  # a plan does not need it
-    from tuner.data.sample import for_objective
+    from tuner.data.pipeline import Pipeline
+    from tuner.data.readers.text import OnError, fail
 
     if rows.format:
         formats.named(rows.format)
-    file = _first_file(rows)
-    if file is None or readers.kind(file) is None:
+    if not _are_files(rows):
         return
-    on_error: OnError = (lambda _: None) if tolerant else fail
-    placed = list(itertools.islice(readers.read(file, on_error), _NUM_ROWS))
-    if not placed:
-        return
-    place, columns = str(file), rows.columns
-    name = rows.format or formats.detect([row for _, row in placed], place, columns=columns, objective=objective)
-    for where, row in placed:
-        try:
-            sample = formats.read(name, row, where, columns=columns, system=rows.system)
-            for_objective(sample, objective, name, where)
-        except DataError as error:
-            if not (tolerant and error.of_row):
-                raise (formats.mixed(placed, place, columns=columns, objective=objective) or error) from error
+    of_rows = {name: getattr(rows, name) for name in Rows.model_fields}
+    block = dataset.model_copy(update={**of_rows, "mixture": None, "max_rows": _NUM_ROWS, "val_split": None})
+    on_error: OnError = (lambda _: None) if dataset.bad_rows else fail
+    pipeline = Pipeline(block, objective)
+    for _ in pipeline.samples(pipeline.tally(), on_error):
+        pass
 
 
-def _first_file(rows: Rows) -> Path | None:
-    """Return the first file of local data; which files of a folder are a split's, `datasets` alone can tell."""
+def _are_files(rows: Rows) -> bool:
+    """Say whether rows are in files here; which files of a folder are a split's, `datasets` alone can tell."""
     place = paths.local(rows.path) if rows.path else None
     files = paths.matching(place) if place else []
-    return files[0] if files and files[0].is_file() else None
+    return bool(files) and all(file.is_file() for file in files)

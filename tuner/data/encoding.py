@@ -1,0 +1,116 @@
+"""Samples into tokens with labels: the rest of the way of rows, batch by batch.
+
+It does not cut, pack or write.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tuner.data import limits, masks
+from tuner.data.masks import Labelled
+from tuner.data.outcomes import Tally
+from tuner.data.pipeline import Pipeline, PlacedSample
+from tuner.data.readers.text import OnError
+from tuner.data.sample import Chat, Pair, Sample
+from tuner.data.thinking import Thinking
+from tuner.errors import DataError
+
+_BATCH_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A sample and its tokens: one sequence, or the two sides of a pair."""
+
+    place: str
+    sample: Sample
+    sides: list[Labelled]
+
+
+def encoded(
+    pipeline: Pipeline, tokenizer: Any, tally: Tally, on_error: OnError, *, batch_rows: int | None = None
+) -> Iterator[list[Encoded]]:
+    """Yield the samples of a pipeline with their tokens, batch by batch; in a batch, what cannot be read is told first.
+
+    Raises:
+        DataError: the data set or the chat template is wrong, or `on_error` raises what is wrong with a row.
+        MachineError: the hub cannot be reached.
+    """
+    encoder = Encoder.of(pipeline, tokenizer)
+    for batch in limits.batches(pipeline.samples(tally, on_error), batch_rows or _BATCH_ROWS):
+        yield encoder.encode(batch, tally, on_error)
+
+
+def chats_of(sample: Sample) -> Sequence[Chat | str]:
+    """Return a sample as one text to tokenize, or the conversation of each answer; its prompt carries no loss."""
+    if isinstance(sample, str | Chat):
+        return [sample]
+    prompt = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in sample.prompt]
+    answers = (sample.chosen, sample.rejected) if isinstance(sample, Pair) else (sample.completion,)
+    return [Chat([*prompt, *answer], sample.tools) for answer in answers]
+
+
+@dataclass
+class Encoder:
+    """Tokenizes conversations and texts; `train_all` puts loss on every token of a conversation too.
+
+    `thinking` is what becomes of that of the answers, as `dataset.thinking` says.
+    """
+
+    tokenizer: Any
+    train_all: bool = False
+    thinking: Thinking | None = None
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, tokenizer: Any) -> Encoder:
+        """Return what makes tokens of the samples of a pipeline."""
+        return cls(tokenizer, pipeline.objective == "pretrain", pipeline.dataset.thinking)
+
+    @cached_property
+    def template(self) -> masks.Template:
+        """The chat template; texts need none, so a tokenizer without one is no mistake before the first chat."""
+        return masks.choose_template(self.tokenizer)
+
+    def encode(self, batch: Sequence[PlacedSample], tally: Tally, on_error: OnError) -> list[Encoded]:
+        """Return samples with their tokens, without the rows that the chat template refuses.
+
+        Raises:
+            DataError: there is no chat template, or `on_error` raises what is wrong with a row.
+        """
+        changes: dict[tuple[str, str], None] = {}  # once: the two sides of a pair have the same prompt
+        placed = [(place, chat) for place, sample in batch for chat in chats_of(sample)]
+        try:
+            sides = iter(self.tokens(placed, lambda place, reason: changes.setdefault((place, reason))))
+        except DataError as error:
+            if not error.of_row:
+                raise
+            rows = [list(samples) for _, samples in itertools.groupby(batch, lambda one: one[0])]
+            if len(rows) > 1:
+                return [one for row in rows for one in self.encode(row, tally, on_error)]
+            on_error(error)
+            return []
+        for place, reason in changes:
+            tally.change(place, reason)
+        return [Encoded(place, sample, list(itertools.islice(sides, len(chats_of(sample))))) for place, sample in batch]
+
+    def tokens(
+        self,
+        placed: Sequence[tuple[str, Chat | str]],
+        on_change: Callable[[str, str], object] = lambda place, reason: None,
+    ) -> list[Labelled]:
+        """Return ids and labels of conversations and texts; `on_change` as in `masks.encode_chats`.
+
+        Raises:
+            DataError: there is no chat template, or it refuses a conversation.
+        """
+        texts = [(place, text) for place, text in placed if isinstance(text, str)]
+        chats = [(place, chat) for place, chat in placed if isinstance(chat, Chat)]
+        of_texts = iter(masks.encode_texts(self.tokenizer, texts) if texts else ())
+        how: dict[str, Any] = {"train_all": self.train_all, "thinking": self.thinking, "on_change": on_change}
+        of_chats = iter(masks.encode_chats(self.template, chats, **how) if chats else ())
+        return [next(of_texts if isinstance(one, str) else of_chats) for _, one in placed]
