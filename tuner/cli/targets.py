@@ -181,9 +181,8 @@ def run_section(path: Path) -> Section:
     """Return the versions, the hardware and the geometry of a run.
 
     Raises:
-        RunDirectoryError: run.json holds no object.
+        RunDirectoryError: run.json cannot be read.
     """
-    from tuner.errors import RunDirectoryError
     from tuner.recipes.diff import Section
     from tuner.recipes.merging import leaves
     from tuner.recipes.origin import Kind, Origin, Place
@@ -191,7 +190,5 @@ def run_section(path: Path) -> Section:
 
     run = RunDirectory(path)
     facts = run.read_json(run.run)
-    if not isinstance(facts, dict):
-        raise RunDirectoryError("run.json holds no object", where=path)
     values = {key: facts[key] for key in _RUN_FACTS if key in facts}
     return Section(values, {key: Origin(Place(Kind.DERIVED, str(run.run))) for key, _ in leaves(values)})

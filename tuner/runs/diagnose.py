@@ -153,8 +153,7 @@ def _reported(evidence: Evidence) -> Iterator[_Suspect]:
         rank, code, message = int(report["rank"]), int(report["exit_code"]), str(report["message"])
         known, name = classify(message), report.get("cause")
         if name and not (name == TunerError.code and known):
-            what = message.removeprefix(f"{name}: ")
-            suspect = _Suspect(rank, causes.named(name), what, code, order)
+            suspect = _Suspect(rank, causes.named(name), str(report.get("what") or message), code, order)
         else:
             cause, line = known or classify(evidence.logs.get(rank, "")) or (causes.BUG, "")
             line = line or message.strip().splitlines()[-1]

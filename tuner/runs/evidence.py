@@ -6,16 +6,13 @@ It reads the run directory and judges nothing.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from tuner.errors import RunDirectoryError
-from tuner.files import load_json
-from tuner.runs import beats
+from tuner.runs import beats, metrics
 from tuner.runs.diagnose import Evidence
 from tuner.runs.directory import RunDirectory
-
-_TAIL_BYTES = 1 << 16
+from tuner.runs.follow import tail
 
 
 def gather(
@@ -50,16 +47,6 @@ def gather(
     )
 
 
-def tail(file: Path) -> str:
-    """Return the last 64 KiB of a file, nothing of one that cannot be read."""
-    try:
-        with file.open("rb") as stream:
-            stream.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def _last_step(run: RunDirectory) -> int | None:
     """Return the last step that this attempt logged: an earlier one's lines stand in the same file."""
     try:
@@ -67,12 +54,4 @@ def _last_step(run: RunDirectory) -> int | None:
             return None
     except OSError:
         return None
-    return next(_steps(reversed(tail(run.metrics).splitlines())), None)
-
-
-def _steps(lines: Iterable[str]) -> Iterator[int]:
-    for line in lines:
-        try:
-            yield int(load_json(line)["step"])
-        except (ValueError, KeyError, TypeError):  # the last line may be torn
-            continue
+    return metrics.latest(run).get("step")

@@ -90,8 +90,8 @@ def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
 
 def _state(run: RunDirectory) -> tuple[State, str]:
     try:
-        status = _object(run, run.status)
-        _object(run, run.run)
+        status = run.read_json(run.status)
+        run.read_json(run.run)
     except RunDirectoryError as error:
         return "damaged", error.what
     state = status.get("state")
@@ -108,16 +108,9 @@ def _state(run: RunDirectory) -> tuple[State, str]:
 def _step(run: RunDirectory, logged: int | None) -> int | None:
     """Return how far a run came: one that is done says it, of another the last step that was logged is known."""
     with contextlib.suppress(RunDirectoryError):
-        taken = _object(run, run.status).get("step")
+        taken = run.read_json(run.status).get("step")
         return taken if isinstance(taken, int) else logged
     return logged
-
-
-def _object(run: RunDirectory, file: Path) -> dict[str, Any]:
-    value = run.read_json(file)
-    if not isinstance(value, dict):
-        raise RunDirectoryError(f"{file.name} holds no object", where=run.path)
-    return value
 
 
 def _running(run: RunDirectory) -> tuple[State, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.files import load_json
 from tuner.runs.directory import RunDirectory
-from tuner.runs.evidence import tail
+from tuner.runs.follow import tail
 
 Line = dict[str, Any]
 
