@@ -114,8 +114,8 @@ def machines(gpus: int | None, gpu: str | None, nodes: int) -> tuple[Hardware, T
     return made, Topology("torchrun", nodes, 0, len(made.gpus), nodes * len(made.gpus))
 
 
-def planned(request: Request, gpus: int | None, gpu: str | None, nodes: int) -> tuple[ResolvedRun, dict[str, str]]:
-    """Return what would run on the machines that the flags mean, and the environment it would run in.
+def planned(request: Request, gpus: int | None, gpu: str | None, nodes: int) -> ResolvedRun:
+    """Return what would run on the machines that the flags mean.
 
     Raises:
         TunerError: it would not.
@@ -124,8 +124,8 @@ def planned(request: Request, gpus: int | None, gpu: str | None, nodes: int) -> 
 
     from tuner.launch.resolve import resolve_run
 
-    environ, (hardware, topology) = dict(os.environ), machines(gpus, gpu, nodes)
-    return resolve_run(request, environ, hardware, datetime.now().astimezone(), topology), environ
+    hardware, topology = machines(gpus, gpu, nodes)
+    return resolve_run(request, dict(os.environ), hardware, datetime.now().astimezone(), topology)
 
 
 def lacks(document: Document) -> list[TunerError]:

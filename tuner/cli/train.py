@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,14 +125,14 @@ def command(
     environ = dict(os.environ)
     made = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
     if dry_run:
-        print_plan(made, environ, preflight.foresee(made, environ), as_json=as_json)
+        print_plan(made, preflight.foresee(made), as_json=as_json)
         return
     from tuner.launch.execute import execute  # psutil, which a plan does not need
 
-    warnings = preflight.check(made, environ)
+    warnings = preflight.check(made)
     if made.topology.leads:
         announce(made, warnings)
-    sys.exit(execute(made, environ))
+    sys.exit(execute(made))
 
 
 def announce(made: ResolvedRun, warnings: tuple[str, ...]) -> None:
@@ -157,13 +156,13 @@ def announce(made: ResolvedRun, warnings: tuple[str, ...]) -> None:
         say(line, err=True)
 
 
-def print_plan(made: ResolvedRun, environ: Mapping[str, str], warnings: tuple[str, ...], *, as_json: bool) -> None:
+def print_plan(made: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) -> None:
     """Print everything that would run on standard output."""
     from tuner.cli.text import origins_json, with_origins
     from tuner.files import dump_json
     from tuner.launch import render
 
-    argv, env, batch = render.argv(made), render.environment(made, environ), render.batch_json(made)
+    argv, env, batch = render.argv(made), render.environment(made), render.batch_json(made)
     if as_json:
         value = {
             "argv": argv,

@@ -56,9 +56,9 @@ def choose(
         kind = f"no formula for the size of model_type {facts.model_type!r}" if facts else "the model's size is unknown"
         return Choice("deepspeed_zero3", kind)
     fits = advice.levels(config, facts, _machines(topology, hardware, precision))
-    found = advice.recommended(fits)
-    if found:
-        return Choice(found.level, f"the lowest level that fits: {describe(found)}")
+    lowest = advice.recommended(fits)
+    if lowest:
+        return Choice(lowest.level, f"the lowest level that fits: {describe(lowest)}")
     nearest = fits[-1] if ignore else max(fits, key=_room)
     if not ignore:
         refuse_hopeless(nearest, config)
@@ -133,28 +133,28 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
     return {"flops_per_token": flops, "peak_flops_per_gpu": min(known)}
 
 
-def describe(found: Fit) -> str:
+def describe(fit: Fit) -> str:
     """Return one line: what is needed of what is there."""
-    machines, needs = found.machines, found.peak
+    machines, needs = fit.machines, fit.peak
     text = f"about {gib(needs.gpu_bytes)} of {gib(machines.gpu_bytes)} on each GPU"
     if machines.host_bytes:
         text += f", {gib(needs.host_bytes)} of {gib(machines.host_bytes)} on the host"
     return text
 
 
-def warning(found: Fit | None) -> str | None:
+def warning(fit: Fit | None) -> str | None:
     """Return what to say of a run that may not fit."""
-    return f"this run may not fit: {describe(found)}." if found and not found.fits else None
+    return f"this run may not fit: {describe(fit)}." if fit and not fit.fits else None
 
 
-def refuse_hopeless(found: Fit | None, config: RecipeConfig) -> None:
+def refuse_hopeless(fit: Fit | None, config: RecipeConfig) -> None:
     """Refuse a run that is over its GPUs or hosts by more than the estimate can be wrong.
 
     Raises:
         MachineError: it is.
     """
-    if found and _room(found) < -TOLERANCE:
-        raise _hopeless(found, config)
+    if fit and _room(fit) < -TOLERANCE:
+        raise _hopeless(fit, config)
 
 
 def _machines(topology: Topology, hardware: Hardware, precision: Precision) -> Machines:
@@ -167,20 +167,20 @@ def _machines(topology: Topology, hardware: Hardware, precision: Precision) -> M
     )
 
 
-def _room(found: Fit) -> float:
+def _room(fit: Fit) -> float:
     """Return the part of a GPU, or of a host where that is less, that is left; below 0 it is missing."""
-    machines = found.machines
-    host = found.spare_host_bytes / machines.host_bytes if machines.host_bytes else 1.0
-    return min(found.spare_gpu_bytes / machines.gpu_bytes, host)
+    machines = fit.machines
+    host = fit.spare_host_bytes / machines.host_bytes if machines.host_bytes else 1.0
+    return min(fit.spare_gpu_bytes / machines.gpu_bytes, host)
 
 
-def _hopeless(found: Fit, config: RecipeConfig) -> MachineError:
+def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
     assert config.architecture is not None
-    advised = advice.changes(config, config.architecture, found.machines)
+    advised = advice.changes(config, config.architecture, fit.machines)
     ways = [f"{change.what}: {change.flags} --deepspeed {change.level}" for change in advised[:3]]
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs: see tuner plan."
     return MachineError(
-        f"this run does not fit: {describe(found)} at {found.level}",
+        f"this run does not fit: {describe(fit)} at {fit.level}",
         where="the memory here",
         fix=f"{fix}\nTo start it all the same: --ignore-fit",
     )

@@ -55,6 +55,7 @@ class ResolvedRun(ResolvedRecipe):
     """What would run: --dry-run prints it, and without --dry-run it is started.
 
     Args:
+        environ: The variables of this process; they may hold secrets, and none is written down.
         recipe_as_run: The recipe that anybody can run again: with absolute paths, and the DeepSpeed config by value.
         run_path: The run directory.
         is_known_run: It is that of an earlier attempt, with which this one goes on.
@@ -65,6 +66,7 @@ class ResolvedRun(ResolvedRecipe):
     """
 
     request: Request
+    environ: Mapping[str, str] = field(repr=False)
     recipe_as_run: Recipe
     steps: Steps
     run_path: Path
@@ -116,6 +118,7 @@ def resolve_run(
         **vars(resolved)
         | {"final": final, "warnings": (*resolved.warnings, *filter(None, [leftovers.warning(environ)]))},
         request=request,
+        environ=environ,
         recipe_as_run=as_run,
         steps=count(loaded.config, resolved.batch, counting.sources(loaded.config), resumed),
         run_path=start.run_path,

@@ -95,8 +95,8 @@ class RunDirectory:
     def report_failure(self, rank: int, exit_code: int, message: str, **facts: Any) -> None:
         """Leave word of how a rank ended, for the supervisor; torchrun turns every failure into 1.
 
-        Facts are, where there are any, `cause` (a TunerError's code), `what` (its message without the code), `step` (the
-        optimizer step at work, from 1), and `origin` (the rank that it began on, where that is another).
+        Facts are, where there are any, `cause` (a TunerError's code), `what` (its message without the code), `step` (of
+        the optimizer, at work, from 1), and `origin` (the rank that it began on, where that is another).
         """
         self.ranks.mkdir(exist_ok=True)
         write_json(self.ranks / f"{rank}.json", {"rank": rank, "exit_code": exit_code, "message": message, **facts})

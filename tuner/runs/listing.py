@@ -99,9 +99,9 @@ def _state(run: RunDirectory) -> tuple[State, str]:
         return _running(run)
     if state not in ("done", "failed", "stopped"):
         return "damaged", f"status.json holds the state {state!r}"
-    found = status.get("diagnosis")
-    if isinstance(found, dict):
-        return state, f"{found.get('cause')}: {found.get('what')}"
+    diagnosis = status.get("diagnosis")
+    if isinstance(diagnosis, dict):
+        return state, f"{diagnosis.get('cause')}: {diagnosis.get('what')}"
     return state, "" if state == "done" else next(iter(str(status.get("message") or "").splitlines()), "")
 
 

@@ -103,7 +103,9 @@ def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
             what = f"{place / file} lacks {name}, which the index says is there"
             yield ModelError(what, where=_WHERE, fix="Fetch the model again.")
             return
-    numbers = {int(part) for found in names.values() for name in found for part in name.split(".") if part.isdecimal()}
+    numbers = {
+        int(part) for in_file in names.values() for name in in_file for part in name.split(".") if part.isdecimal()
+    }
     lacking = sorted(set(range(num_layers)) - numbers)
     if lacking and 0 in numbers:
         what = f"{str(place)!r} holds no weights of layer {lacking[0]}, and its config.json counts {num_layers} layers"
@@ -116,8 +118,8 @@ def tokens(run: ResolvedRun) -> Iterator[Finding]:
     if place is None or config.architecture is None:
         return
     facts, named = config.architecture, config.model.chat_template
-    found = vocabulary.read(place, catalog.chat_template(named) if named else None)
-    last = found.last if found else None
+    tokenizer = vocabulary.read(place, catalog.chat_template(named) if named else None)
+    last = tokenizer.last if tokenizer else None
     if last is None or last[1] < facts.vocab_size:
         return
     if not config.model.resize_embeddings:
@@ -197,8 +199,8 @@ def known_types(*, scores: bool) -> frozenset[str]:
     Args:
         scores: Those that can score texts, for reward models.
     """
-    found = _transformers_types("SEQUENCE_CLASSIFICATION" if scores else "CAUSAL_LM")
-    return found | OWN if found else found
+    known = _transformers_types("SEQUENCE_CLASSIFICATION" if scores else "CAUSAL_LM")
+    return known | OWN if known else known
 
 
 @cache
@@ -245,8 +247,8 @@ def _index(place: Path) -> dict[str, str]:
     """Return the file of each tensor by the folder's index; nothing where there is no index, or it is none."""
     for name in _INDEXES:
         try:
-            found = json.loads((place / name).read_text(encoding="utf-8"))["weight_map"]
-            return {str(tensor): str(file) for tensor, file in found.items()}
+            files = json.loads((place / name).read_text(encoding="utf-8"))["weight_map"]
+            return {str(tensor): str(file) for tensor, file in files.items()}
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
