@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import RunDirectoryError
+from tuner.files import read_json_object
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, Poller, write_all
@@ -31,7 +31,7 @@ class Events:
     def __init__(self, run: RunDirectory, target: int = _STDOUT) -> None:
         self._run, self._target = run, target
         self._metrics = Growing(run.metrics, run.metrics.stat().st_size if run.metrics.is_file() else 0)
-        self._seen = {saved.path for saved in checkpoints.listed(run.checkpoints)}
+        self._seen = {path for _, path in checkpoints.newest_first(run.checkpoints)}
 
     @contextlib.contextmanager
     def printed(self):  # type: ignore[no-untyped-def]
@@ -54,16 +54,15 @@ class Events:
             for text in filter(bytes.strip, lines.splitlines()):
                 line = json.loads(text)
                 self._write("step" if "loss" in line else "validation", line)
-        for saved in reversed(checkpoints.listed(self._run.checkpoints)):
-            if saved.problem is None and saved.path not in self._seen:
-                self._seen.add(saved.path)
-                self._write("checkpoint", {"step": saved.step, "path": str(saved.path)})
+        for step, path in reversed(checkpoints.newest_first(self._run.checkpoints)):
+            if path not in self._seen and checkpoints.inspect(path, hashes=False) is None:
+                self._seen.add(path)
+                self._write("checkpoint", {"step": step, "path": str(path)})
 
-    def _facts(self, file: Path, keys: tuple[str, ...]) -> dict[str, Any]:
-        with contextlib.suppress(RunDirectoryError):
-            facts = self._run.read_json(file)
-            return {key: facts[key] for key in keys if key in facts}
-        return {}
+    @staticmethod
+    def _facts(file: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+        facts = read_json_object(file)
+        return {key: facts[key] for key in keys if key in facts}
 
     def _write(self, event: str, facts: dict[str, Any]) -> None:
         write_all(self._target, (json.dumps({"event": event, **facts}) + "\n").encode())

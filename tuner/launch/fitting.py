@@ -6,7 +6,7 @@ It turns hardware and topology into `fit`'s plain numbers; the arithmetic is the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tuner.errors import MachineError
@@ -31,18 +31,10 @@ LOGITS_OF_HOST = 0.25
 """The part of a host's memory that whole logits may take where the ranks compute on the CPU."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A level and why it was taken."""
-
-    level: str
-    reason: str
-
-
 def choose(
     config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision, *, ignore: bool
-) -> Choice:
-    """Return the level that `auto` means: the lowest that fits, or the nearest to it where that is to be ignored.
+) -> tuple[str, str]:
+    """Return the level that `auto` means, and why: the lowest that fits, else the nearest where that is to be ignored.
 
     Raises:
         MachineError: no level comes near fitting; the message holds the changes that would make it fit.
@@ -50,19 +42,19 @@ def choose(
     if not hardware.gpus:
         ranks = topology.world_size
         level = "none" if ranks == 1 else "deepspeed_zero2"
-        return Choice(level, f"{ranks} rank{'s' * (ranks > 1)} on a CPU")
+        return level, f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
     facts = config.architecture
     if facts is None or not has_formula(facts):
         kind = f"no formula for the size of model_type {facts.model_type!r}" if facts else "the model's size is unknown"
-        return Choice("deepspeed_zero3", kind)
+        return "deepspeed_zero3", kind
     fits = advice.levels(config, facts, _machines(topology, hardware, precision))
     lowest = advice.recommended(fits)
     if lowest:
-        return Choice(lowest.level, f"the lowest level that fits: {describe(lowest)}")
+        return lowest.level, f"the lowest level that fits: {describe(lowest)}"
     nearest = fits[-1] if ignore else max(fits, key=_room)
     if not ignore:
         refuse_hopeless(nearest, config)
-    return Choice(nearest.level, f"none fits, this needs least: {describe(nearest)}")
+    return nearest.level, f"none fits, this needs least: {describe(nearest)}"
 
 
 def judge(

@@ -95,7 +95,7 @@ def _gather(run: RunDirectory, name: str) -> Gathered:
         status=_object(run, run.status),
         course=metrics.course(run),
         samples=list(itertools.islice(_objects(run.samples), MAX_SAMPLES)),
-        checkpoints=[_checkpoint(verdict) for verdict in checkpoints.listed(run.checkpoints)],
+        checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run.checkpoints)],
         attempts=[_attempt(folder) for folder in _earlier(run)],
         warnings=_warnings(run),
         data=_data(run),
@@ -120,11 +120,11 @@ def _objects(file: Path) -> Iterator[Facts]:
                     yield value
 
 
-def _checkpoint(verdict: checkpoints.Checkpoint) -> Facts:
+def _checkpoint(saved: checkpoints.Checkpoint) -> Facts:
     num_bytes = 0
     with contextlib.suppress(OSError):  # it may be removed while it is looked at
-        num_bytes = sum(path.stat().st_size for path in verdict.path.rglob("*") if path.is_file())
-    return {"step": verdict.step, "bytes": num_bytes, "problem": verdict.problem}
+        num_bytes = sum(path.stat().st_size for path in saved.path.rglob("*") if path.is_file())
+    return {"step": saved.step, "bytes": num_bytes, "problem": saved.problem}
 
 
 def _earlier(run: RunDirectory) -> list[Path]:

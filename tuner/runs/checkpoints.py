@@ -198,13 +198,13 @@ def facts(folder: Path) -> dict[str, Any]:
 
 def listed(folder: Path) -> list[Checkpoint]:
     """Return every checkpoint of a run, newest first, judged by the sizes of its files alone."""
-    return [read(path, hashes=False) for _, path in _newest_first(folder)]
+    return [read(path, hashes=False) for _, path in newest_first(folder)]
 
 
 def newest_valid(folder: Path, *, hashes: bool = True) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest valid checkpoint, and a line for each newer one that was passed over; no older one is read."""
     passed_over: list[str] = []
-    for _, path in _newest_first(folder):
+    for _, path in newest_first(folder):
         checkpoint = read(path, hashes=hashes)
         if checkpoint.problem is None:
             return checkpoint, passed_over
@@ -219,7 +219,7 @@ def prune(folder: Path, keep: int, step: int, protected: int | None = None) -> N
     steps are those of another attempt, and neither count nor go; the one of step `protected` stays whatever its age.
     """
     num_whole = 0
-    for at, path in _newest_first(folder):
+    for at, path in newest_first(folder):
         if at > step or not (path / MANIFEST).is_file():
             continue
         if num_whole < keep:
@@ -246,13 +246,14 @@ def set_aside(folder: Path, attempt: int) -> None:
 
 def set_later_aside(folder: Path, step: int, place: Path) -> None:
     """Move the checkpoints after `step` to the folder `place`, where nothing resumes from them."""
-    for at, path in _newest_first(folder):
+    for at, path in newest_first(folder):
         if at > step:
             place.mkdir(parents=True, exist_ok=True)
             path.rename(place / path.name)
 
 
-def _newest_first(folder: Path) -> list[tuple[int, Path]]:
+def newest_first(folder: Path) -> list[tuple[int, Path]]:
+    """Return the step and the folder of every checkpoint of a run, by their names alone."""
     named = ((int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name)))
     return sorted(named, reverse=True)
 

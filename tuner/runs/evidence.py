@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 
-from tuner.errors import RunDirectoryError
+from tuner.files import read_json_object
 from tuner.runs import beats, metrics
 from tuner.runs.diagnose import Evidence
 from tuner.runs.directory import RunDirectory
@@ -26,10 +26,6 @@ def gather(
 ) -> Evidence:
     """Read the reports and the ends of all logs of a run; whatever cannot be read is left out."""
     logs = {int(file.stem): tail(file) for file in run.ranks.glob("*.log") if file.stem.isdigit()}
-    try:
-        facts = run.read_json(run.run)
-    except RunDirectoryError:  # a full disk, or somebody removed it: the logs still tell
-        facts = {}
     return Evidence(
         folder=run.path,
         reports=run.failures(),
@@ -39,7 +35,7 @@ def gather(
         num_oom_kills=num_oom_kills,
         last_step=_last_step(run),
         free_bytes=shutil.disk_usage(run.path).free if run.path.is_dir() else None,
-        facts=facts,
+        facts=read_json_object(run.run),  # empty on a full disk, or where somebody removed it: the logs still tell
         counts={rank: beat.count for rank, beat in beats.read(run).items()},
         stopped=stopped,
         overdue=overdue,
