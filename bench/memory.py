@@ -191,9 +191,7 @@ def train(made: ResolvedRun) -> list[dict[str, Any]]:
     argv = render.argv(made)
     at = argv.index(render.WORKER)
     argv = [*argv[: at - 2], "--", str(RANK), *argv[at + 1 :]]  # a script in the place of --module
-    env = (
-        os.environ | render.environment(made, os.environ) | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(RANK.parents[1])}
-    )
+    env = os.environ | render.environment(made) | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(RANK.parents[1])}
     run.ranks.mkdir()
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -201,9 +201,9 @@ def test_only_rank_0_of_slurm_announces_the_run(
     tuner: Tuner, monkeypatch: pytest.MonkeyPatch, nothing_starts: None
 ) -> None:
     from tests.launch.plans import task
-    from tuner.launch import start
+    from tuner.launch import execute
 
-    monkeypatch.setattr(start, "start", lambda plan, environ: 0)
+    monkeypatch.setattr(execute, "execute", lambda resolved: 0)
     told = []
     for rank in (0, 1):
         for name, value in task(rank).items():

@@ -31,6 +31,8 @@ def _folder() -> Path:
 
 def report(rank: int, code: int, message: str, **facts: object) -> None:
     """Leave word of how a rank ended, as a worker does."""
+    if "cause" in facts:
+        facts["what"] = message.partition(": ")[2]
     text = json.dumps({"rank": rank, "exit_code": code, "message": message, **facts})
     (_folder() / "ranks" / f"{rank}.json").write_text(text)
 

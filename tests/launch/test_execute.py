@@ -22,22 +22,23 @@ from pathlib import Path
 from tests.launch.plans import made
 from tuner.launch import render
 from tuner.launch.execute import execute
-plan = made(flags={"launcher": "none"}, work_dir=Path(sys.argv[1]))
+environ = {**os.environ, "MINE": "kept", "PET_NNODES": "2"}
+plan = made(flags={"launcher": "none"}, work_dir=Path(sys.argv[1]), environ=environ)
 seen = "os.environ['RANK'], os.environ['MINE'], 'PET_NNODES' in os.environ"
 code = f"import os, sys; print(os.getpid(), {seen}, sys.argv[1])"
 render.argv = lambda run: [sys.executable, "-c", f"{code}; sys.exit(7)", str(run.run_path)]
-execute(plan, {**os.environ, "MINE": "kept", "PET_NNODES": "2"})
+execute(plan)
 """
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_directory_is_there_before_the_ranks_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    plan = made(work_dir=run)
+    plan = made(work_dir=run, environ=os.environ)
     looks = "sys.exit(0 if {'run.json', 'recipe.py', 'deepspeed.json'} <= set(os.listdir(sys.argv[1])) else 9)"
     monkeypatch.setattr(render, "argv", lambda _: process(run, looks))
 
-    code = execute(plan, os.environ)
+    code = execute(plan)
 
     assert code == 0
     files = render.files(plan)
@@ -46,11 +47,11 @@ def test_the_directory_is_there_before_the_ranks_are(tmp_path: Path, monkeypatch
 
 def test_the_plans_variables_reach_the_ranks_over_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    plan = made(work_dir=run)
+    plan = made(work_dir=run, environ={**os.environ, "PYTHONSAFEPATH": "", "MINE": "kept"})
     tells = "open(sys.argv[1] + '/told', 'w').write(os.environ['PYTHONSAFEPATH'] + os.environ['MINE'])"
     monkeypatch.setattr(render, "argv", lambda _: process(run, tells))
 
-    execute(plan, {**os.environ, "PYTHONSAFEPATH": "", "MINE": "kept"})
+    execute(plan)
 
     assert (run / "told").read_text() == "1kept"
 
@@ -64,7 +65,7 @@ def test_what_another_launcher_left_reaches_no_rank_and_is_told(
     tells = "open(sys.argv[1] + '/told', 'w').write('\\n'.join(os.environ))"
     monkeypatch.setattr(render, "argv", lambda _: process(run, tells))
 
-    execute(plan, {**os.environ, **left})
+    execute(plan)
 
     assert not left.keys() & set((run / "told").read_text().splitlines())
     assert all(any(name in told for told in plan.warnings) for name in left)
@@ -72,13 +73,13 @@ def test_what_another_launcher_left_reaches_no_rank_and_is_told(
 
 def test_a_taken_directory_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    plan = made(work_dir=run)
+    plan = made(work_dir=run, environ=os.environ)
     monkeypatch.setattr(render, "argv", lambda _: process(run, "said('started')"))
     run.mkdir()
     (run / "mine").touch()
 
     with pytest.raises(RunDirectoryError):
-        execute(plan, os.environ)
+        execute(plan)
 
     assert [path.name for path in run.iterdir()] == ["mine"]
 
@@ -103,6 +104,6 @@ def test_a_later_rank_of_slurm_writes_nothing_and_waits_for_rank_0(
     plan = made(environ=task(1), flags={"launcher": "slurm"}, work_dir=tmp_path / "run")
 
     with pytest.raises(RunDirectoryError, match="rank 0 did not write"):
-        execute(plan, os.environ)
+        execute(plan)
 
     assert list(tmp_path.iterdir()) == []

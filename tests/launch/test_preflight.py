@@ -17,18 +17,18 @@ from tuner.machine import libraries
 
 
 def test_a_plan_for_this_machine_passes() -> None:
-    preflight.check(made(), {})
+    preflight.check(made())
 
 
 def test_cuda_and_bitsandbytes_are_asked_for_only_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "torch_cuda_version", lambda: None)
     monkeypatch.setitem(libraries.QUANTIZED, "bitsandbytes", "999")
 
-    preflight.check(made(), {})
+    preflight.check(made())
     with pytest.raises(MachineError, match="CPU build"):
-        preflight.check(made(hardware=machine(A100)), {})
+        preflight.check(made(hardware=machine(A100)))
     with pytest.raises(MachineError, match="bitsandbytes"):
-        preflight.check(made(recipe="tiny_qlora_sample_e1"), {})
+        preflight.check(made(recipe="tiny_qlora_sample_e1"))
 
 
 @pytest.mark.parametrize("asked", ["tracker", "config"])
@@ -42,7 +42,7 @@ def test_a_tracker_without_its_package_is_refused_with_its_place(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else real(name))
 
     with pytest.raises(MachineError) as caught:
-        preflight.check(plan, {})
+        preflight.check(plan)
 
     assert "wandb is not installed" in str(caught.value)
     assert ("log.trackers" if asked == "tracker" else "wandb.enabled") in str(caught.value)
@@ -55,14 +55,14 @@ def test_an_interrupted_build_is_not_waited_for_and_a_running_one_is(tmp_path: P
     lock.touch()
     then = time.time() - age_s
     os.utime(lock, (then, then))
-    environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    environ = {**PATH, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
 
     if refused:
         with pytest.raises(MachineError, match=f"rm {lock}"):
-            preflight.check(made(deepspeed="zero2_offload", hardware=CPU), environ)
+            preflight.check(made(deepspeed="zero2_offload", hardware=CPU, environ=environ))
     else:
-        preflight.check(made(deepspeed="zero2_offload", hardware=CPU), environ)
-    preflight.check(made(deepspeed="zero2", hardware=CPU), environ)
+        preflight.check(made(deepspeed="zero2_offload", hardware=CPU, environ=environ))
+    preflight.check(made(deepspeed="zero2", hardware=CPU, environ=environ))
 
 
 def test_everything_that_is_wrong_is_told_at_once_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_everything_that_is_wrong_is_told_at_once_a_line_each(tmp_path: Path, mo
     plan = made("model.attn_implementation=flash_attention_2", model=str(folder(tmp_path / "none", weights=False)))
 
     with pytest.raises(TunerError) as caught:
-        preflight.check(plan, {})
+        preflight.check(plan)
 
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0] for line in lines] == [
@@ -84,7 +84,7 @@ def test_a_wrong_machine_alone_is_exit_code_3(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(libraries.MINIMUM, "trl", "999")
 
     with pytest.raises(TunerError) as caught:
-        preflight.check(made(), {})
+        preflight.check(made())
 
     assert caught.value.exit_code == 3
     assert len(str(caught.value).splitlines()) == 2
@@ -96,7 +96,7 @@ def test_what_stops_one_check_does_not_stop_the_next(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(libraries.MINIMUM, "peft", "999")
 
     with pytest.raises(TunerError) as caught:
-        preflight.check(made(f"train_dataloader.dataset.path={bad}"), {})
+        preflight.check(made(f"train_dataloader.dataset.path={bad}"))
 
     assert "bad-data" in str(caught.value)
     assert "peft" in str(caught.value)
@@ -109,14 +109,14 @@ def test_a_hopeless_run_is_refused_unless_that_is_to_be_ignored(monkeypatch: pyt
     asked = {"recipe": "llama2_7b_full_alpaca_e3", "hardware": machine(A100), "deepspeed": "zero2"}
 
     with pytest.raises(MachineError, match="does not fit"):
-        preflight.check(made(**asked), {})
-    assert preflight.check(made(**asked, ignore_fit=True), {}) == ()
+        preflight.check(made(**asked))
+    assert preflight.check(made(**asked, ignore_fit=True)) == ()
 
 
 def test_a_dry_run_is_told_what_would_be_refused(tmp_path: Path) -> None:
     plan = made(model=str(folder(tmp_path / "none", weights=False)))
 
-    (warning,) = preflight.foresee(plan, PATH)
+    (warning,) = preflight.foresee(plan)
 
     assert warning.startswith("this run would be refused: bad-model:")
     assert "holds no weights" in warning
@@ -129,4 +129,4 @@ def test_a_bug_in_a_check_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(preflight, "_QUICK", (bug, model.weights))
 
     with pytest.raises(ZeroDivisionError):
-        preflight.check(made(), {})
+        preflight.check(made())

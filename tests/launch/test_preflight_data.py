@@ -36,7 +36,7 @@ def test_columns_that_fit_no_format_are_refused_with_the_nearest(tmp_path: Path)
     with pytest.raises(DataError, match=r"the columns mesages|the columns 'mesages'"):
         check(path, "train_dataloader.dataset.format=None")
     with pytest.raises(DataError) as caught:
-        preflight.check(made(f"train_dataloader.dataset.path={path}", recipe="tiny_full_custom_sft_e1"), {})
+        preflight.check(made(f"train_dataloader.dataset.path={path}", recipe="tiny_full_custom_sft_e1"))
     assert caught.value.exit_code == 2
 
 
@@ -95,7 +95,7 @@ def test_a_run_of_too_few_steps_is_told_by_a_dry_run_and_a_submission(tmp_path: 
     assert "global batch 8, 1 epoch: 3 optimizer steps, too few to learn from" in told
     assert told.endswith("--set accumulative_counts=1 (10 steps), or --set max_epochs=4 (12 steps)")
     plan = made(f"train_dataloader.dataset.path={path}", recipe=SFT)
-    assert any("too few to learn from" in one for one in preflight.foresee(plan, {}))
+    assert any("too few to learn from" in one for one in preflight.foresee(plan))
     assert any("too few to learn from" in one for one in preflight.check_elsewhere(plan, quick=True))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.launch.plans import PATH, made
+from tests.launch.plans import made
 from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import ModelError, TunerError
 from tuner.launch import preflight
@@ -39,13 +39,13 @@ def plan(path: Path, *sets: str) -> ResolvedRun:
 def refusals(path: Path, *sets: str) -> str:
     """Return what is wrong with a model, one text for all of it."""
     with pytest.raises(TunerError) as caught:
-        preflight.check(plan(path, *sets), {})
+        preflight.check(plan(path, *sets))
     assert caught.value.exit_code == 2
     return str(caught.value)
 
 
 def test_a_whole_model_of_a_known_type_passes(tmp_path: Path) -> None:
-    assert preflight.check(plan(folder(tmp_path / "good")), {}) == ()
+    assert preflight.check(plan(folder(tmp_path / "good"))) == ()
 
 
 def test_the_known_types_are_those_that_transformers_trains_and_ours() -> None:
@@ -84,7 +84,7 @@ def test_a_model_with_its_own_code_needs_trust(tmp_path: Path) -> None:
     trust = (f"model.revision={'a' * 40}", "model.trust_remote_code=True")
 
     assert "trust_remote_code=True" in refusals(place)
-    assert preflight.check(plan(place, *trust), {}) == ()
+    assert preflight.check(plan(place, *trust)) == ()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model_type": ', "\x00"])
@@ -161,19 +161,19 @@ def test_a_pointer_of_git_lfs_is_told_with_its_command(tmp_path: Path) -> None:
 def test_samples_longer_than_the_context_are_told(tmp_path: Path) -> None:
     place = folder(tmp_path / "short")
 
-    (warning,) = preflight.check(plan(place, "train_dataloader.dataset.max_length=1024"), {})
+    (warning,) = preflight.check(plan(place, "train_dataloader.dataset.max_length=1024"))
 
     assert "train_dataloader.dataset.max_length = 1024" in warning
     assert "512 tokens" in warning
-    assert preflight.foresee(plan(place, "train_dataloader.dataset.max_length=1024"), PATH) == (warning,)
-    assert preflight.check(plan(place, "train_dataloader.dataset.max_length=512"), {}) == ()
+    assert preflight.foresee(plan(place, "train_dataloader.dataset.max_length=1024")) == (warning,)
+    assert preflight.check(plan(place, "train_dataloader.dataset.max_length=512")) == ()
 
 
 def test_a_stretched_context_is_not_told(tmp_path: Path) -> None:
     place = folder(tmp_path / "yarn", {**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
 
-    assert preflight.check(plan(place, "train_dataloader.dataset.max_length=2048"), {}) == ()
-    assert preflight.check(plan(place, "train_dataloader.dataset.max_length=2049"), {}) != ()
+    assert preflight.check(plan(place, "train_dataloader.dataset.max_length=2048")) == ()
+    assert preflight.check(plan(place, "train_dataloader.dataset.max_length=2049")) != ()
 
 
 def test_learned_positions_end_the_run_at_a_longer_sample(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(tmp
 
     assert "gives ids up to 299 ('word299'), and the embedding has 256 rows" in text
     assert "--set model.resize_embeddings=true" in text
-    assert preflight.check(plan(with_tokens(tmp_path / "all", 256)), {}) == ()
+    assert preflight.check(plan(with_tokens(tmp_path / "all", 256))) == ()
 
 
 def test_rows_that_an_adapter_would_not_train_are_refused_by_name(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_rows_that_an_adapter_would_not_train_are_refused_by_name(tmp_path: Path
 
     assert "new rows of embed_tokens and lm_head would not be trained" in str(found)
     assert list(model.tokens(made(resized, both, recipe="tiny_lora_sample_e1", model=place))) == []
-    assert preflight.check(plan(Path(place), resized), {}) == ()
+    assert preflight.check(plan(Path(place), resized)) == ()
 
 
 def test_missing_kernels_of_linear_attention_are_told_where_gpus_are() -> None:
@@ -251,6 +251,6 @@ def test_a_tokenizer_without_a_chat_template_is_refused_with_the_flag_that_names
 
     assert "has no chat template" in refusals(place)
     assert "--set model.chat_template=chatml" in refusals(place)
-    assert preflight.check(plan(place, "model.chat_template=chatml"), {}) == ()
+    assert preflight.check(plan(place, "model.chat_template=chatml")) == ()
     (place / "chat_template.jinja").write_text("{{ messages }}")
-    assert preflight.check(plan(place), {}) == ()
+    assert preflight.check(plan(place)) == ()

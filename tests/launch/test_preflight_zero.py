@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.plans import PATH, made
+from tests.launch.plans import made
 from tests.machine.gpus import CPU, GIB
 from tuner.errors import DiskError, MachineError
 from tuner.launch import preflight
@@ -48,7 +48,7 @@ def _nvme(path: Path, *blocks: str, stage: int = 3) -> dict[str, Any]:
 
 
 def _lacks(plan: ResolvedRun) -> list[Finding]:
-    return list(zero.config(plan, PATH))
+    return list(zero.config(plan))
 
 
 @pytest.mark.parametrize("blocks", [BOTH, BOTH[:1], BOTH[1:]])
@@ -153,7 +153,7 @@ def test_an_interrupted_build_of_what_swaps_is_not_waited_for(
     os.utime(lock, (time.time() - 3600,) * 2)
     plan = planned(_nvme(tmp_path, *filter(None, [block])))
 
-    found = texts(list(system.builds(plan, {"TORCH_EXTENSIONS_DIR": str(tmp_path)})))
+    found = texts(list(system.builds(replace(plan, environ={"TORCH_EXTENSIONS_DIR": str(tmp_path)}))))
 
     assert ("DeepSpeed's disk access was interrupted 60 minutes ago" in found) is refused
 
@@ -163,7 +163,7 @@ def test_a_dry_run_tells_what_is_missing(
 ) -> None:
     monkeypatch.setattr(hardware, "has_libaio", lambda environ: False)
 
-    told = preflight.foresee(planned(_nvme(tmp_path, "offload_param")), PATH)
+    told = preflight.foresee(planned(_nvme(tmp_path, "offload_param")))
 
     assert [one for one in told if one.startswith("this run would be refused") and "libaio" in one]
 

@@ -11,11 +11,12 @@ from tests.machine.gpus import H200, machine
 from tuner.errors import UsageError
 from tuner.fit.estimate import LEVELS
 from tuner.launch import render
-from tuner.launch.remedies import Lighter, commands, lighter, share_states
+from tuner.launch.remedies import Lighter, commands, lighter
 from tuner.machine.topology import Topology
 from tuner.recipes.overrides import parse_override
 from tuner.recipes.recipe import Overrides, load
 from tuner.recipes.schema import RecipeConfig
+from tuner.runs.resume_point import share_states
 
 GPU, HOST = "gpu-out-of-memory", "host-out-of-memory"
 RUN = Path("/runs/my run")

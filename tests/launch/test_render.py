@@ -22,7 +22,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _env(*, environ: Mapping[str, str] = PATH, **request: Any) -> dict[str, str]:
-    return render.environment(made(environ=environ, **request), environ)
+    return render.environment(made(environ=environ, **request))
 
 
 # The command
@@ -89,7 +89,7 @@ def test_a_task_of_slurm_becomes_the_worker_itself(tmp_path: Path) -> None:
     found = made(environ=task(1), flags={"launcher": "slurm"}, work_dir=tmp_path / "run")
 
     assert render.argv(found) == [sys.executable, "-m", "tuner.worker", str(tmp_path / "run")]
-    env = render.environment(found, PATH)
+    env = render.environment(found)
     assert {name: env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
         "RANK": "1",
         "WORLD_SIZE": "2",
@@ -104,7 +104,7 @@ def test_without_a_launcher_this_process_is_rank_0_of_1() -> None:
     found = made(flags={"launcher": "none"}, hardware=TWO_GPUS)
 
     assert render.argv(found)[:3] == [sys.executable, "-m", "tuner.worker"]
-    env = render.environment(found, PATH)
+    env = render.environment(found)
     assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
 
 
@@ -166,5 +166,5 @@ def test_no_secret_of_the_environment_is_written_down() -> None:
     environ = PATH | {"HF_TOKEN": "hf_canary", "WANDB_API_KEY": "canary"}
     found = made(environ=environ)
 
-    given = (*render.files(found).values(), *render.argv(found), *render.environment(found, environ).values())
+    given = (*render.files(found).values(), *render.argv(found), *render.environment(found).values())
     assert "canary" not in "".join(given)

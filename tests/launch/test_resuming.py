@@ -473,7 +473,7 @@ def test_an_unchanged_recipe_is_told_of_nothing(tmp_path: Path) -> None:
 
 
 def test_whatever_loads_a_checkpoint_takes_it_for_data_alone() -> None:
-    plain, unsafe = (render.environment(made(), {**PATH, **more}) for more in ({}, {UNSAFE: "1"}))
+    plain, unsafe = (render.environment(made(environ={**PATH, **more})) for more in ({}, {UNSAFE: "1"}))
 
     assert plain["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
     assert unsafe[UNSAFE] == "0"

@@ -33,10 +33,10 @@ def _run(
     """Start a run that fits once `fits` is true of its facts; 2 ranks, micro-batch 2, accumulation 4."""
     code = f"import json\n{FITS % fits}"
     monkeypatch.setattr(render, "argv", lambda resolved: process(resolved.run_path, code))
-    monkeypatch.setattr(preflight, "check", lambda plan, environ: None)
+    monkeypatch.setattr(preflight, "check", lambda resolved: None)
     batch = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
     asked = {"on_oom": "retry", "deepspeed": "zero2", "command": ("tuner", "train", "mine.py"), **request}
-    return execute.execute(made(*batch, *sets, work_dir=path, hardware=hardware, **asked), os.environ)
+    return execute.execute(made(*batch, *sets, work_dir=path, hardware=hardware, environ=os.environ, **asked))
 
 
 def _tried(run: Path) -> list[tuple[str, int, int]]:
@@ -325,6 +325,6 @@ def test_a_next_attempt_that_cannot_start_keeps_the_failure(
     monkeypatch.setattr(render, "argv", lambda resolved: process(resolved.run_path, code))
     plan = made("train_dataloader.batch_size=2", work_dir=run, hardware=TWO_GPUS, on_oom="retry", deepspeed="zero2")
 
-    assert execute.execute(plan, os.environ) == 1
+    assert execute.execute(plan) == 1
     assert "--on-oom retry: not possible: bad-environment: no compiler." in capfd.readouterr().err
     assert _json(run / "status.json")["diagnosis"]["cause"] == "gpu-out-of-memory"

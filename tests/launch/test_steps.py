@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from tuner.launch.steps import Resumed, Source, Steps, Worth, count
+from tuner.launch.steps import Certainty, DatasetSize, Resumed, Steps, count_steps
 from tuner.machine.topology import Batch
 from tuner.recipes.recipe import Overrides, load
 
 SFT, KTO = "tiny_full_custom_e2", "tiny_kto_full_custom_e2"
-HUB = Source(None, "owner/data is on the hub")
+HUB = DatasetSize(None, "owner/data is on the hub")
 FOUR = Batch(2, 1, 2)
 PACKED = {"train_dataloader.dataset.packing": True}
 
 
 def steps(
-    *sources: Source, recipe: str = SFT, batch: Batch = FOUR, resumed: Resumed | None = None, **values: Any
+    *sources: DatasetSize, recipe: str = SFT, batch: Batch = FOUR, resumed: Resumed | None = None, **values: Any
 ) -> Steps:
     """Return the steps of a recipe of two epochs on some data, without packing unless it is asked for."""
     pairs = [
         ("--set", f"{key}={value}") for key, value in ({"train_dataloader.dataset.packing": False} | values).items()
     ]
-    return count(load(recipe, Overrides(pairs=pairs)).config, batch, sources, resumed)
+    return count_steps(load(recipe, Overrides(pairs=pairs)).config, batch, sources, resumed)
 
 
 def numbers(found: Steps) -> tuple[int | None, ...]:
@@ -32,16 +32,16 @@ def numbers(found: Steps) -> tuple[int | None, ...]:
 
 
 def test_rows_become_samples_and_samples_become_steps() -> None:
-    found = steps(Source(1000))
+    found = steps(DatasetSize(1000))
 
     assert numbers(found) == (1000, 1000, 250, 500)
-    assert (found.rows.worth, found.total.worth) == (Worth.EXACT, Worth.UNLESS_DROPPED)
+    assert (found.rows.certainty, found.total.certainty) == (Certainty.EXACT, Certainty.UNLESS_DROPPED)
     assert found.describe() == f"500 ({found.total})"
 
 
 def test_no_more_rows_than_max_rows_are_read() -> None:
-    assert numbers(steps(Source(1000), max_rows=10)) == (10, 10, 3, 6)
-    assert numbers(steps(Source(7), max_rows=10)) == (7, 7, 2, 4)
+    assert numbers(steps(DatasetSize(1000), max_rows=10)) == (10, 10, 3, 6)
+    assert numbers(steps(DatasetSize(7), max_rows=10)) == (7, 7, 2, 4)
 
 
 def test_data_that_is_not_counted_has_at_most_max_rows() -> None:
@@ -55,63 +55,63 @@ def test_data_that_is_not_counted_has_at_most_max_rows() -> None:
 
 
 def test_what_is_counted_may_be_enough_for_max_rows() -> None:
-    assert steps(Source(10), HUB, max_rows=10).rows.worth is Worth.EXACT
-    assert steps(Source(9), HUB, max_rows=10).rows.worth is Worth.AT_MOST
+    assert steps(DatasetSize(10), HUB, max_rows=10).rows.certainty is Certainty.EXACT
+    assert steps(DatasetSize(9), HUB, max_rows=10).rows.certainty is Certainty.AT_MOST
 
 
 @pytest.mark.parametrize(("weight", "taken"), [(1, 100), (0.07, 7), (0.071, 8), (2.5, 250), (1e-9, 1)])
 def test_a_weight_is_how_often_a_row_is_taken(weight: float, taken: int) -> None:
-    assert Source(100, weight=weight).taken == taken
+    assert DatasetSize(100, weight=weight).taken == taken
 
 
 def test_a_pair_is_two_samples_to_kto() -> None:
-    pairs, judged = Source(10, samples_a_row=2), Source(10, samples_a_row=1)
+    pairs, judged = DatasetSize(10, samples_a_row=2), DatasetSize(10, samples_a_row=1)
 
     assert numbers(steps(pairs, recipe=KTO)) == (10, 20, 5, 10)
     assert numbers(steps(pairs, judged, recipe=KTO))[:2] == (20, 30)
-    assert steps(pairs, judged, recipe=KTO).samples.worth is Worth.UNLESS_DROPPED
+    assert steps(pairs, judged, recipe=KTO).samples.certainty is Certainty.UNLESS_DROPPED
     assert numbers(steps(pairs, recipe=KTO, max_rows=4))[:2] == (4, 8)
 
 
 @pytest.mark.parametrize(
     "sources",
     [
-        (Source(10, samples_a_row=2), Source(10)),
-        (Source(10, samples_a_row=2), Source(10, samples_a_row=None)),
-        (Source(10, samples_a_row=None),),
-        (Source(4, samples_a_row=2), replace(HUB, samples_a_row=1)),
+        (DatasetSize(10, samples_a_row=2), DatasetSize(10)),
+        (DatasetSize(10, samples_a_row=2), DatasetSize(10, samples_a_row=None)),
+        (DatasetSize(10, samples_a_row=None),),
+        (DatasetSize(4, samples_a_row=2), replace(HUB, samples_a_row=1)),
     ],
 )
-def test_which_of_two_kinds_max_rows_leaves_is_not_told_on_paper(sources: tuple[Source, ...]) -> None:
+def test_which_of_two_kinds_max_rows_leaves_is_not_told_on_paper(sources: tuple[DatasetSize, ...]) -> None:
     found = steps(*sources, recipe=KTO, max_rows=4)
 
-    assert (found.samples.value, found.samples.worth) == (8, Worth.AT_MOST)
+    assert (found.samples.value, found.samples.certainty) == (8, Certainty.AT_MOST)
 
 
 def test_packing_has_no_bound_as_long_samples_are_split() -> None:
-    found = steps(Source(1000), **PACKED)
+    found = steps(DatasetSize(1000), **PACKED)
 
     assert numbers(found) == (1000, 1000, 250, 500)
-    assert (found.total.worth, found.total.most) == (Worth.UNLESS_SPLIT, None)
-    assert steps(Source(1000), **PACKED, recipe=KTO).total.worth is Worth.UNLESS_DROPPED
+    assert (found.total.certainty, found.total.most) == (Certainty.UNLESS_SPLIT, None)
+    assert steps(DatasetSize(1000), **PACKED, recipe=KTO).total.certainty is Certainty.UNLESS_DROPPED
 
 
 def test_max_steps_wins_and_is_exact_whatever_the_data() -> None:
     found = steps(HUB, max_steps=3)
 
     assert (found.total.value, str(found.total), found.per_epoch.value) == (3, "exact", None)
-    assert steps(Source(4), max_steps=9, **PACKED).total.most == 9
+    assert steps(DatasetSize(4), max_steps=9, **PACKED).total.most == 9
 
 
 @pytest.mark.parametrize("more", [{}, {"max_steps": 7}])
 def test_early_stopping_makes_every_total_an_upper_bound(more: dict[str, int]) -> None:
     stopping = {"early_stopping_patience": 1, "val_interval": 2}
 
-    found = steps(Source(100), recipe="tiny_full_sample_e2", **stopping, **more)
+    found = steps(DatasetSize(100), recipe="tiny_full_sample_e2", **stopping, **more)
 
-    assert found.total.worth is Worth.AT_MOST
+    assert found.total.certainty is Certainty.AT_MOST
     assert found.describe() == f"{found.total.value} (at most: early stopping may end the run sooner)"
-    assert steps(HUB, recipe="tiny_full_sample_e2", **stopping).total.worth is Worth.UNKNOWN
+    assert steps(HUB, recipe="tiny_full_sample_e2", **stopping).total.certainty is Certainty.UNKNOWN
 
 
 @pytest.mark.parametrize("values", [{}, PACKED])
@@ -119,7 +119,7 @@ def test_a_checkpoint_knows_the_samples_that_its_run_has(values: dict[str, bool]
     found = steps(HUB, resumed=Resumed(4, 21), **values)
 
     assert numbers(found) == (None, 21, 6, 12)
-    assert (found.total.worth, found.left) == (Worth.EXACT, 8)
+    assert (found.total.certainty, found.left) == (Certainty.EXACT, 8)
     assert found.describe() == "12, from 4 on, so 8 are left (exact)"
 
 
@@ -131,4 +131,4 @@ def test_a_run_goes_on_to_more_steps_or_has_none_left() -> None:
 
 
 def test_bad_rows_that_may_be_left_out_are_told() -> None:
-    assert str(steps(Source(10), bad_rows=3).total).endswith(", and up to 3 bad rows")
+    assert str(steps(DatasetSize(10), bad_rows=3).total).endswith(", and up to 3 bad rows")

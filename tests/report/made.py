@@ -67,9 +67,7 @@ def failed(path: Path) -> RunDirectory:
     }
     run = directory.create(path, {**files, "run.json": json.dumps(facts)}, resume=True)
     run.ranks.mkdir()
-    (run.ranks / "0.log").write_text(
-        "step 5\nWARNING: the tracker wandb is off from here on: ConnectionError: no route\n"
-    )
+    run.log_warning("the tracker wandb is off from here on: ConnectionError: no route")
     for step in range(1, 7):
         run.log_metrics({"step": step, "loss": 8.0 - step, "memory_bytes": 640 << 20})
     found = {"cause": "gpu-out-of-memory", "what": "a GPU has too little memory for this", "rank": 3, "step": 7}

@@ -93,7 +93,7 @@ def test_nothing_that_a_run_holds_becomes_a_part_of_the_page(name: str, tmp_path
     sample = {"prompt": HOSTILE, "right": HOSTILE, "before": HOSTILE, "answer": HOSTILE}
     (path / "samples.jsonl").write_text(json.dumps(sample) + "\n")
     run.ranks.mkdir()
-    (run.ranks / "0.log").write_text(f"WARNING: {HOSTILE}\n")
+    run.log_warning(HOSTILE)
     facts = {**run.read_json(run.run), "command": ["tuner", HOSTILE], "platform": HOSTILE}
     run.run.write_text(json.dumps(facts))
     run.write_status("failed", message=HOSTILE, diagnosis={"cause": HOSTILE, "what": "x", "next_command": HOSTILE})

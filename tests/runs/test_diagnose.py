@@ -23,7 +23,8 @@ FOLDER = Path("/runs/my run")
 
 
 def _report(rank: int, message: str, code: int = 1, **facts: Any) -> dict[str, Any]:
-    return {"rank": rank, "exit_code": code, "message": message, **facts}
+    told = {"what": message.partition(": ")[2]} if "cause" in facts else {}
+    return {"rank": rank, "exit_code": code, "message": message, **told, **facts}
 
 
 def _found(*reports: Mapping[str, Any], world: int = 2, **more: Any) -> Diagnosis:

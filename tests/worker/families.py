@@ -70,7 +70,7 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     )
     environ = {name: os.environ[name] for name in ("PATH", "HOME", "HF_HOME") if name in os.environ}
     made = resolve_run(request, environ, hardware.detect({"CUDA_VISIBLE_DEVICES": ""}), datetime.now().astimezone())
-    os.environ |= render.environment(made, environ)
+    os.environ |= render.environment(made)
     run, rank = directory.create(made.run_path, render.files(made), resume=False), Rank(0, 0, 1, True)
     train(run, rank, Guard(run, rank))
     lines = map(json.loads, run.metrics.read_text(encoding="utf-8").splitlines())

@@ -120,7 +120,7 @@ def test_a_supervised_rank_leaves_the_telling_to_its_supervisor(run: RunDirector
 
     assert (code, out, err) == (2, "", "")
     assert run.failures() == [
-        {"rank": 0, "exit_code": 2, "message": "bad-data: torn.", "step": None, "cause": "bad-data"}
+        {"rank": 0, "exit_code": 2, "message": "bad-data: torn.", "step": None, "cause": "bad-data", "what": "torn."}
     ]
     assert _status(run)["state"] == "running"
 

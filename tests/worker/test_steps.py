@@ -20,7 +20,7 @@ from tests.data.conftest import make_tokenizer
 from tests.launch.plans import made
 from tuner.data.prepare import prepare
 from tuner.launch.resolve import ResolvedRun
-from tuner.launch.steps import Worth
+from tuner.launch.steps import Certainty
 from tuner.worker import trainers
 
 ALPACA = {"instruction": "Why?", "output": "Because."}
@@ -74,7 +74,7 @@ def trained(plan: ResolvedRun, rank: int = 0) -> tuple[int, int]:
 
 def assert_as_trained(plan: ResolvedRun) -> None:
     told = plan.steps
-    assert told.per_epoch.worth is Worth.UNLESS_DROPPED
+    assert told.per_epoch.certainty is Certainty.UNLESS_DROPPED
     for rank in range(plan.batch.ranks):
         assert (told.per_epoch.value, told.total.value) == trained(plan, rank)
 
@@ -142,7 +142,7 @@ def test_rows_that_are_dropped_only_make_it_less() -> None:
     plan = planned(SFT)
 
     assert (plan.steps.total.value, trained(plan)[1]) == (4, 3)
-    assert plan.steps.total.worth is Worth.UNLESS_DROPPED
+    assert plan.steps.total.certainty is Certainty.UNLESS_DROPPED
 
 
 @pytest.mark.parametrize(("words", "more_steps"), [(1, False), (400, True)])
@@ -151,7 +151,7 @@ def test_packing_makes_fewer_steps_of_short_samples_and_more_of_long_ones(words:
     plan = planned(SFT, "train_dataloader.dataset.packing=True", batch=(1, 1, 1))
 
     assert (trained(plan)[1] > (plan.steps.total.value or 0)) is more_steps
-    assert (plan.steps.total.worth, plan.steps.total.most) == (Worth.UNLESS_SPLIT, None)
+    assert (plan.steps.total.certainty, plan.steps.total.most) == (Certainty.UNLESS_SPLIT, None)
 
 
 def test_a_dry_run_says_so(tuner: Tuner) -> None:

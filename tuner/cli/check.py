@@ -161,7 +161,7 @@ def _machine(
     if planned is None:
         return
     is_here = machines == (None, None, 1)
-    lacks = report.attempt(lambda: preflight.inspect(*planned) if is_here else preflight.inspect_elsewhere(planned[0]))
+    lacks = report.attempt(lambda: preflight.inspect(planned) if is_here else preflight.inspect_elsewhere(planned))
     for one in lacks or ():
         report.warn([one]) if isinstance(one, str) else report.error(one)
 

@@ -131,17 +131,17 @@ def command(
         ignore_fit=ignore_fit or not is_known,
     )
     topology = Topology("slurm", nodes, 0, tasks, nodes * tasks, tasks=(tasks,) * nodes)
-    made = resolve_run(request, dict(os.environ), hardware, now, topology)
+    run = resolve_run(request, dict(os.environ), hardware, now, topology)
     unknown = (*(() if is_known else (_UNKNOWN,)), *(() if hardware.host_memory_bytes else (_UNKNOWN_HOSTS,)))
-    warnings = (*preflight.check_elsewhere(made, quick=dry_run), *unknown)
+    warnings = (*preflight.check_elsewhere(run, quick=dry_run), *unknown)
     train = [*([recipe] if recipe else []), *_words(rest, deepspeed, allow_code=allow_code, ignore_fit=ignore_fit)]
     # No torch.py of the working directory is imported in place of the real one.
     text = sbatch.script(job, folder, [sys.executable, "-P", "-m", "tuner", "train", *train], Path.cwd())
-    announce(made, warnings)
+    announce(run, warnings)
     if dry_run:
         click.echo(text, nl=False)
         return
-    _announce(made, job, folder, _submit(job, folder, text))
+    _announce(run, job, folder, _submit(job, folder, text))
 
 
 def _host_bytes(said: str | None, mem: str | None) -> int:
@@ -207,10 +207,10 @@ def _submit(job: Job, folder: Path, text: str) -> str:
     return slurm.submit([*sbatch.options(job, folder), str(folder / SCRIPT)], without_variables(os.environ))
 
 
-def _announce(made: ResolvedRun, job: Job, folder: Path, number: str) -> None:
+def _announce(run: ResolvedRun, job: Job, folder: Path, number: str) -> None:
     log = folder / (f"slurm-{number}_{job.first_index}.out" if job.array else f"slurm-{number}.out")
     for line in (
-        f"{made.recipe.name}: job {number}, {made.topology.describe()}; DeepSpeed: {made.level}",
+        f"{run.recipe.name}: job {number}, {run.topology.describe()}; DeepSpeed: {run.level}",
         f"run directory: {folder}{'/INDEX' if job.array else ''}",
         f"Next: squeue --job={number}; tail -F {shlex.quote(str(log))}; scancel {number}",
     ):

@@ -114,8 +114,8 @@ def machines(gpus: int | None, gpu: str | None, nodes: int) -> tuple[Hardware, T
     return made, Topology("torchrun", nodes, 0, len(made.gpus), nodes * len(made.gpus))
 
 
-def planned(request: Request, gpus: int | None, gpu: str | None, nodes: int) -> tuple[ResolvedRun, dict[str, str]]:
-    """Return what would run on the machines that the flags mean, and the environment it would run in.
+def planned(request: Request, gpus: int | None, gpu: str | None, nodes: int) -> ResolvedRun:
+    """Return what would run on the machines that the flags mean.
 
     Raises:
         TunerError: it would not.
@@ -124,8 +124,8 @@ def planned(request: Request, gpus: int | None, gpu: str | None, nodes: int) -> 
 
     from tuner.launch.resolve import resolve_run
 
-    environ, (hardware, topology) = dict(os.environ), machines(gpus, gpu, nodes)
-    return resolve_run(request, environ, hardware, datetime.now().astimezone(), topology), environ
+    hardware, topology = machines(gpus, gpu, nodes)
+    return resolve_run(request, dict(os.environ), hardware, datetime.now().astimezone(), topology)
 
 
 def lacks(document: Document) -> list[TunerError]:
@@ -181,9 +181,8 @@ def run_section(path: Path) -> Section:
     """Return the versions, the hardware and the geometry of a run.
 
     Raises:
-        RunDirectoryError: run.json holds no object.
+        RunDirectoryError: run.json cannot be read.
     """
-    from tuner.errors import RunDirectoryError
     from tuner.recipes.diff import Section
     from tuner.recipes.merging import leaves
     from tuner.recipes.origin import Kind, Origin, Place
@@ -191,7 +190,5 @@ def run_section(path: Path) -> Section:
 
     run = RunDirectory(path)
     facts = run.read_json(run.run)
-    if not isinstance(facts, dict):
-        raise RunDirectoryError("run.json holds no object", where=path)
     values = {key: facts[key] for key in _RUN_FACTS if key in facts}
     return Section(values, {key: Origin(Place(Kind.DERIVED, str(run.run))) for key, _ in leaves(values)})

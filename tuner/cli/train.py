@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,68 +123,68 @@ def command(
         prints_events=as_json,
     )
     environ = dict(os.environ)
-    made = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
+    run = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
     if dry_run:
-        print_plan(made, environ, preflight.foresee(made, environ), as_json=as_json)
+        print_plan(run, preflight.foresee(run), as_json=as_json)
         return
     from tuner.launch.execute import execute  # psutil, which a plan does not need
 
-    warnings = preflight.check(made, environ)
-    if made.topology.leads:
-        announce(made, warnings)
-    sys.exit(execute(made, environ))
+    warnings = preflight.check(run)
+    if run.topology.leads:
+        announce(run, warnings)
+    sys.exit(execute(run))
 
 
-def announce(made: ResolvedRun, warnings: tuple[str, ...]) -> None:
+def announce(run: ResolvedRun, warnings: tuple[str, ...]) -> None:
     """Say in a few lines what is about to run, and every warning: the plan's, and those of the machine."""
-    why = f" ({made.level_reason})" if made.level_reason else ""
+    why = f" ({run.level_reason})" if run.level_reason else ""
     from tuner.launch import fitting
 
-    batch = made.batch
-    memory = [f"memory: {fitting.describe(made.fit)}"] if made.fit and made.fit.fits else []
+    batch = run.batch
+    memory = [f"memory: {fitting.describe(run.fit)}"] if run.fit and run.fit.fits else []
     lines = [
-        f"{made.recipe.name} on {made.hardware.describe()}; {made.topology.describe()}",
-        f"DeepSpeed: {made.level}{why}; {made.precision.dtype}: {made.precision.reason}",
+        f"{run.recipe.name} on {run.hardware.describe()}; {run.topology.describe()}",
+        f"DeepSpeed: {run.level}{why}; {run.precision.dtype}: {run.precision.reason}",
         f"batch: {batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks = {batch.global_batch}",
-        f"steps: {made.steps.describe()}",
+        f"steps: {run.steps.describe()}",
         *memory,
-        f"run directory: {made.run_path}",
-        *made.notes,
-        *(f"WARNING: {warning}" for warning in (*made.warnings, *warnings)),
+        f"run directory: {run.run_path}",
+        *run.notes,
+        *(f"WARNING: {warning}" for warning in (*run.warnings, *warnings)),
     ]
     for line in lines:
         say(line, err=True)
 
 
-def print_plan(made: ResolvedRun, environ: Mapping[str, str], warnings: tuple[str, ...], *, as_json: bool) -> None:
+def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) -> None:
     """Print everything that would run on standard output."""
     from tuner.cli.text import origins_json, with_origins
     from tuner.files import dump_json
     from tuner.launch import render
 
-    argv, env, batch = render.argv(made), render.environment(made, environ), render.batch_json(made)
+    argv, env, batch = render.argv(run), render.environment(run), render.batch_json(run)
     if as_json:
         value = {
             "argv": argv,
             "env": env,
-            "deepspeed": made.final.config,
+            "deepspeed": run.final.config,
             "batch": batch,
-            "origins": origins_json(made.final.origins),
-            "warnings": [*made.warnings, *warnings],
-            "level": {"name": made.level, "reason": made.level_reason},
-            "fit": made.fit.to_json() if made.fit else None,
-            "precision": {"dtype": made.precision.dtype, "reason": made.precision.reason},
-            "run_directory": str(made.run_path),
-            "resume": str(made.resume.path) if made.resume else None,
+            "origins": origins_json(run.final.origins),
+            "warnings": [*run.warnings, *warnings],
+            "level": {"name": run.level, "reason": run.level_reason},
+            "fit": run.fit.to_json() if run.fit else None,
+            "precision": {"dtype": run.precision.dtype, "reason": run.precision.reason},
+            "run_directory": str(run.run_path),
+            "resume": str(run.resume.path) if run.resume else None,
         }
         click.echo(dump_json(value), nl=False)
         return
-    announce(made, warnings)
+    announce(run, warnings)
     sections = {
         "command": [shlex.join(argv)],
         "environment": [f"{key}={shlex.quote(value)}" for key, value in env.items()],
         "batch": [f"{key} = {value}" for key, value in batch.items()],
-        "deepspeed.json": with_origins(made.final.config, made.final.origins, width=64),
+        "deepspeed.json": with_origins(run.final.config, run.final.origins, width=64),
     }
     for title, lines in sections.items():
         click.echo(f"{title}:")

@@ -15,7 +15,7 @@ from tuner.data.holdout import Holdout
 from tuner.data.readers import text
 from tuner.data.readers.text import Row
 from tuner.errors import DataError
-from tuner.launch.steps import Source
+from tuner.launch.steps import DatasetSize
 from tuner.recipes import paths
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows, Share
 
@@ -25,7 +25,7 @@ _MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 8 * _MIB, ".csv":
 _DETECT_ROWS = 8
 
 
-def sources(config: RecipeConfig) -> tuple[Source, ...]:
+def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     """Return the training data set, or those of the mixture, as far as it can be counted here."""
     dataset = config.train_dataloader.dataset
     shares: tuple[Rows, ...] = dataset.mixture or (dataset,)
@@ -40,24 +40,24 @@ def sources(config: RecipeConfig) -> tuple[Source, ...]:
     )
 
 
-def _less_held_out(counted: Source, number: int, dataset: Dataset) -> Source:
+def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset) -> DatasetSize:
     """Return the rows that are left where some are held out; which of a mixture's those are, reading alone tells."""
     holdout = Holdout.of(dataset)
     if holdout is None or counted.rows is None:
         return counted
     if dataset.mixture:
-        return Source(None, "some rows of a mixture are held out")
-    return Source(holdout.count(number, min(counted.rows, dataset.max_rows or counted.rows)))
+        return DatasetSize(None, "some rows of a mixture are held out")
+    return DatasetSize(holdout.count(number, min(counted.rows, dataset.max_rows or counted.rows)))
 
 
-def _counted(rows: Rows) -> Source:
+def _counted(rows: Rows) -> DatasetSize:
     files = _files(rows)
     if isinstance(files, str):
-        return Source(None, files)
+        return DatasetSize(None, files)
     try:
-        return Source(sum(map(_num_rows, files)))
+        return DatasetSize(sum(map(_num_rows, files)))
     except DataError:
-        return Source(None, f"{rows.path} is not readable as it stands")
+        return DatasetSize(None, f"{rows.path} is not readable as it stands")
 
 
 def _num_rows(file: Path) -> int:

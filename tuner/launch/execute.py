@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import nullcontext
 
 from tuner.launch import render, retry, supervise
@@ -15,7 +14,7 @@ from tuner.runs import directory, lock
 from tuner.runs.directory import RunDirectory
 
 
-def execute(resolved: ResolvedRun, environ: Mapping[str, str]) -> int:
+def execute(resolved: ResolvedRun) -> int:
     """Train and return the exit code; as one rank of Slurm (or the only rank), never return.
 
     Raises:
@@ -23,8 +22,8 @@ def execute(resolved: ResolvedRun, environ: Mapping[str, str]) -> int:
     """
     try:
         while True:
-            run = _directory(resolved, environ)
-            argv, env = render.argv(resolved), leftovers.without(environ) | render.environment(resolved, environ)
+            run = _directory(resolved)
+            argv, env = render.argv(resolved), leftovers.without(resolved.environ) | render.environment(resolved)
             if resolved.topology.launcher != "torchrun":
                 os.execve(argv[0], argv, env)  # noqa: S606 (a list built by us, no shell)
             prints_events, leads = resolved.request.prints_events, resolved.topology.leads
@@ -38,7 +37,7 @@ def execute(resolved: ResolvedRun, environ: Mapping[str, str]) -> int:
                     grace_s=resolved.request.grace_s,
                     shows_rank_0=not prints_events,  # its lines are in its log
                 )
-            following = retry.next_attempt(resolved, run, environ, code)
+            following = retry.next_attempt(resolved, run, code)
             if following is None:
                 if leads:
                     end.write(run)
@@ -50,8 +49,10 @@ def execute(resolved: ResolvedRun, environ: Mapping[str, str]) -> int:
         lock.release(resolved.run_path)
 
 
-def _directory(resolved: ResolvedRun, environ: Mapping[str, str]) -> RunDirectory:
+def _directory(resolved: ResolvedRun) -> RunDirectory:
     if not resolved.topology.leads:
         return directory.wait_for(resolved.run_path, resolved.launch_id)
     files, resume = render.files(resolved), resolved.is_known_run
-    return directory.create(resolved.run_path, files, resume=resume, environ=environ, has_ended=slurm.has_ended)
+    return directory.create(
+        resolved.run_path, files, resume=resume, environ=resolved.environ, has_ended=slurm.has_ended
+    )

@@ -6,7 +6,7 @@ It turns hardware and topology into `fit`'s plain numbers; the arithmetic is the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tuner.errors import MachineError
@@ -31,18 +31,10 @@ LOGITS_OF_HOST = 0.25
 """The part of a host's memory that whole logits may take where the ranks compute on the CPU."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A level and why it was taken."""
-
-    level: str
-    reason: str
-
-
 def choose(
     config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision, *, ignore: bool
-) -> Choice:
-    """Return the level that `auto` means: the lowest that fits, or the nearest to it where that is to be ignored.
+) -> tuple[str, str]:
+    """Return the level that `auto` means, and why: the lowest that fits, else the nearest where that is to be ignored.
 
     Raises:
         MachineError: no level comes near fitting; the message holds the changes that would make it fit.
@@ -50,19 +42,19 @@ def choose(
     if not hardware.gpus:
         ranks = topology.world_size
         level = "none" if ranks == 1 else "deepspeed_zero2"
-        return Choice(level, f"{ranks} rank{'s' * (ranks > 1)} on a CPU")
+        return level, f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
     facts = config.architecture
     if facts is None or not has_formula(facts):
         kind = f"no formula for the size of model_type {facts.model_type!r}" if facts else "the model's size is unknown"
-        return Choice("deepspeed_zero3", kind)
+        return "deepspeed_zero3", kind
     fits = advice.levels(config, facts, _machines(topology, hardware, precision))
-    found = advice.recommended(fits)
-    if found:
-        return Choice(found.level, f"the lowest level that fits: {describe(found)}")
+    lowest = advice.recommended(fits)
+    if lowest:
+        return lowest.level, f"the lowest level that fits: {describe(lowest)}"
     nearest = fits[-1] if ignore else max(fits, key=_room)
     if not ignore:
         refuse_hopeless(nearest, config)
-    return Choice(nearest.level, f"none fits, this needs least: {describe(nearest)}")
+    return nearest.level, f"none fits, this needs least: {describe(nearest)}"
 
 
 def judge(
@@ -133,28 +125,28 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
     return {"flops_per_token": flops, "peak_flops_per_gpu": min(known)}
 
 
-def describe(found: Fit) -> str:
+def describe(fit: Fit) -> str:
     """Return one line: what is needed of what is there."""
-    machines, needs = found.machines, found.peak
+    machines, needs = fit.machines, fit.peak
     text = f"about {gib(needs.gpu_bytes)} of {gib(machines.gpu_bytes)} on each GPU"
     if machines.host_bytes:
         text += f", {gib(needs.host_bytes)} of {gib(machines.host_bytes)} on the host"
     return text
 
 
-def warning(found: Fit | None) -> str | None:
+def warning(fit: Fit | None) -> str | None:
     """Return what to say of a run that may not fit."""
-    return f"this run may not fit: {describe(found)}." if found and not found.fits else None
+    return f"this run may not fit: {describe(fit)}." if fit and not fit.fits else None
 
 
-def refuse_hopeless(found: Fit | None, config: RecipeConfig) -> None:
+def refuse_hopeless(fit: Fit | None, config: RecipeConfig) -> None:
     """Refuse a run that is over its GPUs or hosts by more than the estimate can be wrong.
 
     Raises:
         MachineError: it is.
     """
-    if found and _room(found) < -TOLERANCE:
-        raise _hopeless(found, config)
+    if fit and _room(fit) < -TOLERANCE:
+        raise _hopeless(fit, config)
 
 
 def _machines(topology: Topology, hardware: Hardware, precision: Precision) -> Machines:
@@ -167,20 +159,20 @@ def _machines(topology: Topology, hardware: Hardware, precision: Precision) -> M
     )
 
 
-def _room(found: Fit) -> float:
+def _room(fit: Fit) -> float:
     """Return the part of a GPU, or of a host where that is less, that is left; below 0 it is missing."""
-    machines = found.machines
-    host = found.spare_host_bytes / machines.host_bytes if machines.host_bytes else 1.0
-    return min(found.spare_gpu_bytes / machines.gpu_bytes, host)
+    machines = fit.machines
+    host = fit.spare_host_bytes / machines.host_bytes if machines.host_bytes else 1.0
+    return min(fit.spare_gpu_bytes / machines.gpu_bytes, host)
 
 
-def _hopeless(found: Fit, config: RecipeConfig) -> MachineError:
+def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
     assert config.architecture is not None
-    advised = advice.changes(config, config.architecture, found.machines)
+    advised = advice.changes(config, config.architecture, fit.machines)
     ways = [f"{change.what}: {change.flags} --deepspeed {change.level}" for change in advised[:3]]
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs: see tuner plan."
     return MachineError(
-        f"this run does not fit: {describe(found)} at {found.level}",
+        f"this run does not fit: {describe(fit)} at {fit.level}",
         where="the memory here",
         fix=f"{fix}\nTo start it all the same: --ignore-fit",
     )

@@ -87,9 +87,9 @@ def _await(look: Callable[[], Answer | None], run: RunDirectory, patience_s: flo
     moved_s = looked_s = time.monotonic()
     seen = beats.written(run)
     while time.monotonic() - moved_s < patience_s:
-        found = look()
-        if found is not None:
-            return found
+        answer = look()
+        if answer is not None:
+            return answer
         time.sleep(_POLL_S)
         if time.monotonic() - looked_s >= min(_LOOK_S, patience_s / 4):  # many ranks have as many files
             before, seen, looked_s = seen, beats.written(run), time.monotonic()

@@ -16,6 +16,7 @@ from tuner.fit.estimate import LEVELS, Level
 from tuner.machine.topology import Topology
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, PORT, SHARED_MEMORY
+from tuner.runs.resume_point import share_states
 
 _OFFLOADS = {GPU_MEMORY: True, HOST_MEMORY: False}
 """Causes after which something lighter may help, and whether moving states to the host would."""
@@ -69,8 +70,8 @@ def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Li
     smaller = _smaller_batch(config)
     if smaller:
         return Lighter(smaller)
-    found = _next_level(level, world_size, offload=_OFFLOADS[cause])
-    return Lighter(level=found) if found else None
+    higher = _next_level(level, world_size, offload=_OFFLOADS[cause])
+    return Lighter(level=higher) if higher else None
 
 
 def _smaller_batch(config: RecipeConfig) -> tuple[str, ...]:
@@ -84,18 +85,12 @@ def _smaller_batch(config: RecipeConfig) -> tuple[str, ...]:
 
 def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:
     """Return the next level up that can help; a user's own JSON has none."""
-    above = LEVELS[LEVELS.index(level) + 1 :] if level in LEVELS else ()
-    # One rank has nobody to shard with, and offloading takes the host's memory.
-    helps = [name for name in above if name.endswith("offload") <= offload and (world_size > 1 or "offload" in name)]
-    return next(iter(helps), None)
-
-
-def share_states(stage: int, other: int) -> bool:
-    """Return whether a run at one ZeRO stage loads the other's optimizer states: 1 and 2 do, all else only its own.
-
-    Measured on DeepSpeed 0.19.8; from stage 2 to 3 it ends in a bare AssertionError.
-    """
-    return stage == other or {stage, other} == {1, 2}
+    for name in LEVELS[LEVELS.index(level) + 1 :] if level in LEVELS else ():
+        offloads = Level.of_preset(name, 1).offload_optimizer
+        # One rank has nobody to shard with, and offloading takes the host's memory.
+        if (offload or not offloads) and (offloads or world_size > 1):
+            return name
+    return None
 
 
 def _need_weights_alone(level: str, other: str) -> bool:
@@ -119,21 +114,21 @@ def commands(
     if topology.launcher == "torchrun" and topology.nproc_per_node != max(num_gpus, 1):
         again = [*_without(again, "--nproc-per-node"), "--nproc-per-node", str(topology.nproc_per_node)]
     goes_on = ["--work-dir", str(run_path), "--resume", "auto"]
-    found = {"again": [*again, *goes_on]}
+    typed_next = {"again": [*again, *goes_on]}
     for cause in _OFFLOADS:
         change = lighter(config, level, topology.world_size, cause)
         if change:
             typed = _without(again, "--deepspeed") if change.level else again
             alone = change.level and "--resume-weights" not in again and _need_weights_alone(level, change.level)
-            found[cause] = [*typed, *goes_on, *(["--resume-weights"] if alone else []), *change.flags]
+            typed_next[cause] = [*typed, *goes_on, *(["--resume-weights"] if alone else []), *change.flags]
     slower = f"optim_wrapper.optimizer.lr={config.optim_wrapper.optimizer.lr * _LESS_LR:g}"
-    found[NOT_A_NUMBER] = [*again, *goes_on, "--set", slower]
+    typed_next[NOT_A_NUMBER] = [*again, *goes_on, "--set", slower]
     if config.train_dataloader.num_workers:
-        found[SHARED_MEMORY] = [*again, *goes_on, "--set", "train_dataloader.num_workers=0"]
+        typed_next[SHARED_MEMORY] = [*again, *goes_on, "--set", "train_dataloader.num_workers=0"]
     if topology.master_port and topology.launcher == "torchrun":
         port = str(topology.master_port + 1)
-        found[PORT] = [*_without(again, "--master-port"), *goes_on, "--master-port", port]
-    return {cause: shlex.join(words) for cause, words in found.items()}
+        typed_next[PORT] = [*_without(again, "--master-port"), *goes_on, "--master-port", port]
+    return {cause: shlex.join(words) for cause, words in typed_next.items()}
 
 
 def _without(command: Sequence[str], *flags: str) -> list[str]:

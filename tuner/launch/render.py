@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from tuner import __version__
@@ -59,8 +58,9 @@ def _rendezvous(topology: Topology) -> list[str]:
     ]
 
 
-def environment(run: ResolvedRun, environ: Mapping[str, str]) -> dict[str, str]:
+def environment(run: ResolvedRun) -> dict[str, str]:
     """Return the variables that the ranks get beside those of this process."""
+    environ = run.environ
     env = {
         # A torch.py or datasets.py in the working directory must not be imported in place of the real one.
         "PYTHONSAFEPATH": "1",
@@ -71,13 +71,13 @@ def environment(run: ResolvedRun, environ: Mapping[str, str]) -> dict[str, str]:
     }
     if _UNSAFE_LOAD in environ:
         env[_UNSAFE_LOAD] = "0"
-    env |= {name: value for name, value in _defaults(run, environ).items() if name not in environ}
+    env |= {name: value for name, value in _defaults(run).items() if name not in environ}
     env |= _of_one_rank(run.topology) if run.topology.launcher != "torchrun" else {}
     path = tool_path(environ)
     return env if path == environ.get("PATH") else {**env, "PATH": path}
 
 
-def _defaults(run: ResolvedRun, environ: Mapping[str, str]) -> dict[str, str]:
+def _defaults(run: ResolvedRun) -> dict[str, str]:
     """Return variables for which the user's own value stands."""
     defaults = {"OMP_NUM_THREADS": str(max(1, run.hardware.num_cpus // run.topology.nproc_per_node))}
     if run.topology.launcher == "torchrun":
@@ -85,7 +85,7 @@ def _defaults(run: ResolvedRun, environ: Mapping[str, str]) -> dict[str, str]:
         # where a save takes longer, so torchrun must not do it before: its time is for one that has lost the
         # supervisor. A variable, because torchrun before 2.12 has no such flag and would not start.
         defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(round(run.request.grace_s) + _ORPHANED_S)
-    if run.hardware.gpus and not any(name in environ for name in _ALLOCATORS):
+    if run.hardware.gpus and not any(name in run.environ for name in _ALLOCATORS):
         # Batches of different lengths leave holes that a segment of fixed size cannot give to a longer one.
         defaults[_ALLOCATOR] = "expandable_segments:True"
     return defaults

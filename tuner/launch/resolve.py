@@ -6,7 +6,7 @@ What the ranks are given of it (argv, environment, the files of the run director
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ from typing import Any
 from tuner.files import dump_json, sha256
 from tuner.launch import counting, recipe_changes, remedies, resuming
 from tuner.launch.resolve_recipe import ResolvedRecipe, resolve_recipe
-from tuner.launch.steps import Resumed, Steps, count
+from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags, Topology, resolve
 from tuner.recipes import paths, recipe
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.runs import directory
+from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.resume_point import LoadAs, ResumePoint, resume_from
 
 WORK_DIRS = Path("work_dirs")
@@ -55,6 +56,7 @@ class ResolvedRun(ResolvedRecipe):
     """What would run: --dry-run prints it, and without --dry-run it is started.
 
     Args:
+        environ: The variables of this process; they may hold secrets, and none is written down.
         recipe_as_run: The recipe that anybody can run again: with absolute paths, and the DeepSpeed config by value.
         run_path: The run directory.
         is_known_run: It is that of an earlier attempt, with which this one goes on.
@@ -65,6 +67,7 @@ class ResolvedRun(ResolvedRecipe):
     """
 
     request: Request
+    environ: Mapping[str, str] = field(repr=False)
     recipe_as_run: Recipe
     steps: Steps
     run_path: Path
@@ -99,25 +102,25 @@ def resolve_run(
         request.resume, request.work_dir, WORK_DIRS / asked.name, _default_name(topology, now), topology
     )
     checkpoint = start.checkpoint
-    loaded, batch_notes = resuming.keep_global_batch(asked, checkpoint, topology.world_size)
-    level = resuming.level(loaded, request.deepspeed, checkpoint)
-    resolved = resolve_recipe(loaded, level, topology, hardware, ignore_fit=request.ignore_fit)
-    loaded = resolved.recipe
+    on_ranks, batch_notes = resuming.keep_global_batch(asked, checkpoint, topology.world_size)
+    level = resuming.level(on_ranks, request.deepspeed, checkpoint)
+    resolved = resolve_recipe(on_ranks, level, topology, hardware, ignore_fit=request.ignore_fit)
     state = resuming.state_of(resolved, asked)
     point, state_notes = resume_from(checkpoint, state, weights=request.resume_weights)
-    is_universal = point is not None and point.load_as is LoadAs.UNIVERSAL
-    final = resuming.load_universal(resolved.final) if is_universal else resolved.final
+    if point and point.load_as is LoadAs.UNIVERSAL:
+        resolved = replace(resolved, final=resuming.load_universal(resolved.final))
+    if warning := leftovers.warning(environ):
+        resolved = replace(resolved, warnings=(*resolved.warnings, warning))
+    loaded, final = resolved.recipe, resolved.final
     as_run = recipe.anchored(loaded, resolved.level if final.from_catalog else resolved.document.value)
     changed = recipe_changes.compare(checkpoint.recipe if checkpoint else None, as_run)
-    resumed = Resumed(checkpoint.step, (checkpoint.facts.get("data") or {}).get("rows")) if checkpoint else None
-    path = point.path if point else None
-    what = [loaded.values, final.config, str(path), request.max_restarts, len(request.attempts)]
+    what = [loaded.values, final.config, str(point and point.path), request.max_restarts, len(request.attempts)]
     return ResolvedRun(
-        **vars(resolved)
-        | {"final": final, "warnings": (*resolved.warnings, *filter(None, [leftovers.warning(environ)]))},
+        **vars(resolved),
         request=request,
+        environ=environ,
         recipe_as_run=as_run,
-        steps=count(loaded.config, resolved.batch, counting.sources(loaded.config), resumed),
+        steps=_steps(resolved, checkpoint),
         run_path=start.run_path,
         is_known_run=request.resume is not None and directory.is_run(start.run_path),
         resume=point,
@@ -134,6 +137,13 @@ def _load(request: Request) -> Recipe:
     paths.check_model(loaded.config)
     paths.check_data(loaded.config)
     return loaded
+
+
+def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:
+    config = resolved.recipe.config
+    num_samples = (checkpoint.facts.get("data") or {}).get("rows") if checkpoint else None
+    resumed = Resumed(checkpoint.step, num_samples) if checkpoint else None
+    return count_steps(config, resolved.batch, counting.sources(config), resumed)
 
 
 def _default_name(topology: Topology, now: datetime) -> str:

@@ -57,8 +57,7 @@ def resolve_recipe(
     dtype = precision.decide(config.optim_wrapper.dtype, hardware)
     reason = None
     if choice.chosen(loaded, deepspeed)[0] == choice.AUTO:
-        chosen = fitting.choose(config, topology, hardware, dtype, ignore=ignore_fit)
-        deepspeed, reason = chosen.level, chosen.reason
+        deepspeed, reason = fitting.choose(config, topology, hardware, dtype, ignore=ignore_fit)
     document = choice.open_chosen(loaded, deepspeed)
     final = merge.merge(loaded, document, batch, dtype, hardware)
     level = document.preset or document.name

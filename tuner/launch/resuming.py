@@ -115,8 +115,8 @@ def _refuse_lost(run: RunDirectory) -> None:
 def _beside(run: Path) -> str:
     """Return a word of another run of the recipe that can go on: this one may have been started by mistake."""
     others = (path for path in sorted(run.parent.iterdir(), reverse=True) if path != run and directory.is_run(path))
-    found = next((path for path in others if checkpoints.listed(path / "checkpoints")), None)
-    return f" {found} has a checkpoint: --resume {shlex.quote(str(found))} goes on with it." if found else ""
+    other = next((path for path in others if checkpoints.newest_first(path / "checkpoints")), None)
+    return f" {other} has a checkpoint: --resume {shlex.quote(str(other))} goes on with it." if other else ""
 
 
 def _resumed(target: Path, checkpoint: Checkpoint, passed_over: list[str]) -> Start:

@@ -34,7 +34,7 @@ class _Refused(Exception):
     """Why there is no other attempt."""
 
 
-def next_attempt(resolved: ResolvedRun, run: RunDirectory, environ: Mapping[str, str], code: int) -> ResolvedRun | None:
+def next_attempt(resolved: ResolvedRun, run: RunDirectory, code: int) -> ResolvedRun | None:
     """Return the next attempt, or None: nobody asked for one, it would not help, or it may not be.
 
     Args:
@@ -42,7 +42,7 @@ def next_attempt(resolved: ResolvedRun, run: RunDirectory, environ: Mapping[str,
     """
     request = resolved.request
     if request.max_restarts and resolved.topology.num_nodes > 1:
-        return _with_other_nodes(resolved, run, environ, code)
+        return _with_other_nodes(resolved, run, code)
     flag = ON_OOM if request.on_oom == "retry" else RESTARTS
     if not code or (flag == RESTARTS and not request.max_restarts):
         return None
@@ -52,19 +52,17 @@ def next_attempt(resolved: ResolvedRun, run: RunDirectory, environ: Mapping[str,
         if "signal" in status:  # who asked a run to stop does not want it to start again
             return None
         if request.on_oom == "retry" and (change := _lighter(resolved, failure)):
-            return _announced(_resolve_lighter(resolved, run, environ, failure, change), ON_OOM)
+            return _announced(_resolve_lighter(resolved, run, failure, change), ON_OOM)
         flag = RESTARTS
         if not request.max_restarts or not _may_pass(code, failure):
             return None
-        return _announced(_resolve_again(resolved, run, environ, failure), RESTARTS)
+        return _announced(_resolve_again(resolved, run, failure), RESTARTS)
     except (TunerError, _Refused) as error:
         _print(f"{flag}: not possible: {error}")
     return None
 
 
-def _with_other_nodes(
-    resolved: ResolvedRun, run: RunDirectory, environ: Mapping[str, str], code: int
-) -> ResolvedRun | None:
+def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int) -> ResolvedRun | None:
     """Return what all nodes do next: node 0 decides when the ranks of every node have ended."""
     topology, objection = resolved.topology, None
     patience_s = nodes.patience_s(resolved.recipe.config.train_cfg.hang_timeout, resolved.request.grace_s)
@@ -77,13 +75,13 @@ def _with_other_nodes(
         if topology.leads:
             if refusal := objection or nodes.objection(run, topology.num_nodes, patience_s):
                 raise _Refused(refusal)
-            return _announced(_resolve_again(resolved, run, environ, failure), RESTARTS)
+            return _announced(_resolve_again(resolved, run, failure), RESTARTS)
         if objection:
             return None
         launch_id, refusal = nodes.decision(run, resolved.launch_id, patience_s)
         if launch_id is None:
             raise _Refused(refusal)
-        preflight.check(resolved, environ)
+        preflight.check(resolved)
         # Node 0 has chosen the checkpoint, which all ranks read of run.json: nobody else has to hash it.
         return replace(resolved, launch_id=launch_id)
     except (TunerError, _Refused) as error:
@@ -100,9 +98,7 @@ def _may_pass(code: int, failure: Mapping[str, Any]) -> bool:
     return (code in _MAY_PASS or code > 128) and failure.get("cause") not in _COMES_AGAIN
 
 
-def _resolve_again(
-    resolved: ResolvedRun, run: RunDirectory, environ: Mapping[str, str], failure: Mapping[str, Any]
-) -> ResolvedRun:
+def _resolve_again(resolved: ResolvedRun, run: RunDirectory, failure: Mapping[str, Any]) -> ResolvedRun:
     """Return the same attempt once more; a checkpoint is hashed once, for it and for the question of progress.
 
     Raises:
@@ -112,7 +108,7 @@ def _resolve_again(
     limit = resolved.request.max_restarts
     if refusal := attempts.too_often(len(restarts), limit):
         raise _Refused(refusal)
-    again = _resolve(_same_request(resolved, failure), resolved, environ)
+    again = _resolve(_same_request(resolved, failure), resolved)
     saved_step = again.resume.checkpoint.step if again.resume else 0
     if refusal := attempts.refusal(run, len(restarts), limit, saved_step):
         raise _Refused(refusal)
@@ -126,7 +122,6 @@ def _lighter(resolved: ResolvedRun, failure: Mapping[str, Any]) -> Lighter | Non
 def _resolve_lighter(
     resolved: ResolvedRun,
     run: RunDirectory,
-    environ: Mapping[str, str],
     failure: Mapping[str, Any],
     change: Lighter,
 ) -> ResolvedRun:
@@ -139,9 +134,9 @@ def _resolve_lighter(
         command=(*asked.command, *change.flags) if asked.command else (),
     )
     with contextlib.suppress(IncompatibleStates):  # another error where all are damaged: nobody asked to begin anew
-        return _resolve(request, resolved, environ)
+        return _resolve(request, resolved)
     checkpoints.set_aside(run.checkpoints, len(request.attempts))
-    return _resolve(request, resolved, environ)
+    return _resolve(request, resolved)
 
 
 def _same_request(resolved: ResolvedRun, failure: Mapping[str, Any]) -> Request:
@@ -158,9 +153,9 @@ def _same_request(resolved: ResolvedRun, failure: Mapping[str, Any]) -> Request:
     )
 
 
-def _resolve(request: Request, resolved: ResolvedRun, environ: Mapping[str, str]) -> ResolvedRun:
-    following = resolve_run(request, environ, resolved.hardware, datetime.now().astimezone())
-    preflight.check(following, environ)
+def _resolve(request: Request, resolved: ResolvedRun) -> ResolvedRun:
+    following = resolve_run(request, resolved.environ, resolved.hardware, datetime.now().astimezone())
+    preflight.check(following)
     return following
 
 

@@ -170,7 +170,7 @@ class _Smoke:
         config = RecipeConfig.model_validate(self.values)
         write_text(written, Recipe(self.loaded.name, config, {}).standalone(" Made small by tuner smoke."))
         self.first = self._plan("run")
-        preflight.check(self.first, self.environ)
+        preflight.check(self.first)
         losses = self._run(self.first)
         ranks = f"{_RANKS} ranks, {self.first.level}, {self.first.precision.dtype}"
         return f"{ranks}: losses {', '.join(f'{losses[step]:.4f}' for step in sorted(losses))}"
@@ -220,7 +220,7 @@ class _Smoke:
     def _run(self, made: ResolvedRun) -> dict[int, float]:
         """Run a plan to its end and return the loss of each step."""
         run = directory.create(made.run_path, render.files(made), resume=False)
-        env = leftovers.without(self.environ) | render.environment(made, self.environ)
+        env = leftovers.without(self.environ) | render.environment(made)
         code = supervise.run(render.argv(made), env, run, grace_s=made.request.grace_s, shows_rank_0=False)
         if code:
             raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)

@@ -1,4 +1,4 @@
-"""Rows -> samples -> steps of an epoch -> the steps of a run, and what each number is worth before the data is read.
+"""Rows -> samples -> steps of an epoch -> the steps of a run, and how sure each number is before the data is read.
 
 Arithmetic alone: `launch.counting` counts rows, `data` reads them and the trainer of transformers counts the
 steps; the tests hold all three together.
@@ -28,8 +28,8 @@ _DROPPED = {
 """The samples that an objective learns nothing from; see `data`."""
 
 
-class Worth(Enum):
-    """What a count is worth before the data is read."""
+class Certainty(Enum):
+    """How sure a count is before the data is read."""
 
     EXACT = "exact"
     UNLESS_DROPPED = "exact unless samples are dropped"
@@ -39,28 +39,28 @@ class Worth(Enum):
 
 
 @dataclass(frozen=True)
-class Number:
-    """A count, None where it is not known, with what it is worth and why."""
+class Count:
+    """A count, None where it is not known, how sure it is, and why."""
 
     value: int | None
-    worth: Worth = Worth.EXACT
+    certainty: Certainty = Certainty.EXACT
     why: str = ""
 
     @property
     def most(self) -> int | None:
         """A number that the true one does not pass, if one is known."""
-        return None if self.worth is Worth.UNLESS_SPLIT else self.value
+        return None if self.certainty is Certainty.UNLESS_SPLIT else self.value
 
-    def times(self, factor: int) -> Number:
+    def times(self, factor: int) -> Count:
         """Return so many times the count."""
         return replace(self, value=None if self.value is None else self.value * factor)
 
     def __str__(self) -> str:
-        return f"{self.worth.value}: {self.why}" if self.why else self.worth.value
+        return f"{self.certainty.value}: {self.why}" if self.why else self.certainty.value
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetSize:
     """One data set: the rows of one pass over it (None, and `why`, where they are not counted).
 
     `samples_a_row` is 2 where kto makes two samples of a row, None where that is not known: one or two.
@@ -104,10 +104,10 @@ class Steps:
     `samples` are packed rows where a checkpoint tells them, else what will be packed. `done` is the step to go on from.
     """
 
-    rows: Number
-    samples: Number
-    per_epoch: Number
-    total: Number
+    rows: Count
+    samples: Count
+    per_epoch: Count
+    total: Count
     done: int = 0
 
     @property
@@ -128,7 +128,7 @@ class Steps:
         }
 
     def describe(self) -> str:
-        """Return in a line from where to where the run goes, and what that is worth."""
+        """Return in a line from where to where the run goes, and how sure that is."""
         if self.total.value is None:
             return f"{self.total}" + (f"; from {self.done} on" if self.done else "")
         if not self.left:
@@ -137,7 +137,9 @@ class Steps:
         return f"{self.total.value}{resumed} ({self.total})"
 
 
-def count(config: RecipeConfig, batch: Batch, sources: Sequence[Source], resumed: Resumed | None = None) -> Steps:
+def count_steps(
+    config: RecipeConfig, batch: Batch, sources: Sequence[DatasetSize], resumed: Resumed | None = None
+) -> Steps:
     """Return the steps of a run, as transformers 5.23 counts them.
 
     An epoch's last micro-batch may be smaller, ranks that have none compute on a stand-in (`worker.batching`), and the
@@ -152,7 +154,7 @@ def count(config: RecipeConfig, batch: Batch, sources: Sequence[Source], resumed
     rows = _rows(sources, config.train_dataloader.dataset.max_rows)
     samples = _samples(sources, rows, config)
     if resumed and resumed.samples is not None:
-        samples = Number(resumed.samples)
+        samples = Count(resumed.samples)
     per_epoch = replace(samples, value=None if samples.value is None else batch.steps_per_epoch(samples.value))
     total = _total(config, per_epoch)
     return Steps(rows, samples, per_epoch, total, resumed.step if resumed else 0)
@@ -167,42 +169,42 @@ def too_few(config: RecipeConfig, batch: Batch, found: Steps) -> str | None:
     return few_steps.warning(batch, config.train_cfg.max_epochs, samples.value, told, warmup_ratio=ratio)
 
 
-def _total(config: RecipeConfig, per_epoch: Number) -> Number:
+def _total(config: RecipeConfig, per_epoch: Count) -> Count:
     cfg = config.train_cfg
-    total = Number(cfg.max_steps) if cfg.max_steps else per_epoch.times(cfg.max_epochs)
+    total = Count(cfg.max_steps) if cfg.max_steps else per_epoch.times(cfg.max_epochs)
     if cfg.early_stopping_patience and total.most is not None:
-        return replace(total, worth=Worth.AT_MOST, why="early stopping may end the run sooner")
+        return replace(total, certainty=Certainty.AT_MOST, why="early stopping may end the run sooner")
     return total
 
 
-def _rows(sources: Sequence[Source], max_rows: int | None) -> Number:
+def _rows(sources: Sequence[DatasetSize], max_rows: int | None) -> Count:
     counted = sum(source.taken or 0 for source in sources)
     why = "; ".join(source.why for source in sources if source.rows is None)
     if max_rows is not None and counted >= max_rows:
-        return Number(max_rows)
+        return Count(max_rows)
     if max_rows is not None and why:
-        return Number(max_rows, Worth.AT_MOST, f"max_rows, and {why}")
-    return Number(None, Worth.UNKNOWN, why) if why else Number(counted)
+        return Count(max_rows, Certainty.AT_MOST, f"max_rows, and {why}")
+    return Count(None, Certainty.UNKNOWN, why) if why else Count(counted)
 
 
-def _samples(sources: Sequence[Source], rows: Number, config: RecipeConfig) -> Number:
-    """Return the samples of an epoch before packing, with what they are worth as a number of the trainer's rows."""
+def _samples(sources: Sequence[DatasetSize], rows: Count, config: RecipeConfig) -> Count:
+    """Return the samples of an epoch before packing, and how sure they are as a number of the trainer's rows."""
     if rows.value is None:
         return rows
     samples = _of_rows(sources, rows.value)
     if config.train_dataloader.dataset.packing and config.objective.type in ("sft", "pretrain"):
-        return Number(samples.value, Worth.UNLESS_SPLIT, "packing joins samples, and splits those above max_length")
-    if Worth.AT_MOST in (rows.worth, samples.worth):
-        return replace(rows if rows.worth is Worth.AT_MOST else samples, value=samples.value)
+        return Count(samples.value, Certainty.UNLESS_SPLIT, "packing joins samples, and splits those above max_length")
+    if Certainty.AT_MOST in (rows.certainty, samples.certainty):
+        return replace(rows if rows.certainty is Certainty.AT_MOST else samples, value=samples.value)
     num_bad = config.train_dataloader.dataset.bad_rows
     bad = f", and up to {num_bad} bad rows" if num_bad else ""
-    return Number(samples.value, Worth.UNLESS_DROPPED, f"{_DROPPED[config.objective.type]}{bad}")
+    return Count(samples.value, Certainty.UNLESS_DROPPED, f"{_DROPPED[config.objective.type]}{bad}")
 
 
-def _of_rows(sources: Sequence[Source], rows: int) -> Number:
+def _of_rows(sources: Sequence[DatasetSize], rows: int) -> Count:
     each, samples = {source.samples_a_row for source in sources}, [source.samples for source in sources]
     if each in ({1}, {2}):
-        return Number(rows * max(filter(None, each)))
+        return Count(rows * max(filter(None, each)))
     if None not in samples and rows == sum(source.taken or 0 for source in sources):
-        return Number(sum(filter(None, samples)))
-    return Number(2 * rows, Worth.AT_MOST, "only a row with two answers is two samples")
+        return Count(sum(filter(None, samples)))
+    return Count(2 * rows, Certainty.AT_MOST, "only a row with two answers is two samples")

@@ -158,14 +158,15 @@ class _Watch:
             _send(process, signal.SIGCONT)
 
     def _kill_if_over(self, waited_s: float) -> None:
-        found = beats.here(self.directory)
-        longest_s = max((beat.save_s for beat in found.values()), default=0.0)
+        last_beats = beats.here(self.directory)
+        longest_s = max((beat.save_s for beat in last_beats.values()), default=0.0)
         grace_s = _AFTER_FAILURE_S if self.failed else max(self.grace_s, _SAVES * longest_s)
         if waited_s < grace_s:
             return
         alive = {process.pid for process in self.ranks if _runs(process)}
-        self.overdue, self.overdue_s = [rank for rank, beat in sorted(found.items()) if beat.pid in alive], waited_s
-        for process in self._of(found[rank].pid for rank in self.overdue):
+        self.overdue = [rank for rank, beat in sorted(last_beats.items()) if beat.pid in alive]
+        self.overdue_s = waited_s
+        for process in self._of(last_beats[rank].pid for rank in self.overdue):
             _send(process, signal.SIGCONT)
             _send(process, signal.SIGQUIT)  # its stacks, into its log
         time.sleep(_STACKS_S)
@@ -220,11 +221,13 @@ class _Watch:
                 overdue=self.overdue,
                 overdue_s=self.overdue_s,
             )
-            found = diagnose(evidence)
+            diagnosis = diagnose(evidence)
         except BaseException:
             print(*(report["message"] for report in reports), sep="\n", file=sys.stderr)  # a bug of ours hides nothing
             raise
-        return self._end("failed", found.exit_code, found.text, message=found.message, diagnosis=found.to_json())
+        return self._end(
+            "failed", diagnosis.exit_code, diagnosis.text, message=diagnosis.message, diagnosis=diagnosis.to_json()
+        )
 
     def _end(self, state: State, code: int, text: str, **facts: Any) -> int:
         signals = {"signal": self.received[0]} if self.received else {}

@@ -94,8 +94,8 @@ def _gather(run: RunDirectory, name: str) -> Gathered:
         facts=_object(run, run.run),
         status=_object(run, run.status),
         course=metrics.course(run),
-        samples=list(_samples(run)),
-        checkpoints=[_checkpoint(verdict) for verdict in checkpoints.listed(run.checkpoints)],
+        samples=list(itertools.islice(_objects(run.samples), MAX_SAMPLES)),
+        checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run.checkpoints)],
         attempts=[_attempt(folder) for folder in _earlier(run)],
         warnings=_warnings(run),
         data=_data(run),
@@ -105,32 +105,26 @@ def _gather(run: RunDirectory, name: str) -> Gathered:
 
 def _object(run: RunDirectory, file: Path) -> Facts:
     try:
-        value = run.read_json(file)
+        return run.read_json(file)
     except RunDirectoryError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
-def _lines(file: Path) -> Iterator[str]:
+def _objects(file: Path) -> Iterator[Facts]:
+    """Yield the lines of a JSONL file that can be read."""
     with contextlib.suppress(OSError), file.open(encoding="utf-8", errors="replace") as stream:
-        yield from stream
+        for line in stream:
+            with contextlib.suppress(ValueError):
+                value = load_json(line)
+                if isinstance(value, dict):
+                    yield value
 
 
-def _samples(run: RunDirectory) -> Iterator[Facts]:
-    for line in itertools.islice(_lines(run.path / "samples.jsonl"), MAX_SAMPLES):
-        try:
-            value = load_json(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
-
-
-def _checkpoint(verdict: checkpoints.Checkpoint) -> Facts:
+def _checkpoint(saved: checkpoints.Checkpoint) -> Facts:
     num_bytes = 0
     with contextlib.suppress(OSError):  # it may be removed while it is looked at
-        num_bytes = sum(path.stat().st_size for path in verdict.path.rglob("*") if path.is_file())
-    return {"step": verdict.step, "bytes": num_bytes, "problem": verdict.problem}
+        num_bytes = sum(path.stat().st_size for path in saved.path.rglob("*") if path.is_file())
+    return {"step": saved.step, "bytes": num_bytes, "problem": saved.problem}
 
 
 def _earlier(run: RunDirectory) -> list[Path]:
@@ -149,9 +143,9 @@ def _attempt(folder: Path) -> Facts:
 
 
 def _warnings(run: RunDirectory) -> list[str]:
-    said = (line for line in _lines(run.ranks / "0.log") if line.startswith("WARNING: "))
-    found = [*listed(_object(run, run.run), "warnings"), *(line.removeprefix("WARNING: ").strip() for line in said)]
-    return list(dict.fromkeys(map(str, found)))[:_MAX_WARNINGS]
+    of_ranks = (str(line.get("warning")) for line in _objects(run.warnings))
+    found = [*map(str, listed(_object(run, run.run), "warnings")), *of_ranks]
+    return list(dict.fromkeys(found))[:_MAX_WARNINGS]
 
 
 def _data(run: RunDirectory) -> list[tuple[str, Facts, list[Facts]]]:

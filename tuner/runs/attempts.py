@@ -25,10 +25,12 @@ def refusal(run: RunDirectory, num_restarts: int, limit: int, saved: int | None 
         return often
     if not num_restarts:
         return None
-    began = _began(run)
-    # Every byte of a checkpoint is read to find it valid: minutes that a job about to be killed may not have.
-    reached = _reached(run) if saved is None else saved
-    return None if reached > began else f"no checkpoint is newer than step {began}, where its last attempt began"
+    began = int(run.read_json(run.run).get("resume_step") or 0)
+    if saved is None:
+        # Every byte of a checkpoint is read to find it valid: minutes that a job about to be killed may not have.
+        newest, _ = checkpoints.newest_valid(run.checkpoints)
+        saved = newest.step if newest else 0
+    return None if saved > began else f"no checkpoint is newer than step {began}, where its last attempt began"
 
 
 def too_often(num_restarts: int, limit: int) -> str | None:
@@ -36,12 +38,3 @@ def too_often(num_restarts: int, limit: int) -> str | None:
     if num_restarts < limit:
         return None
     return f"it was started again {num_restarts} times, and {limit} is the limit"
-
-
-def _began(run: RunDirectory) -> int:
-    return int(run.read_json(run.run).get("resume_step") or 0)
-
-
-def _reached(run: RunDirectory) -> int:
-    newest, _ = checkpoints.newest_valid(run.checkpoints)
-    return newest.step if newest else 0

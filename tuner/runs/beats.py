@@ -53,24 +53,24 @@ def path_of(run: RunDirectory, rank: int) -> Path:
 
 def read(run: RunDirectory) -> dict[int, Beat]:
     """Return the last beat of every rank that has one."""
-    found = {}
+    last = {}
     for file in run.ranks.glob("*.beat"):
         try:
             beat = Beat(**load_json(file.read_bytes()))
         except (OSError, ValueError, TypeError):  # half written, or by another version
             continue
-        found[beat.rank] = beat
-    return found
+        last[beat.rank] = beat
+    return last
 
 
 def written(run: RunDirectory) -> dict[int, int]:
     """Return when each rank wrote its beat: only that it changes counts, whatever the clocks of other machines say."""
-    found = {}
+    times = {}
     with contextlib.suppress(OSError):
         for file in os.scandir(run.ranks):
             if match := _NAME.fullmatch(file.name):
-                found[int(match[1])] = file.stat().st_mtime_ns
-    return found
+                times[int(match[1])] = file.stat().st_mtime_ns
+    return times
 
 
 def here(run: RunDirectory) -> dict[int, Beat]:

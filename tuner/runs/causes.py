@@ -297,5 +297,5 @@ def classify(text: str) -> tuple[Cause, str] | None:
 
 def named(name: str) -> Cause:
     """Return the first cause of that name, or a new one: the code of a TunerError that says all by itself."""
-    found = {cause.name: cause for cause in reversed((*TABLE, *_SELF_EXPLAINING))}
-    return found.get(name) or Cause(name, "")
+    by_name = {cause.name: cause for cause in reversed((*TABLE, *_SELF_EXPLAINING))}
+    return by_name.get(name) or Cause(name, "")

@@ -170,8 +170,8 @@ def _first_difference(folder: Path, expected: dict[str, tuple[int, str]], hashes
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes, not {size}"
     if hashes:
-        with _hashes([folder / name for name in expected]) as found:
-            for (name, (_, digest)), hashed in zip(expected.items(), found, strict=True):
+        with _hashes([folder / name for name in expected]) as digests:
+            for (name, (_, digest)), hashed in zip(expected.items(), digests, strict=True):
                 if hashed != digest:
                     return f"{name} has changed (its hash differs)"
     return None
@@ -198,17 +198,17 @@ def facts(folder: Path) -> dict[str, Any]:
 
 def listed(folder: Path) -> list[Checkpoint]:
     """Return every checkpoint of a run, newest first, judged by the sizes of its files alone."""
-    return [read(path, hashes=False) for _, path in _newest_first(folder)]
+    return [read(path, hashes=False) for _, path in newest_first(folder)]
 
 
 def newest_valid(folder: Path, *, hashes: bool = True) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest valid checkpoint, and a line for each newer one that was passed over; no older one is read."""
     passed_over: list[str] = []
-    for _, path in _newest_first(folder):
-        found = read(path, hashes=hashes)
-        if found.problem is None:
-            return found, passed_over
-        passed_over.append(f"{path.name} is passed over: {found.problem}")
+    for _, path in newest_first(folder):
+        checkpoint = read(path, hashes=hashes)
+        if checkpoint.problem is None:
+            return checkpoint, passed_over
+        passed_over.append(f"{path.name} is passed over: {checkpoint.problem}")
     return None, passed_over
 
 
@@ -219,7 +219,7 @@ def prune(folder: Path, keep: int, step: int, protected: int | None = None) -> N
     steps are those of another attempt, and neither count nor go; the one of step `protected` stays whatever its age.
     """
     num_whole = 0
-    for at, path in _newest_first(folder):
+    for at, path in newest_first(folder):
         if at > step or not (path / MANIFEST).is_file():
             continue
         if num_whole < keep:
@@ -246,15 +246,16 @@ def set_aside(folder: Path, attempt: int) -> None:
 
 def set_later_aside(folder: Path, step: int, place: Path) -> None:
     """Move the checkpoints after `step` to the folder `place`, where nothing resumes from them."""
-    for at, path in _newest_first(folder):
+    for at, path in newest_first(folder):
         if at > step:
             place.mkdir(parents=True, exist_ok=True)
             path.rename(place / path.name)
 
 
-def _newest_first(folder: Path) -> list[tuple[int, Path]]:
-    found = ((int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name)))
-    return sorted(found, reverse=True)
+def newest_first(folder: Path) -> list[tuple[int, Path]]:
+    """Return the step and the folder of every checkpoint of a run, by their names alone."""
+    named = ((int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name)))
+    return sorted(named, reverse=True)
 
 
 def require_valid(folder: Path, *, hashes: bool = True) -> Checkpoint:
@@ -268,8 +269,8 @@ def require_valid(folder: Path, *, hashes: bool = True) -> Checkpoint:
     if not (_NAME.fullmatch(folder.name) or (folder / MANIFEST).is_file()):
         fix = "Name a run directory, or a checkpoint-STEP folder in its checkpoints."
         raise RunDirectoryError(f"{folder} is neither a run nor a checkpoint", where="--resume", fix=fix)
-    found = read(folder, hashes=hashes)
-    if found.problem:
+    checkpoint = read(folder, hashes=hashes)
+    if checkpoint.problem:
         fix = "Take an older checkpoint, or name the run directory: its newest valid one is taken."
-        raise RunDirectoryError(f"{folder} is not a valid checkpoint: {found.problem}", where="--resume", fix=fix)
-    return found
+        raise RunDirectoryError(f"{folder} is not a valid checkpoint: {checkpoint.problem}", where="--resume", fix=fix)
+    return checkpoint

@@ -153,8 +153,7 @@ def _reported(evidence: Evidence) -> Iterator[_Suspect]:
         rank, code, message = int(report["rank"]), int(report["exit_code"]), str(report["message"])
         known, name = classify(message), report.get("cause")
         if name and not (name == TunerError.code and known):
-            what = message.removeprefix(f"{name}: ")
-            suspect = _Suspect(rank, causes.named(name), what, code, order)
+            suspect = _Suspect(rank, causes.named(name), str(report.get("what") or message), code, order)
         else:
             cause, line = known or classify(evidence.logs.get(rank, "")) or (causes.BUG, "")
             line = line or message.strip().splitlines()[-1]
@@ -180,19 +179,26 @@ def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
             rank,
             cause,
             what,
-            128 - code if code < 0 else cause.exit_code if cause.exit_code != 1 else code or 1,
+            _exit_code(cause, code),
             -1 if first else _NEVER,
             _known_step(evidence),
             detail=_tail(evidence, rank) if cause is causes.SILENT else "",
         )
 
 
+def _exit_code(cause: Cause, code: int) -> int:
+    """Return the run's exit code where a process ended with `code`, below 0 by a signal."""
+    if code < 0:
+        return 128 - code
+    return cause.exit_code if cause.exit_code != 1 else code or 1
+
+
 def _exits(launcher: str) -> list[tuple[int | None, int]]:
     """Return rank and exit code of the ranks that failed, the one that torchrun saw first at the head."""
     before, _, after = launcher.partition(_ROOT)
-    found = [pair for text in (after, before) for pair in _SUMMARY.findall(text)]
-    found = found or [("", code) for code in _EXIT_CODE.findall(launcher)]
-    return [(int(rank) if rank else None, int(code)) for rank, code in found]
+    exits = [pair for text in (after, before) for pair in _SUMMARY.findall(text)]
+    exits = exits or [("", code) for code in _EXIT_CODE.findall(launcher)]
+    return [(int(rank) if rank else None, int(code)) for rank, code in exits]
 
 
 def _ended(evidence: Evidence, rank: int | None, code: int, first: bool) -> tuple[Cause, str]:
@@ -232,14 +238,14 @@ def _launcher(evidence: Evidence) -> _Suspect:
     """Return what torchrun itself ended with: no rank left a trace."""
     code, known = evidence.agent_code, classify(evidence.launcher)
     if code < 0:
-        text = f"torchrun was killed by {signal.Signals(-code).name}"
-        text += " (out of memory?)" if -code == signal.SIGKILL else ""
-        return _Suspect(None, causes.KILLED if -code == signal.SIGKILL else causes.CRASHED, text, 128 - code, 0)
+        is_killed = -code == signal.SIGKILL
+        text = f"torchrun was killed by {signal.Signals(-code).name}{' (out of memory?)' * is_killed}"
+        return _Suspect(None, causes.KILLED if is_killed else causes.CRASHED, text, _exit_code(causes.KILLED, code), 0)
     if not known and evidence.free_bytes is not None and evidence.free_bytes < _FULL_BYTES:
         known = causes.named("disk"), f"{evidence.free_bytes} bytes are left at {evidence.folder}"
     if known:
         cause, line = known
-        return _Suspect(None, cause, f"{cause.says}: {line}", cause.exit_code if cause.exit_code != 1 else code or 1, 0)
+        return _Suspect(None, cause, f"{cause.says}: {line}", _exit_code(cause, code), 0)
     text = f"a rank ended with code {code} and without a report"
     return _Suspect(None, causes.SILENT, text, code or 1, 0, detail=_tail(evidence, None))
 
@@ -251,29 +257,29 @@ def _tail(evidence: Evidence, rank: int | None) -> str:
 
 def _lagging(evidence: Evidence, waited: _Suspect) -> _Suspect:
     """Return the same failure on the rank that the others waited for, where that can be told."""
-    late, how = _late_ranks(evidence)
+    late, sign = _late_ranks(evidence)
     if not late:
         return replace(waited, what=f"{waited.what} (which rank lagged is not known)")
     ranks = ", ".join(map(str, late))
-    what = f"{waited.what} (rank{'s' * (len(late) > 1)} {ranks} {how})"
+    what = f"{waited.what} (rank{'s' * (len(late) > 1)} {ranks} {sign})"
     return replace(waited, rank=late[0], what=what)
 
 
 def _late_ranks(evidence: Evidence) -> tuple[list[int], str]:
-    """Return who held the others up, and how it is told; the surer sign comes first."""
+    """Return who held the others up, and the sign of it in words; the surer one comes first."""
     if evidence.stopped:
         return sorted(evidence.stopped), "had been stopped: state T, as after SIGSTOP"
     texts = {rank: evidence.logs.get(rank, "") for rank in evidence.ranks}
     for report in evidence.reports:
         texts[report["rank"]] = f"{texts.get(report['rank'], '')}\n{report['message']}"
-    named = {int(rank) for text in texts.values() for found in _FAILED_BARRIER.findall(text) for rank in _ints(found)}
+    named = {int(rank) for text in texts.values() for ranks in _FAILED_BARRIER.findall(text) for rank in _ints(ranks)}
     if named:
         return sorted(named), "lagged"
     if evidence.overdue and len(evidence.overdue) < len(texts):
         return sorted(evidence.overdue), "did not even end at SIGTERM"
     counts = {rank: evidence.counts.get(rank, -1) for rank in texts} if evidence.counts else {}
     waiting = {rank for rank, text in texts.items() if _waits(text)}
-    queued = {rank: max(map(int, found)) for rank, text in texts.items() if (found := _ENQUEUED.findall(text))}
+    queued = {rank: max(map(int, works)) for rank, text in texts.items() if (works := _ENQUEUED.findall(text))}
     for late in (_behind(counts), sorted(texts.keys() - waiting) if waiting else [], _behind(queued)):
         if late:
             return late, "lagged"
@@ -286,8 +292,8 @@ def _behind(numbers: Mapping[int, int]) -> list[int]:
 
 def _waits(text: str) -> bool:
     """Say whether a rank stood in a collective when it ended: it gave up waiting, or its last stack shows it."""
-    found = classify(text)
-    return bool(found and found[0].role == Role.WAITED) or _IN_COLLECTIVE.search(text) is not None
+    known = classify(text)
+    return bool(known and known[0].role == Role.WAITED) or _IN_COLLECTIVE.search(text) is not None
 
 
 def _ints(text: str) -> list[int]:

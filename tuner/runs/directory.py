@@ -8,7 +8,7 @@ metrics.jsonl   one line for each logged step
 data.json       counts of the data's rows and tokens, and of samples that are not trained on as they are, by reason
 data_report.jsonl  one line for each of those samples: place, what happened, reason, tokens before and after
 ranks/          N.log for all that a rank prints, N.beat for its last sign of life, N.json for one that ended badly,
-                torchrun-NODE.log for its launcher
+                torchrun-NODE.log for its launcher, warnings.jsonl for what rank 0 warned of
 attempts/       N/ for what an earlier attempt left, with checkpoints and metrics of steps that were taken again
 lock            while a run is at work: who it is
 submit.sh       the batch script of `tuner submit`, and beside it Slurm's slurm-JOB.out
@@ -44,66 +44,49 @@ _OF_A_START = re.compile(r"lock|recipe\.py|deepspeed\.json|\.(recipe\.py|(deepsp
 """All that a start can leave that was killed before run.json was there."""
 
 
+class _Named:
+    """A file or folder of a run, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDirectory, _: object) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run's files, by name."""
+    """One run's files; the module says what is in each."""
 
     path: Path
+    recipe = _Named("recipe.py")
+    deepspeed = _Named("deepspeed.json")
+    run = _Named("run.json")
+    status = _Named("status.json")
+    metrics = _Named("metrics.jsonl")
+    data = _Named("data.json")
+    data_report = _Named("data_report.jsonl")
+    samples = _Named("samples.jsonl")
+    ranks = _Named("ranks")
+    warnings = _Named("ranks/warnings.jsonl")
+    checkpoints = _Named("checkpoints")
+    universal = _Named("universal")
+    final = _Named("final")
+    report = _Named("report.html")
 
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.py"
-
-    @property
-    def deepspeed(self) -> Path:
-        return self.path / "deepspeed.json"
-
-    @property
-    def run(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def status(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def data(self) -> Path:
-        return self.path / "data.json"
-
-    @property
-    def ranks(self) -> Path:
-        return self.path / "ranks"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def universal(self) -> Path:
-        return self.path / "universal"
-
-    @property
-    def final(self) -> Path:
-        return self.path / "final"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    def read_json(self, file: Path) -> Any:
-        """Read one of the run's JSON files.
+    def read_json(self, file: Path) -> dict[str, Any]:
+        """Read one of the run's JSON files; each holds an object.
 
         Raises:
-            RunDirectoryError: it is missing or not JSON.
+            RunDirectoryError: it is missing, not JSON, or no object.
         """
         try:
-            return load_json(file.read_text(encoding="utf-8"))
+            value = load_json(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunDirectoryError(f"{file.name} is missing or not JSON", where=self.path) from error
+        if not isinstance(value, dict):
+            raise RunDirectoryError(f"{file.name} holds no object", where=self.path)
+        return value
 
     def write_status(self, state: State, **facts: Any) -> None:
         """Write status.json; facts such as exit_code, step, message."""
@@ -112,8 +95,8 @@ class RunDirectory:
     def report_failure(self, rank: int, exit_code: int, message: str, **facts: Any) -> None:
         """Leave word of how a rank ended, for the supervisor; torchrun turns every failure into 1.
 
-        Facts are `cause` (a TunerError's code) and `step` (the optimizer step at work, from 1), where there are any,
-        and `origin` (the rank that it began on, where that is another).
+        Facts are, where there are any, `cause` (a TunerError's code), `what` (its message without the code), `step` (of
+        the optimizer, at work, from 1), and `origin` (the rank that it began on, where that is another).
         """
         self.ranks.mkdir(exist_ok=True)
         write_json(self.ranks / f"{rank}.json", {"rank": rank, "exit_code": exit_code, "message": message, **facts})
@@ -126,7 +109,12 @@ class RunDirectory:
     def write_data(self, facts: Mapping[str, Any], changed: Iterable[Mapping[str, Any]]) -> None:
         """Write the counts of each split, and a line for each sample that is not trained on as it is."""
         write_json(self.data, facts)
-        write_text(self.path / "data_report.jsonl", "".join(f"{json.dumps(line)}\n" for line in changed))
+        write_text(self.data_report, "".join(f"{json.dumps(line)}\n" for line in changed))
+
+    def log_warning(self, text: str) -> None:
+        """Keep what rank 0 warned of."""
+        self.ranks.mkdir(exist_ok=True)
+        append_line(self.warnings, json.dumps({"warning": text}))
 
     def log_metrics(self, metrics: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
@@ -135,8 +123,8 @@ class RunDirectory:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder is a run directory."""
-    names = ("run.json", "recipe.py")
-    return all(os.path.isfile(path / name) for name in names)  # noqa: PTH113 (a name too long is no run, and no error)
+    run = RunDirectory(path)
+    return all(map(os.path.isfile, (run.run, run.recipe)))  # a name too long is no run, and no error
 
 
 def check_free(path: Path, *, resume: bool) -> None:

@@ -6,16 +6,13 @@ It reads the run directory and judges nothing.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from tuner.errors import RunDirectoryError
-from tuner.files import load_json
-from tuner.runs import beats
+from tuner.files import read_json_object
+from tuner.runs import beats, metrics
 from tuner.runs.diagnose import Evidence
 from tuner.runs.directory import RunDirectory
-
-_TAIL_BYTES = 1 << 16
+from tuner.runs.follow import tail
 
 
 def gather(
@@ -29,10 +26,6 @@ def gather(
 ) -> Evidence:
     """Read the reports and the ends of all logs of a run; whatever cannot be read is left out."""
     logs = {int(file.stem): tail(file) for file in run.ranks.glob("*.log") if file.stem.isdigit()}
-    try:
-        facts = run.read_json(run.run)
-    except RunDirectoryError:  # a full disk, or somebody removed it: the logs still tell
-        facts = {}
     return Evidence(
         folder=run.path,
         reports=run.failures(),
@@ -42,22 +35,12 @@ def gather(
         num_oom_kills=num_oom_kills,
         last_step=_last_step(run),
         free_bytes=shutil.disk_usage(run.path).free if run.path.is_dir() else None,
-        facts=facts,
+        facts=read_json_object(run.run),  # empty on a full disk, or where somebody removed it: the logs still tell
         counts={rank: beat.count for rank, beat in beats.read(run).items()},
         stopped=stopped,
         overdue=overdue,
         overdue_s=overdue_s,
     )
-
-
-def tail(file: Path) -> str:
-    """Return the last 64 KiB of a file, nothing of one that cannot be read."""
-    try:
-        with file.open("rb") as stream:
-            stream.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _last_step(run: RunDirectory) -> int | None:
@@ -67,12 +50,4 @@ def _last_step(run: RunDirectory) -> int | None:
             return None
     except OSError:
         return None
-    return next(_steps(reversed(tail(run.metrics).splitlines())), None)
-
-
-def _steps(lines: Iterable[str]) -> Iterator[int]:
-    for line in lines:
-        try:
-            yield int(load_json(line)["step"])
-        except (ValueError, KeyError, TypeError):  # the last line may be torn
-            continue
+    return metrics.latest(run).get("step")

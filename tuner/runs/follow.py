@@ -1,6 +1,6 @@
-"""What is appended to a log, shown on a descriptor as it comes.
+"""Files that another process appends to: their end, and what is new in one, shown on a descriptor as it comes.
 
-Who writes the log never waits for who reads it: a terminal that is closed or stopped costs nothing but the show.
+Who writes never waits for who reads: a terminal that is closed or stopped costs nothing but the show.
 """
 
 from __future__ import annotations
@@ -15,65 +15,87 @@ from pathlib import Path
 _POLL_S = 0.1
 _LAST_S = 3.0
 _CHUNK_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 16
 _ERASE_LINE, _SHOW_CURSOR = b"\r\x1b[K", b"\x1b[?25h"
 
 
-class Follower:
-    """Copies whole lines from the end of `log`, which need not be there yet, to the descriptor `target`.
+def tail(file: Path) -> str:
+    """Return the last 64 KiB of a file, nothing of one that cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
 
-    Args:
-        log: The file to follow, from its first byte.
-        target: Where the lines go.
-        is_over: Called before each copy; what was written once it says yes is left to the log alone.
-    """
 
-    def __init__(self, log: Path, target: int, is_over: Callable[[], bool]) -> None:
-        self._log, self._target, self._is_over = log, target, is_over
-        self._num_read = 0
-        # On a terminal a progress bar may stand in this line; it draws itself again in the next one.
-        self._erase = _ERASE_LINE if os.isatty(target) else b""
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._loop, daemon=True, name="follower")
+def write_all(target: int, data: bytes) -> None:
+    """Write to a descriptor whose reader may have gone; nobody is told then."""
+    with contextlib.suppress(OSError):
+        while data:
+            try:
+                data = data[os.write(target, data) :]
+            except BlockingIOError:  # some shells leave a terminal non-blocking
+                time.sleep(_POLL_S)
+
+
+class Growing:
+    """What is new in a file, from some place on; it need not be there yet."""
+
+    def __init__(self, file: Path, num_read: int = 0) -> None:
+        self._file, self._num_read = file, num_read
+
+    def read(self, *, whole_lines: bool = True) -> bytes:
+        """Return what is new, at most a megabyte; a line that has no end yet is left for later."""
+        try:
+            with self._file.open("rb") as stream:
+                stream.seek(self._num_read)
+                data = stream.read(_CHUNK_BYTES)
+        except OSError:
+            return b""
+        data = data[: data.rfind(b"\n") + 1] if whole_lines else data
+        self._num_read += len(data)
+        return data
+
+
+class Poller:
+    """Calls `look` in a thread ten times a second, with `is_last=True` once it is told to stop."""
+
+    def __init__(self, look: Callable[[bool], None], name: str) -> None:
+        self._look, self._ending = look, threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True, name=name)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Copy what is left and end; a reader that does not read is not waited for longer than three seconds."""
+        """Look once more and end; what does not come back is not waited for longer than three seconds."""
         self._ending.set()
         self._thread.join(_LAST_S)
 
     def _loop(self) -> None:
         while not self._ending.wait(_POLL_S):
-            while self._copy():
-                continue
-        while self._copy(whole_lines=False):
-            continue
-        if self._erase:  # a bar whose rank was killed leaves its last frame, and the cursor hidden
-            self._write(self._erase + _SHOW_CURSOR)
+            self._look(False)
+        self._look(True)
 
-    def _copy(self, *, whole_lines: bool = True) -> bool:
-        """Copy one chunk; return whether there was one."""
-        data = self._read()
-        data = data[: data.rfind(b"\n") + 1] if whole_lines else data
-        self._num_read += len(data)
-        # Asked after the read: a rank reports its failure before it writes its traceback into the log.
-        if data and not self._is_over():
-            self._write(self._erase + data)
-        return bool(data)
 
-    def _read(self) -> bytes:
-        try:
-            with self._log.open("rb") as stream:
-                stream.seek(self._num_read)
-                return stream.read(_CHUNK_BYTES)
-        except OSError:
-            return b""
+class Follower(Poller):
+    """Copies whole lines from the first byte of `log` on, which need not be there yet, to the descriptor `target`.
 
-    def _write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):
-            while data:
-                try:
-                    data = data[os.write(self._target, data) :]
-                except BlockingIOError:  # some shells leave a terminal non-blocking
-                    time.sleep(_POLL_S)
+    Args:
+        is_over: Called before each copy; what was written once it says yes is left to the log alone.
+    """
+
+    def __init__(self, log: Path, target: int, is_over: Callable[[], bool]) -> None:
+        super().__init__(self._copy, "follower")
+        self._log, self._target, self._is_over = Growing(log), target, is_over
+        # On a terminal a progress bar may stand in this line; it draws itself again in the next one.
+        self._erase = _ERASE_LINE if os.isatty(target) else b""
+
+    def _copy(self, is_last: bool) -> None:
+        while data := self._log.read(whole_lines=not is_last):
+            # Asked after the read: a rank reports its failure before it writes its traceback into the log.
+            if not self._is_over():
+                write_all(self._target, self._erase + data)
+        if is_last and self._erase:  # a bar whose rank was killed leaves its last frame, and the cursor hidden
+            write_all(self._target, self._erase + _SHOW_CURSOR)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -58,14 +58,20 @@ def below(folder: Path) -> list[Listed]:
 def look(path: Path, name: str) -> Listed:
     """Return what one run directory holds; whatever is wrong with it is said, and raises nothing."""
     run = RunDirectory(path)
-    state, why = _state(run)
-    last = metrics.latest(run)
+    last, status = metrics.latest(run), {}
+    try:
+        status = run.read_json(run.status)
+        run.read_json(run.run)
+        state, why = _state(run, status)
+    except RunDirectoryError as error:
+        state, why = "damaged", error.what
+    taken = status.get("step")  # a run that is done says it; of another the last step that was logged is known
     return Listed(
         path=str(path),
         name=name,
         state=state,
         why=why,
-        step=_step(run, last.get("step")),
+        step=taken if isinstance(taken, int) else last.get("step"),
         loss=_number(last.get("loss")),
         tokens_per_second=_number(last.get("tokens_per_second")),
         resumable_step=_resumable_step(run),
@@ -88,36 +94,16 @@ def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
                 yield from _find(path, depth + 1)
 
 
-def _state(run: RunDirectory) -> tuple[State, str]:
-    try:
-        status = _object(run, run.status)
-        _object(run, run.run)
-    except RunDirectoryError as error:
-        return "damaged", error.what
+def _state(run: RunDirectory, status: Mapping[str, Any]) -> tuple[State, str]:
     state = status.get("state")
     if state == "running":
         return _running(run)
     if state not in ("done", "failed", "stopped"):
         return "damaged", f"status.json holds the state {state!r}"
-    found = status.get("diagnosis")
-    if isinstance(found, dict):
-        return state, f"{found.get('cause')}: {found.get('what')}"
+    diagnosis = status.get("diagnosis")
+    if isinstance(diagnosis, dict):
+        return state, f"{diagnosis.get('cause')}: {diagnosis.get('what')}"
     return state, "" if state == "done" else next(iter(str(status.get("message") or "").splitlines()), "")
-
-
-def _step(run: RunDirectory, logged: int | None) -> int | None:
-    """Return how far a run came: one that is done says it, of another the last step that was logged is known."""
-    with contextlib.suppress(RunDirectoryError):
-        taken = _object(run, run.status).get("step")
-        return taken if isinstance(taken, int) else logged
-    return logged
-
-
-def _object(run: RunDirectory, file: Path) -> dict[str, Any]:
-    value = run.read_json(file)
-    if not isinstance(value, dict):
-        raise RunDirectoryError(f"{file.name} holds no object", where=run.path)
-    return value
 
 
 def _running(run: RunDirectory) -> tuple[State, str]:
@@ -132,9 +118,8 @@ def _running(run: RunDirectory) -> tuple[State, str]:
 
 def _resumable_step(run: RunDirectory) -> int | None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a folder may be removed while it is looked at
-        for verdict in checkpoints.listed(run.checkpoints):
-            if verdict.problem is None:
-                return verdict.step
+        newest, _ = checkpoints.newest_valid(run.checkpoints, hashes=False)
+        return newest.step if newest else None
     return None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.files import load_json
 from tuner.runs.directory import RunDirectory
-from tuner.runs.evidence import tail
+from tuner.runs.follow import tail
 
 Line = dict[str, Any]
 
@@ -35,12 +35,12 @@ def course(run: RunDirectory) -> list[Line]:
 
 def latest(run: RunDirectory) -> Line:
     """Return the newest value of everything that is logged; only the end of the file is read."""
-    found: Line = {}
+    newest: Line = {}
     for line in _lines(reversed(tail(run.metrics).splitlines())):
-        found = {**line, **found}
-        if "loss" in found:
+        newest = {**line, **newest}
+        if "loss" in newest:
             break
-    return found
+    return newest
 
 
 def _lines(texts: Iterable[str]) -> Iterator[Line]:

@@ -78,17 +78,17 @@ class CheckpointSaver:
 
     def _make_room(self, engine: Any, step: int) -> int:
         """Let all ranks end where the file system has no room for one checkpoint more; return about how many bytes."""
-        found: list[str | None] = [None]
+        problem: list[str | None] = [None]
         num_bytes = torch.tensor(_num_bytes(engine, self._no_model_file), device=engine.device)
         dist.all_reduce(num_bytes)
         if dist.get_rank() == 0:
             checkpoints.clear_unfinished(self.home)
             needed, free = max(int(num_bytes), self._last_bytes), shutil.disk_usage(self.home).free
             if free < needed:
-                found = [f"checkpoint-{step} needs {convert_bytes(needed)}, and {convert_bytes(free)} are free"]
-        dist.broadcast_object_list(found)
-        if found[0]:
-            raise DiskError(found[0], where=self.home, fix=_FIX)
+                problem = [f"checkpoint-{step} needs {convert_bytes(needed)}, and {convert_bytes(free)} are free"]
+        dist.broadcast_object_list(problem)
+        if problem[0]:
+            raise DiskError(problem[0], where=self.home, fix=_FIX)
         return int(num_bytes)
 
 
@@ -133,8 +133,8 @@ def _reason(error: Exception) -> str | None:
         return error.what
     if isinstance(error, OSError):
         return error.strerror if is_disk_error(error) else None
-    found = causes.classify(str(error))  # torch's text tells of the positions in its file, not of the disk
-    return found[0].says if found and found[0].name == DiskError.code else None
+    known = causes.classify(str(error))  # torch's text tells of the positions in its file, not of the disk
+    return known[0].says if known and known[0].name == DiskError.code else None
 
 
 def _trained(engine: Any, **options: Any) -> dict[str, Any]:

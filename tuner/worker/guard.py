@@ -167,7 +167,8 @@ class Guard:
         if isinstance(error, NotANumber):  # all ranks say the same of the one that it began on
             report["origin"] = error.rank
         if isinstance(error, TunerError):
-            return {**report, "exit_code": error.exit_code, "cause": error.code, "message": str(error)}
+            what = "\n".join((error.message, *map(str, error.others)))
+            return {**report, "exit_code": error.exit_code, "cause": error.code, "what": what, "message": str(error)}
         text = "".join(traceback.format_exception(error))
         return {**report, "exit_code": TunerError.exit_code, "message": text}
 

@@ -1,10 +1,11 @@
 """Where a rank's output goes: all of it into a log of its own, whatever becomes of terminals and disks.
 
-It decides nothing about what is printed.
+It decides nothing about what is printed. Rank 0's warnings are kept in the run directory too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import io
 import os
@@ -12,6 +13,9 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any, TextIO
+
+from tuner.errors import DiskError
+from tuner.runs.directory import RunDirectory
 
 
 class _Careless(io.FileIO):
@@ -45,6 +49,13 @@ def send_to(log: Path) -> TextIO | None:
     faulthandler.enable()
     faulthandler.register(signal.SIGQUIT)  # whoever wonders what this rank does sends it, and reads the log
     return terminal
+
+
+def warn(run: RunDirectory, text: str) -> None:
+    """Print a warning of rank 0 and keep it for the report; a disk that takes no line holds up nothing."""
+    print(f"WARNING: {text}", flush=True)
+    with contextlib.suppress(DiskError, OSError):
+        run.log_warning(text)
 
 
 def _stream(number: int) -> TextIO:

@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from tuner.errors import DiskError, NotANumber
 from tuner.runs.directory import RunDirectory
+from tuner.worker.output import warn
 
 Logs = dict[str, Any]
 GIB = 1024**3
@@ -67,7 +68,7 @@ class Metrics(TrainerCallback):  # type: ignore[misc]
         try:
             self.run.log_metrics(line)
         except DiskError as error:  # a full disk is no reason to lose the steps since the last checkpoint
-            print(f"WARNING: {error} Training goes on without this line: {line}", flush=True)
+            warn(self.run, f"{error} Training goes on without this line: {line}")
 
     def _measured(self, tokens: float) -> Logs:
         """Return tokens per second of all ranks since the last call, what of the GPUs that uses, and memory."""

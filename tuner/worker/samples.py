@@ -30,6 +30,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.worker.final_model import ask_for_one_answer
 from tuner.worker.generation import Settings, generate, prompt_ids
 from tuner.worker.guard import Guard
+from tuner.worker.output import warn
 
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160
@@ -44,7 +45,7 @@ def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard) -> None:
     try:
         _show(config, run, guard)
     except Exception as error:
-        print(f"WARNING: no samples: {_told(error)}", flush=True)
+        warn(run, f"no samples: {_told(error)}")
 
 
 def _show(config: RecipeConfig, run: RunDirectory, guard: Guard) -> None:
@@ -80,7 +81,7 @@ def _show(config: RecipeConfig, run: RunDirectory, guard: Guard) -> None:
         lines.append(
             json.dumps({"prompt": prompt, "right": right, "before": first, "answer": answer, "is_right": is_right})
         )
-    write_text(run.path / "samples.jsonl", "\n".join(lines) + "\n")
+    write_text(run.samples, "\n".join(lines) + "\n")
     Console(width=_width(guard.terminal)).print(table)
     print(f"{num_right} of {len(asked)} right.", flush=True)
 
@@ -127,7 +128,7 @@ def _before(
             model.disable_adapters()
         return _answers(model, tokenizer, prompts, guard)
     except Exception as error:  # a base model may not know the tokens of the chat template
-        print(f"WARNING: no answers from before training: {_told(error)}", flush=True)
+        warn(guard.run, f"no answers from before training: {_told(error)}")
         return [None] * len(prompts)
 
 

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from tuner.runs.directory import RunDirectory
+from tuner.worker.output import warn
 
 PATIENCE_S = 60.0
 """A call that takes longer hangs: what trackers send they send in the background."""
@@ -25,7 +26,7 @@ class Tracker(TrainerCallback):  # type: ignore[misc]
     """One integration. Whatever it raises, and a call that hangs, is one warning, and it is off from then on."""
 
     def __init__(self, name: str, run: RunDirectory) -> None:
-        self.name, self._inner = name, None
+        self.name, self._run, self._inner = name, run, None
         # One thread for all calls, because a call may hang; MLflow and Trackio keep the run of a thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         _set_places(run)
@@ -47,7 +48,7 @@ class Tracker(TrainerCallback):  # type: ignore[misc]
             why = f"{type(error).__name__}: {error}"
         self._inner = None
         self._thread.shutdown(wait=False, cancel_futures=True)
-        print(f"WARNING: the tracker {self.name} is off from here on: {why}", flush=True)
+        warn(self._run, f"the tracker {self.name} is off from here on: {why}")
         return None
 
 

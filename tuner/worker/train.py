@@ -39,6 +39,7 @@ from tuner.worker.compat import CheckDeepSpeedConfig, OwnOptimizerSteps, ResetSt
 from tuner.worker.consensus import RankConsensus
 from tuner.worker.final_model import save_final_model
 from tuner.worker.guard import Guard
+from tuner.worker.output import warn
 from tuner.worker.progress import Bar, Metrics
 from tuner.worker.samples import show_samples
 from tuner.worker.trackers import trackers
@@ -149,7 +150,7 @@ def _tell(prepared: dict[str, Prepared], run: RunDirectory) -> None:
     for name, result in prepared.items():
         print(describe(result, name), flush=True)
     if warning := outcomes.warning({name: result.totals for name, result in prepared.items()}):
-        print(f"WARNING: {warning}", flush=True)
+        warn(run, warning)
     facts = {name: result.facts() for name, result in prepared.items()}
     run.write_data(facts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))
 
@@ -169,7 +170,7 @@ def _tell_few_steps(config: RecipeConfig, found: Prepared | None, run: RunDirect
     unpacked = counts.kept if counts.packing else None
     rows = counts.packed_rows
     if said := few_steps.warning(batch, config.train_cfg.max_epochs, rows, told, warmup_ratio=ratio, unpacked=unpacked):
-        print(f"WARNING: {said}.", flush=True)
+        warn(run, f"{said}.")
 
 
 def _callbacks(
@@ -199,8 +200,8 @@ def _finish(
     if best:
         print(f"The result has the weights of step {best}, whose validation loss is the lowest.", flush=True)
     elif config.checkpoint.save_best and (wanted := best_step(trainer.state)) not in (None, step):
-        gone = f"WARNING: the validation loss was the lowest at step {wanted}, whose checkpoint is not in this run"
-        print(f"{gone}: the result has the weights of step {step}.", flush=True)
+        gone = f"the validation loss was the lowest at step {wanted}, whose checkpoint is not in this run"
+        warn(run, f"{gone}: the result has the weights of step {step}.")
     if config.log.num_samples and config.val_dataloader:
         show_samples(config, run, guard)
     elif config.log.num_samples:

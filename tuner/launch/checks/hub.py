@@ -32,10 +32,10 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
 
     answers: queue.Queue[Finding | None] = queue.Queue()
     for kind, name, revision in wanted:
-        found = _cached(kind, name, revision)
-        if found is not None:
+        cached = _cached(kind, name, revision)
+        if cached is not None:
             answers.put(None)
-            yield from missing_weights(found.parent) if kind == "model" else ()
+            yield from missing_weights(cached.parent) if kind == "model" else ()
         elif constants.is_offline_mode():
             answers.put(_offline(name) if kind == "model" else None)
         else:
@@ -47,12 +47,12 @@ def _gather(answers: queue.Queue[Finding | None], count: int) -> Iterator[Findin
     for _ in range(count):
         try:
             # A server that drips a byte a second passes every time-out of the client; a thread's answer can be left.
-            found = answers.get(timeout=DEADLINE_S)
+            finding = answers.get(timeout=DEADLINE_S)
         except queue.Empty:
             yield f"the Hugging Face hub did not answer within {DEADLINE_S:g} s; the run will ask it again."
             return
-        if found is not None:
-            yield found
+        if finding is not None:
+            yield finding
 
 
 def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None]]:
@@ -69,8 +69,8 @@ def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None]]:
 def _cached(kind: str, name: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, _FILES[kind], revision=revision, repo_type=kind)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(name, _FILES[kind], revision=revision, repo_type=kind)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _offline(name: str) -> MachineError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import ModelError, did_you_mean
+from tuner.files import read_json_object
 from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import built, has_formula
 from tuner.launch.checks import Finding
@@ -45,9 +46,11 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
     place = folder(run)
     if place is None:
         return
-    config = _config(place)
-    if config is None:
-        yield ModelError(f"{str(place / 'config.json')!r} is no JSON object", where=_WHERE, fix="Fetch it again.")
+    config = read_json_object(place / "config.json")
+    if not config:
+        yield ModelError(
+            f"{str(place / 'config.json')!r} is no JSON object, or an empty one", where=_WHERE, fix="Fetch it again."
+        )
         return
     kind = config.get("model_type")
     known = known_types(scores=run.recipe.config.objective.type == "reward")
@@ -103,7 +106,9 @@ def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
             what = f"{place / file} lacks {name}, which the index says is there"
             yield ModelError(what, where=_WHERE, fix="Fetch the model again.")
             return
-    numbers = {int(part) for found in names.values() for name in found for part in name.split(".") if part.isdecimal()}
+    numbers = {
+        int(part) for in_file in names.values() for name in in_file for part in name.split(".") if part.isdecimal()
+    }
     lacking = sorted(set(range(num_layers)) - numbers)
     if lacking and 0 in numbers:
         what = f"{str(place)!r} holds no weights of layer {lacking[0]}, and its config.json counts {num_layers} layers"
@@ -116,8 +121,8 @@ def tokens(run: ResolvedRun) -> Iterator[Finding]:
     if place is None or config.architecture is None:
         return
     facts, named = config.architecture, config.model.chat_template
-    found = vocabulary.read(place, catalog.chat_template(named) if named else None)
-    last = found.last if found else None
+    tokenizer = vocabulary.read(place, catalog.chat_template(named) if named else None)
+    last = tokenizer.last if tokenizer else None
     if last is None or last[1] < facts.vocab_size:
         return
     if not config.model.resize_embeddings:
@@ -159,7 +164,7 @@ def context(run: ResolvedRun) -> Iterator[Finding]:
         for key in ("train_dataloader", "val_dataloader")
         if (loader := getattr(run.recipe.config, key))
     )
-    limit = int(facts.max_position_embeddings * _rope_factor(_config(place) if place else None))
+    limit = int(facts.max_position_embeddings * _rope_factor(read_json_object(place / "config.json") if place else {}))
     if longest <= limit:
         return
     family = FAMILIES.get(facts.model_type)
@@ -197,8 +202,8 @@ def known_types(*, scores: bool) -> frozenset[str]:
     Args:
         scores: Those that can score texts, for reward models.
     """
-    found = _transformers_types("SEQUENCE_CLASSIFICATION" if scores else "CAUSAL_LM")
-    return found | OWN if found else found
+    known = _transformers_types("SEQUENCE_CLASSIFICATION" if scores else "CAUSAL_LM")
+    return known | OWN if known else known
 
 
 @cache
@@ -215,17 +220,9 @@ def _transformers_types(task: str) -> frozenset[str]:
     return frozenset(re.findall(r'^\s*\("([^"]+)",', table[1], re.MULTILINE)) if table else frozenset()
 
 
-def _config(place: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads((place / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _rope_factor(config: Mapping[str, Any] | None) -> float:
+def _rope_factor(config: Mapping[str, Any]) -> float:
     """Return by how much YaRN stretches a config's max_position_embeddings, which do not count it."""
-    rope = (config or {}).get("rope_parameters") or (config or {}).get("rope_scaling")
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
         return 1.0
     factor = rope.get("factor")
@@ -243,15 +240,9 @@ def _weight_files(place: Path) -> list[Path]:
 
 def _index(place: Path) -> dict[str, str]:
     """Return the file of each tensor by the folder's index; nothing where there is no index, or it is none."""
-    for name in _INDEXES:
-        try:
-            found = json.loads((place / name).read_text(encoding="utf-8"))["weight_map"]
-            return {str(tensor): str(file) for tensor, file in found.items()}
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            break
-    return {}
+    name = next((name for name in _INDEXES if paths.exists(place / name)), None)
+    files = read_json_object(place / name).get("weight_map") if name else None
+    return {str(tensor): str(file) for tensor, file in files.items()} if isinstance(files, dict) else {}
 
 
 def _cut_off(file: Path) -> str | None:

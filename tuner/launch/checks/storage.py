@@ -184,10 +184,10 @@ def _host_bytes(run: ResolvedRun) -> float | None:
     if run.hardware.gpus or facts is None or not has_formula(facts):
         return None
     level, width = Level.of_config(run.final.config), run.precision.weight_bytes
-    found = peak(config, facts, level, here.world_size, here.nproc_per_node, width)
-    offloaded = found.host.get("optimizer_states", 0.0) + found.host.get("weights", 0.0)
+    needs = peak(config, facts, level, here.world_size, here.nproc_per_node, width)
+    offloaded = needs.host.get("optimizer_states", 0.0) + needs.host.get("weights", 0.0)
     # Without a GPU the interpreter is all that a rank takes beside its states: a fourth of what it takes with CUDA.
-    return here.nproc_per_node * (found.model_states + PROCESS_BYTES / 4) + offloaded
+    return here.nproc_per_node * (needs.model_states + PROCESS_BYTES / 4) + offloaded
 
 
 def existing(path: Path) -> Path:

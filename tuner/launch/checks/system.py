@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from tuner.errors import MachineError
@@ -48,11 +48,11 @@ def _missing(package: str | None, where: str) -> Iterator[Finding]:
         yield MachineError(f"{package} is not installed", where=where, fix=f"pip install {package}, or switch it off")
 
 
-def builds(run: ResolvedRun, environ: Mapping[str, str]) -> Iterator[Finding]:
+def builds(run: ResolvedRun) -> Iterator[Finding]:
     """Find an interrupted build of what DeepSpeed compiles for this run, which torch would wait for without end."""
     ops = {"cpu_adam": "CPU Adam"} if run.final.config.get("zero_force_ds_cpu_optimizer") else {}
     ops |= _OF_SWAPPING if any(needs.swaps(run.final.config)) else {}
-    root = Path(environ.get("TORCH_EXTENSIONS_DIR") or paths.home() / ".cache" / "torch_extensions")
+    root = Path(run.environ.get("TORCH_EXTENSIONS_DIR") or paths.home() / ".cache" / "torch_extensions")
     for op, name in ops.items():
         for lock in root.glob(f"**/{op}/lock"):
             age_s = time.time() - lock.stat().st_mtime
@@ -61,20 +61,20 @@ def builds(run: ResolvedRun, environ: Mapping[str, str]) -> Iterator[Finding]:
                 yield MachineError(what, where=lock, fix=f"If no other run builds it now: rm {lock}")
 
 
-def shadows(environ: Mapping[str, str]) -> Iterator[Finding]:
+def shadows(run: ResolvedRun) -> Iterator[Finding]:
     """Find what can put other modules or variables into a run than those that are installed and set."""
-    if folders := [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]:
+    if folders := [folder for folder in run.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]:
         hidden = [name for name in _LIBRARIES for folder in folders if _is_module(Path(folder) / name)]
         what = f", and finds {', '.join(hidden)} there" if hidden else ""
         yield f"PYTHONPATH is set: Python looks for modules in {', '.join(folders)} first{what}."
-    for folder in dict.fromkeys((Path.cwd(), Path(environ.get("HOME") or Path.cwd()))):
+    for folder in dict.fromkeys((Path.cwd(), Path(run.environ.get("HOME") or Path.cwd()))):
         if (folder / _DEEPSPEED_ENV).is_file():
             yield f"{folder / _DEEPSPEED_ENV} is not read: tuner does not start ranks through DeepSpeed's launcher."
 
 
-def forgotten_srun(run: ResolvedRun, environ: Mapping[str, str]) -> Iterator[Finding]:
+def forgotten_srun(run: ResolvedRun) -> Iterator[Finding]:
     """Find a run on one node in a job that has several."""
-    nodes = slurm.num_nodes_outside_srun(environ)
+    nodes = slurm.num_nodes_outside_srun(run.environ)
     if run.topology.num_nodes == 1 and nodes > 1:
         all_of_them = "srun ... tuner train ... --launcher slurm takes all"
         yield f"this job of Slurm has {nodes} nodes, and the run takes one: {all_of_them}."

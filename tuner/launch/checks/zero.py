@@ -32,10 +32,10 @@ _FP32_AND_GRADIENT = 8
 """Bytes of a trained weight in fp32 and of its gradient, which are on the disk beside the optimizer's own state."""
 
 
-def config(run: ResolvedRun, environ: Mapping[str, str]) -> Iterator[Finding]:
+def config(run: ResolvedRun) -> Iterator[Finding]:
     """Find what the run's config needs and this machine lacks."""
     origins = run.final.origins
-    return lacks(run.final.config, run.hardware, environ, lambda keys: origins[".".join(keys)].source)
+    return lacks(run.final.config, run.hardware, run.environ, lambda keys: origins[".".join(keys)].source)
 
 
 def lacks(
