@@ -24,8 +24,8 @@ from tuner.recipes.objective import Kto
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.worker import loss, objectives
-from tuner.worker.reference import tidy
+from tuner.worker import compat, loss, objectives
+from tuner.worker.reference import fit_adapters
 
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
@@ -125,8 +125,8 @@ def trainer(
     if "optimizer" not in zero:
         made.optimizer_cls_and_kwargs = _optimizer(config)
     made.remove_callback(PrinterCallback)
-    _keep_as_written(made, zero)
-    tidy(models[0], dtype(zero), config)
+    compat.give_config_as_written(made, zero)
+    fit_adapters(models[0], dtype(zero), config)
     if config.train_cfg.loss == "whole":
         use_whole_logits(made, models, config)
     return made
@@ -179,10 +179,7 @@ def evaluator(
         **config.objective.model_dump(mode="json", exclude=beforehand),
         **kind.settings,
     )
-    if (
-        settings.n_gpu > 1
-    ):  # else it would be copied to every GPU; Trainer does the same to a model that is over several
-        settings._n_gpu = 1
+    compat.use_one_gpu(settings)
     _lay_out(settings, config, models[0])
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
     if kind.collate:
@@ -191,7 +188,7 @@ def evaluator(
         model=models[0], args=settings, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **more
     )
     made.remove_callback(PrinterCallback)
-    tidy(models[0], models[0].dtype, config, judges=True)
+    fit_adapters(models[0], models[0].dtype, config, judges=True)
     return made
 
 
@@ -236,13 +233,6 @@ def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:
     if not getattr(config.objective, "precompute_ref_log_probs", False):
         return rows
     return rows.select(range(len(rows)), new_fingerprint=f"{rows._fingerprint}-{launch}")
-
-
-def _keep_as_written(made: Any, zero: dict[str, Any]) -> None:
-    # accelerate silences DeepSpeed's printing whatever the config says, with a value that JSON cannot hold.
-    used = made.accelerator.state.deepspeed_plugin.deepspeed_config
-    used.pop("steps_per_print", None)
-    used |= {key: zero[key] for key in ("steps_per_print",) if key in zero}
 
 
 def _optimizer(config: RecipeConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
