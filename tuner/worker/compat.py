@@ -14,7 +14,6 @@ import deepspeed.ops
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
-from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch.distributed import distributed_c10d
 from torch.nn.utils import clip_grads_with_norm_
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -27,7 +26,6 @@ _NAMES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("torch", distributed_c10d, ("default_pg_timeout", "default_pg_nccl_timeout")),
     ("deepspeed", deepspeed.ops, ("__compatible_ops__",)),
     ("deepspeed", DeepSpeedEngine, ("clip_fp32_gradients", "was_step_applied", "_zero3_consolidated_16bit_state_dict")),
-    ("deepspeed", DeepSpeedZeroOptimizer_Stage3, ("initialize_optimizer_states",)),
     ("transformers", Trainer, ("_save_checkpoint", "_get_train_sampler")),
     ("transformers", Trainer, ("_load_optimizer_and_scheduler", "_load_rng_state")),
     ("transformers", TrainingArguments, ("n_gpu",)),

@@ -108,27 +108,35 @@ def trainer(
         data: Training rows, and those of the validation.
         run: For deepspeed.json and run.json.
     """
-    kind, zero = objectives.KINDS[config.objective.type], run.read_json(run.deepspeed)
-    _lay_out(settings, config, models[0])
-    more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
-    if kind.collate:
-        more["data_collator"] = _collator(config, kind.collate, tokenizer)
-    launch = run.read_json(run.run)["launch_id"]
-    made = kind.trainer(
-        model=models[0],
-        args=settings,
-        train_dataset=_of_launch(config, _ordered(config, data[0].dataset), launch),
-        eval_dataset=_of_launch(config, data[1].dataset, launch) if data[1] else None,
-        processing_class=tokenizer,
-        **more,
-    )
+    zero, launch = run.read_json(run.deepspeed), run.read_json(run.run)["launch_id"]
+    train_rows = _of_launch(config, _ordered(config, data[0].dataset), launch)
+    eval_rows = _of_launch(config, data[1].dataset, launch) if data[1] else None
+    made = _made(config, settings, models, tokenizer, train_rows, eval_rows)
     if "optimizer" not in zero:
         made.optimizer_cls_and_kwargs = _optimizer(config)
-    made.remove_callback(PrinterCallback)
     compat.give_config_as_written(made, zero)
     fit_adapters(models[0], dtype(zero), config)
     if config.train_cfg.loss == "whole":
         use_whole_logits(made, models, config)
+    return made
+
+
+def _made(
+    config: RecipeConfig,
+    settings: TrainingArguments,
+    models: tuple[Any, Any | None],
+    tokenizer: Any,
+    train_rows: Any,
+    eval_rows: Any,
+) -> Any:
+    kind = objectives.KINDS[config.objective.type]
+    _lay_out(settings, config, models[0])
+    more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
+    if kind.collate:
+        more["data_collator"] = _collator(config, kind.collate, tokenizer)
+    rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
+    made = kind.trainer(model=models[0], args=settings, processing_class=tokenizer, **rows, **more)
+    made.remove_callback(PrinterCallback)
     return made
 
 
@@ -180,14 +188,7 @@ def evaluator(
         **kind.settings,
     )
     compat.use_one_gpu(settings)
-    _lay_out(settings, config, models[0])
-    more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
-    if kind.collate:
-        more["data_collator"] = _collator(config, kind.collate, tokenizer)
-    made = kind.trainer(
-        model=models[0], args=settings, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **more
-    )
-    made.remove_callback(PrinterCallback)
+    made = _made(config, settings, models, tokenizer, rows, rows)
     fit_adapters(models[0], models[0].dtype, config, judges=True)
     return made
 
