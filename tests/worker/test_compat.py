@@ -35,7 +35,7 @@ def test_a_library_without_a_name_that_is_replaced_is_refused_and_the_installed_
 
     monkeypatch.delattr(DeepSpeedEngine, "clip_fp32_gradients")
 
-    with pytest.raises(MachineError, match="deepspeed .* has no DeepSpeedEngine.clip_fp32_gradients"):
+    with pytest.raises(MachineError, match=r"deepspeed .* has no DeepSpeedEngine.clip_fp32_gradients"):
         compat.check_names()
 
 
