@@ -12,6 +12,7 @@ from typing import Any
 
 import deepspeed.ops
 import torch
+from datasets import Dataset
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from torch.distributed import distributed_c10d
@@ -70,6 +71,14 @@ def use_one_gpu(settings: TrainingArguments) -> None:
     """Keep Trainer from copying a model to every GPU that it sees, one that is over several GPUs already included."""
     if settings.n_gpu > 1:
         settings._n_gpu = 1
+
+
+def with_fingerprint(rows: Dataset, more: str) -> Dataset:
+    """Return the same rows under another fingerprint, by which TRL keeps what it has computed of them.
+
+    datasets 5.2 takes a new one and has no public name for the old one.
+    """
+    return rows.select(range(len(rows)), new_fingerprint=f"{rows._fingerprint}-{more}")
 
 
 def give_config_as_written(trainer: Trainer, zero: dict[str, Any]) -> None:

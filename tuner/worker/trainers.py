@@ -233,7 +233,7 @@ def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:
     """
     if not getattr(config.objective, "precompute_ref_log_probs", False):
         return rows
-    return rows.select(range(len(rows)), new_fingerprint=f"{rows._fingerprint}-{launch}")
+    return compat.with_fingerprint(rows, launch)
 
 
 def _optimizer(config: RecipeConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
