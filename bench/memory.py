@@ -36,7 +36,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.recipes import catalog
 from tuner.recipes.recipe import Overrides
 from tuner.runs import directory
-from tuner.worker.quiet import hush
+from tuner.worker.quiet import quiet_libraries
 
 RANK = Path(__file__).with_name("memory_rank.py")
 METHODS = ("full", "lora", "qlora")
@@ -281,7 +281,7 @@ def main() -> None:
     parser.add_argument("--preset", choices=catalog.presets())
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     given, here = parser.parse_args(), hardware.detect(os.environ)
-    hush()
+    quiet_libraries()
     os.environ["DS_ACCELERATOR"] = "cuda" if here.gpus else "cpu"
     print(header(here))
     with tempfile.TemporaryDirectory() as scratch:

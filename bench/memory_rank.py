@@ -24,7 +24,7 @@ from bench.live import Live
 from tuner.machine.topology import Rank
 from tuner.runs.directory import RunDirectory
 from tuner.worker.guard import Guard
-from tuner.worker.quiet import hush
+from tuner.worker.quiet import quiet_libraries
 
 STEP = 2
 """The step to look at. Optimizers make their states in the first step."""
@@ -151,7 +151,7 @@ def main() -> None:
     guard = Guard(run, rank)
     guard.install()
     guard.take_output()
-    hush()
+    quiet_libraries()
     guard.finish(lambda: train(run, rank, guard))
 
 

@@ -60,7 +60,9 @@ def test_a_laptop_shows_what_a_cluster_would_get(tuner: Tuner) -> None:
     assert found["machine"].startswith("8 x a100-80g (80 GiB); 2 nodes, 16 processes")
     assert found["deepspeed_origins"]["zero_optimization.reduce_bucket_size"]["from"].startswith("derived: h^2")
     assert found["level"] == {"name": "deepspeed_zero3", "reason": None}
-    assert found["recipe"] == json.loads(json.dumps(recipe.load(TINY).values))
+    settled = recipe.load(TINY, recipe.Overrides(pairs=[("--set", "loss=whole")])).values
+    assert found["recipe"] == json.loads(json.dumps(settled))
+    assert found["origins"]["train_cfg.loss"]["from"] == "derived: the logits fit whole on each GPU"
 
 
 @pytest.mark.parametrize(("gpu", "half"), [("v100", "fp16"), ("a100", "bf16"), ("h100", "bf16")])
@@ -257,7 +259,7 @@ def test_a_run_and_a_recipe_are_compared_in_what_both_have(tuner: Tuner, tmp_pat
     found = _differences(tuner("show", run, "--diff", TINY, "--json"))
 
     assert list(found) == ["recipe"]
-    assert found["recipe"].keys() == {"optim_wrapper.optimizer.lr", "deepspeed"}
+    assert found["recipe"].keys() == {"optim_wrapper.optimizer.lr", "train_cfg.loss", "deepspeed"}
 
 
 def test_a_terminal_gets_colours_and_a_pipe_does_not(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:

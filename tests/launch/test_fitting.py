@@ -8,8 +8,9 @@ import pytest
 
 from tests.launch.plans import TINY, made
 from tests.machine.gpus import A100, CPU, H200, machine
+from tuner.errors import RecipeError
 from tuner.launch import render
-from tuner.machine.hardware import Gpu
+from tuner.machine.hardware import Gpu, Hardware
 
 
 @pytest.mark.parametrize(("ranks", "level"), [(1, "none"), (2, "deepspeed_zero2"), (8, "deepspeed_zero2")])
@@ -33,6 +34,42 @@ def test_a_model_without_a_formula_takes_zero_3_and_says_so() -> None:
 
     assert found.level == "deepspeed_zero3"
     assert found.level_reason and "no formula" in found.level_reason and "'mamba'" in found.level_reason
+
+
+# How the loss is computed
+
+GPU_8B = "llama3_1_8b_lora_alpaca_e3"
+
+
+@pytest.mark.parametrize(
+    ("sets", "recipe", "hardware", "loss"),
+    [
+        ((), TINY, CPU, "whole"),
+        ((), GPU_8B, machine(A100), "whole"),
+        (("train_dataloader.batch_size=16", "max_length=8192", "packing=False"), GPU_8B, machine(H200), "chunked"),
+        (("architecture.model_type=mamba",), TINY, machine(A100), "chunked"),
+        (("loss=chunked",), TINY, CPU, "chunked"),
+        ((), "tiny_orpo_full_sample_preferences_e1", CPU, "auto"),
+    ],
+)
+def test_logits_are_whole_where_there_is_room_for_them_and_the_fit_counts_what_is_taken(
+    sets: tuple[str, ...], recipe: str, hardware: Hardware, loss: str
+) -> None:
+    found = made(*sets, recipe=recipe, hardware=hardware, ignore_fit=True)
+
+    assert found.recipe.config.train_cfg.loss == loss
+    assert f'loss="{loss}"' in render.files(found)["recipe.py"]
+    if not sets and loss == "whole":
+        assert found.recipe.origins["train_cfg.loss"].source.startswith("derived: the logits fit whole")
+    if found.fit:
+        chunked = made(*sets, "loss=chunked", recipe=recipe, hardware=hardware, ignore_fit=True)
+        assert chunked.fit
+        assert (found.fit.peak.gpu_bytes > chunked.fit.peak.gpu_bytes) == (loss == "whole")
+
+
+def test_another_way_to_compute_a_loss_that_has_one_alone_is_refused() -> None:
+    with pytest.raises(RecipeError, match="loss = 'chunked' has no meaning for orpo"):
+        made("loss=chunked", recipe="tiny_orpo_full_sample_preferences_e1")
 
 
 # What a GPU's use is worked out with

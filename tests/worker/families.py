@@ -110,9 +110,9 @@ def make_model(kind: str, folder: Path) -> None:
 
 def main() -> None:
     """Answer each line `KIND METHOD FOLDER` with a line of JSON."""
-    from tuner.worker.quiet import hush
+    from tuner.worker.quiet import quiet_libraries
 
-    hush()
+    quiet_libraries()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a rank prints is no answer
     for line in sys.stdin:

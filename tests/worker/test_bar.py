@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tuner.worker.progress import Bar
+from tuner.worker.progress import ProgressBar
 
 LOGS = {
     "loss": 2.5,
@@ -27,7 +27,7 @@ def drawn(terminal: int) -> Iterator[str]:
 
 
 def test_without_a_terminal_every_logged_step_is_a_line(capfd: pytest.CaptureFixture[str]) -> None:
-    bar = Bar(None)
+    bar = ProgressBar(None)
     bar.start(4, 0)
     bar.step(1)
     bar.log(1, 4, dict(LOGS))
@@ -38,7 +38,7 @@ def test_without_a_terminal_every_logged_step_is_a_line(capfd: pytest.CaptureFix
 
 
 def test_speed_is_that_of_one_rank_and_what_is_unknown_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
-    bar = Bar(None)
+    bar = ProgressBar(None)
     bar.start(4, 0)
     bar.log(1, 4, {**LOGS, "mfu": 0.412, "grad_norm": None}, num_ranks=8)
 
@@ -53,7 +53,7 @@ def test_the_bar_and_its_values_stand_in_one_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     with io.StringIO() as terminal:
-        bar = Bar(terminal)
+        bar = ProgressBar(terminal)
         bar.start(10_000, 0)
         bar.log(1, 10_000, {**LOGS, "rewards/margins": 0.25})
         bar.stop()
@@ -67,7 +67,7 @@ def test_the_time_left_is_told_of_steps_that_take_a_minute_each(monkeypatch: pyt
     monkeypatch.setenv("COLUMNS", "120")
     now_s = 0.0
     with io.StringIO() as terminal:
-        bar = Bar(terminal)
+        bar = ProgressBar(terminal)
         bar.progress.get_time = lambda: now_s
         bar.start(12, 2)
         for step in (3, 4, 5):
@@ -85,7 +85,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(
     monkeypatch.setenv("TERM", "dumb")
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as terminal:
-        bar = Bar(terminal)
+        bar = ProgressBar(terminal)
         bar.start(4, 0)
         bar.log(1, 4, dict(LOGS))
         bar.stop()
@@ -97,7 +97,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(
 def test_on_a_terminal_the_bar_is_there_and_lines_of_others_are_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as terminal:
-        bar = Bar(terminal)
+        bar = ProgressBar(terminal)
         bar.start(4, 0)
         bar.step(1)
         bar.log(1, 4, dict(LOGS))

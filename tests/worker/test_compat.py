@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
 
+from tuner.errors import MachineError
 from tuner.worker import compat
 
 
@@ -24,6 +26,17 @@ def engine(max_norm: float) -> Any:
 
 def gradient(made: Any) -> torch.Tensor:
     return torch.cat([weight.grad.double().flatten() for weight in made.module.parameters()])
+
+
+def test_a_library_without_a_name_that_is_replaced_is_refused_and_the_installed_ones_have_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compat.check_names()
+
+    monkeypatch.delattr(DeepSpeedEngine, "clip_fp32_gradients")
+
+    with pytest.raises(MachineError, match=r"deepspeed .* has no DeepSpeedEngine.clip_fp32_gradients"):
+        compat.check_names()
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e4])

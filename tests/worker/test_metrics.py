@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tuner.runs import metrics
 from tuner.runs.directory import RunDirectory
-from tuner.worker.progress import Metrics
+from tuner.worker.progress import MetricsCallback
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def group() -> Iterator[None]:
 
 def test_the_learning_rate_is_that_of_the_step_and_not_of_the_next_one(tmp_path: Path) -> None:
     run, state = RunDirectory(tmp_path), SimpleNamespace(global_step=0, max_steps=3, num_input_tokens_seen=0)
-    logged = Metrics(run, {"world_size": 1}, None)
+    logged = MetricsCallback(run, {"world_size": 1}, None)
     optimizer = SimpleNamespace(param_groups=[{"lr": 2e-4}])
     logged.on_train_begin(None, state, None)
 

@@ -1,4 +1,4 @@
-"""Libraries are hushed, unless the user asked them to speak."""
+"""Libraries are quieted, unless the user asked them to speak."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 
 CODE = """
 import json, os, warnings
-from tuner.worker.quiet import hush
-hush()
+from tuner.worker.quiet import quiet_libraries
+quiet_libraries()
 import transformers
 warnings.warn("heard")
 heard = [os.environ["TRANSFORMERS_VERBOSITY"], transformers.logging.get_verbosity(), os.environ["DS_LOG_LEVEL"]]
@@ -18,7 +18,7 @@ print(json.dumps(heard))
 """
 
 
-def _hushed(**variables: str) -> tuple[list[object], str]:
+def _quieted(**variables: str) -> tuple[list[object], str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONWARNINGS", "DS_LOG_LEVEL")}
     kept.pop("TRANSFORMERS_VERBOSITY", None)
     done = subprocess.run([sys.executable, "-c", CODE], env={**kept, **variables}, capture_output=True, text=True)
@@ -27,13 +27,13 @@ def _hushed(**variables: str) -> tuple[list[object], str]:
 
 
 def test_libraries_tell_errors_alone() -> None:
-    assert _hushed() == (["error", 40, "error"], "")
+    assert _quieted() == (["error", 40, "error"], "")
 
 
 def test_what_the_user_asked_to_hear_is_heard() -> None:
     asked = {"TRANSFORMERS_VERBOSITY": "info", "DS_LOG_LEVEL": "debug", "PYTHONWARNINGS": "default::UserWarning"}
 
-    found, told = _hushed(**asked)
+    found, told = _quieted(**asked)
 
     assert found == ["info", 20, "debug"]
     assert "UserWarning: heard" in told

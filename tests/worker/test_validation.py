@@ -10,7 +10,7 @@ from transformers import TrainerControl, TrainerState
 
 from tuner.recipes.recipe import Overrides, load
 from tuner.runs import checkpoints
-from tuner.worker.validation import Validation, best_step
+from tuner.worker.validation import ValidationCallback, best_step
 
 
 def state_after(*losses: float, every: int = 10) -> TrainerState:
@@ -24,7 +24,7 @@ def state_after(*losses: float, every: int = 10) -> TrainerState:
 def decided(state: TrainerState, *sets: str) -> TrainerControl:
     config = load("tiny_full_sample_e1", Overrides(pairs=[("--set", text) for text in sets])).config
     control = TrainerControl()
-    Validation(config).on_evaluate(None, state, control)
+    ValidationCallback(config).on_evaluate(None, state, control)
     return control
 
 

@@ -48,13 +48,13 @@ def command(
     only the tokenizer is loaded. Exit code 2 when a row cannot be trained on.
     """
     from tuner.recipes import paths, recipe
-    from tuner.worker.quiet import hush
+    from tuner.worker.quiet import quiet_libraries
 
     loaded = recipe.load(name, overrides(**changes), allow_code=allow_code)
     recipe.refuse_functions(loaded, allow_code=allow_code)
     paths.check_model(loaded.config)
     paths.check_data(loaded.config)
-    hush()
+    quiet_libraries()
     from tuner.models.load import source, tokenizer_of
 
     tokenizer = tokenizer_of(loaded.config, source(loaded.config.model))

@@ -64,13 +64,13 @@ def run(
     """Export, and print what was written."""
     from tuner.fit.sizes import parse_bytes
     from tuner.results.saved import check_dest, find
-    from tuner.worker.quiet import hush
+    from tuner.worker.quiet import quiet_libraries
 
     most = parse_bytes(max_shard_size, "--max-shard-size")
     check_dest(dest)
     found = find(source)
     say(f"Exporting {found.description}.")
-    hush()
+    quiet_libraries()
     from tuner.results import gguf  # torch
     from tuner.results.export import Options, export
 

@@ -42,9 +42,9 @@ def model_options(command: Command) -> Command:
 @contextmanager
 def stdout_is_the_answers() -> Iterator[None]:
     """Silence libraries, and send what they print all the same to stderr."""
-    from tuner.worker.quiet import hush
+    from tuner.worker.quiet import quiet_libraries
 
-    hush()
+    quiet_libraries()
     with redirect_stdout(sys.stderr):
         yield
 

@@ -42,9 +42,9 @@ def command(
     hub. It is served by vLLM, or by transformers' own server; neither checks who asks. Ctrl-C ends it.
     """
     from tuner.machine.hardware import detect, tool_path
-    from tuner.worker.quiet import hush
+    from tuner.worker.quiet import quiet_libraries
 
-    hush()
+    quiet_libraries()
     if name is not None and not re.fullmatch(r"\w[\w.-]*", name):
         raise UsageError(f"{name!r} is no name of a model", where="--name", fix="Write letters, digits, '-', '_', '.'.")
     hardware, vllm = detect(os.environ), shutil.which("vllm", path=tool_path(os.environ))

@@ -37,9 +37,9 @@ def command(
     started = time.monotonic()
     os.environ |= _ALONE
     from tuner.files import dump_json
-    from tuner.worker.quiet import hush
+    from tuner.worker.quiet import quiet_libraries
 
-    hush()
+    quiet_libraries()
     from tuner.launch.smoke import UNKNOWN, Asked, smoke
 
     asked = Asked(recipe, overrides(**changes), deepspeed, allow_code, ("tuner", *sys.argv[1:]))

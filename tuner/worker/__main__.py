@@ -10,7 +10,7 @@ from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
 from tuner.runs.directory import RunDirectory
 from tuner.worker.guard import Guard
-from tuner.worker.quiet import hush
+from tuner.worker.quiet import quiet_libraries
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     guard = Guard(run, rank, Job.of(os.environ))
     guard.install()
     guard.take_output()
-    hush()
+    quiet_libraries()
     guard.finish(lambda: _train(run, rank, guard))
 
 

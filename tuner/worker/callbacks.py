@@ -46,7 +46,7 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
         self.guard.heart.saved(time.monotonic() - self.since_s)
 
 
-class WeightsMove(TrainerCallback):  # type: ignore[misc]
+class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
     """Tells a run that taught nothing from one that did: by the bits of the trained weights before and after."""
 
     def __init__(self, trainer: Any) -> None:

@@ -6,12 +6,86 @@ Versions seen: DeepSpeed 0.19.8, accelerate 1.14, transformers 5.23, torch 2.13.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
+from importlib.metadata import version
 from typing import Any
 
+import deepspeed.ops
 import torch
+from datasets import Dataset
+from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from torch.distributed import distributed_c10d
 from torch.nn.utils import clip_grads_with_norm_
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from trl import DPOTrainer, KTOTrainer, SFTTrainer
+
+from tuner.errors import MachineError
+
+_FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
+_NAMES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
+    ("torch", distributed_c10d, ("default_pg_timeout", "default_pg_nccl_timeout")),
+    ("deepspeed", deepspeed.ops, ("__compatible_ops__",)),
+    ("deepspeed", DeepSpeedEngine, ("clip_fp32_gradients", "was_step_applied", "_zero3_consolidated_16bit_state_dict")),
+    ("transformers", Trainer, ("_save_checkpoint", "_get_train_sampler")),
+    ("transformers", Trainer, ("_load_optimizer_and_scheduler", "_load_rng_state")),
+    ("transformers", TrainingArguments, ("n_gpu",)),
+    ("trl", DPOTrainer, ("_prepare_dataset",)),
+    ("trl", KTOTrainer, ("_prepare_dataset",)),
+    ("trl", SFTTrainer, ("compute_loss",)),
+)
+"""What tuner calls, replaces or overrides without a library's promise that it stays."""
+
+
+def check_names() -> None:
+    """Refuse a library in which one of the names is gone that this package replaces: it would go unnoticed.
+
+    Raises:
+        MachineError: one is.
+    """
+    for library, holder, names in _NAMES:
+        gone = [name for name in names if not hasattr(holder, name)]
+        if gone:
+            what = f"{library} {version(library)} has no {holder.__name__}.{gone[0]}, which tuner builds on"
+            raise MachineError(what, where=library, fix="Install the tested versions: pip install -r requirements.txt")
+
+
+def wait_for_ever() -> timedelta:
+    """Let no collective end a run by waiting: the watchdog's limit knows of progress, and torch's does not.
+
+    DeepSpeed's own groups take torch's default of 10 minutes (NCCL) or 30, whatever the first group was given.
+
+    Returns:
+        How long the first group is to wait.
+    """
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = _FOREVER
+    return _FOREVER
+
+
+def build_no_collective() -> None:
+    """Keep DeepSpeed from building its shared-memory collective with a C++ compiler (37 s) on a CPU."""
+    deepspeed.ops.__compatible_ops__ = {}
+
+
+def use_one_gpu(settings: TrainingArguments) -> None:
+    """Keep Trainer from copying a model to every GPU that it sees, one that is over several GPUs already included."""
+    if settings.n_gpu > 1:
+        settings._n_gpu = 1
+
+
+def with_fingerprint(rows: Dataset, more: str) -> Dataset:
+    """Return the same rows under another fingerprint, by which TRL keeps what it has computed of them.
+
+    datasets 5.2 takes a new one and has no public name for the old one.
+    """
+    return rows.select(range(len(rows)), new_fingerprint=f"{rows._fingerprint}-{more}")
+
+
+def give_config_as_written(trainer: Trainer, zero: dict[str, Any]) -> None:
+    """Undo what accelerate adds to the DeepSpeed config: it silences printing, with a value that JSON cannot hold."""
+    used = trainer.accelerator.state.deepspeed_plugin.deepspeed_config
+    used.pop("steps_per_print", None)
+    used |= {key: zero[key] for key in ("steps_per_print",) if key in zero}
 
 
 class ResetStage0Optimizer(TrainerCallback):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
 
-from tuner.worker.quiet import hush
+from tuner.worker.quiet import quiet_libraries
 
 Answer = tuple[str, str]
 """'ok', 'warning' or 'failed', and what was found."""
@@ -123,7 +123,7 @@ PROBES: dict[str, Callable[..., Answer]] = {
 
 
 def main() -> None:
-    hush()
+    quiet_libraries()
     status, text = PROBES[sys.argv[1]](*sys.argv[2:])
     print("\n" + json.dumps({"status": status, "text": text}), flush=True)
 

@@ -25,10 +25,10 @@ _BESIDE = 40
 """Columns of a terminal that the bar, the steps and the time left take."""
 
 
-class Metrics(TrainerCallback):  # type: ignore[misc]
+class MetricsCallback(TrainerCallback):  # type: ignore[misc]
     """metrics.jsonl and the progress bar, on rank 0; a validation loss that is no number ends the run on every rank."""
 
-    def __init__(self, run: RunDirectory, facts: dict[str, Any], show: Bar | None) -> None:
+    def __init__(self, run: RunDirectory, facts: dict[str, Any], show: ProgressBar | None) -> None:
         self.run, self.show = run, show
         self.world_size, self.arithmetic = int(facts["world_size"]), facts.get("arithmetic")
         self.tokens, self.since, self.learning_rate = 0.0, time.monotonic(), 0.0
@@ -106,7 +106,7 @@ def _margin(logs: Logs, prefix: str = "") -> str:
     return f"  margin {found[0]:.3f}" if found else ""
 
 
-class Bar:
+class ProgressBar:
     """A bar with the last values and the time left on a terminal; plain lines in the log without one that can draw."""
 
     def __init__(self, terminal: TextIO | None) -> None:

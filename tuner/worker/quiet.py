@@ -29,7 +29,7 @@ _QUIET = {
 }
 
 
-def hush() -> None:
+def quiet_libraries() -> None:
     """Silence warnings and logs of libraries below errors, and their progress bars. Call it before importing them.
 
     Whoever has set one of these variables, or asked Python for warnings, wants to hear it.

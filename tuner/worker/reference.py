@@ -15,7 +15,7 @@ from tuner.recipes import paths
 from tuner.recipes.schema import RecipeConfig
 
 
-def tidy(model: Any, wanted: torch.dtype, config: RecipeConfig, *, judges: bool = False) -> None:
+def fit_adapters(model: Any, wanted: torch.dtype, config: RecipeConfig, *, judges: bool = False) -> None:
     """Make TRL's reference adapter what training began with, and give the trained weights the compute type.
 
     Args:

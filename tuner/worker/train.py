@@ -8,15 +8,12 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from datetime import timedelta
 from typing import Any
 
 import deepspeed
-import deepspeed.ops
 import torch
 import torch.distributed as dist
 import transformers
-from torch.distributed import distributed_c10d
 from transformers import TrainerCallback
 
 from tuner.data import outcomes
@@ -31,21 +28,19 @@ from tuner.report import end
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
-from tuner.worker import resume, trainers
+from tuner.worker import compat, resume, trainers
 from tuner.worker.best import load_best
-from tuner.worker.callbacks import HeartbeatCallback, WeightsMove
+from tuner.worker.callbacks import CheckWeightsMoved, HeartbeatCallback
 from tuner.worker.checkpointing import CheckpointSaver, disk_errors
 from tuner.worker.compat import CheckDeepSpeedConfig, OwnOptimizerSteps, ResetStage0Optimizer
 from tuner.worker.consensus import RankConsensus
 from tuner.worker.final_model import save_final_model
 from tuner.worker.guard import Guard
 from tuner.worker.output import warn
-from tuner.worker.progress import Bar, Metrics
+from tuner.worker.progress import MetricsCallback, ProgressBar
 from tuner.worker.samples import show_samples
 from tuner.worker.trackers import trackers
-from tuner.worker.validation import Validation, best_step
-
-_FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
+from tuner.worker.validation import ValidationCallback, best_step
 
 
 def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
@@ -58,6 +53,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
         Stopped: a signal asked for it; a checkpoint of this very step was written.
     """
     started = time.monotonic()
+    compat.check_names()
     config = load(str(run.recipe)).config
     guard.watch(config.train_cfg.hang_timeout)
     facts, zero = run.read_json(run.run), run.read_json(run.deepspeed)
@@ -80,7 +76,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     keeps_best = bool(config.checkpoint.save_best)
     saved_facts = {**facts["state"], "data": resume.data_of(data[0])}
     CheckpointSaver(trainer, run, saved_facts, config.checkpoint.max_keep_ckpts, keeps_best=keeps_best)
-    consensus, moves = RankConsensus(trainer, guard, tokenizer), WeightsMove(trainer)
+    consensus, moves = RankConsensus(trainer, guard, tokenizer), CheckWeightsMoved(trainer)
     for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *_mended(trainer, zero)):
         trainer.add_callback(callback)
     if point:
@@ -106,18 +102,15 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
 
 def _join(rank: Rank, config: RecipeConfig) -> torch.device:
     """Join the process group and return this rank's device."""
-    # How long a rank may wait for another is the watchdog's to say: its limit knows of progress, and torch's does not.
-    # DeepSpeed's own groups take torch's default of 10 minutes (NCCL) or 30, whatever the first group was given.
-    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = _FOREVER
+    patience = compat.wait_for_ever()
     transformers.set_seed(config.randomness.seed)
     if torch.cuda.is_available():
         torch.cuda.set_device(rank.local_rank)
-        deepspeed.init_distributed(dist_backend="nccl", timeout=_FOREVER)
+        deepspeed.init_distributed(dist_backend="nccl", timeout=patience)
         return torch.device("cuda", rank.local_rank)
-    # DeepSpeed would build a shared-memory collective with a C++ compiler (37 s) that a first run need not have.
     # accelerate opens no group before ZeRO-3's zero.Init on a CPU, which then counts one rank: so it is opened here.
-    deepspeed.ops.__compatible_ops__ = {}
-    deepspeed.init_distributed(dist_backend="gloo", timeout=_FOREVER)
+    compat.build_no_collective()
+    deepspeed.init_distributed(dist_backend="gloo", timeout=patience)
     return torch.device("cpu")
 
 
@@ -176,9 +169,9 @@ def _tell_few_steps(config: RecipeConfig, found: Prepared | None, run: RunDirect
 def _callbacks(
     config: RecipeConfig, run: RunDirectory, facts: dict[str, Any], guard: Guard, rank: Rank
 ) -> tuple[TrainerCallback, ...]:
-    metrics = Metrics(run, facts, Bar(guard.terminal) if rank.rank == 0 else None)
+    metrics = MetricsCallback(run, facts, ProgressBar(guard.terminal) if rank.rank == 0 else None)
     followers = trackers(config.log.trackers, run) if rank.rank == 0 else []
-    return Validation(config), metrics, HeartbeatCallback(guard), *followers
+    return ValidationCallback(config), metrics, HeartbeatCallback(guard), *followers
 
 
 def _mended(trainer: Any, zero: dict[str, Any]) -> tuple[TrainerCallback, ...]:

@@ -24,8 +24,8 @@ from tuner.recipes.objective import Kto
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.worker import loss, objectives
-from tuner.worker.reference import tidy
+from tuner.worker import compat, loss, objectives
+from tuner.worker.reference import fit_adapters
 
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
@@ -108,27 +108,35 @@ def trainer(
         data: Training rows, and those of the validation.
         run: For deepspeed.json and run.json.
     """
-    kind, zero = objectives.KINDS[config.objective.type], run.read_json(run.deepspeed)
+    zero, launch = run.read_json(run.deepspeed), run.read_json(run.run)["launch_id"]
+    train_rows = _of_launch(config, _ordered(config, data[0].dataset), launch)
+    eval_rows = _of_launch(config, data[1].dataset, launch) if data[1] else None
+    made = _made(config, settings, models, tokenizer, train_rows, eval_rows)
+    if "optimizer" not in zero:
+        made.optimizer_cls_and_kwargs = _optimizer(config)
+    compat.give_config_as_written(made, zero)
+    fit_adapters(models[0], dtype(zero), config)
+    if config.train_cfg.loss == "whole":
+        use_whole_logits(made, models, config)
+    return made
+
+
+def _made(
+    config: RecipeConfig,
+    settings: TrainingArguments,
+    models: tuple[Any, Any | None],
+    tokenizer: Any,
+    train_rows: Any,
+    eval_rows: Any,
+) -> Any:
+    kind = objectives.KINDS[config.objective.type]
     _lay_out(settings, config, models[0])
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
     if kind.collate:
         more["data_collator"] = _collator(config, kind.collate, tokenizer)
-    launch = run.read_json(run.run)["launch_id"]
-    made = kind.trainer(
-        model=models[0],
-        args=settings,
-        train_dataset=_of_launch(config, _ordered(config, data[0].dataset), launch),
-        eval_dataset=_of_launch(config, data[1].dataset, launch) if data[1] else None,
-        processing_class=tokenizer,
-        **more,
-    )
-    if "optimizer" not in zero:
-        made.optimizer_cls_and_kwargs = _optimizer(config)
+    rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
+    made = kind.trainer(model=models[0], args=settings, processing_class=tokenizer, **rows, **more)
     made.remove_callback(PrinterCallback)
-    _keep_as_written(made, zero)
-    tidy(models[0], dtype(zero), config)
-    if config.train_cfg.loss == "whole":
-        use_whole_logits(made, models, config)
     return made
 
 
@@ -179,19 +187,9 @@ def evaluator(
         **config.objective.model_dump(mode="json", exclude=beforehand),
         **kind.settings,
     )
-    if (
-        settings.n_gpu > 1
-    ):  # else it would be copied to every GPU; Trainer does the same to a model that is over several
-        settings._n_gpu = 1
-    _lay_out(settings, config, models[0])
-    more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
-    if kind.collate:
-        more["data_collator"] = _collator(config, kind.collate, tokenizer)
-    made = kind.trainer(
-        model=models[0], args=settings, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **more
-    )
-    made.remove_callback(PrinterCallback)
-    tidy(models[0], models[0].dtype, config, judges=True)
+    compat.use_one_gpu(settings)
+    made = _made(config, settings, models, tokenizer, rows, rows)
+    fit_adapters(models[0], models[0].dtype, config, judges=True)
     return made
 
 
@@ -235,14 +233,7 @@ def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:
     """
     if not getattr(config.objective, "precompute_ref_log_probs", False):
         return rows
-    return rows.select(range(len(rows)), new_fingerprint=f"{rows._fingerprint}-{launch}")
-
-
-def _keep_as_written(made: Any, zero: dict[str, Any]) -> None:
-    # accelerate silences DeepSpeed's printing whatever the config says, with a value that JSON cannot hold.
-    used = made.accelerator.state.deepspeed_plugin.deepspeed_config
-    used.pop("steps_per_print", None)
-    used |= {key: zero[key] for key in ("steps_per_print",) if key in zero}
+    return compat.with_fingerprint(rows, launch)
 
 
 def _optimizer(config: RecipeConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

@@ -18,7 +18,7 @@ def best_step(state: Any) -> int | None:
     return int(min(found)[1]) if found else None
 
 
-class Validation(TrainerCallback):  # type: ignore[misc]
+class ValidationCallback(TrainerCallback):  # type: ignore[misc]
     """Saves at every best validation loss, and ends training when it gets no better, as far as the recipe says so."""
 
     def __init__(self, config: RecipeConfig) -> None:
