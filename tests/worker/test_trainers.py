@@ -245,3 +245,17 @@ def test_an_adapter_that_goes_on_is_compared_with_what_it_was_and_saved_alone(tm
     with adapted.disable_adapter():
         base = adapted(torch.tensor([[1, 2, 3]])).logits
     assert not torch.allclose(adapted(torch.tensor([[1, 2, 3]])).logits, base)
+
+
+@pytest.mark.parametrize(("name", "is_fused"), [("AdamW", True), ("Adam", True), ("SGD", True), ("NAdam", False)])
+def test_an_optimizer_of_torch_takes_one_kernel_for_all_parameters_where_it_has_one(name: str, is_fused: bool) -> None:
+    config = load("tiny_full_sample_e1", Overrides(pairs=[("--set", f"optimizer.type={name}")])).config
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+
+    cls, settings = trainers._optimizer(config)
+    made = cls([weight], **settings)
+    made.step()
+
+    assert bool(made.defaults.get("fused")) == is_fused
+    assert float(weight.max().detach()) < 1
