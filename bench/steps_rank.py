@@ -92,14 +92,14 @@ def _parts(recipe: Path, run: Path) -> tuple[Any, Any, dict[str, Any], Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from tuner.data.prepare import prepare
-    from tuner.launch import plan
+    from tuner.launch.resolve import Request, resolve_run
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags
 
     flags = LaunchFlags(nproc_per_node=int(os.environ["WORLD_SIZE"]))
-    request = plan.Request(str(recipe), deepspeed="zero2", flags=flags, work_dir=run)
+    request = Request(str(recipe), deepspeed="zero2", flags=flags, work_dir=run)
     environ = {"PATH": os.environ["PATH"]}
-    made = plan.make(request, environ, hardware.detect({"CUDA_VISIBLE_DEVICES": ""}), datetime.now().astimezone())
+    made = resolve_run(request, environ, hardware.detect({"CUDA_VISIBLE_DEVICES": ""}), datetime.now().astimezone())
     config = made.recipe.config
     dtype = torch.bfloat16 if made.precision.dtype == "bf16" else torch.float32
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=dtype)
@@ -191,9 +191,9 @@ def main() -> None:
     if "RANK" in os.environ:
         return _tuner_rank()
     from tuner.cli import main as command_line
-    from tuner.launch import local
+    from tuner.launch import render
 
-    local.WORKER = "bench.steps_rank"
+    render.WORKER = "bench.steps_rank"
     return command_line()
 
 
