@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from tuner.errors import ModelError
 from tuner.fit import parameters
 from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
+from tuner.models.config_of import config_of
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.part import read_part
@@ -44,6 +46,22 @@ def test_every_formula_is_held_against_two_built_models() -> None:
 @each(NATIVE)
 def test_the_count_of_a_shipped_model_is_that_of_the_built_one(part: str) -> None:
     assert num_parameters(NATIVE[part]) == built(NATIVE[part])
+
+
+READ_BESIDE_ITS_FIELDS = {
+    "bloom": {"max_position_embeddings"},  # ALiBi has no such limit: it is the length that BLOOM was trained on
+    "gemma4_text": {"global_head_dim", "num_global_key_value_heads"},
+    "glm4_moe": {"head_dim"},
+    "qwen3_moe": {"head_dim"},
+}
+
+
+@each(NATIVE.items())
+def test_every_key_of_a_part_is_one_that_transformers_class_reads(part: str, facts: Architecture) -> None:
+    config = type(config_of(facts))
+    known = {"model_type", *(field.name for field in dataclasses.fields(config)), *config.attribute_map}
+
+    assert facts.model_dump().keys() <= known | READ_BESIDE_ITS_FIELDS.get(facts.model_type, set())
 
 
 @each(SMALL)

@@ -79,9 +79,9 @@ def _steps(loaded: Recipe, ranks: int) -> tuple[Steps, list[str]]:
 
     config = loaded.config
     batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
-    found = steps.count_steps(config, batch, counting.sources(config))
-    few = steps.too_few(config, batch, found)
-    return found, [*loaded.warnings, *([few] if few else [])]
+    counted = steps.count_steps(config, batch, counting.sources(config))
+    few = steps.too_few(config, batch, counted)
+    return counted, [*loaded.warnings, *([few] if few else [])]
 
 
 def _machines(

@@ -172,16 +172,16 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     if scores:
         arguments["num_labels"] = 1
     with explained(path), whole.zero3_told() as unexpected:
-        found, report = auto.from_pretrained(path, output_loading_info=True, **arguments)
+        loaded, report = auto.from_pretrained(path, output_loading_info=True, **arguments)
     report["unexpected_keys"] |= unexpected
-    whole.check(found, report, path, _layers(found), new_head=scores and not is_scorer(found.config))
-    for module in found.modules():
+    whole.check(loaded, report, path, _layers(loaded), new_head=scores and not is_scorer(loaded.config))
+    for module in loaded.modules():
         # In eval mode on a CPU with AVX512-BF16, bitsandbytes repacks 4-bit weights; ZeRO-3 drops the repacking and is
         # silently wrong from the first evaluation on (validation loss 7.51 instead of 7.28, measured on 0.50.2).
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    name_parts(found)
-    return found
+    name_parts(loaded)
+    return loaded
 
 
 def is_scorer(config: Any) -> bool:
@@ -228,11 +228,11 @@ def decoder_layers(model: Any) -> Any:
     Raises:
         ModelError: there is none.
     """
-    found = _layers(model)
-    if found is None:
+    layers = _layers(model)
+    if layers is None:
         what = f"{type(model).__name__} has no list of as many decoder layers as its config says"
         raise ModelError(what, where="train_cfg.trainable_layers", fix="Train with another method.")
-    return found
+    return layers
 
 
 def _layers(model: Any) -> Any | None:

@@ -101,7 +101,7 @@ def _experts(facts: Architecture, config: dict[str, Any], small: dict[str, int])
 def _fixed(facts: Architecture, vocab_size: int) -> dict[str, int]:
     """Return what does not follow from the hidden size: parts of latent and linear attention, what Gemma has."""
     value_heads, key_heads = facts.linear_num_value_heads or 1, facts.linear_num_key_heads or 1
-    found = {
+    sizes = {
         **{"kv_lora_rank": _RANK, "qk_nope_head_dim": _HEAD, "qk_rope_head_dim": _ROPE_HEAD, "v_head_dim": _HEAD},
         **{"linear_num_key_heads": 2, "linear_num_value_heads": 2 * (value_heads // key_heads)},
         **{"linear_key_head_dim": _HEAD, "linear_value_head_dim": _HEAD},
@@ -109,7 +109,7 @@ def _fixed(facts: Architecture, vocab_size: int) -> dict[str, int]:
         "global_head_dim": _scaled(facts.global_head_dim or 0, _HEAD, facts.head_dim),
     }
     if facts.q_lora_rank:
-        found["q_lora_rank"] = _RANK
+        sizes["q_lora_rank"] = _RANK
     if facts.hidden_size_per_layer_input:
-        found["hidden_size_per_layer_input"] = _STEP
-    return found
+        sizes["hidden_size_per_layer_input"] = _STEP
+    return sizes

@@ -96,7 +96,7 @@ def _without_place(model: Any, names: Iterable[str], mapping: Iterable[Any]) -> 
     renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
     converters = [one for one in mapping if isinstance(one, WeightConverter)]
     expected = model.state_dict()
-    found = {rename_source_key(name, renamings, converters, model.base_model_prefix, expected)[0] for name in names}
-    told = LoadStateDictInfo(set(), found - expected.keys(), set(), [], {}, set())
+    renamed = {rename_source_key(name, renamings, converters, model.base_model_prefix, expected)[0] for name in names}
+    told = LoadStateDictInfo(set(), renamed - expected.keys(), set(), [], {}, set())
     model._adjust_missing_and_unexpected_keys(told)
     return set(told.unexpected_keys)

@@ -218,7 +218,7 @@ def _in_common(config: dict[str, Any]) -> dict[str, Any]:
         inner = 4 * hidden if kind in _FOUR_TIMES_HIDDEN else config.get("moe_intermediate_size")
     # One key for all biases but internlm's, which is attention's alone.
     of_all = None if kind == "internlm" else _first(config, "use_bias", "enable_bias", "bias")
-    found: dict[str, Any] = {key: config[key] for key in _DEFAULTS.get(kind, ())} | {
+    common: dict[str, Any] = {key: config[key] for key in _DEFAULTS.get(kind, ())} | {
         "intermediate_size": inner or 0,
         "num_key_value_heads": _key_value_heads(config) or heads,
         "head_dim": config.get("head_dim") or hidden // heads,
@@ -231,14 +231,14 @@ def _in_common(config: dict[str, Any]) -> dict[str, Any]:
         "hidden_size_per_layer_input": config.get("hidden_size_per_layer_input") or None,
     }
     if config.get("word_embed_proj_dim") == hidden:
-        found["word_embed_proj_dim"] = None
+        common["word_embed_proj_dim"] = None
     if kind == "falcon":
         own_norms = 2 if config.get("new_decoder_architecture") or not config["parallel_attn"] else 1
-        found["num_ln_in_parallel_attn"] = config.get("num_ln_in_parallel_attn") or own_norms
+        common["num_ln_in_parallel_attn"] = config.get("num_ln_in_parallel_attn") or own_norms
     if config.get("kv_lora_rank") and config.get("qk_nope_head_dim") and config.get("qk_rope_head_dim"):
-        found["head_dim"] = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
-        found["v_head_dim"] = config.get("v_head_dim") or hidden // heads
-    return found | _experts(config, kind)
+        common["head_dim"] = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+        common["v_head_dim"] = config.get("v_head_dim") or hidden // heads
+    return common | _experts(config, kind)
 
 
 def _first(config: dict[str, Any], *keys: str) -> Any:

@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=22528,
     num_attention_heads=64,
     num_key_value_heads=64,
-    head_dim=128,
     vocab_size=256000,
     tie_word_embeddings=True,
     max_position_embeddings=8192,

@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=33792,
     num_attention_heads=96,
     num_key_value_heads=8,
-    head_dim=128,
     vocab_size=256000,
     tie_word_embeddings=True,
     max_position_embeddings=131072,

@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=8192,
     num_attention_heads=32,
     num_key_value_heads=8,
-    head_dim=64,
     vocab_size=49155,
     tie_word_embeddings=True,
     max_position_embeddings=131072,

@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=13824,
     num_attention_heads=40,
     num_key_value_heads=40,
-    head_dim=128,
     vocab_size=100352,
     tie_word_embeddings=False,
     max_position_embeddings=4096,

@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=8192,
     num_attention_heads=16,
     num_key_value_heads=16,
-    head_dim=128,
     vocab_size=100352,
     tie_word_embeddings=False,
     max_position_embeddings=4096,

@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=11008,
     num_attention_heads=32,
     num_key_value_heads=32,
-    head_dim=128,
     vocab_size=100278,
     tie_word_embeddings=False,
     max_position_embeddings=65536,

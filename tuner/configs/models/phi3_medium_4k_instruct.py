@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=17920,
     num_attention_heads=40,
     num_key_value_heads=10,
-    head_dim=128,
     vocab_size=32064,
     tie_word_embeddings=False,
     max_position_embeddings=4096,

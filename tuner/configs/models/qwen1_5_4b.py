@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=6912,
     num_attention_heads=20,
     num_key_value_heads=20,
-    head_dim=128,
     vocab_size=151936,
     tie_word_embeddings=False,
     max_position_embeddings=32768,

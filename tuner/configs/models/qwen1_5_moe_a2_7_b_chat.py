@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=5632,
     num_attention_heads=16,
     num_key_value_heads=16,
-    head_dim=128,
     vocab_size=151936,
     tie_word_embeddings=False,
     max_position_embeddings=32768,

@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=11008,
     num_attention_heads=16,
     num_key_value_heads=4,
-    head_dim=128,
     vocab_size=128256,
     tie_word_embeddings=True,
     max_position_embeddings=65536,

@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=6912,
     num_attention_heads=32,
     num_key_value_heads=32,
-    head_dim=80,
     vocab_size=50304,
     tie_word_embeddings=False,
     max_position_embeddings=4096,

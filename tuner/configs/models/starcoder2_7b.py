@@ -8,7 +8,6 @@ architecture = dict(
     intermediate_size=18432,
     num_attention_heads=36,
     num_key_value_heads=4,
-    head_dim=128,
     vocab_size=49152,
     tie_word_embeddings=True,
     max_position_embeddings=16384,
