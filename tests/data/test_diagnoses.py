@@ -48,8 +48,8 @@ def test_one_indented_row_is_no_torn_row(tmp_path: Path) -> None:
 def test_an_indented_object_beyond_the_length_of_a_row_is_none_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.data.readers.text.MAX_ROW_BYTES", 1_000)
-    monkeypatch.setattr("tuner.data.readers.text.BYTES_AT_ONCE", 100)
+    monkeypatch.setattr("tuner.data.readers.text_files.MAX_ROW_BYTES", 1_000)
+    monkeypatch.setattr("tuner.data.readers.text_files.BYTES_AT_ONCE", 100)
 
     assert (
         "one object over many lines"

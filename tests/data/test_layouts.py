@@ -11,6 +11,7 @@ import pytest
 from tests.data.conftest import Settings
 from tuner.data.masks import IGNORED
 from tuner.data.prepare import Prepared, describe, prepare
+from tuner.errors import DataError
 
 SKY = {"prompt": "Why?", "chosen": "Because the air scatters blue light.", "rejected": "One two three four."}
 LONG = " ".join(["seven"] * 60)
@@ -123,3 +124,15 @@ def test_describe_counts_pairs_and_says_that_packing_does_not_apply(jsonl: Calla
         "2 pairs, each side of at most 64 tokens (packing does not apply), "
         f"{counts.trained_tokens} of {counts.tokens} tokens trained, 0 truncated, 0 dropped"
     )
+
+
+def test_data_of_another_kind_is_one_mistake_however_many_bad_rows_are_allowed(
+    jsonl: Callable[..., Path], tokenizer: Any
+) -> None:
+    path = jsonl([{"messages": [user("one?"), assistant("two")]}] * 3)
+
+    with pytest.raises(DataError) as caught:
+        prepared(path, tokenizer, "dpo", bad_rows=2)
+
+    assert caught.value.what.startswith("format 'messages' holds conversations, and objective dpo learns from")
+    assert caught.value.where == f"{path}:1"

@@ -214,7 +214,7 @@ def test_long_rows_of_columns_are_read_one_by_one(name: str, tmp_path: Path, mon
 
 
 def test_a_csv_row_of_many_long_lines_is_refused_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.data.readers.text.MAX_ROW_BYTES", 1_000)
+    monkeypatch.setattr("tuner.data.readers.text_files.MAX_ROW_BYTES", 1_000)
     path = tmp_path / "a.csv"
     path.write_text("a,b\n1,2\n" + '"xx\nyy",' * 1_000 + "1\n", encoding="utf-8")
 

@@ -81,7 +81,7 @@ BROKEN_ARRAYS = pytest.mark.parametrize(
 def test_a_bad_json_array_is_refused_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, line: int, says: str, size: int
 ) -> None:
-    monkeypatch.setattr("tuner.data.readers.text.BYTES_AT_ONCE", size)
+    monkeypatch.setattr("tuner.data.readers.text_files.BYTES_AT_ONCE", size)
     path = tmp_path / "a.json"
     path.write_text(text, encoding="utf-8")
 
@@ -107,7 +107,7 @@ def test_a_json_array_is_the_same_wherever_its_text_is_cut(
     with path.open("a") as stream:
         stream.write("\n,\n" + json.dumps(made[3]) + " ] \n")
 
-    monkeypatch.setattr("tuner.data.readers.text.BYTES_AT_ONCE", size)
+    monkeypatch.setattr("tuner.data.readers.text_files.BYTES_AT_ONCE", size)
 
     assert read(path) == [(f"{path}:{line}", row) for line, row in zip((2, 3, 4, 6), made, strict=True)]
 
@@ -193,7 +193,7 @@ def test_a_packed_file_that_ends_in_the_middle_is_refused(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["a.jsonl", "pretty.json", "one_line.json", "a.csv", "a.txt", "a.jsonl.gz"])
 def test_a_file_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("tuner.data.readers.text.BYTES_AT_ONCE", 1 << 16)
+    monkeypatch.setattr("tuner.data.readers.text_files.BYTES_AT_ONCE", 1 << 16)
     path, row = tmp_path / name, {"text": "x" * 1_000}
     kinds = {
         "pretty.json": json.dumps([row] * 2_000, indent=1),

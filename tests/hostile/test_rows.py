@@ -19,7 +19,7 @@ from tests.data.conftest import Settings, make_tokenizer
 from tests.data.conftest import cache as cache
 from tuner.data import readers, sources
 from tuner.data.prepare import Prepared, describe, prepare
-from tuner.data.readers.text import MAX_ROW_BYTES
+from tuner.data.readers.text_files import MAX_ROW_BYTES
 from tuner.errors import DataError
 
 GOOD = '{"instruction": "Why?", "output": "Because."}'
@@ -148,8 +148,8 @@ def test_a_row_without_end_is_refused_before_it_fills_the_memory(name: str, tmp_
 
 
 def test_the_rows_after_one_without_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.data.readers.text.MAX_ROW_BYTES", 100)
-    monkeypatch.setattr("tuner.data.readers.text.BYTES_AT_ONCE", 7)
+    monkeypatch.setattr("tuner.data.readers.text_files.MAX_ROW_BYTES", 100)
+    monkeypatch.setattr("tuner.data.readers.text_files.BYTES_AT_ONCE", 7)
     path = written(tmp_path, GOOD, "x" * 101, GOOD, "x" * 300)
     broken: list[DataError] = []
 

@@ -15,7 +15,7 @@ from tuner.data import limits, masks
 from tuner.data.masks import Labelled
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
-from tuner.data.readers.text import OnError
+from tuner.data.readers.text_files import OnError
 from tuner.data.sample import Chat, Pair, Sample
 from tuner.data.thinking import Thinking
 from tuner.errors import DataError

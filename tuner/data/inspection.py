@@ -21,7 +21,7 @@ from tuner.data.outcomes import num_trained
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.prepare import Prepared, prepare
 from tuner.data.readers import Unreadable
-from tuner.data.readers.text import OnError
+from tuner.data.readers.text_files import OnError
 from tuner.data.rendering import num_alike
 from tuner.data.sample import JUDGED, Chat, Feedback, Pair, Sample
 from tuner.data.serving import Difference

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from tuner.data import sources
 from tuner.data.holdout import Holdout
-from tuner.data.readers.text import OnError, PlacedRow, Row, fail
+from tuner.data.readers.text_files import OnError, PlacedRow, Row, fail
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset, Rows, Share
 

@@ -15,7 +15,7 @@ from typing import TextIO
 from tuner.data import formats, mixing
 from tuner.data.mixing import WeightedSource
 from tuner.data.outcomes import Counts, Tally
-from tuner.data.readers.text import OnError, fail
+from tuner.data.readers.text_files import OnError, fail
 from tuner.data.sample import JUDGED, Sample, WrongKind, for_objective, lacks
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset

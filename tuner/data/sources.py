@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from tuner.data import readers
-from tuner.data.readers.text import OnError, PlacedRow, Row, fail
+from tuner.data.readers.text_files import OnError, PlacedRow, Row, fail
 from tuner.errors import DataError, MachineError, did_you_mean
 from tuner.files import sha256
 from tuner.recipes import catalog, paths

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tuner.data import readers
 from tuner.data.holdout import Holdout
-from tuner.data.readers import text
-from tuner.data.readers.text import Row
+from tuner.data.readers import text_files
+from tuner.data.readers.text_files import Row
 from tuner.errors import DataError
 from tuner.launch.steps import DatasetSize
 from tuner.recipes import paths
@@ -64,7 +64,7 @@ def _num_rows(file: Path) -> int:
     bad: list[DataError] = []  # whatever is wrong with it, it is a row
     if readers.kind(file) in (".json", ".csv"):
         return sum(1 for _ in readers.read(file, bad.append)) + len(bad)
-    return sum(1 for _, line in text.lines(file, bad.append) if line.rstrip()) + len(bad)
+    return sum(1 for _, line in text_files.lines(file, bad.append) if line.rstrip()) + len(bad)
 
 
 def _answers_a_row(rows: Rows) -> int | None:

@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tuner.data.readers import csv_rows, json_rows, text
-from tuner.data.readers.text import PACKED, OnError, PlacedRow, fail
+from tuner.data.readers import csv_rows, json_rows, text_files
+from tuner.data.readers.text_files import PACKED, OnError, PlacedRow, fail
 from tuner.errors import DataError
 
-_TEXT = {".jsonl": json_rows.read_jsonl, ".json": json_rows.read_json, ".csv": csv_rows.read, ".txt": text.read_txt}
+_TEXT = {
+    ".jsonl": json_rows.read_jsonl,
+    ".json": json_rows.read_json,
+    ".csv": csv_rows.read,
+    ".txt": text_files.read_txt,
+}
 _TABLES = (".parquet", ".arrow")
 KINDS = (*_TEXT, *_TABLES)
 KNOWN_KINDS = f"Known kinds: {', '.join(KINDS)}, and text packed as {', '.join(PACKED)}."

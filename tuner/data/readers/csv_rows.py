@@ -6,8 +6,8 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from tuner.data.readers import text
-from tuner.data.readers.text import OnError, PlacedRow
+from tuner.data.readers import text_files
+from tuner.data.readers.text_files import OnError, PlacedRow
 from tuner.errors import DataError
 
 _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -16,16 +16,16 @@ _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 def read(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
     """Yield the rows of a CSV file; one whose number of fields is wrong is left out, nothing follows wrong quotes."""
-    csv.field_size_limit(text.MAX_ROW_BYTES)
+    csv.field_size_limit(text_files.MAX_ROW_BYTES)
     start, length = 1, 0
 
     def lines() -> Iterator[str]:
         nonlocal length
         # A line that is left out would shift the numbers of those after it, and may be half of a row.
-        for _, line in text.lines(path, text.fail):
+        for _, line in text_files.lines(path, text_files.fail):
             length += len(line)
-            if length > text.MAX_ROW_BYTES:
-                raise text.too_long(path, start)
+            if length > text_files.MAX_ROW_BYTES:
+                raise text_files.too_long(path, start)
             yield line
 
     reader = csv.reader(lines(), strict=True)
@@ -54,7 +54,7 @@ def _checked_header(where: str, names: list[str]) -> list[str]:
     if other:
         what = f"the columns are separated by {_OTHER_SEPARATORS[other]}: {names[0]}"
         raise DataError(what, where=where, fix="Write the file again with commas between the columns.")
-    text.refuse_repeated(names, where)
+    text_files.refuse_repeated(names, where)
     return names
 
 

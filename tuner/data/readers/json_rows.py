@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from tuner.data.readers import text
-from tuner.data.readers.text import OnError, PlacedRow, Row
+from tuner.data.readers import text_files
+from tuner.data.readers.text_files import OnError, PlacedRow, Row
 from tuner.errors import DataError
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -25,7 +25,7 @@ _LONGEST_TOKEN = 32
 def read_jsonl(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
     """Yield the row of each line that is not blank."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique)
-    for number, line in text.lines(path, on_error):
+    for number, line in text_files.lines(path, on_error):
         if written := line.rstrip():
             try:
                 value = _decode(partial(decoder.decode, written), path, number)
@@ -38,7 +38,7 @@ def read_jsonl(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
 
 def read_json(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
     """Yield the rows of an array; a file that starts otherwise is taken for JSON Lines, as `datasets` does."""
-    with text.opened(path) as stream:
+    with text_files.opened(path) as stream:
         window = _Window(path, stream)
         start = window.next()
         if start == "[":
@@ -67,10 +67,10 @@ class _Window:
     def more(self) -> bool:
         """Read on, and forget what lies before `at`; False, and nothing changes, at the end of the file."""
         line, rest = self.line(), self.text[self.at :]
-        if len(rest) > text.MAX_ROW_BYTES:
-            raise text.too_long(self.path, line)
+        if len(rest) > text_files.MAX_ROW_BYTES:
+            raise text_files.too_long(self.path, line)
         # At least as much again as there is, so that a long row is not decoded over and over.
-        raw = self._stream.read(max(text.BYTES_AT_ONCE, len(rest)))
+        raw = self._stream.read(max(text_files.BYTES_AT_ONCE, len(rest)))
         try:
             read = self._decoder.decode(raw, final=not raw)
         except UnicodeDecodeError as error:

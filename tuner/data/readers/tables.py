@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tuner.data import limits
-from tuner.data.readers.text import BYTES_AT_ONCE, OnError, PlacedRow, Row, refuse_repeated, unreadable
+from tuner.data.readers.text_files import BYTES_AT_ONCE, OnError, PlacedRow, Row, refuse_repeated, unreadable
 from tuner.errors import DataError
 
 T = TypeVar("T")

@@ -45,7 +45,7 @@ def _read(rows: Rows, dataset: Dataset, objective: str) -> None:
         return
     from tuner.data import formats  # a plan does not need it
     from tuner.data.pipeline import Pipeline
-    from tuner.data.readers.text import OnError, fail
+    from tuner.data.readers.text_files import OnError, fail
 
     if rows.format:
         formats.named(rows.format)
