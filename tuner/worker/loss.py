@@ -31,19 +31,25 @@ def use_whole_logits(model: Any, metrics: Sequence[str], is_on: Callable[[], boo
         is_on: Else TRL's head is used: a validation has batches of its own, which nobody has found room for.
     """
     chunked = model.forward
+    lacks_aux_loss = False  # of a mixture of experts whose forward returns none (Llama 4): TRL's head works it out
 
     # generate() checks its arguments against the signature of the model's own forward.
     @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
-        if not fused_lm_head or not is_on():
+        nonlocal lacks_aux_loss
+        if not fused_lm_head or lacks_aux_loss or not is_on():
             return chunked(*args, fused_lm_head=fused_lm_head, labels=labels, **kwargs)
         found = chunked(*args, **{**kwargs, "use_cache": False})
+        aux_loss = getattr(found, "aux_loss", None)
+        if aux_loss is None and kwargs.get("output_router_logits"):
+            lacks_aux_loss = True
+            return chunked(*args, fused_lm_head=True, labels=labels, **kwargs)
         is_trained_BT = labels[:, 1:] != IGNORED
         # Labels move and logits do not: a shifted view of them would be copied whole.
         targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         measured = of_logits(found.logits, targets_BT, metrics if torch.is_grad_enabled() else ())
         named = {name: value[:, :-1].masked_fill(~is_trained_BT, 0) for name, value in measured.items()}
-        return FusedCausalLMOutput(**named, label_mask=is_trained_BT, aux_loss=getattr(found, "aux_loss", None))
+        return FusedCausalLMOutput(**named, label_mask=is_trained_BT, aux_loss=aux_loss)
 
     model.forward = MethodType(forward, model)
 
