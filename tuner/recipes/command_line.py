@@ -134,8 +134,8 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
 
 
 def _is_same_model(merged: Merged, base: str, name: str | None) -> bool:
-    """Return whether a recipe's own model can stand for an adapter's base, by its name; `starting_weights` judges hub ids."""
-    path = merged.values["model"].get("path")
+    """Return whether a recipe's model can stand for an adapter's base by name; `starting_weights` judges hub ids."""
+    path = merged.get(("model", "path"))
     both_on_hub = isinstance(path, str) and not (paths.local(path) or paths.local(base))
     return name is not None and both_on_hub
 
