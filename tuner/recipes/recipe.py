@@ -1,4 +1,4 @@
-"""A recipe: layers of values laid over each other, every value with where it came from and what it beat.
+"""A recipe: layers of values laid over each other, every value with where it came from and what it overrode.
 
 Order, later wins: base, model, method, objective, dataset, epochs, recipe files, overrides. It starts nothing.
 """
