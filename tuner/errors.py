@@ -35,7 +35,7 @@ Error = TypeVar("Error", bound="TunerError")
 
 def visible(text: str) -> str:
     """Return text that a terminal only shows: control characters, and those that turn its direction, as their codes."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class TunerError(Exception):
@@ -206,6 +206,6 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 def did_you_mean(name: str, candidates: Iterable[str], see: str | None = None) -> str:
     """Return `Did you mean 'x'?`, followed by where the right names are listed."""
-    found = nearest(name, candidates)
-    hint = f"Did you mean {found!r}?" if found else ""
+    close = nearest(name, candidates)
+    hint = f"Did you mean {close!r}?" if close else ""
     return f"{hint} See: {see}".strip() if see else hint

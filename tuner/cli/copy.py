@@ -24,15 +24,15 @@ def command(name: str | None, dest: Path | None, allow_code: bool, debug: bool, 
 
     if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix != ".py":
         dest, changes["more"] = None, (str(dest), *changes["more"])  # the second pair of --cfg-options a=1 b=2
-    found = recipe.load(name, overrides(**changes), allow_code=allow_code)
-    path = dest or Path(f"{found.name}.py")
-    path = path / f"{found.name}.py" if path.is_dir() else path
+    loaded = recipe.load(name, overrides(**changes), allow_code=allow_code)
+    path = dest or Path(f"{loaded.name}.py")
+    path = path / f"{loaded.name}.py" if path.is_dir() else path
     if path.suffix != ".py":
         raise UsageError(f"{str(path)!r} does not end in .py", where="DEST", fix=f"Write {path}.py or a folder.")
     if not path.parent.is_dir():
         raise UsageError(f"no folder {str(path.parent)!r}", where="DEST", fix="Make it first.")
     try:
-        write_new_text(path, found.standalone(f" Train it: tuner train {path.name}"))
+        write_new_text(path, loaded.standalone(f" Train it: tuner train {path.name}"))
     except FileExistsError:
         raise UsageError(f"{path} exists", where="DEST", fix="Choose another name; nothing was overwritten.") from None
     say(f"Wrote {path}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")

@@ -69,10 +69,10 @@ def _parts(wanted: Mapping[str, str]) -> Parts:
     Raises:
         RecipeError: no name fits.
     """
-    found = {kind: [name for name in catalog.names(kind) if _fits(text, name)] for kind, text in wanted.items()}
-    if any(wanted.values()) and not any(found.values()):
+    fitting = {kind: [name for name in catalog.names(kind) if _fits(text, name)] for kind, text in wanted.items()}
+    if any(wanted.values()) and not any(fitting.values()):
         raise _nothing(wanted)
-    return {kind: names for kind, names in found.items() if names or not wanted[kind]}
+    return {kind: names for kind, names in fitting.items() if names or not wanted[kind]}
 
 
 def _fits(text: str, name: str) -> bool:
@@ -99,17 +99,17 @@ def _print_names(pattern: str, *, as_json: bool) -> None:
     from tuner.errors import RecipeError
     from tuner.files import dump_json
 
-    found = patterns.expand(pattern, _MAX_NAMES, suits)
-    if not found.total:
+    expansion = patterns.expand(pattern, _MAX_NAMES, suits)
+    if not expansion.total:
         nearest = catalog.suggest(re.sub(r"[*?[\]]", "", pattern))
         hint = f"Did you mean {nearest!r}? " if nearest else ""
         raise RecipeError(f"no recipe's name matches {pattern!r}", fix=f"{hint}See: tuner list")
     if as_json:
-        click.echo(dump_json({"names": found.names, "total": found.total}), nl=False)
+        click.echo(dump_json({"names": expansion.names, "total": expansion.total}), nl=False)
         return
-    click.echo("\n".join(found.names))
-    if found.total > len(found.names):
-        left = f"The first {len(found.names):,} of {found.total:,} names. Write more of the pattern to see the others."
+    click.echo("\n".join(expansion.names))
+    if expansion.total > (shown := len(expansion.names)):
+        left = f"The first {shown:,} of {expansion.total:,} names. Write more of the pattern to see the others."
         click.echo(left, err=True)
 
 
@@ -117,8 +117,8 @@ def _print_json(parts: Parts) -> None:
     from tuner.cli.parts import details
     from tuner.files import dump_json
 
-    found: dict[str, Any] = {kind: {name: details(kind, name) for name in names} for kind, names in parts.items()}
-    click.echo(dump_json({**found, "presets": catalog.presets()}), nl=False)
+    told: dict[str, Any] = {kind: {name: details(kind, name) for name in names} for kind, names in parts.items()}
+    click.echo(dump_json({**told, "presets": catalog.presets()}), nl=False)
 
 
 def _print_summaries(parts: Parts) -> None:

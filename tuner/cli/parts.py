@@ -16,13 +16,13 @@ from tuner.recipes.part import read_part
 
 def details(kind: str, name: str) -> dict[str, Any]:
     """Return a part as `tuner list --json` tells it: a summary, and what its kind has."""
-    found: dict[str, Any] = {"summary": catalog.summary(kind, name)}
+    facts: dict[str, Any] = {"summary": catalog.summary(kind, name)}
     if kind == "models":
-        return {**found, "path": values(kind, name)["model"]["path"], "parameters": parameters(name)}
+        return {**facts, "path": values(kind, name)["model"]["path"], "parameters": parameters(name)}
     if kind == "datasets":
         paths = [rows["path"] for rows in data_sets(name) if rows.get("path")]
-        return {**found, "paths": paths, "objectives": [objective for objective in KINDS if suits(objective, name)]}
-    return found
+        return {**facts, "paths": paths, "objectives": [objective for objective in KINDS if suits(objective, name)]}
+    return facts
 
 
 @cache

@@ -104,20 +104,20 @@ def _recipe(
     from tuner.recipes import recipe
     from tuner.recipes.diff import Section
 
-    found = recipe.load(name, overrides(**changes) if changes else None, allow_code=allow_code)
-    sections = {"recipe": Section(found.values, found.origins)}
+    loaded = recipe.load(name, overrides(**changes) if changes else None, allow_code=allow_code)
+    sections = {"recipe": Section(loaded.values, loaded.origins)}
     if machines is None:
-        return Shown(found.name, sections, found.notes, warnings=found.warnings)
+        return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
     from tuner.launch.resolve_recipe import resolve_recipe
 
     hardware, topology = targets.machines(*machines)
-    resolved = resolve_recipe(found, deepspeed, topology, hardware, ignore_fit=True)
+    resolved = resolve_recipe(loaded, deepspeed, topology, hardware, ignore_fit=True)
     sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)
     why = f" ({resolved.level_reason})" if resolved.level_reason else ""
     head = (
-        *found.notes,
-        f"{found.name} on {hardware.describe()}; {topology.describe()}",
+        *loaded.notes,
+        f"{loaded.name} on {hardware.describe()}; {topology.describe()}",
         f"DeepSpeed: {resolved.level}{why}",
     )
     facts = {
@@ -125,7 +125,7 @@ def _recipe(
         "level": {"name": resolved.level, "reason": resolved.level_reason},
         "warnings": list(resolved.warnings),
     }
-    return Shown(found.name, sections, head, resolved.warnings, facts)
+    return Shown(loaded.name, sections, head, resolved.warnings, facts)
 
 
 def _run(path: Path) -> Shown:
@@ -135,13 +135,13 @@ def _run(path: Path) -> Shown:
     from tuner.zero import jsonfile
 
     run = RunDirectory(path)
-    found = recipe.load(str(run.recipe))
+    loaded = recipe.load(str(run.recipe))
     sections = {
-        "recipe": Section(found.values, found.origins),
+        "recipe": Section(loaded.values, loaded.origins),
         "deepspeed": targets.config_section(jsonfile.read(run.deepspeed)),
         "run": targets.run_section(path),
     }
-    return Shown(str(path), sections, warnings=found.warnings)
+    return Shown(str(path), sections, warnings=loaded.warnings)
 
 
 def _print(shown: Shown, *, as_json: bool) -> None:
@@ -179,14 +179,14 @@ def _print_diff(left: Shown, right: Shown, left_name: str, right_name: str, *, a
         fix = "Compare two recipes, two DeepSpeed configs, or two run directories"
         what = f"{left_name} has {_contents(left)} and {right_name} {_contents(right)}: there is nothing to compare"
         raise UsageError(what, where="--diff", fix=f"{fix}; --deepspeed gives a recipe its config.")
-    found = {name: list(differences(left.sections[name], right.sections[name])) for name in common}
+    by_section = {name: list(differences(left.sections[name], right.sections[name])) for name in common}
     if as_json:
-        told = {name: {one.key: one.to_json() for one in several} for name, several in found.items()}
+        told = {name: {one.key: one.to_json() for one in several} for name, several in by_section.items()}
         click.echo(dump_json({"left": left_name, "right": right_name, "differences": told}), nl=False)
         return
     say(f"--- {left_name}", fg="red")
     say(f"+++ {right_name}", fg="green")
-    for name, several in found.items():
+    for name, several in by_section.items():
         click.echo(f"{_TITLES[name]}:" if several else f"{_TITLES[name]}: no difference")
         for line, colour in differing(several):
             say(f"  {line}", fg=colour)

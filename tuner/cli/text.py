@@ -35,9 +35,9 @@ def with_origins(
             )
 
 
-def differing(found: Iterable[Difference]) -> Iterator[tuple[str, str | None]]:
+def differing(differences: Iterable[Difference]) -> Iterator[tuple[str, str | None]]:
     """Yield the lines of each difference, its key and then both sides, with the colour they are printed in."""
-    for one in found:
+    for one in differences:
         yield one.key, None
         for sign, side, colour in (("-", one.left, "red"), ("+", one.right, "green")):
             text = _line(f"  {sign} {side.value!r}", side.origin, 24) if side else f"  {sign} (absent)"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tuner.errors import RecipeError
-from tuner.recipes.merging import Layer, Merged
+from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.origin import Keys, Kind, Place
 
 _GROUPED = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -88,20 +88,14 @@ def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, Any, str]
         return
     why = f"packed samples may see each other in a {kind} model, so each is a row of its own, padded"
     for loader in _LOADERS:
-        block = merged.values.get(loader)
-        dataset = block.get("dataset") if isinstance(block, dict) else None
-        if isinstance(dataset, dict) and dataset.get("packing") is True:
-            yield (loader, "dataset", "packing"), False, why
+        keys = (loader, "dataset", "packing")
+        if merged.get(keys) is True:
+            yield keys, False, why
 
 
 def _give_way(merged: Merged, keys: Keys, value: Any, why: str) -> None:
-    dotted, place, old = ".".join(keys), merged.place_of(keys), merged.values
-    for key in keys:
-        old = old[key]
-    if place is None or place.kind is not Kind.PACKAGE:
+    dotted, place, old = ".".join(keys), merged.place_of(keys), merged.get(keys)
+    if place.kind is not Kind.PACKAGE:
         raise RecipeError(f"{dotted} = {old!r}: {why}", where=place, fix=f"Set {dotted}={value!r}, or leave it out.")
-    nested: Any = value
-    for key in reversed(keys):
-        nested = {key: nested}
     warning = f"{dotted} is {value!r} here, not {old!r} ({place}): {why}."
-    merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested, warning))
+    merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(keys, value), warning))

@@ -2,7 +2,7 @@
 
     {model}_[{objective}_]{method}_{dataset}_e{epochs}
 
-It reads names and first lines only; what a part holds is read by `recipe`, how XTuner spells a name by `spellings`.
+It reads names and first lines only; what a part holds is read by `recipe`, how XTuner spells a name by `xtuner_names`.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def part_path(kind: str, name: str) -> Path:
 def part_named(hub_id: str) -> str | None:
     """Return the model part whose path is this, or None."""
     needle = re.compile(rf"""path=["']{re.escape(hub_id)}["']""")
-    found = (name for name in names("models") if needle.search(part_path("models", name).read_text(encoding="utf-8")))
-    return next(found, None)
+    parts = (name for name in names("models") if needle.search(part_path("models", name).read_text(encoding="utf-8")))
+    return next(parts, None)
 
 
 def summary(kind: str, name: str) -> str:
@@ -111,10 +111,10 @@ def asset(path: str) -> str:
     if not path.startswith(ASSET):
         return path
     inside = path.removeprefix(ASSET)
-    found = CONFIGS / "assets" / inside
-    if ".." in found.parts or Path(inside).is_absolute() or not os.path.exists(found):  # noqa: PTH110 (no error for a long name)
+    file = CONFIGS / "assets" / inside
+    if ".." in file.parts or Path(inside).is_absolute() or not os.path.exists(file):  # noqa: PTH110 (no error for a long name)
         raise RecipeError(f"{path!r} is not shipped with the package", where=CONFIGS / "assets")
-    return str(found)
+    return str(file)
 
 
 def chat_template(name: str) -> Path:
@@ -233,8 +233,8 @@ def _suggest_spelled(name: str) -> str | None:
     """Return what `suggest` finds once the epochs and XTuner's words at the name's end are off; they are put back."""
     stems = [with_epochs(text)[0] for text, _ in xtuner_names.translations(name)]
     stem = [stem for stem in stems if name.startswith(stem)][-1]
-    found = suggest(stem)
-    return f"{with_epochs(found)[0]}{name.removeprefix(stem)}" if found and stem != name else found
+    nearest_name = suggest(stem)
+    return f"{with_epochs(nearest_name)[0]}{name.removeprefix(stem)}" if nearest_name and stem != name else nearest_name
 
 
 def suggest(name: str) -> str | None:

@@ -113,29 +113,29 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
     """Yield the model that --model or --adapter means, with its catalog part's facts, and the adapter on it."""
     flag, text = ("--adapter", overrides.adapter) if overrides.model is None else ("--model", overrides.model)
     assert text is not None
-    found = starting_weights.find(text, flag)
-    if overrides.model is not None and overrides.adapter is not None and found.adapter:
+    start = starting_weights.find(text, flag)
+    if overrides.model is not None and overrides.adapter is not None and start.adapter:
         raise RecipeError(f"{text!r} is an adapter itself", where="--adapter", fix="Name its base with --model.")
     place = Place(Kind.FLAG, f"{flag} {text}")
-    if flag == "--model" or not _is_same_model(merged, found.path, name):
+    if flag == "--model" or not _is_same_model(merged, start.path, name):
         of_part: dict[str, Any] = {}
-        if part := catalog.part_named(found.path):
+        if part := catalog.part_named(start.path):
             source = read_part("models", part)
             of_part = dict(source.values["model"])
             rest = {key: value for key, value in source.values.items() if key != "model"}
             yield layer_of(replace(source, values=rest))
-        values = {"revision": None, "remote_code": False} | of_part | {"path": found.path}
-        values |= {"revision": found.revision} if found.revision else {}
+        values = {"revision": None, "remote_code": False} | of_part | {"path": start.path}
+        values |= {"revision": start.revision} if start.revision else {}
         values.pop("chat_template", None)  # `template` judges it
         yield Layer.at(place, {"model": values})
-    adapter = overrides.adapter if overrides.adapter is not None else found.adapter
+    adapter = overrides.adapter if overrides.adapter is not None else start.adapter
     if adapter is not None:
         yield _adapter_layer(adapter, place if overrides.adapter is None else None, merged)
 
 
 def _is_same_model(merged: Merged, base: str, name: str | None) -> bool:
-    """Return whether a recipe's own model can stand for an adapter's base, by its name; `start` judges hub ids."""
-    path = merged.values["model"].get("path")
+    """Return whether a recipe's model can stand for an adapter's base by name; `starting_weights` judges hub ids."""
+    path = merged.get(("model", "path"))
     both_on_hub = isinstance(path, str) and not (paths.local(path) or paths.local(base))
     return name is not None and both_on_hub
 

@@ -77,7 +77,7 @@ def _explain(detail: dict[str, Any], keys: Keys, merged: Merged) -> RecipeError:
             return RecipeError(f"{dotted}: {detail['msg']}", where=merged.place_of((*keys, detail["ctx"]["key"])))
     message = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
     if isinstance(detail["input"], dict) and keys:
-        return RecipeError(f"{dotted}: {message}", where=merged.newest_in(keys))
+        return RecipeError(f"{dotted}: {message}", where=where)
     return RecipeError(f"{dotted} = {brief_repr(detail['input'])}: {message[:1].lower()}{message[1:]}", where=where)
 
 

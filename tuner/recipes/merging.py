@@ -53,11 +53,6 @@ class Merged:
                 return self.origins[inner[0]].place
         return DEFAULT.place
 
-    def newest_in(self, keys: Keys) -> Place:
-        """Return where that value of a block was written which was laid last."""
-        inner = self._at(keys)
-        return self.origins[max(inner, key=lambda key: self.order.get(key, 0))].place if inner else self.place_of(keys)
-
     def order_of(self, keys: Keys) -> int:
         """Return the number of the layer that wrote a key, or the latest of its block, last; 0: none did."""
         dotted = ".".join(keys)

@@ -46,9 +46,9 @@ def local(path: str) -> Path | None:
         return None
     if path.startswith(catalog.ASSET):
         return Path(catalog.asset(path))
-    found = expanded(path)
+    on_disk = expanded(path)
     looks_local = path.startswith((".", "/", "~")) or path.endswith(_FILES) or not _is_hub_id(path)
-    return found if looks_local or exists(found) else None
+    return on_disk if looks_local or exists(on_disk) else None
 
 
 def _is_hub_id(path: str) -> bool:
@@ -97,8 +97,8 @@ def forbidden(path: Path) -> str | None:
 
 
 def _mode(path: Path) -> str:
-    found = path.stat()
-    return f"mode {found.st_mode & 0o7777:04o}, owner {found.st_uid}, and you are {os.geteuid()}"
+    status = path.stat()
+    return f"mode {status.st_mode & 0o7777:04o}, owner {status.st_uid}, and you are {os.geteuid()}"
 
 
 def refuse_forbidden(path: Path, error: type[TunerError], where: str) -> None:
@@ -126,8 +126,8 @@ def matching(path: Path) -> list[Path]:
     if exists(path):
         return [path]
     # Path.glob cannot start from an absolute pattern.
-    found = glob.glob(str(path), recursive=True) if glob.has_magic(str(path)) else []  # noqa: PTH207
-    return sorted(file for file in map(Path, found) if file.is_file())
+    names = glob.glob(str(path), recursive=True) if glob.has_magic(str(path)) else []  # noqa: PTH207
+    return sorted(file for file in map(Path, names) if file.is_file())
 
 
 def check_model(config: RecipeConfig) -> None:
@@ -231,10 +231,10 @@ def _check_path(path: str | None, where: str) -> None:
     if place is None:
         return
     refuse_forbidden(place, DataError, where)
-    found = matching(place)
-    if not found:
+    files = matching(place)
+    if not files:
         raise DataError(f"the data {path!r} {_missing(place)}", where=where, fix=_nearby(place))
-    for file in found[:_MAX_ENTRIES]:
+    for file in files[:_MAX_ENTRIES]:
         refuse_forbidden(file, DataError, where)
     if exists(place) and not (place.is_file() or place.is_dir()):
         # A pipe would be waited for without end, a device read without end.

@@ -31,9 +31,9 @@ class Expansion:
 
 def expand(pattern: str, limit: int, suits: Suits) -> Expansion:
     """Return the names that a glob matches, without or with their `_eN`: the pattern's own number, or 3."""
-    found = _matching(pattern.lower(), suits)
-    names = (*islice(found, limit),)
-    return Expansion(names, len(names) + sum(1 for _ in found))
+    matching = _matching(pattern.lower(), suits)
+    names = (*islice(matching, limit),)
+    return Expansion(names, len(names) + sum(1 for _ in matching))
 
 
 def complete(start: str, suits: Suits) -> list[str]:
@@ -41,10 +41,10 @@ def complete(start: str, suits: Suits) -> list[str]:
 
     Never just one name that must go on: a shell would put a space after it.
     """
-    found = sorted({*_next_parts(start, suits)})
-    while len(found) == 1 and found[0].endswith("_"):
-        found = sorted({*_next_parts(found[0], suits)})
-    return found
+    offered = sorted({*_next_parts(start, suits)})
+    while len(offered) == 1 and offered[0].endswith("_"):
+        offered = sorted({*_next_parts(offered[0], suits)})
+    return offered
 
 
 def _matching(pattern: str, suits: Suits) -> Iterator[str]:

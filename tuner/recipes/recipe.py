@@ -1,4 +1,4 @@
-"""A recipe: layers of values laid over each other, every value with where it came from and what it beat.
+"""A recipe: layers of values laid over each other, every value with where it came from and what it overrode.
 
 Order, later wins: base, model, method, objective, dataset, epochs, recipe files, overrides. It starts nothing.
 """
@@ -281,13 +281,13 @@ def _read(path: Path, shown: str, allow_code: bool) -> RecipeFile:
 
 
 def _difference(base: Any, values: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    differing: dict[str, Any] = {}
     for key, value in values.items():
         old = base.get(key, ...)
         if isinstance(value, dict) and isinstance(old, dict):
             inner = _difference(old, value)
             if inner:
-                found[key] = inner
+                differing[key] = inner
         elif value != old:
-            found[key] = value
-    return found
+            differing[key] = value
+    return differing

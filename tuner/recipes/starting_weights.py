@@ -165,9 +165,9 @@ def derive_architecture(merged: Merged) -> None:
     facts, place = read_architecture(paths.expanded(catalog.asset(path))), Place(Kind.DERIVED, f"{path}/{_WHOLE}")
     if facts is None:
         part = catalog.part_named(path)
-        found = read_part("models", part) if part else None
-        facts = found.values.get("architecture") if found else None
-        place = found.place(()) if found else Place(Kind.DERIVED, "unknown model")
+        source = read_part("models", part) if part else None
+        facts = source.values.get("architecture") if source else None
+        place = source.place(()) if source else Place(Kind.DERIVED, "unknown model")
     merged.lay(Layer.at(place, {"architecture": {"_delete_": True, **facts} if facts else None}))
 
 

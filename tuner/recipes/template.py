@@ -37,10 +37,10 @@ def own(folder: Path) -> str | None:
             return file.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
-    found = read_json_object(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):  # several by name
-        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
-    return found if isinstance(found, str) else None
+    template = read_json_object(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):  # several by name
+        template = next((one.get("template") for one in template if one.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
 
 
 def settle(merged: Merged) -> None:
@@ -82,12 +82,12 @@ def _has_other(merged: Merged, path: str, named: str) -> bool:
     folder = tokenizer_folder(merged.values)
     if folder is None:
         return True
-    found = own(folder)
-    if found is None:
+    template = own(folder)
+    if template is None:
         told = f"{path} has no chat template of its own; the recipe's {named!r} is used: --set {_KEY}=NAME for another"
         merged.warnings.append(f"{told}.")
         return False
-    return plain(catalog.chat_template(named).read_text(encoding="utf-8")) != plain(found)
+    return plain(catalog.chat_template(named).read_text(encoding="utf-8")) != plain(template)
 
 
 def tokenizer_folder(values: dict[str, Any]) -> Path | None:

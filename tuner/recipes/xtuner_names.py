@@ -34,20 +34,20 @@ class Word:
     """One spelling as it stands in a name."""
 
     spelling: Spelling
-    found: re.Match[str]
+    match: re.Match[str]
 
     @property
     def text(self) -> str:
-        return self.found[0]
+        return self.match[0]
 
     @property
     def values(self) -> Values:
         values = self.spelling.values
-        return (values(self.found) if callable(values) else values) or {}
+        return (values(self.match) if callable(values) else values) or {}
 
     @property
     def loses(self) -> str | None:
-        return self.spelling.loses and self.found.expand(self.spelling.loses)
+        return self.spelling.loses and self.match.expand(self.spelling.loses)
 
 
 def _train(*, batch: int | None = None, accumulate: int | None = None, max_length: int | None = None) -> Values:
@@ -58,8 +58,8 @@ def _train(*, batch: int | None = None, accumulate: int | None = None, max_lengt
     }
 
 
-def _tokens(found: re.Match[str]) -> int:
-    return int(found["number"]) * {"k": 1024, "M": 1024**2}[found["unit"]]
+def _tokens(match: re.Match[str]) -> int:
+    return int(match["number"]) * {"k": 1024, "M": 1024**2}[match["unit"]]
 
 
 _LENGTH = r"_(?P<number>[1-9]\d{0,3})(?P<unit>[kM])"
@@ -87,14 +87,14 @@ SPELLINGS = (
         "A speed benchmark of 3 epochs: max_length in units of 1024 (k) or 1024^2 (M), accumulating 1.",
         rf"{_LENGTH}_sp1$",
         "_e3",
-        lambda found: _train(accumulate=1, max_length=_tokens(found)),
+        lambda match: _train(accumulate=1, max_length=_tokens(match)),
     ),
     Spelling(
         "_128k_sp8, _1M_sp16",
         "The same with sequence parallelism in XTuner: accumulating 8, 16.",
         rf"{_LENGTH}_sp(?P<gpus>\d+)$",
         "_e3",
-        lambda found: _train(accumulate=int(found["gpus"]), max_length=_tokens(found)),
+        lambda match: _train(accumulate=int(match["gpus"]), max_length=_tokens(match)),
         rf"{_SPLITS} On as many GPUs, a step takes \g<gpus> times as many samples as XTuner's.",
     ),
     Spelling("_sp1", "Sequence parallelism over one GPU: none.", r"_sp1$"),
@@ -108,7 +108,7 @@ SPELLINGS = (
         "_16k after _e3",
         "max_length in units of 1024 tokens.",
         rf"(?<=_e\d){_LENGTH}$",
-        values=lambda found: _train(max_length=_tokens(found)),
+        values=lambda match: _train(max_length=_tokens(match)),
     ),
     # The middle of a name.
     Spelling(
@@ -181,9 +181,9 @@ def translations(name: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
     words: tuple[Word, ...] = ()
     yield name, words
     for spelling in SPELLINGS:
-        if found := re.search(spelling.pattern, name, re.ASCII):
-            words = (*words, Word(spelling, found))
-            name = name[: found.start()] + found.expand(spelling.ours) + name[found.end() :]
+        if match := re.search(spelling.pattern, name, re.ASCII):
+            words = (*words, Word(spelling, match))
+            name = name[: match.start()] + match.expand(spelling.ours) + name[match.end() :]
             yield name, words
 
 

@@ -57,11 +57,11 @@ class Findings:
         if self._problems:
             raise together(self.problems)
 
-    def _in_order(self, found: Found) -> list[DeepSpeedConfigError]:
-        return [error for keys, error in sorted(found, key=self._place)]
+    def _in_order(self, findings: Found) -> list[DeepSpeedConfigError]:
+        return [error for _, error in sorted(findings, key=self._place)]
 
-    def _place(self, found: tuple[Keys, DeepSpeedConfigError]) -> tuple[int, int]:
-        place = self.document.place(found[0])
+    def _place(self, finding: tuple[Keys, DeepSpeedConfigError]) -> tuple[int, int]:
+        place = self.document.place(finding[0])
         return place.line or 0, place.column or 0
 
 

@@ -1,6 +1,6 @@
 """DeepSpeed JSON files as values that remember the line and column of every key.
 
-It knows JSON with comments and trailing commas, and nothing of what the keys mean: that is `check`.
+It knows JSON with comments and trailing commas, and nothing of what the keys mean: that is `lint`.
 """
 
 from __future__ import annotations

@@ -130,9 +130,9 @@ def _unknown(at: Keys, fields: dict[str, Field]) -> tuple[str, str]:
 
 def _homes(fields: dict[str, Field], path: str = "") -> dict[str, str]:
     """Return the block in which a key stands, for keys that stand in one block only."""
-    found: dict[str, str] = {}
+    homes: dict[str, str] = {}
     for name, field in fields.items():
         for key in field.get("keys", {}):
-            found[key] = "" if key in found else f"{path}{name}"
-        found |= _homes(field.get("keys", {}), f"{path}{name}.")
-    return {key: home for key, home in found.items() if home}
+            homes[key] = "" if key in homes else f"{path}{name}"
+        homes |= _homes(field.get("keys", {}), f"{path}{name}.")
+    return {key: home for key, home in homes.items() if home}

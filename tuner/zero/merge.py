@@ -1,4 +1,4 @@
-"""Preset or JSON + recipe + machine -> the final DeepSpeed config, each value with its origin and what it beat.
+"""Preset or JSON + recipe + machine -> the final DeepSpeed config, each value with its origin and what it overrode.
 
 Every key has one owner (DESIGN.md section 3). A final config holds no "auto". It opens no file.
 """

@@ -1,6 +1,6 @@
 """Keys that older guides show and DeepSpeed 0.19.8 refuses or never read, as a table, and the step that drops them.
 
-It judges no key that DeepSpeed still reads: that is `check`.
+It judges no key that DeepSpeed still reads: that is `lint`.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Rule(NamedTuple):
 
 def stage(config: Config) -> int:
     """Return the ZeRO stage as DeepSpeed will see it."""
-    found = lookup(config, (ZERO, "stage"), 0)
-    return found if isinstance(found, int) else 0
+    value = lookup(config, (ZERO, "stage"), 0)
+    return value if isinstance(value, int) else 0
 
 
 def is_on(config: Config, *keys: str) -> bool:
