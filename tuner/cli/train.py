@@ -136,7 +136,7 @@ def command(
 
 
 def announce(run: ResolvedRun, warnings: tuple[str, ...]) -> None:
-    """Say in a few lines what is about to run, and every warning: the plan's, and those of the machine."""
+    """Say in a few lines what is about to run, and every warning: the run's, and those of the machine."""
     why = f" ({run.level_reason})" if run.level_reason else ""
     from tuner.launch import fitting
 

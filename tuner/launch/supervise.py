@@ -89,7 +89,7 @@ class _Watch:
         self.ranks: set[psutil.Process] = set()
         self.received: list[int] = []
         self.forwarded = 0
-        self.told_s: float | None = None
+        self.ending_since_s: float | None = None
         """When the ranks were told to stop, or the first of them failed."""
         self.failed = False
         self.looked_s = 0.0
@@ -129,7 +129,7 @@ class _Watch:
                 self.remember_ranks()
                 _kill(self.agent)
         elif self.received and not self.forwarded:
-            self.forwarded, self.told_s = self.received[0], time.monotonic()
+            self.forwarded, self.ending_since_s = self.received[0], time.monotonic()
             if self.agent:
                 _send(self.agent, signal.SIGTERM)
 
@@ -144,11 +144,11 @@ class _Watch:
     def end_late_ranks(self, now_s: float) -> None:
         """Kill the ranks that do not end when they have to: after a failure of another, or when told to stop."""
         if not self.failed and any(report["exit_code"] != Stopped.exit_code for report in self.directory.failures()):
-            self.failed, self.told_s = True, now_s
+            self.failed, self.ending_since_s = True, now_s
             self._wake()
-        if self.told_s is None or self.overdue_s:
+        if self.ending_since_s is None or self.overdue_s:
             return
-        self._kill_if_over(now_s - self.told_s)
+        self._kill_if_over(now_s - self.ending_since_s)
 
     def _wake(self) -> None:
         """Let stopped ranks go on: they cannot take the SIGTERM that torchrun has sent them, nor leave their stacks."""

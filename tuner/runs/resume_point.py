@@ -100,6 +100,11 @@ def _load_as(checkpoint: Checkpoint, run: Mapping[str, Any], *, weights: bool) -
     return LoadAs.UNIVERSAL, (f"{ranks}: its state is dealt out anew, and dropout draws other numbers.",)
 
 
+def is_same_state(saved: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
+    """Return whether DeepSpeed loads a checkpoint into a run as it was saved."""
+    return all(saved[key] == run[key] for key in ("world_size", "stage", "dtype", "optimizer", "nvme"))
+
+
 def share_states(stage: int, other: int) -> bool:
     """Return whether a run at one ZeRO stage loads the other's optimizer states: 1 and 2 do, all else only its own.
 

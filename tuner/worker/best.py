@@ -11,13 +11,10 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
-from tuner.runs.resume_point import LoadAs
+from tuner.runs.resume_point import LoadAs, is_same_state
 from tuner.worker import resume
 from tuner.worker.checkpointing import disk_errors
 from tuner.worker.validation import best_step
-
-_OF_RANKS = ("world_size", "stage", "dtype", "optimizer", "nvme")
-"""Of what a manifest tells: with the same of these DeepSpeed loads a checkpoint as it was saved."""
 
 
 def load_best(trainer: Any, run: RunDirectory, facts: Mapping[str, Any], *, is_adapter: bool) -> int | None:
@@ -36,9 +33,7 @@ def load_best(trainer: Any, run: RunDirectory, facts: Mapping[str, Any], *, is_a
     if step in (None, trainer.state.global_step) or (best := checkpoints.read(folder, hashes=False)).problem:
         return None
     # An attempt that has begun with a converted checkpoint takes every other one for such too.
-    as_saved = facts["resume_as"] in (None, LoadAs.SAVED) and all(
-        best.facts[key] == facts["state"][key] for key in _OF_RANKS
-    )
+    as_saved = facts["resume_as"] in (None, LoadAs.SAVED) and is_same_state(best.facts, facts["state"])
     with resume.data_alone(folder):
         if as_saved:
             deepspeed_load_checkpoint(engine, str(folder), load_module_strict=not is_adapter)
