@@ -104,6 +104,10 @@ def test_ones_own_model_and_data_go_from_a_folder_to_a_merged_model(person: Pers
     assert first.json("run.json")["name"] == "my-qwen_lora"
     assert [line for line in first.metrics if "eval_loss" in line]
 
+    asked = [*COMMAND, "chat", str(sft), "--max-new-tokens", "4"]
+    chat = subprocess.run(asked, env=environment(), input="Why?\n", capture_output=True, text=True, timeout=200)
+    assert chat.returncode == 0, chat.stderr
+
     # At once a run's result as a model, and the reference of DPO: the first step's loss is that of two equal models.
     prefs = rows(tmp_path, "sample_preferences", 12)
     preferred = ["--model", sft, "--data", prefs, "--deepspeed", "zero3"]

@@ -75,10 +75,3 @@ def test_a_stopped_process_is_known_by_its_state() -> None:
         process.send_signal(signal.SIGSTOP)
         wait_until(lambda: stopped({0: process.pid, 1: gone}) == [0])
         process.kill()
-
-
-def test_a_name_with_brackets_and_spaces_hides_no_state(tmp_path: Path) -> None:
-    (tmp_path / "proc/7").mkdir(parents=True)
-    (tmp_path / "proc/7/stat").write_text("7 (a) S (b) T 1 7 7 0\n")
-
-    assert stopped({3: 7}, tmp_path) == [3]

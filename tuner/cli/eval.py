@@ -68,12 +68,12 @@ def command(
 
             check(names)
         from tuner.results.benchmarks import Harness, scores
-        from tuner.results.evaluate import Asked, rows_of
+        from tuner.results.evaluate import RowSelection, rows_of
         from tuner.results.model import spec_of
 
         spec = spec_of(source, adapter)
         on_rows = data or generate or not names
-        rows = rows_of(spec, Asked(data, row_format, split, max_rows)) if on_rows else None
+        rows = rows_of(spec, RowSelection(data, row_format, split, max_rows)) if on_rows else None
         prepared, asked = _prepared(spec, rows, generate or 0) if rows else (None, [])
         found, hardware = loaded(spec, bits)
         value: dict[str, Any] = {"source": spec.description, "dtype": str(found.dtype)[6:], "bits": found.bits}

@@ -40,9 +40,9 @@ def command(
     from tuner.worker.quiet import quiet_libraries
 
     quiet_libraries()
-    from tuner.launch.smoke import UNKNOWN, Asked, smoke
+    from tuner.launch.smoke import UNKNOWN, SmokeRequest, smoke
 
-    asked = Asked(recipe, overrides(**changes), deepspeed, allow_code, ("tuner", *sys.argv[1:]))
+    asked = SmokeRequest(recipe, overrides(**changes), deepspeed, allow_code, ("tuner", *sys.argv[1:]))
     verdict = smoke(asked, dict(os.environ), lambda stage: None if as_json else _print(stage))
     if as_json:
         value = {

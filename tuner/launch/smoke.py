@@ -38,7 +38,7 @@ _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
 
 
 @dataclass(frozen=True)
-class Asked:
+class SmokeRequest:
     """What the user asked for."""
 
     recipe: str | None
@@ -79,7 +79,7 @@ class _Failed(TunerError):
         self.exit_code = exit_code
 
 
-def smoke(asked: Asked, environ: Mapping[str, str], tell: Callable[[Stage], None]) -> Verdict:
+def smoke(asked: SmokeRequest, environ: Mapping[str, str], tell: Callable[[Stage], None]) -> Verdict:
     """Try a recipe in a scratch folder, which is removed when every stage went well.
 
     Args:
@@ -128,7 +128,7 @@ def _stages(bench: _Smoke, tell: Callable[[Stage], None]) -> tuple[Stage, ...]:
 class _Smoke:
     """The stages of one smoke test; each returns what to tell of it, and the next builds on what it left."""
 
-    def __init__(self, asked: Asked, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, asked: SmokeRequest, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
         self.asked, self.loaded, self.scratch = asked, loaded, scratch
         self.environ = without_variables(environ)  # they are meant for the run that will follow
         self.values, self.notes = smaller(loaded.config)

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -28,17 +29,17 @@ def heard(numbers: Iterable[int]) -> tuple[int, ...]:
     return tuple(number for number in numbers if not (ignored and number == signal.SIGHUP))
 
 
-def stopped(pids: Mapping[int, int], root: Path = Path("/")) -> list[int]:
+def stopped(pids: Mapping[int, int]) -> list[int]:
     """Return which of some processes, by whatever they are called, a signal has stopped: SIGSTOP, a debugger."""
-    return [name for name, pid in pids.items() if _state(root / f"proc/{pid}/stat") in ("T", "t")]
+    return [name for name, pid in pids.items() if _is_stopped(pid)]
 
 
-def _state(file: Path) -> str | None:
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return text.rpartition(") ")[2][:1]  # the name before it may hold anything
+def _is_stopped(pid: int) -> bool:
+    import psutil  # what only plans or shows asks of no process
+
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False
 
 
 def num_oom_kills(root: Path = Path("/")) -> int | None:

@@ -40,7 +40,7 @@ _MOST_NATS = 700.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class RowSelection:
     """The rows that the user names instead of the recipe's own; None: as the recipe, or a data set, says."""
 
     data: str | None = None
@@ -49,7 +49,7 @@ class Asked:
     max_rows: int | None = None
 
 
-def rows_of(spec: ModelSpec, asked: Asked) -> Dataset:
+def rows_of(spec: ModelSpec, asked: RowSelection) -> Dataset:
     """Return the rows to judge a model on: the user's, or the validation rows of the run that it comes from.
 
     Raises:
