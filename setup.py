@@ -38,7 +38,7 @@ setup(
         "tensorboard>=2.16",
         "torch>=2.9",
         "transformers>=5.18,<6",
-        "trl>=1.15,<2",
+        "trl>=1.16,<2",
         "bitsandbytes>=0.48",
     ],
     # lm-eval brings scikit-learn, sacrebleu and others that training does not need; a server's packages neither.
