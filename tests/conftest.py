@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -36,6 +37,11 @@ for _name in (
     "MASTER_PORT",
 ):
     os.environ.pop(_name, None)
+
+
+def pytest_collection_finish() -> None:
+    """What the libraries made when they were imported stays: no collection of garbage looks at it again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,6 @@ SEEN_ELSEWHERE = {
     "_load_rng_state",
     "_load_state_dict_into_zero3_model",
     "_metrics",
-    "_n_gpu",
     "_parameters",
     "_save_checkpoint",
     "_stored_metrics",

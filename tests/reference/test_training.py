@@ -106,7 +106,8 @@ def initial_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, 
         adapter = load_file(run.path / "final/adapter_model.safetensors")
         return {name: torch.zeros_like(weight) if "lora_B" in name else weight for name, weight in adapter.items()}
 
-    return at
+    # Copies: the plain loop trains them in place.
+    return lambda level, ranks: {name: weight.clone() for name, weight in at(level, ranks).items()}
 
 
 def compared(
