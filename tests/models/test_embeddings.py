@@ -18,7 +18,7 @@ from tuner.models.load import CACHE, load_model, load_reference
 from tuner.models.tiny import materialize
 from tuner.recipes import catalog
 from tuner.recipes.recipe import Overrides, load
-from tuner.results import spec
+from tuner.results import model as results_model
 from tuner.results.export import Options, export
 from tuner.results.saved import find
 from tuner.runs.directory import RunDirectory
@@ -118,7 +118,9 @@ def test_a_whole_result_says_the_same_reloaded_and_exported(tmp_path: Path) -> N
 
     export(find(run.path), tmp_path / "out", Options())
 
-    torch.testing.assert_close(outputs(spec.load(spec.spec_of(str(run.path), None), CPU).model), outputs(model))
+    torch.testing.assert_close(
+        outputs(results_model.load(results_model.spec_of(str(run.path), None), CPU).model), outputs(model)
+    )
     torch.testing.assert_close(outputs(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), outputs(model))
 
 
@@ -127,7 +129,9 @@ def test_an_adapter_with_new_rows_says_the_same_reloaded_merged_and_in_peft(tmp_
 
     export(find(run.path), tmp_path / "out", Options(merge=True))
 
-    torch.testing.assert_close(outputs(spec.load(spec.spec_of(str(run.path), None), CPU).model), outputs(model))
+    torch.testing.assert_close(
+        outputs(results_model.load(results_model.spec_of(str(run.path), None), CPU).model), outputs(model)
+    )
     torch.testing.assert_close(outputs(AutoPeftModelForCausalLM.from_pretrained(run.final)), outputs(model))
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     torch.testing.assert_close(outputs(merged), outputs(model), rtol=1e-4, atol=1e-4)

@@ -32,7 +32,7 @@ from tuner.models.load import CACHE, load_model, load_weights
 from tuner.models.tiny import materialize
 from tuner.recipes import catalog
 from tuner.recipes.recipe import Overrides, load
-from tuner.results import spec
+from tuner.results import model as results_model
 
 Tensors = dict[str, torch.Tensor]
 SMALL = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -98,7 +98,7 @@ def test_chat_and_eval_refuse_what_is_not_whole(tmp_path: Path) -> None:
     path = changed(tmp_path / "model", without(".layers.1."))
 
     with pytest.raises(ModelError, match="would be random numbers"):
-        spec.load(spec.spec_of(path, None), CPU)
+        results_model.load(results_model.spec_of(path, None), CPU)
 
 
 def test_a_new_score_head_is_meant_and_a_lost_one_is_not(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_new_score_head_is_meant_and_a_lost_one_is_not(tmp_path: Path) -> None
     path = changed(tmp_path / "headless", without("score."), tmp_path / "scorer")
 
     with pytest.raises(ModelError, match=r"1 \(score.weight\)"):
-        spec.load(spec.spec_of(path, None), CPU)
+        results_model.load(results_model.spec_of(path, None), CPU)
 
 
 def deepseek(folder: Path) -> Callable[[Tensors], Tensors]:
