@@ -143,7 +143,7 @@ def trainer(recipe: Path, run: Path) -> None:
     config, model, zero, rows = _parts(recipe, run)
     clock = Clock()
     arguments = TrainingArguments(
-        output_dir=str(run / "trainer"),
+        output_dir=str(run.parent / "trainer"),  # the run directory itself must be free for every rank that looks
         deepspeed=zero,
         per_device_train_batch_size=config.train_dataloader.batch_size,
         gradient_accumulation_steps=config.optim_wrapper.accumulative_counts,
