@@ -13,7 +13,7 @@ from tests.docs import recipes
 from tuner.cli import tuner
 from tuner.data import formats
 from tuner.recipes import catalog
-from tuner.recipes.recipe import load
+from tuner.recipes.loading import load
 
 PAGE = recipes.TARGET.read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -206,3 +206,8 @@ def sha256(data: bytes | Path) -> str:
         with data.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     return hashlib.sha256(data).hexdigest()
+
+
+def is_writable(text: str) -> bool:
+    """Say whether `text` can stand in a UTF-8 file and be a path: no lone surrogate, no NUL."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)

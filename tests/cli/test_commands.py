@@ -12,7 +12,7 @@ import pytest
 from tests.cli.command import Tuner
 from tuner import __version__
 from tuner.cli import COMMANDS
-from tuner.recipes import recipe
+from tuner.recipes import loading
 
 TINY = "tiny_full_sample_e1"
 HEAVY = "torch transformers trl peft bitsandbytes datasets deepspeed accelerate mmengine"
@@ -44,7 +44,7 @@ def test_show_as_json_is_the_recipe(tuner: Tuner) -> None:
 
     found = json.loads(result.out)
     assert result.err == ""
-    assert found["recipe"] == json.loads(json.dumps(recipe.load(TINY).values))
+    assert found["recipe"] == json.loads(json.dumps(loading.load(TINY).values))
     assert found["origins"]["train_cfg.max_epochs"]["from"]
 
 
@@ -64,7 +64,7 @@ def test_a_copy_trains_to_the_same_values(tuner: Tuner, tmp_path: Path) -> None:
     result = tuner("copy", TINY)
 
     assert result.out == f"Wrote {TINY}.py. Next: tuner train ./{TINY}.py\n"
-    assert recipe.load(str(tmp_path / f"{TINY}.py")).values == recipe.load(TINY).values
+    assert loading.load(str(tmp_path / f"{TINY}.py")).values == loading.load(TINY).values
     assert "# The gradient's 2-norm" in (tmp_path / f"{TINY}.py").read_text()
 
 
@@ -78,14 +78,14 @@ def test_a_copy_goes_where_it_is_told_with_the_overrides(tuner: Tuner, tmp_path:
     assert result.code == 0, result.err
     (written,) = tmp_path.rglob("*.py")
     assert written == tmp_path / (dest if dest.endswith(".py") else f"{dest}/{TINY}.py")
-    assert recipe.load(str(written)).config.optim_wrapper.optimizer.lr == 0.5
+    assert loading.load(str(written)).config.optim_wrapper.optimizer.lr == 0.5
 
 
 def test_a_copy_takes_several_cfg_options_without_a_dest(tuner: Tuner, tmp_path: Path) -> None:
     result = tuner("copy", TINY, "--cfg-options", "lr=0.5", "seed=7")
 
     assert result.code == 0, result.err
-    config = recipe.load(str(tmp_path / f"{TINY}.py")).config
+    config = loading.load(str(tmp_path / f"{TINY}.py")).config
     assert (config.optim_wrapper.optimizer.lr, config.randomness.seed) == (0.5, 7)
 
 

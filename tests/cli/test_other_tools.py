@@ -16,8 +16,9 @@ from tests.cli.command import Tuner
 from tests.each import each
 from tuner.cli import COMMANDS, chat, other_tools
 from tuner.errors import RecipeError
-from tuner.recipes import aliases, recipe
+from tuner.recipes import aliases, loading
 from tuner.recipes.merging import leaves
+from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import schema_keys
 
 LORA, QLORA, DPO = "tiny_lora_sample_e1", "tiny_qlora_sample_e1", "tiny_dpo_lora_sample_preferences_e1"
@@ -81,8 +82,8 @@ KEYS: list[tuple[str, str, object]] = [
 ]
 
 
-def _loaded(text: str, name: str = LORA) -> recipe.Recipe:
-    return recipe.load(name, recipe.Overrides(pairs=[("--set", text)]))
+def _loaded(text: str, name: str = LORA) -> Recipe:
+    return loading.load(name, Overrides(pairs=[("--set", text)]))
 
 
 @each(KEYS)
@@ -310,7 +311,7 @@ def test_the_recipe_of_a_run_is_named_by_the_run_or_its_folder_never_recipe(tmp_
     (tmp_path / "first/run.json").write_text('{"name": "mine"}')
     (tmp_path / "other.py").write_text(text)
 
-    named = [recipe.load(str(tmp_path / file)).name for file in ("first/recipe.py", "second/recipe.py", "other.py")]
+    named = [loading.load(str(tmp_path / file)).name for file in ("first/recipe.py", "second/recipe.py", "other.py")]
 
     assert named == ["mine", "second", "other"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.command import Tuner
-from tuner.recipes import catalog, recipe
+from tuner.recipes import catalog, loading
 from tuner.recipes.paths import _RELATIVES
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.recipe_file import read_file
@@ -50,7 +50,7 @@ def test_it_can_be_shown(tuner: Tuner) -> None:
 
 
 def test_another_model_in_its_place_is_not_refused() -> None:
-    config = recipe.load(NAME, Overrides(model="Qwen/Qwen3-8B")).config
+    config = loading.load(NAME, Overrides(model="Qwen/Qwen3-8B")).config
 
     assert not config.model.remote_code
 

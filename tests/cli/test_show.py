@@ -13,7 +13,8 @@ import pytest
 from tests.cli.command import Result, Tuner
 from tests.cli.made_runs import make_run
 from tests.machine.gpus import A100, machine
-from tuner.recipes import catalog, recipe
+from tuner.recipes import catalog, loading
+from tuner.recipes.recipe import Overrides
 
 TINY = "tiny_full_sample_e1"
 
@@ -60,7 +61,7 @@ def test_a_laptop_shows_what_a_cluster_would_get(tuner: Tuner) -> None:
     assert found["machine"].startswith("8 x a100-80g (80 GiB); 2 nodes, 16 processes")
     assert found["deepspeed_origins"]["zero_optimization.reduce_bucket_size"]["from"].startswith("derived: h^2")
     assert found["level"] == {"name": "deepspeed_zero3", "reason": None}
-    settled = recipe.load(TINY, recipe.Overrides(pairs=[("--set", "loss=whole")])).values
+    settled = loading.load(TINY, Overrides(pairs=[("--set", "loss=whole")])).values
     assert found["recipe"] == json.loads(json.dumps(settled))
     assert found["origins"]["train_cfg.loss"]["from"] == "derived: the logits fit whole on each GPU"
 

@@ -11,7 +11,7 @@ from tests.configs.rows_of_parts import ROWS
 from tests.each import each
 from tuner.data import formats
 from tuner.data.sample import Feedback, Pair, for_objective, lacks
-from tuner.recipes import catalog, paths, recipe
+from tuner.recipes import catalog, loading, paths
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows
 
 # Their rows are the package's own files, or the user's, of any shape.
@@ -22,7 +22,7 @@ PARTS = sorted(set(catalog.names("datasets")) - WITHOUT_ROWS)
 
 @cache
 def config_with(name: str) -> RecipeConfig:
-    return recipe.load(f"tiny_full_{name}_e1").config
+    return loading.load(f"tiny_full_{name}_e1").config
 
 
 def dataset_of(name: str) -> Dataset:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tuner.fit.activations import layer_bytes, of_recipe
 from tuner.fit.parameters import built
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.recipe import load
+from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
 
 TOKENS = 256

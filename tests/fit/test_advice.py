@@ -9,7 +9,8 @@ import shlex
 import pytest
 
 from tuner.fit.advice import Machines, changes, levels, recommended
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
 
 GIB = 2**30
 

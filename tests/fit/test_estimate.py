@@ -10,7 +10,7 @@ from tuner.fit.parameters import num_parameters
 from tuner.fit.trainable import Parameters, count
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.recipe import load
+from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
 
 GB = 10**9

@@ -24,7 +24,8 @@ from tuner.fit.activations import Work, of_recipe
 from tuner.fit.trainable import count
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
 from tuner.worker.trainers import evaluator, use_whole_logits
 

@@ -18,7 +18,7 @@ from tests.fit.small import SMALL, name_of, small
 from tuner.fit.parameters import num_parameters
 from tuner.fit.trainable import Parameters, count
 from tuner.models.config_of import config_of
-from tuner.recipes import recipe
+from tuner.recipes import loading
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Adapter, RecipeConfig
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # peft on names that transfor
 
 @cache
 def _config(name: str, *sets: str) -> RecipeConfig:
-    return recipe.load(name, Overrides(pairs=[("--set", text) for text in sets])).config
+    return loading.load(name, Overrides(pairs=[("--set", text) for text in sets])).config
 
 
 def _trainable(model: torch.nn.Module) -> int:

@@ -13,7 +13,8 @@ import pytest
 
 from tests.each import each
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, recipe, xtuner_names
+from tuner.recipes import catalog, loading, xtuner_names
+from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 
 Row = dict[str, str]
@@ -153,8 +154,8 @@ def ours(config: RecipeConfig, key: str) -> Any:
 
 
 @cache
-def load(name: str) -> recipe.Recipe:
-    return recipe.load(name)
+def load(name: str) -> Recipe:
+    return loading.load(name)
 
 
 def differences(name: str) -> dict[str, tuple[Any, Any]]:
@@ -227,7 +228,7 @@ def spelt(spelling: xtuner_names.Spelling, name: str) -> bool:
 @each(sorted(VISION))
 def test_a_vision_recipe_is_refused_as_one(name: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load(name)
+        loading.load(name)
 
     assert caught.value.what == f"{name!r} is a vision recipe of XTuner; tuner trains text models"
 
@@ -235,4 +236,4 @@ def test_a_vision_recipe_is_refused_as_one(name: str) -> None:
 @each(sorted(REFUSED))
 def test_a_reward_model_against_reference_answers_is_refused_as_one(name: str) -> None:
     with pytest.raises(RecipeError, match="reference answers"):
-        recipe.load(name)
+        loading.load(name)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.hostile import strategies, watch
 from tuner.errors import TunerError
 from tuner.machine.topology import LAUNCHERS, LaunchFlags, resolve
-from tuner.recipes import catalog, paths, recipe
+from tuner.recipes import catalog, loading, paths
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints, directory
 from tuner.zero import choice, jsonfile, lint
@@ -73,11 +73,11 @@ def _written(folder: Path, name: str, content: str | bytes) -> Path:
 
 
 def _recipe(_: Path, path: Path) -> None:
-    recipe.load(str(path)).standalone()
+    loading.load(str(path)).standalone()
 
 
 def _override(_: Path, text: str) -> None:
-    recipe.load(TINY, Overrides(pairs=[("--set", text)]))
+    loading.load(TINY, Overrides(pairs=[("--set", text)]))
 
 
 def _config(_: Path, path: Path) -> None:
@@ -135,12 +135,12 @@ def _name(folder: Path, text: str) -> None:
     """Take a text for every thing that has a name; each refusal by itself, the last of them raised."""
     last: TunerError | None = None
     takes: tuple[Callable[[], object], ...] = (
-        lambda: recipe.load(text),
+        lambda: loading.load(text),
         lambda: choice.open_config(text, "--deepspeed"),
         lambda: catalog.chat_template(text),
         lambda: catalog.asset(f"package:{text}"),
-        lambda: paths.check_model(recipe.load(TINY, Overrides(model=text)).config),
-        lambda: paths.check_data(recipe.load(TINY, Overrides(data=text)).config),
+        lambda: paths.check_model(loading.load(TINY, Overrides(model=text)).config),
+        lambda: paths.check_data(loading.load(TINY, Overrides(data=text)).config),
         lambda: checkpoints.require_valid(folder / text),
         lambda: directory.check_free(folder / text, resume=False),
     )

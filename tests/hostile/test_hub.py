@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from tuner.errors import MachineError
 from tuner.models.load import load_tokenizer
-from tuner.recipes import catalog, recipe
+from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Model
 
@@ -82,7 +82,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def model() -> Model:
-    return recipe.load("tiny_full_sample_e1", Overrides(model=ID)).config.model
+    return loading.load("tiny_full_sample_e1", Overrides(model=ID)).config.model
 
 
 def test_half_a_file_is_never_used_and_the_next_attempt_starts_clean(

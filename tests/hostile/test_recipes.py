@@ -45,12 +45,12 @@ CHILD = """
 import json, pathlib, resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (600_000_000, 600_000_000))
 from tuner.errors import TunerError
-from tuner.recipes import recipe
+from tuner.recipes import loading
 found = {}
 for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
     start = time.process_time()
     try:
-        recipe.load(str(path)).standalone()
+        loading.load(str(path)).standalone()
         result = "read"
     except TunerError as error:
         result = str(error)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tuner.data import mixing, readers
 from tuner.errors import DataError
 from tuner.launch import counting
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Rows
 
 FILES = {

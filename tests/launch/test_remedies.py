@@ -13,8 +13,9 @@ from tuner.fit.estimate import LEVELS
 from tuner.launch import render
 from tuner.launch.remedies import Lighter, commands, lighter
 from tuner.machine.topology import Topology
+from tuner.recipes.loading import load
 from tuner.recipes.overrides import parse_override
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.resume_point import share_states
 

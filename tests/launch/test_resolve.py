@@ -16,7 +16,7 @@ from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError,
 from tuner.launch import fitting, render
 from tuner.launch.render import batch_json
 from tuner.machine.topology import Topology
-from tuner.recipes import recipe
+from tuner.recipes import loading
 
 TWO_GPUS = machine(A100, A100)
 UNLESS_DROPPED = "exact unless samples are dropped: no token to train on within max_length"
@@ -71,7 +71,7 @@ def test_the_written_recipe_is_the_whole_one_and_pins_what_was_decided(tmp_path:
     path = tmp_path / "elsewhere" / "recipe.py"
     path.parent.mkdir()
     path.write_text(render.files(found)["recipe.py"], encoding="utf-8")
-    again = recipe.load(str(path))
+    again = loading.load(str(path))
 
     assert again.config.train_dataloader.dataset.path == str(data)
     assert again.config.deepspeed == found.level == "none", "auto was decided once"

@@ -14,7 +14,7 @@ from tests.machine.gpus import H200, machine
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.launch import render
 from tuner.launch.resolve import ResolvedRun
-from tuner.recipes import recipe
+from tuner.recipes import loading
 from tuner.runs import checkpoints
 
 SETS = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
@@ -254,7 +254,7 @@ def test_the_global_batch_is_kept_on_other_ranks(tmp_path: Path, ranks: int, mic
     assert found.final.config["gradient_accumulation_steps"] == accumulation
     assert found.final.config["train_micro_batch_size_per_gpu"] == micro
     (tmp_path / "recipe.py").write_text(render.files(found)["recipe.py"])
-    again = recipe.load("./recipe.py").config
+    again = loading.load("./recipe.py").config
     assert (again.train_dataloader.batch_size, again.optim_wrapper.accumulative_counts) == (micro, accumulation)
     assert any("keeps the global batch of 16" in note for note in found.notes) is (ranks != 2)
 

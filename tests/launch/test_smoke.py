@@ -14,7 +14,7 @@ from tuner.data.sample import KINDS
 from tuner.data.templates import answers_end
 from tuner.errors import ModelError
 from tuner.launch.smoke import SmokeRequest, Stage, Verdict, smaller, smoke
-from tuner.recipes import catalog, recipe
+from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Rows
 from tuner.runs.directory import RunDirectory
@@ -24,7 +24,7 @@ TINY = "tiny_full_sample_e1"
 
 
 def config_of(name: str, *sets: str) -> RecipeConfig:
-    return recipe.load(name, Overrides(pairs=[("--set", text) for text in sets])).config
+    return loading.load(name, Overrides(pairs=[("--set", text) for text in sets])).config
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 
 from tuner.launch.steps import Certainty, DatasetSize, Resumed, Steps, count_steps
 from tuner.machine.topology import Batch
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
 
 SFT, KTO = "tiny_full_custom_e2", "tiny_kto_full_custom_e2"
 HUB = DatasetSize(None, "owner/data is on the hub")

@@ -17,7 +17,8 @@ from tuner.models.embeddings import num_rows_of
 from tuner.models.load import CACHE, load_model, load_reference
 from tuner.models.tiny import materialize
 from tuner.recipes import catalog
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
 from tuner.results import model as results_model
 from tuner.results.export import Options, export
 from tuner.results.saved import find

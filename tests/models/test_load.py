@@ -21,7 +21,8 @@ from tuner.models.adapters import commit
 from tuner.models.load import CACHE, decoder_layers, load_model, load_reference
 from tuner.models.tiny import materialize
 from tuner.recipes import catalog
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
 
 ARCHITECTURES = {
@@ -190,7 +191,7 @@ def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, seq_idx=
 """
 _LOADED_AND_RUN = """
 import sys, torch
-from tuner.recipes.recipe import load
+from tuner.recipes.loading import load
 from tuner.models.load import load_weights
 model = load_weights(load("tiny_full_sample_e1").config.model, sys.argv[1], torch.float32, scores=False)
 model(input_ids=torch.tensor([[3, 4, 5]]))

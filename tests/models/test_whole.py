@@ -31,7 +31,8 @@ from tuner.errors import ModelError
 from tuner.models.load import CACHE, load_model, load_weights
 from tuner.models.tiny import materialize
 from tuner.recipes import catalog
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
 from tuner.results import model as results_model
 
 Tensors = dict[str, torch.Tensor]
@@ -177,7 +178,7 @@ import os, sys
 import deepspeed, deepspeed.ops, torch
 from transformers.integrations import HfDeepSpeedConfig
 from tuner.errors import ModelError
-from tuner.recipes.recipe import load
+from tuner.recipes.loading import load
 from tuner.models.load import load_model
 
 deepspeed.ops.__compatible_ops__ = {}

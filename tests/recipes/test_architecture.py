@@ -11,7 +11,7 @@ from tests.each import each
 from tests.fit.small import SMALL, small
 from tuner.errors import RecipeError
 from tuner.fit.parameters import num_parameters
-from tuner.recipes import recipe
+from tuner.recipes import loading
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Overrides
 
@@ -67,7 +67,7 @@ def test_a_recipe_with_such_facts_is_refused_with_the_key() -> None:
     overrides = Overrides(pairs=[("--set", "architecture.num_key_value_heads=3")])
 
     with pytest.raises(RecipeError) as caught:
-        recipe.load("tiny_full_sample_e1", overrides)
+        loading.load("tiny_full_sample_e1", overrides)
 
     assert str(caught.value) == (
         "bad-recipe: architecture: num_key_value_heads = 3 does not divide num_attention_heads = 4. "

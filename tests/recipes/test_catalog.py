@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.errors import RecipeError, visible
-from tuner.recipes import catalog, recipe
+from tuner.recipes import catalog, loading
 from tuner.recipes.catalog import DEFAULT_OBJECTIVE, Parts, names, parse, suggest
 from tuner.recipes.part import read_part
 
@@ -87,11 +87,11 @@ def composed_parts(name: str) -> Parts | None:
 @pytest.mark.parametrize("epochs", [1, 9, 10, 9999])
 def test_epochs_stand_in_the_name(epochs: int) -> None:
     assert parse(f"tiny_full_custom_e{epochs}").epochs == epochs
-    assert recipe.load(f"tiny_full_custom_e{epochs}").config.train_cfg.max_epochs == epochs
+    assert loading.load(f"tiny_full_custom_e{epochs}").config.train_cfg.max_epochs == epochs
 
 
 def test_a_recipe_of_the_catalog_takes_epochs_from_its_name() -> None:
-    plain, one = recipe.load("tiny_full_sample"), recipe.load("tiny_full_sample_e1")
+    plain, one = loading.load("tiny_full_sample"), loading.load("tiny_full_sample_e1")
 
     assert plain.config.train_cfg.max_epochs == 3
     assert one.config.train_cfg.max_epochs == 1
@@ -139,11 +139,11 @@ def test_the_parts_are_merged_in_the_order_of_the_name() -> None:
 )
 def test_a_typing_error_in_any_part_finds_the_name_that_was_meant(name: str, meant: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load(name)
+        loading.load(name)
 
     assert caught.value.what == f"no recipe {name!r}"
     assert caught.value.fix == f"Did you mean {meant!r}? See: tuner list"
-    recipe.load(meant)
+    loading.load(meant)
 
 
 @pytest.mark.parametrize("kind", ["models", "methods", "datasets"])
@@ -195,7 +195,7 @@ def test_a_right_name_suggests_itself(parts: Parts) -> None:
 )
 def test_a_name_of_no_recipe_is_one_message(name: str, what: str, fix: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load(name)
+        loading.load(name)
 
     assert what in caught.value.what
     assert fix in (caught.value.fix or "")
@@ -218,7 +218,7 @@ def test_a_path_is_a_file_and_never_a_name(
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(RecipeError, match=reason) as caught:
-        recipe.load(name)
+        loading.load(name)
 
     assert visible(name) in str(caught.value)
 

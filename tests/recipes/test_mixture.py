@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import DataError, RecipeError
-from tuner.recipes import catalog, paths, recipe
+from tuner.recipes import catalog, loading, paths
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Dataset, Share
 
@@ -31,7 +31,7 @@ def sets(*texts: str) -> Overrides:
 
 
 def dataset_of(name: str, overrides: Overrides | None = None) -> Dataset:
-    return recipe.load(name, overrides).config.train_dataloader.dataset
+    return loading.load(name, overrides).config.train_dataloader.dataset
 
 
 def test_a_part_stands_for_its_rows_and_what_is_said_beside_it() -> None:
@@ -144,7 +144,7 @@ def test_what_belongs_to_one_data_set_is_refused_beside_a_mixture(other: str) ->
 
 
 def test_a_mixture_takes_the_place_of_an_earlier_path_with_all_that_belongs_to_it() -> None:
-    found = recipe.load(write("mixture=[dict(part='oasst1')]", base="tiny_full_colorist_e1"))
+    found = loading.load(write("mixture=[dict(part='oasst1')]", base="tiny_full_colorist_e1"))
     dataset = found.config.train_dataloader.dataset
 
     assert (dataset.path, dataset.format, dataset.columns, dataset.system) == (None, None, None, None)
@@ -154,7 +154,7 @@ def test_a_mixture_takes_the_place_of_an_earlier_path_with_all_that_belongs_to_i
 
 
 def test_a_path_takes_the_place_of_an_earlier_mixture() -> None:
-    found = recipe.load("tiny_full_alpaca_enzh_e1", sets("train_dataloader.dataset.path=my.jsonl"))
+    found = loading.load("tiny_full_alpaca_enzh_e1", sets("train_dataloader.dataset.path=my.jsonl"))
 
     assert found.config.train_dataloader.dataset.mixture is None
     assert found.config.train_dataloader.dataset.path == "my.jsonl"
@@ -178,7 +178,7 @@ def test_validation_data_can_be_a_mixture() -> None:
         '_base_ = "tiny_full_sample_e1"\nval_dataloader = dict(dataset=dict(mixture=[dict(part="alpaca_enzh")]))\n'
     )
 
-    found = recipe.load("./my.py").config
+    found = loading.load("./my.py").config
 
     assert found.val_dataloader is not None
     assert len(found.val_dataloader.dataset.mixture or ()) == 2
@@ -186,10 +186,10 @@ def test_validation_data_can_be_a_mixture() -> None:
 
 
 def test_a_standalone_file_of_a_mixture_is_the_same_recipe() -> None:
-    whole = recipe.load("tiny_full_lawyer_e1")
+    whole = loading.load("tiny_full_lawyer_e1")
     Path("whole.py").write_text(whole.standalone(), encoding="utf-8")
 
-    assert recipe.load("./whole.py").values == whole.values
+    assert loading.load("./whole.py").values == whole.values
 
 
 def test_files_of_a_mixture_are_checked_each_by_its_place(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_files_of_a_mixture_are_checked_each_by_its_place(tmp_path: Path) -> Non
     made = "dict(part='alpaca'), dict(path='good.jsonl'), dict(path='god.jsonl')"
 
     with pytest.raises(DataError, match=r"'god.jsonl' does not exist") as caught:
-        paths.check_data(recipe.load(write(f"mixture=[{made}]")).config)
+        paths.check_data(loading.load(write(f"mixture=[{made}]")).config)
 
     assert caught.value.where == "train_dataloader.dataset.mixture[2].path"
     assert "good.jsonl" in str(caught.value.fix)
@@ -207,7 +207,7 @@ def test_paths_of_a_mixture_are_anchored(tmp_path: Path) -> None:
     Path("here.jsonl").write_text("{}\n")
     made = "dict(part='alpaca'), dict(path='here.jsonl'), dict(path='*.jsonl'), dict(path='hf://datasets/a/b/*.json')"
 
-    found = recipe.anchored(recipe.load(write(f"mixture=[{made}]")), "none").config.train_dataloader.dataset
+    found = loading.anchored(loading.load(write(f"mixture=[{made}]")), "none").config.train_dataloader.dataset
 
     assert [share.path for share in found.mixture or ()] == [
         *("tatsu-lab/alpaca", str(tmp_path / "here.jsonl"), str(tmp_path / "*.jsonl"), "hf://datasets/a/b/*.json")
@@ -215,7 +215,7 @@ def test_paths_of_a_mixture_are_anchored(tmp_path: Path) -> None:
 
 
 def test_a_pattern_is_data_where_a_file_matches_it(tmp_path: Path) -> None:
-    config = recipe.load("tiny_full_sample_e1", Overrides(data="data/*.jsonl")).config
+    config = loading.load("tiny_full_sample_e1", Overrides(data="data/*.jsonl")).config
 
     with pytest.raises(DataError, match="does not exist"):
         paths.check_data(config)
@@ -227,4 +227,4 @@ def test_a_pattern_is_data_where_a_file_matches_it(tmp_path: Path) -> None:
 
 def test_files_on_the_hub_are_not_local() -> None:
     assert paths.local("hf://datasets/owner/name/*.parquet") is None
-    paths.check_data(recipe.load("tiny_full_medical_e1").config)
+    paths.check_data(loading.load("tiny_full_medical_e1").config)

@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from tuner.errors import RecipeError
+from tuner.recipes.loading import load
 from tuner.recipes.objective import Dpo
-from tuner.recipes.recipe import Overrides, Recipe, load
+from tuner.recipes.recipe import Overrides, Recipe
 
 DPO = "tiny_dpo_full_sample_preferences_e1"
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tests.each import each
 from tuner.errors import RecipeError
-from tuner.recipes import recipe
+from tuner.recipes import loading
 from tuner.recipes.overrides import parse_override
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import schema_keys
 
-PRESENT = recipe.load("tiny_qlora_sample_e3").values  # every block is there
-FULL = recipe.load("tiny_full_custom_e3").values  # no adapter, no quantization, no validation
+PRESENT = loading.load("tiny_qlora_sample_e3").values  # every block is there
+FULL = loading.load("tiny_full_custom_e3").values  # no adapter, no quantization, no validation
 KEYS = sorted(schema_keys())
 
 
@@ -189,7 +189,7 @@ def test_a_key_below_a_block_that_is_none_is_refused(text: str) -> None:
     overrides = Overrides(model="unknown/model", pairs=[("--set", text)])
 
     with pytest.raises(RecipeError, match=r"is None in this recipe, so .* means nothing") as caught:
-        recipe.load("tiny_full_custom_e3", overrides)
+        loading.load("tiny_full_custom_e3", overrides)
 
     assert caught.value.where == f"--set {text}"
 
@@ -197,7 +197,7 @@ def test_a_key_below_a_block_that_is_none_is_refused(text: str) -> None:
 def test_a_mapping_takes_a_new_key_by_a_tail_also_where_it_is_none() -> None:
     sets = ("columns.instruction=Question", "train_dataloader.dataset.columns.output={a}\\n{b}")
 
-    made = recipe.load("tiny_full_custom_e3", Overrides(pairs=[("--set", text) for text in sets]))
+    made = loading.load("tiny_full_custom_e3", Overrides(pairs=[("--set", text) for text in sets]))
 
     assert made.config.train_dataloader.dataset.columns == {"instruction": "Question", "output": "{a}\\n{b}"}
     with pytest.raises(RecipeError, match=r"no key 'colums\.instruction'"):
@@ -209,7 +209,7 @@ def test_a_mapping_takes_a_new_key_by_a_tail_also_where_it_is_none() -> None:
 def test_a_block_can_be_set_as_a_whole_and_then_reached() -> None:
     pairs = [("--set", "adapter=dict(r=8, lora_alpha=16)"), ("--set", "r=4")]
 
-    adapter = recipe.load("tiny_full_custom_e3", Overrides(pairs=pairs)).config.adapter
+    adapter = loading.load("tiny_full_custom_e3", Overrides(pairs=pairs)).config.adapter
 
     assert adapter is not None
     assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (4, 16, "all-linear")
@@ -238,7 +238,7 @@ def test_a_value_that_does_not_fit_is_refused_with_key_value_and_place(text: str
     key, _, value = text.partition("=")
 
     with pytest.raises(RecipeError) as caught:
-        recipe.load("tiny_lora_sample_e1", Overrides(pairs=[("--set", text)]))
+        loading.load("tiny_lora_sample_e1", Overrides(pairs=[("--set", text)]))
 
     assert caught.value.where == f"--set {text}"
     assert f"{key} = " in caught.value.what
@@ -248,7 +248,7 @@ def test_a_value_that_does_not_fit_is_refused_with_key_value_and_place(text: str
 def test_overrides_apply_in_their_order() -> None:
     pairs = [("--set", "lr=1e-5"), ("--cfg-options", "lr=2e-5"), ("--set", "optim_wrapper.optimizer.lr=3e-5")]
 
-    found = recipe.load("tiny_full_sample_e1", Overrides(pairs=pairs))
+    found = loading.load("tiny_full_sample_e1", Overrides(pairs=pairs))
 
     origin = found.origins["optim_wrapper.optimizer.lr"]
     assert found.config.optim_wrapper.optimizer.lr == 3e-5
@@ -259,7 +259,7 @@ def test_overrides_apply_in_their_order() -> None:
 @pytest.mark.parametrize("text", ["model.path=\udcff", "model.path=a\0b", "trackers=[\ud800]", "\udcff=1"])
 def test_bytes_that_are_no_text_are_refused(text: str) -> None:
     with pytest.raises(RecipeError, match="is not UTF-8"):
-        recipe.load("tiny_full_sample_e1", Overrides(pairs=[("--set", text)]))
+        loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", text)]))
 
 
 VALUES = st.sampled_from(
@@ -276,7 +276,7 @@ VALUES = st.sampled_from(
 @settings(max_examples=300, deadline=None)
 def test_any_override_is_taken_or_refused_in_one_message(key: str, value: str) -> None:
     try:
-        found = recipe.load("tiny_qlora_sample_e3", Overrides(pairs=[("--set", f"{key}={value}")]))
+        found = loading.load("tiny_qlora_sample_e3", Overrides(pairs=[("--set", f"{key}={value}")]))
     except RecipeError as error:
         assert str(error).startswith("bad-recipe: ")
     else:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tuner.errors import ModelError, RecipeError
-from tuner.recipes import catalog, paths, recipe
+from tuner.recipes import catalog, loading, paths
 from tuner.recipes.recipe import Overrides
 
 ASSETS = catalog.CONFIGS / "assets" / "tiny"
@@ -73,7 +73,7 @@ def flags(*sets: str, **given: Any) -> Overrides:
 def test_a_model_needs_no_recipe_and_the_method_is_said_aloud(name: str | None, given: dict[str, str]) -> None:
     a_model()
 
-    found = recipe.load(name, Overrides(**given, data="my.jsonl"))
+    found = loading.load(name, Overrides(**given, data="my.jsonl"))
 
     assert found.name == "my-qwen_lora"
     assert found.config.objective.type == "sft"
@@ -85,24 +85,24 @@ def test_a_model_needs_no_recipe_and_the_method_is_said_aloud(name: str | None, 
 
 
 def test_a_hub_id_of_the_catalog_brings_its_parts_facts_and_template() -> None:
-    named = recipe.load("internlm2_chat_7b_qlora_custom_e3", Overrides(data="my.jsonl")).config
+    named = loading.load("internlm2_chat_7b_qlora_custom_e3", Overrides(data="my.jsonl")).config
 
-    own = recipe.load("internlm/internlm2-chat-7b", Overrides(data="my.jsonl", method="qlora", epochs=3))
+    own = loading.load("internlm/internlm2-chat-7b", Overrides(data="my.jsonl", method="qlora", epochs=3))
 
     assert own.name == "internlm2_chat_7b_qlora"
     assert own.config.model_dump() == named.model_dump()
 
 
 def test_a_method_may_come_after_its_objective() -> None:
-    found = recipe.load(None, Overrides(model="Qwen/Qwen3-8B", data="my.jsonl", method="dpo_lora"))
+    found = loading.load(None, Overrides(model="Qwen/Qwen3-8B", data="my.jsonl", method="dpo_lora"))
 
     assert found.config.objective.type == "dpo"
     assert found.notes == ()
 
 
 def test_epochs_win_over_the_steps_of_a_recipe() -> None:
-    found = recipe.load("tiny_full_sample_e1", flags("max_steps=7", epochs=5)).config.train_cfg
-    later = recipe.load("tiny_full_sample_e1", Overrides(epochs=5)).config.train_cfg
+    found = loading.load("tiny_full_sample_e1", flags("max_steps=7", epochs=5)).config.train_cfg
+    later = loading.load("tiny_full_sample_e1", Overrides(epochs=5)).config.train_cfg
 
     assert (later.max_epochs, later.max_steps) == (5, None)
     assert (found.max_epochs, found.max_steps) == (5, 7)
@@ -121,7 +121,7 @@ def test_what_names_no_training_is_refused(name: str | None, given: dict[str, st
     a_model()
 
     with pytest.raises(RecipeError, match=what) as caught:
-        recipe.load(name, Overrides(**given))
+        loading.load(name, Overrides(**given))
 
     assert caught.value.fix
 
@@ -130,7 +130,7 @@ def test_what_names_no_training_is_refused(name: str | None, given: dict[str, st
 
 
 def test_a_package_template_of_the_old_model_is_dropped_aloud() -> None:
-    found = recipe.load("internlm2_chat_7b_lora_custom_e1", Overrides(model=a_model(), data="my.jsonl"))
+    found = loading.load("internlm2_chat_7b_lora_custom_e1", Overrides(model=a_model(), data="my.jsonl"))
 
     assert found.config.model.chat_template is None
     assert "the chat template is ./my-qwen's own, not internlm/internlm2-chat-7b's 'internlm2'" in found.warnings[0]
@@ -141,31 +141,31 @@ def test_a_template_of_the_users_file_is_refused_over_another_models_own_and_kep
     model = a_model()
 
     with pytest.raises(RecipeError, match=r"is not the template of '\./my-qwen'") as caught:
-        recipe.load("./mine.py", Overrides(model=model))
+        loading.load("./mine.py", Overrides(model=model))
 
     assert str(caught.value.where).startswith("./mine.py:2")
-    kept = recipe.load("./mine.py", flags("model.chat_template=internlm2", model=model))
-    dropped = recipe.load("./mine.py", flags("model.chat_template=None", model=model))
+    kept = loading.load("./mine.py", flags("model.chat_template=internlm2", model=model))
+    dropped = loading.load("./mine.py", flags("model.chat_template=None", model=model))
     assert kept.config.model.chat_template == "internlm2"
     assert dropped.config.model.chat_template is None
 
 
 def test_a_template_that_renders_the_models_own_text_stays() -> None:
-    found = recipe.load("qwen2_1_5b_lora_custom_e1", Overrides(model=a_model(template=CHATML)))
+    found = loading.load("qwen2_1_5b_lora_custom_e1", Overrides(model=a_model(template=CHATML)))
 
     assert found.config.model.chat_template == "chatml"
     assert found.warnings == ()
 
 
 def test_a_model_without_a_template_takes_the_recipes_and_is_told() -> None:
-    found = recipe.load("qwen2_1_5b_lora_custom_e1", Overrides(model=a_model(template=None)))
+    found = loading.load("qwen2_1_5b_lora_custom_e1", Overrides(model=a_model(template=None)))
 
     assert found.config.model.chat_template == "chatml"
     assert "has no chat template of its own; the recipe's 'chatml' is used" in found.warnings[0]
 
 
 def test_a_copy_of_the_recipes_own_model_keeps_its_template() -> None:
-    found = recipe.load("internlm2_chat_7b_lora_custom_e1", Overrides(model=a_model("models/internlm2-chat-7b")))
+    found = loading.load("internlm2_chat_7b_lora_custom_e1", Overrides(model=a_model("models/internlm2-chat-7b")))
 
     assert found.config.model.chat_template == "internlm2"
 
@@ -173,11 +173,11 @@ def test_a_copy_of_the_recipes_own_model_keeps_its_template() -> None:
 def test_samples_are_no_longer_than_the_models_context_unless_the_user_says_so() -> None:
     model = a_model(context=512)
 
-    found = recipe.load(model, Overrides(data="my.jsonl"))
+    found = loading.load(model, Overrides(data="my.jsonl"))
 
     assert found.config.train_dataloader.dataset.max_length == 512
     assert "max_length is 512, the context of ./my-qwen" in found.warnings[0]
-    asked = recipe.load(model, flags("max_length=1024", data="my.jsonl"))
+    asked = loading.load(model, flags("max_length=1024", data="my.jsonl"))
     assert asked.config.train_dataloader.dataset.max_length == 1024
 
 
@@ -188,7 +188,7 @@ def test_a_runs_result_is_a_model_by_the_run_and_by_its_folder() -> None:
     a_model("runs/sft/final")
 
     for name in ("runs/sft", "runs/sft/final"):
-        found = recipe.load(name, Overrides(data="my.jsonl"))
+        found = loading.load(name, Overrides(data="my.jsonl"))
         assert found.config.model.path == "runs/sft/final"
         assert found.name == "sft_lora"
 
@@ -199,7 +199,7 @@ def test_a_run_without_a_result_is_refused_with_its_newest_checkpoint() -> None:
     Path("runs/sft/recipe.py").write_text("")
 
     with pytest.raises(ModelError, match="has no result yet") as caught:
-        paths.check_model(recipe.load("runs/sft", Overrides(data="my.jsonl")).config)
+        paths.check_model(loading.load("runs/sft", Overrides(data="my.jsonl")).config)
 
     assert "--resume runs/sft, or name a checkpoint of it: runs/sft/checkpoints/checkpoint-10" in str(caught.value)
 
@@ -208,7 +208,7 @@ def test_a_run_without_a_result_is_refused_with_its_newest_checkpoint() -> None:
 def test_an_adapter_goes_on_with_its_own_rank_and_base(given: dict[str, str]) -> None:
     an_adapter(a_model())
 
-    found = recipe.load("qwen2_1_5b_dpo_lora_custom_e1", Overrides(**given, data="prefs.jsonl")).config
+    found = loading.load("qwen2_1_5b_dpo_lora_custom_e1", Overrides(**given, data="prefs.jsonl")).config
 
     assert found.model.path == "./my-qwen"
     assert found.adapter
@@ -226,14 +226,14 @@ def test_an_adapter_may_stand_in_a_recipe_file_and_again_in_the_runs_own_recipe(
         '_base_ = "tiny_lora_custom_e1"\nmodel = dict(path="./my-qwen")\nadapter = dict(path="runs/sft")\n'
     )
 
-    found = recipe.load("./mine.py")
+    found = loading.load("./mine.py")
     Path("run.py").write_text(found.standalone())
 
     assert found.config.adapter
     assert (found.config.adapter.path, found.config.adapter.r) == ("runs/sft/final", 8)
-    assert recipe.load("./run.py").config == found.config
+    assert loading.load("./run.py").config == found.config
     shutil.rmtree("runs")
-    gone = recipe.load("./run.py").config
+    gone = loading.load("./run.py").config
     assert gone == found.config
     with pytest.raises(ModelError, match=r"holds no adapter_config\.json"):
         paths.check_model(gone)
@@ -256,7 +256,7 @@ def test_an_adapter_that_cannot_go_on_is_refused_with_what_can(
     an_adapter(a_model(), **changes)
 
     with pytest.raises(RecipeError, match=what) as caught:
-        recipe.load(name, flags(*sets, model="runs/sft"))
+        loading.load(name, flags(*sets, model="runs/sft"))
 
     assert fix in str(caught.value.fix)
 
@@ -265,14 +265,14 @@ def test_an_adapter_of_another_hub_model_is_refused() -> None:
     an_adapter("meta-llama/Llama-2-7b-hf")
 
     with pytest.raises(RecipeError, match="was trained on 'meta-llama/Llama-2-7b-hf', not on 'Qwen/Qwen3-8B'"):
-        recipe.load("qwen3_8b_lora_custom_e1", Overrides(adapter="runs/sft"))
+        loading.load("qwen3_8b_lora_custom_e1", Overrides(adapter="runs/sft"))
 
 
 # --- Validation
 
 
 def test_a_validation_file_is_read_as_the_training_rows_are() -> None:
-    found = recipe.load("tiny_full_alpaca_e1", Overrides(val="val.jsonl")).config
+    found = loading.load("tiny_full_alpaca_e1", Overrides(val="val.jsonl")).config
 
     assert found.val_dataloader
     rows = found.train_dataloader.dataset
@@ -281,7 +281,7 @@ def test_a_validation_file_is_read_as_the_training_rows_are() -> None:
 
 
 def test_a_key_of_the_validation_fills_in_a_block_that_is_none() -> None:
-    found = recipe.load("tiny_full_custom_e1", flags("val_dataloader.dataset.path=val.jsonl", data="my.jsonl")).config
+    found = loading.load("tiny_full_custom_e1", flags("val_dataloader.dataset.path=val.jsonl", data="my.jsonl")).config
 
     assert found.val_dataloader
     assert found.val_dataloader.dataset == found.train_dataloader.dataset.model_copy(update={"path": "val.jsonl"})
@@ -289,7 +289,7 @@ def test_a_key_of_the_validation_fills_in_a_block_that_is_none() -> None:
 
 @pytest.mark.parametrize("name", ["tiny_full_custom_e1", "tiny_full_sample_e1"])
 def test_a_part_of_the_rows_is_held_out_by_the_seed_and_told(name: str) -> None:
-    found = recipe.load(name, Overrides(data="my.jsonl", val_split=0.05, seed=7))
+    found = loading.load(name, Overrides(data="my.jsonl", val_split=0.05, seed=7))
 
     train, val = found.config.train_dataloader.dataset, found.config.val_dataloader
     assert val
@@ -301,8 +301,8 @@ def test_a_part_of_the_rows_is_held_out_by_the_seed_and_told(name: str) -> None:
 def test_of_a_split_and_a_validation_file_the_later_counts() -> None:
     Path("mine.py").write_text('_base_ = "tiny_full_custom_e1"\ntrain_dataloader = dict(dataset=dict(val_split=0.1))\n')
 
-    split = recipe.load("./mine.py", Overrides(data="my.jsonl")).config
-    file = recipe.load("./mine.py", Overrides(data="my.jsonl", val="val.jsonl")).config
+    split = loading.load("./mine.py", Overrides(data="my.jsonl")).config
+    file = loading.load("./mine.py", Overrides(data="my.jsonl", val="val.jsonl")).config
 
     assert split.val_dataloader
     assert split.val_dataloader.dataset.held_out
@@ -312,11 +312,11 @@ def test_of_a_split_and_a_validation_file_the_later_counts() -> None:
 
 
 def test_a_runs_own_recipe_holds_the_same_rows_out_and_follows_a_change() -> None:
-    made = recipe.load("tiny_full_custom_e1", Overrides(data="my.jsonl", val_split=0.05))
+    made = loading.load("tiny_full_custom_e1", Overrides(data="my.jsonl", val_split=0.05))
     Path("run.py").write_text(made.standalone())
 
-    again = recipe.load("./run.py")
-    more = recipe.load("./run.py", flags("train_dataloader.dataset.val_split=0.2", data="new.jsonl", seed=1)).config
+    again = loading.load("./run.py")
+    more = loading.load("./run.py", flags("train_dataloader.dataset.val_split=0.2", data="new.jsonl", seed=1)).config
 
     assert again.config == made.config
     assert more.val_dataloader
@@ -326,4 +326,4 @@ def test_a_runs_own_recipe_holds_the_same_rows_out_and_follows_a_change() -> Non
 
 def test_a_split_in_the_validation_itself_is_refused() -> None:
     with pytest.raises(RecipeError, match="holds nothing out"):
-        recipe.load("tiny_full_sample_e1", flags("val_dataloader.dataset.val_split=0.5"))
+        loading.load("tiny_full_sample_e1", flags("val_dataloader.dataset.val_split=0.5"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, recipe
+from tuner.recipes import catalog, loading
 from tuner.recipes.part import read_part
 
 
@@ -19,7 +19,7 @@ def test_a_model_part_has_the_facts_of_the_part_it_names() -> None:
 
 
 def test_shared_facts_come_from_the_line_that_names_them() -> None:
-    found = recipe.load("llama3_8b_instruct_full_alpaca_e1")
+    found = loading.load("llama3_8b_instruct_full_alpaca_e1")
 
     assert found.config.architecture is not None
     assert found.config.architecture.hidden_size == 4096

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError
-from tuner.recipes import catalog, paths, recipe
+from tuner.recipes import catalog, loading, paths
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
 
 
 def config_with(model: str | None = None, data: str | None = None) -> RecipeConfig:
-    return recipe.load("tiny_full_sample_e1", Overrides(model=model, data=data)).config
+    return loading.load("tiny_full_sample_e1", Overrides(model=model, data=data)).config
 
 
 @pytest.mark.parametrize("path", ["Qwen/Qwen3-8B", "gpt2", "google/gemma-2b-it", "n" * 96])
@@ -116,7 +116,7 @@ def test_a_model_must_be_named() -> None:
     pairs = [("--set", "model.path=none")]
 
     with pytest.raises(ModelError, match=r"no model is named.*--model"):
-        paths.check_model(recipe.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
+        paths.check_model(loading.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_data_of_the_package_and_of_the_hub_pass() -> None:
 
 def test_data_must_be_named() -> None:
     with pytest.raises(DataError, match=r"no data set is named. In train_dataloader\.dataset\.path.*--data"):
-        paths.check_data(recipe.load("tiny_full_custom_e1").config)
+        paths.check_data(loading.load("tiny_full_custom_e1").config)
 
 
 def test_data_that_is_not_there_is_refused_with_the_nearest_file(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_validation_data_is_checked_too(tmp_path: Path) -> None:
     pairs = [("--set", f"val_dataloader.dataset.path={tmp_path}/no.jsonl")]
 
     with pytest.raises(DataError, match=r"In val_dataloader\.dataset\.path"):
-        paths.check_data(recipe.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
+        paths.check_data(loading.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
 
 
 @pytest.mark.parametrize("path", ["/" + "n" * 300, "~nobody-of-this-name/x", "/dev/null/x", "./a b\n", ".", "//", " "])

@@ -13,9 +13,9 @@ import pytest
 
 from tests.each import each
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, recipe
+from tuner.recipes import catalog, loading
 from tuner.recipes.origin import DEFAULT, Kind, Origin, Overridden, Place
-from tuner.recipes.recipe import Overrides
+from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.recipe_file import read_file
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -43,7 +43,7 @@ def write(name: str, text: str) -> str:
     return f"./{name}"
 
 
-def value_of(found: recipe.Recipe, key: str) -> Any:
+def value_of(found: Recipe, key: str) -> Any:
     value: Any = found.values
     for name in key.split("."):
         value = value[name]
@@ -73,7 +73,7 @@ def test_each_level_wins_over_the_one_before(
 ) -> None:
     write("my.py", '_base_ = "tiny_full_sample_e3"\noptim_wrapper = dict(optimizer=dict(lr=1e-3))\n')
 
-    found = recipe.load(name, sets(*[text] if text else []))
+    found = loading.load(name, sets(*[text] if text else []))
 
     assert value_of(found, key) == value
     assert found.origins[key].source == source
@@ -83,7 +83,7 @@ def test_each_level_wins_over_the_one_before(
 def test_an_origin_names_all_that_was_beaten_latest_first() -> None:
     path = write("my.py", '_base_ = "tiny_lora_sample_e1"\noptim_wrapper = dict(optimizer=dict(lr=1e-3))\n')
 
-    origin = recipe.load(path, sets("lr=5e-4")).origins["optim_wrapper.optimizer.lr"]
+    origin = loading.load(path, sets("lr=5e-4")).origins["optim_wrapper.optimizer.lr"]
 
     line = next(n for n, text in enumerate(catalog.BASE.read_text().splitlines(), 1) if "lr=2e-5" in text)
     assert origin == Origin(
@@ -98,13 +98,13 @@ def test_an_origin_names_all_that_was_beaten_latest_first() -> None:
 
 
 def test_the_same_value_again_beats_nothing() -> None:
-    origin = recipe.load("tiny_full_sample_e1", sets("seed=42")).origins["randomness.seed"]
+    origin = loading.load("tiny_full_sample_e1", sets("seed=42")).origins["randomness.seed"]
 
     assert origin == Origin(Place(Kind.FLAG, "--set seed=42"))
 
 
 def test_every_leaf_has_an_origin_and_nothing_else_has() -> None:
-    found = recipe.load("tiny_qlora_sample_e1", sets("deepspeed={'zero_optimization': {'stage': 2}}"))
+    found = loading.load("tiny_qlora_sample_e1", sets("deepspeed={'zero_optimization': {'stage': 2}}"))
 
     def leaves(values: dict[str, Any], prefix: str) -> list[str]:
         nested = ((f"{prefix}{key}", value) for key, value in values.items())
@@ -118,8 +118,8 @@ def test_every_leaf_has_an_origin_and_nothing_else_has() -> None:
 
 
 def test_a_block_over_none_and_none_over_a_block() -> None:
-    over_none = recipe.load("tiny_full_sample_e1", sets("adapter=dict(r=8, lora_alpha=16)"))
-    none_over = recipe.load("tiny_lora_sample_e1", sets("adapter=none"))
+    over_none = loading.load("tiny_full_sample_e1", sets("adapter=dict(r=8, lora_alpha=16)"))
+    none_over = loading.load("tiny_lora_sample_e1", sets("adapter=none"))
 
     assert value_of(over_none, "adapter.r") == 8
     assert value_of(none_over, "adapter") is None
@@ -130,7 +130,7 @@ def test_a_block_over_none_and_none_over_a_block() -> None:
 def test_delete_replaces_a_block_and_tells_what_it_beat() -> None:
     path = write("my.py", '_base_ = "tiny_lora_sample_e1"\nadapter = dict(_delete_=True, r=8, lora_alpha=1)\n')
 
-    found = recipe.load(path)
+    found = loading.load(path)
 
     assert found.config.adapter is not None
     assert (found.config.adapter.r, found.config.adapter.lora_dropout) == (8, 0.0)
@@ -148,15 +148,15 @@ def test_delete_reaches_the_blocks_inside() -> None:
         "part.py", "_base_ = 'tiny_full_sample_e1'\noptim_wrapper = dict(_delete_=True, optimizer=dict(lr=1.0))"
     )
 
-    assert recipe.load(path).config.optim_wrapper.optimizer.type == "SGD"
+    assert loading.load(path).config.optim_wrapper.optimizer.type == "SGD"
     with pytest.raises(RecipeError, match=r"optim_wrapper\.optimizer\.type is missing"):
-        recipe.load(part)
+        loading.load(part)
 
 
 def test_a_delete_that_is_false_merges() -> None:
     path = write("my.py", '_base_ = "tiny_lora_sample_e1"\nadapter = dict(_delete_=False, r=8)\n')
 
-    assert value_of(recipe.load(path), "adapter.lora_dropout") == 0.1
+    assert value_of(loading.load(path), "adapter.lora_dropout") == 0.1
 
 
 def test_a_base_is_a_name_a_file_or_several() -> None:
@@ -165,7 +165,7 @@ def test_a_base_is_a_name_a_file_or_several() -> None:
     write("second.py", "_base_ = 'tiny_lora_sample_e2'\nlog = dict(interval=2)\ncheckpoint = dict(interval=2)\n")
     path = write("my.py", "_base_ = ['inner/first.py', 'tiny_full_custom_e9']\nrandomness = dict(seed=1)\n")
 
-    found = recipe.load(path)
+    found = loading.load(path)
 
     assert value_of(found, "log.interval") == 3
     assert value_of(found, "checkpoint.interval") == 2
@@ -176,7 +176,7 @@ def test_a_base_is_a_name_a_file_or_several() -> None:
 
 
 def test_a_file_without_base_stands_on_the_defaults() -> None:
-    found = recipe.load(write("my.py", "model = dict(path='a/b')\n"))
+    found = loading.load(write("my.py", "model = dict(path='a/b')\n"))
 
     assert value_of(found, "optim_wrapper.optimizer.lr") == 2e-5
     assert value_of(found, "model.path") == "a/b"
@@ -188,28 +188,28 @@ def test_files_in_a_circle_are_refused(name: str) -> None:
     write("other.py", "_base_ = './my.py'\n")
 
     with pytest.raises(RecipeError, match=r"more than 8 files build on each other.*circle"):
-        recipe.load(name)
+        loading.load(name)
 
 
 @pytest.mark.parametrize("base", ["None", "3", "[3]", "dict(a='tiny')", "True"])
 def test_a_base_that_is_no_name_is_refused_with_its_line(base: str) -> None:
     with pytest.raises(RecipeError, match=r"_base_ = .* is not a name") as caught:
-        recipe.load(write("my.py", f"log = dict(interval=1)\n_base_ = {base}\n"))
+        loading.load(write("my.py", f"log = dict(interval=1)\n_base_ = {base}\n"))
 
     assert caught.value.where == "./my.py:2"
 
 
 def test_a_base_that_is_not_there_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"there is no file 'no\.py'"):
-        recipe.load(write("my.py", "_base_ = './no.py'"))
+        loading.load(write("my.py", "_base_ = './no.py'"))
     with pytest.raises(RecipeError, match="Did you mean 'tiny_full_sample_e3'"):
-        recipe.load(write("my.py", "_base_ = 'tiny_ful_sample_e3'"))
+        loading.load(write("my.py", "_base_ = 'tiny_ful_sample_e3'"))
 
 
 def test_a_helper_is_a_name_that_is_used() -> None:
     text = "size = 512\ntrain_dataloader = dict(dataset=dict(max_length=size * 4))\n"
 
-    assert value_of(recipe.load(write("my.py", text)), "train_dataloader.dataset.max_length") == 2048
+    assert value_of(loading.load(write("my.py", text)), "train_dataloader.dataset.max_length") == 2048
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_helper_is_a_name_that_is_used() -> None:
 )
 def test_a_top_level_name_that_nothing_uses_is_refused(key: str, hint: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load(write("my.py", f"_base_ = 'tiny_full_sample_e1'\n{key} = 1e-4\n"))
+        loading.load(write("my.py", f"_base_ = 'tiny_full_sample_e1'\n{key} = 1e-4\n"))
 
     assert caught.value.what == f"no key {key!r}"
     assert caught.value.where == "./my.py:2"
@@ -227,7 +227,7 @@ def test_a_top_level_name_that_nothing_uses_is_refused(key: str, hint: str) -> N
 
 def test_a_key_inside_a_block_that_is_not_there_is_refused_with_its_line_and_neighbours() -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load(write("my.py", "optim_wrapper = dict(\n    optimizer=dict(\n        lrr=1e-4,\n    ),\n)\n"))
+        loading.load(write("my.py", "optim_wrapper = dict(\n    optimizer=dict(\n        lrr=1e-4,\n    ),\n)\n"))
 
     text = "bad-recipe: no key 'optim_wrapper.optimizer.lrr'. In ./my.py:3. Did you mean 'lr'?"
     assert str(caught.value) == text
@@ -237,7 +237,7 @@ def test_model_takes_the_facts_of_a_local_folder() -> None:
     Path("model").mkdir()
     write("model/config.json", json.dumps(FACTS))
 
-    found = recipe.load("qwen3_8b_full_custom_e1", Overrides(model="./model"))
+    found = loading.load("qwen3_8b_full_custom_e1", Overrides(model="./model"))
 
     assert found.values["architecture"] == FACTS
     origin = found.origins["architecture.hidden_size"]
@@ -252,19 +252,19 @@ def test_model_finds_a_folder_below_home(monkeypatch: pytest.MonkeyPatch, tmp_pa
     Path("model").mkdir()
     write("model/config.json", json.dumps(FACTS))
 
-    assert recipe.load("tiny_full_custom_e1", Overrides(model="~/model")).values["architecture"] == FACTS
+    assert loading.load("tiny_full_custom_e1", Overrides(model="~/model")).values["architecture"] == FACTS
 
 
 def test_model_takes_the_facts_of_a_hub_id_that_a_part_knows() -> None:
-    found = recipe.load("tiny_full_custom_e1", Overrides(model="Qwen/Qwen3-8B"))
+    found = loading.load("tiny_full_custom_e1", Overrides(model="Qwen/Qwen3-8B"))
 
-    assert found.config.architecture == recipe.load("qwen3_8b_full_custom_e1").config.architecture
+    assert found.config.architecture == loading.load("qwen3_8b_full_custom_e1").config.architecture
     assert found.origins["architecture.hidden_size"].source == "configs/models/qwen3_8b.py"
 
 
 @pytest.mark.parametrize("path", ["nobody/knows", "./not_there", "~nobody-of-this-name/x"])
 def test_model_that_nothing_is_known_of_leaves_no_facts(path: str) -> None:
-    found = recipe.load("qwen3_8b_full_custom_e1", Overrides(model=path))
+    found = loading.load("qwen3_8b_full_custom_e1", Overrides(model=path))
 
     assert found.config.architecture is None
     assert found.origins["architecture"].source == "unknown model"
@@ -273,7 +273,7 @@ def test_model_that_nothing_is_known_of_leaves_no_facts(path: str) -> None:
 def test_model_resets_the_revision() -> None:
     path = write("my.py", "_base_ = 'tiny_full_custom_e1'\nmodel = dict(revision='v1', attn_implementation='eager')\n")
 
-    found = recipe.load(path, Overrides(model="a/b"))
+    found = loading.load(path, Overrides(model="a/b"))
 
     assert (found.config.model.path, found.config.model.revision) == ("a/b", None)
     assert found.config.model.attn_implementation == "eager"
@@ -283,7 +283,7 @@ def test_model_resets_the_revision() -> None:
 def test_a_model_path_in_a_file_or_by_set_counts_like_the_flag(as_file: bool) -> None:
     path = write("my.py", "_base_ = 'tiny_full_custom_e1'\nmodel = dict(path='Qwen/Qwen3-8B')\n")
 
-    found = recipe.load(path) if as_file else recipe.load("tiny_full_custom_e1", sets("model.path=Qwen/Qwen3-8B"))
+    found = loading.load(path) if as_file else loading.load("tiny_full_custom_e1", sets("model.path=Qwen/Qwen3-8B"))
 
     assert value_of(found, "architecture.hidden_size") == 4096
 
@@ -291,13 +291,13 @@ def test_a_model_path_in_a_file_or_by_set_counts_like_the_flag(as_file: bool) ->
 def test_facts_that_stand_beside_a_path_are_kept() -> None:
     text = f"_base_ = 'tiny_full_custom_e1'\nmodel = dict(path='a/b')\narchitecture = {FACTS}\n"
 
-    assert recipe.load(write("my.py", text)).values["architecture"] == FACTS
+    assert loading.load(write("my.py", text)).values["architecture"] == FACTS
 
 
 def test_one_fact_can_be_changed_after_the_model() -> None:
     overrides = Overrides(model="Qwen/Qwen3-8B", pairs=[("--set", "num_hidden_layers=2")])
 
-    found = recipe.load("tiny_full_custom_e1", overrides)
+    found = loading.load("tiny_full_custom_e1", overrides)
 
     assert value_of(found, "architecture.num_hidden_layers") == 2
     assert value_of(found, "architecture.hidden_size") == 4096
@@ -308,11 +308,11 @@ def test_facts_that_do_not_fit_name_the_config_they_come_from() -> None:
     write("model/config.json", json.dumps({**FACTS, "vocab_size": "many"}))
 
     with pytest.raises(RecipeError, match=r"architecture\.vocab_size = 'many'.*In \./model/config\.json"):
-        recipe.load("tiny_full_custom_e1", Overrides(model="./model"))
+        loading.load("tiny_full_custom_e1", Overrides(model="./model"))
 
 
 def test_data_resets_what_belongs_to_the_old_data() -> None:
-    found = recipe.load("tiny_full_sample_e1", Overrides(data="my.jsonl"))
+    found = loading.load("tiny_full_sample_e1", Overrides(data="my.jsonl"))
 
     dataset = found.config.train_dataloader.dataset
     assert (dataset.path, dataset.format, dataset.split, dataset.name) == ("my.jsonl", None, "train", None)
@@ -323,7 +323,7 @@ def test_data_resets_what_belongs_to_the_old_data() -> None:
 
 
 def test_seed_is_the_one_seed() -> None:
-    found = recipe.load("tiny_full_sample_e1", Overrides(seed=0))
+    found = loading.load("tiny_full_sample_e1", Overrides(seed=0))
 
     assert found.config.randomness.seed == 0
     origin = found.origins["randomness.seed"]
@@ -333,7 +333,7 @@ def test_seed_is_the_one_seed() -> None:
 def test_set_wins_over_the_flags() -> None:
     overrides = Overrides(model="a/b", data="c.jsonl", seed=1, pairs=[("--set", "model.path=d"), ("--set", "seed=2")])
 
-    found = recipe.load("tiny_full_sample_e1", overrides)
+    found = loading.load("tiny_full_sample_e1", overrides)
 
     assert (found.config.model.path, found.config.randomness.seed) == ("d", 2)
 
@@ -351,10 +351,10 @@ def test_a_standalone_file_is_the_same_recipe_with_every_comment_of_the_defaults
 
     models, methods = catalog.names("models"), catalog.names("methods")
     index = catalog.names("datasets").index(dataset)
-    whole = recipe.load(f"{models[7 * index % len(models)]}_{methods[index % len(methods)]}_{dataset}_e{index + 1}")
+    whole = loading.load(f"{models[7 * index % len(models)]}_{methods[index % len(methods)]}_{dataset}_e{index + 1}")
     text = whole.standalone()
 
-    again = recipe.load(write("whole.py", text))
+    again = loading.load(write("whole.py", text))
     assert again.config == whole.config
     assert again.values == whole.values
     assert [comment for comment in comments if comment not in text.splitlines()] == []
@@ -366,16 +366,16 @@ def test_a_standalone_file_keeps_whatever_was_overridden() -> None:
     strange = "a \"b\" \\ 'c' {{x}}\n\t#é🙂"
     pairs = ["clip_grad=none", "val_dataloader=none", "deepspeed={'class': {'a b': [1, None, True]}}", "betas=[0, 0.5]"]
     overrides = sets(*pairs, f"model.path={strange}", "trackers=wandb", "target_modules=[q_proj]", "lr=1e-300")
-    whole = recipe.load("tiny_lora_sample_e1", overrides)
+    whole = loading.load("tiny_lora_sample_e1", overrides)
 
-    again = recipe.load(write("whole.py", whole.standalone(" Note.")))
+    again = loading.load(write("whole.py", whole.standalone(" Note.")))
 
     assert again.config == whole.config
     assert again.config.model.path == strange
 
 
 def test_a_standalone_file_says_what_it_is() -> None:
-    text = recipe.load("tiny_full_sample_e1").standalone(" Train it.")
+    text = loading.load("tiny_full_sample_e1").standalone(" Train it.")
 
     assert text.splitlines()[0] == '"""tiny_full_sample_e1: one standalone recipe. Train it."""'
 
@@ -387,8 +387,8 @@ def test_anchored_makes_what_is_here_absolute_and_leaves_the_rest(tmp_path: Path
     write("my.jinja", "")
     overrides = Overrides(model="model", data="./my.jsonl", pairs=[("--set", "chat_template=my.jinja")])
 
-    here = recipe.anchored(recipe.load("tiny_full_sample_e1", overrides), "deepspeed_zero2").config
-    hub = recipe.anchored(recipe.load("qwen3_8b_full_sample_e1"), {"zero_optimization": {"stage": 1}}).config
+    here = loading.anchored(loading.load("tiny_full_sample_e1", overrides), "deepspeed_zero2").config
+    hub = loading.anchored(loading.load("qwen3_8b_full_sample_e1"), {"zero_optimization": {"stage": 1}}).config
 
     assert here.model.path == str(tmp_path / "model")
     assert here.model.chat_template == str(tmp_path / "my.jinja")
@@ -405,8 +405,8 @@ def test_code_is_refused_with_its_line_and_run_only_when_it_is_allowed() -> None
     )
 
     with pytest.raises(RecipeError, match=r"'import'\. In \./my\.py:1\..*--allow-code"):
-        recipe.load(path)
-    found = recipe.load(path, allow_code=True)
+        loading.load(path)
+    found = loading.load(path, allow_code=True)
 
     assert (found.config.randomness.seed, found.config.train_cfg.max_steps) == (1, 7)
     assert found.origins["randomness.seed"].source == "./my.py"
@@ -418,7 +418,7 @@ def test_allow_code_takes_the_bases_of_mmengine() -> None:
         "from mmengine.config import read_base\nwith read_base():\n    from .first import *\nlog.update(interval=4)\n"
     )
 
-    found = recipe.load(write("my.py", text), allow_code=True)
+    found = loading.load(write("my.py", text), allow_code=True)
 
     assert (found.config.randomness.seed, found.config.log.interval) == (5, 4)
 
@@ -446,14 +446,14 @@ print(mmengine_config().__name__)
 def test_allow_code_reads_data_as_data() -> None:
     path = write("my.py", "_base_ = 'tiny_lora_sample_e1'\nlog = dict(interval=3)\n")
 
-    assert recipe.load(path, allow_code=True).config == recipe.load(path).config
+    assert loading.load(path, allow_code=True).config == loading.load(path).config
     with pytest.raises(RecipeError, match="no key 'leg'"):
-        recipe.load(write("my.py", "leg = 1"), allow_code=True)
+        loading.load(write("my.py", "leg = 1"), allow_code=True)
 
 
 def test_code_with_a_name_that_is_nearly_a_key_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"no key 'optim_wraper'.*Did you mean 'optim_wrapper'"):
-        recipe.load(write("my.py", "import os\noptim_wraper = dict(a=os.sep)\n"), allow_code=True)
+        loading.load(write("my.py", "import os\noptim_wraper = dict(a=os.sep)\n"), allow_code=True)
 
 
 @pytest.mark.parametrize(
@@ -461,17 +461,17 @@ def test_code_with_a_name_that_is_nearly_a_key_is_refused() -> None:
 )
 def test_code_that_mmengine_cannot_read_is_one_message(code: str) -> None:
     with pytest.raises(RecipeError):
-        recipe.load(write("my.py", code), allow_code=True)
+        loading.load(write("my.py", code), allow_code=True)
 
 
 def test_a_mistake_of_the_code_itself_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
-        recipe.load(write("my.py", "import os\nx = 1 / 0"), allow_code=True)
+        loading.load(write("my.py", "import os\nx = 1 / 0"), allow_code=True)
 
 
 def test_remote_code_needs_a_commit() -> None:
-    def load(revision: str) -> recipe.Recipe:
-        return recipe.load("tiny_full_custom_e1", sets("trust_remote_code=True", f"revision={revision}"))
+    def load(revision: str) -> Recipe:
+        return loading.load("tiny_full_custom_e1", sets("trust_remote_code=True", f"revision={revision}"))
 
     assert load(COMMIT).config.model.trust_remote_code
     for revision in ("main", "none", COMMIT[:-1], COMMIT.upper()):
@@ -483,7 +483,7 @@ def test_remote_code_needs_a_commit() -> None:
 
 def test_quantized_weights_without_an_adapter_are_refused_where_it_was_taken_away() -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load("tiny_qlora_sample_e1", sets("adapter=none"))
+        loading.load("tiny_qlora_sample_e1", sets("adapter=none"))
 
     assert caught.value.what.startswith("adapter = None: quantized weights cannot be trained")
     assert caught.value.where == "--set adapter=none"
@@ -515,7 +515,7 @@ def test_a_value_that_does_not_fit_is_refused_with_key_value_and_line(
     text: str, key: str, value: str, line: int
 ) -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load(write("my.py", f"_base_ = 'tiny_full_sample_e1'\n{text}\n"))
+        loading.load(write("my.py", f"_base_ = 'tiny_full_sample_e1'\n{text}\n"))
 
     said = str(caught.value)
     assert f"{key} = {value}: " in said
@@ -524,7 +524,7 @@ def test_a_value_that_does_not_fit_is_refused_with_key_value_and_line(
 
 def test_a_key_that_is_missing_is_named_with_its_block() -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load(write("my.py", "_base_ = 'tiny_full_sample_e1'\nadapter = dict(r=8)\n"))
+        loading.load(write("my.py", "_base_ = 'tiny_full_sample_e1'\nadapter = dict(r=8)\n"))
 
     text = "bad-recipe: adapter.lora_alpha is missing. In ./my.py:2. Set adapter.lora_alpha."
     assert str(caught.value) == text
@@ -532,7 +532,7 @@ def test_a_key_that_is_missing_is_named_with_its_block() -> None:
 
 def test_several_mistakes_are_all_told_each_with_its_place() -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load("tiny_lora_sample_e1", sets("lr=x", "max_epochs=0", "adapter.r=0"))
+        loading.load("tiny_lora_sample_e1", sets("lr=x", "max_epochs=0", "adapter.r=0"))
 
     lines = str(caught.value).splitlines()
     assert len(lines) == 3
@@ -546,7 +546,7 @@ def test_several_mistakes_are_all_told_each_with_its_place() -> None:
 
 def test_a_long_value_is_cut_in_messages() -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load(write("my.py", f"randomness = dict(seed='{'x' * 5000}')"))
+        loading.load(write("my.py", f"randomness = dict(seed='{'x' * 5000}')"))
 
     assert len(str(caught.value)) < 300
 
@@ -556,4 +556,4 @@ def test_shipped_recipes_are_small_deltas() -> None:
         path = catalog.part_path("recipes", name)
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 25
         assert "_base_" in read_file(path).values
-        recipe.load(name)
+        loading.load(name)

@@ -10,12 +10,12 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tests.each import each
-from tuner.recipes import recipe
+from tuner.recipes import loading
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.objective import Dpo, Kto, Orpo, Reward
 from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, schema_keys
 
-QLORA = recipe.load("tiny_qlora_sample_e3")
+QLORA = loading.load("tiny_qlora_sample_e3")
 
 REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("optim_wrapper.optimizer.lr", 0, "greater than 0"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.each import each
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, recipe
+from tuner.recipes import catalog, loading
 from tuner.recipes.code import mmengine_config
 from tuner.recipes.recipe_file import (
     MAX_BYTES,
@@ -147,7 +147,7 @@ def test_a_shipped_file_has_the_value_that_mmengine_reads(path: Path) -> None:
 @pytest.mark.parametrize("name", STANDALONE)
 def test_a_standalone_file_has_the_value_that_mmengine_reads(name: str, tmp_path: Path) -> None:
     path = tmp_path / "whole.py"
-    path.write_text(recipe.load(name).standalone(), encoding="utf-8")
+    path.write_text(loading.load(name).standalone(), encoding="utf-8")
 
     assert typed(read_file(path).values) == by_mmengine(path)
 
@@ -216,7 +216,7 @@ def test_the_canary_dies_where_the_code_is_run(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "code.py"
     path.write_text(f"x = {RUN}.close()\n")
 
-    recipe.load(str(path), allow_code=True)
+    loading.load(str(path), allow_code=True)
 
     assert Path(CANARY).exists()
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.launch.plans import made
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, recipe, xtuner_names
+from tuner.recipes import catalog, loading, xtuner_names
+from tuner.recipes.recipe import Overrides
 
 DPO = "llama3_8b_instruct_dpo_qlora_orpo_dpo_mix_40k_e3"
 OWN = "qwen3_8b_full_finetune_custom_dataset_e1"
@@ -43,7 +44,7 @@ OWN = "qwen3_8b_full_finetune_custom_dataset_e1"
 def test_a_word_of_xtuner_s_is_a_name_of_ours_with_its_own_values(
     name: str, ours: str, changed: dict[str, Any]
 ) -> None:
-    found, plain = recipe.load(name).values, recipe.load(ours).values
+    found, plain = loading.load(name).values, loading.load(ours).values
 
     assert {key.split(".")[-1]: value for key, value in differing(plain, found)} == changed
 
@@ -55,30 +56,30 @@ def differing(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def test_a_value_says_which_word_set_it() -> None:
-    found = recipe.load("qwen3_8b_full_alpaca_e3_32k_varlen").origins["train_dataloader.dataset.max_length"]
+    found = loading.load("qwen3_8b_full_alpaca_e3_32k_varlen").origins["train_dataloader.dataset.max_length"]
 
     assert found.source == "_32k in name qwen3_8b_full_alpaca_e3_32k_varlen"
     assert found.overridden[0][0] == 2048
 
 
 def test_an_override_beats_a_word() -> None:
-    changed = recipe.Overrides(pairs=(("--set", "max_length=512"),))
+    changed = Overrides(pairs=(("--set", "max_length=512"),))
 
-    config = recipe.load("qwen3_8b_full_alpaca_e3_32k_varlen", changed).config
+    config = loading.load("qwen3_8b_full_alpaca_e3_32k_varlen", changed).config
 
     assert config.train_dataloader.dataset.max_length == 512
 
 
 def test_a_word_lies_over_the_recipe_that_the_rest_of_the_name_is() -> None:
-    one = recipe.load("tiny_full_sample_e2_gpu8").config
+    one = loading.load("tiny_full_sample_e2_gpu8").config
 
     assert one.train_dataloader.batch_size == 8
-    assert one.optim_wrapper.optimizer.lr == recipe.load("tiny_full_sample").config.optim_wrapper.optimizer.lr
+    assert one.optim_wrapper.optimizer.lr == loading.load("tiny_full_sample").config.optim_wrapper.optimizer.lr
     assert one.train_cfg.max_epochs == 2
 
 
 def test_of_two_words_that_set_one_value_the_outer_one_counts() -> None:
-    inner, outer = (recipe.load(f"qwen3_8b_dpo_full_varlenattn_ultrafeedback_e1{end}").config for end in ("", "_gpu8"))
+    inner, outer = (loading.load(f"qwen3_8b_dpo_full_varlenattn_ultrafeedback_e1{end}").config for end in ("", "_gpu8"))
 
     assert inner.train_dataloader.batch_size == 1
     assert outer.train_dataloader.batch_size == 8
@@ -88,7 +89,7 @@ def test_a_recipe_file_may_build_on_a_name_with_such_words(tmp_path: Any) -> Non
     file = tmp_path / "my.py"
     file.write_text("_base_ = 'tiny_full_sample_e2_sp4'\nrandomness = dict(seed=1)\n")
 
-    found = recipe.load(str(file))
+    found = loading.load(str(file))
 
     assert found.config.train_cfg.max_epochs == 2
     assert "sequence parallelism" in found.warnings[0]
@@ -119,7 +120,7 @@ def test_what_is_not_done_as_in_xtuner_is_a_warning_of_the_plan(tmp_path: Any) -
 )
 def test_a_word_makes_no_recipe_of_what_is_none(name: str) -> None:
     with pytest.raises(RecipeError, match=f"no recipe '{name}'"):
-        recipe.load(name)
+        loading.load(name)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +135,10 @@ def test_a_word_makes_no_recipe_of_what_is_none(name: str) -> None:
 )
 def test_a_typing_error_beside_such_a_word_keeps_it(name: str, meant: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load(name)
+        loading.load(name)
 
     assert caught.value.fix == f"Did you mean {meant!r}? See: tuner list"
-    recipe.load(meant)
+    loading.load(meant)
 
 
 def test_a_name_of_ours_is_never_read_as_one_of_xtuner_s() -> None:

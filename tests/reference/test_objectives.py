@@ -13,7 +13,8 @@ from tests.reference import formulas
 from tests.reference.formulas import Side
 from tuner.data.prepare import prepare
 from tuner.models.load import load_model, load_tokenizer, source
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
 from tuner.worker.trainers import evaluator
 
 NUM_ROWS = 6

@@ -19,7 +19,7 @@ from tuner.data.prepare import prepare
 from tuner.models.load import CACHE
 from tuner.models.tiny import materialize
 from tuner.recipes import catalog
-from tuner.recipes.recipe import load
+from tuner.recipes.loading import load
 
 pytestmark = pytest.mark.e2e
 

@@ -10,7 +10,7 @@ import transformers
 
 from tests.cli.made_runs import make_run
 from tuner.models.load import load_model, load_tokenizer, source
-from tuner.recipes.recipe import load
+from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 

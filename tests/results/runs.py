@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tuner.recipes.recipe import Overrides, anchored, load
+from tuner.recipes.loading import anchored, load
+from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 

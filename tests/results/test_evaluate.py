@@ -16,7 +16,7 @@ from tests.results.made import make_result
 from tuner.data.prepare import Prepared, prepare
 from tuner.errors import DataError, ModelError, TunerError, UsageError
 from tuner.models.load import load_model, source
-from tuner.recipes.recipe import load as load_recipe
+from tuner.recipes.loading import load as load_recipe
 from tuner.recipes.schema import Dataset
 from tuner.results.evaluate import RowSelection, generations, judged, likelihood, questions, rows_of
 from tuner.results.model import LoadedModel, load, spec_of, tokenizer_of

@@ -88,7 +88,7 @@ def make_model(kind: str, folder: Path) -> None:
 
     from tests.models.brought import brought
     from tuner.recipes.architecture import Architecture
-    from tuner.recipes.recipe import load
+    from tuner.recipes.loading import load
     from tuner.worker import stand_ins
 
     tokenizer, _ = stand_ins.tokenizer_of(load("tiny_full_sample_e1").config.model)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from tests.data.conftest import make_tokenizer
 from tests.results.models import MIXTURE
-from tuner.recipes.recipe import load
+from tuner.recipes.loading import load
 from tuner.worker.evaluation import shares
 from tuner.worker.trainers import evaluator
 

@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from tests.data.conftest import make_tokenizer
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
 from tuner.worker import trainers
 from tuner.worker.loss import METRICS, use_whole_logits
 

@@ -17,7 +17,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.results.made import make_result
-from tuner.recipes.recipe import load
+from tuner.recipes.loading import load
 from tuner.worker.samples import show_samples
 
 WIDE = 60

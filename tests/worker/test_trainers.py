@@ -22,9 +22,10 @@ from tuner.data import batches
 from tuner.errors import ModelError
 from tuner.models.names import name_parts
 from tuner.recipes.architecture_constraints import KEEPS_APART
-from tuner.recipes.mixture import LOADERS
+from tuner.recipes.loading import load
 from tuner.recipes.objective import Dpo, DpoLoss, Kto, Orpo, Reward
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema import LOADERS
 from tuner.worker import objectives, trainers
 from tuner.worker.reference import fit_adapters
 

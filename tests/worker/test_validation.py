@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from tuner.recipes.recipe import Overrides, load
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints
 from tuner.worker.validation import ValidationCallback, best_step
 

@@ -17,7 +17,7 @@ from tests.zero.presets import PRESETS
 from tuner.errors import DeepSpeedConfigError, MachineError, RecipeError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
-from tuner.recipes import catalog, recipe
+from tuner.recipes import catalog, loading
 from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.zero import merge
@@ -33,7 +33,7 @@ logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
 def _recipe(*sets: str, name: str = TINY) -> Recipe:
-    return recipe.load(name, Overrides(pairs=[("--set", text) for text in sets]))
+    return loading.load(name, Overrides(pairs=[("--set", text) for text in sets]))
 
 
 def _batch(loaded: Recipe, ranks: int) -> Batch:
@@ -588,7 +588,7 @@ def test_a_file_called_like_a_preset_is_still_the_users(tmp_path: Path, monkeypa
 def test_a_dict_in_a_recipe_is_a_config_and_its_place_is_the_recipes(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(f'_base_ = "{TINY}"\n\ndeepspeed = dict(zero_optimization=dict(stage=1), gradient_clipping=9.0)\n')
-    loaded = recipe.load(str(path))
+    loaded = loading.load(str(path))
     chosen = loaded.config.deepspeed
     assert isinstance(chosen, dict)
 
@@ -611,7 +611,7 @@ def test_a_recipe_in_place_of_a_preset_is_told_so(name: str) -> None:
 @pytest.mark.parametrize("name", ["deepspeed_zero2", "deepspeed_zero3_offload", "my.json"])
 def test_a_preset_in_place_of_a_recipe_is_told_so(name: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe.load(name)
+        loading.load(name)
 
     assert f"--deepspeed {name}" in str(caught.value)
 

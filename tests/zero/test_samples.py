@@ -16,7 +16,8 @@ from tuner.errors import DeepSpeedConfigError
 from tuner.files import dump_json
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
-from tuner.recipes import catalog, recipe
+from tuner.recipes import catalog, loading
+from tuner.recipes.recipe import Overrides
 from tuner.zero import merge
 from tuner.zero.choice import open_config
 from tuner.zero.jsonfile import Document, read
@@ -68,7 +69,7 @@ WORLDS = (1, 2, 8)
 
 
 def _final(document: Document, hardware: Hardware = CPU, ranks: int = 1) -> FinalConfig:
-    loaded = recipe.load("tiny_full_sample_e1")
+    loaded = loading.load("tiny_full_sample_e1")
     config = loaded.config
     batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
     return merge.merge(loaded, document, batch, decide("auto", hardware), hardware)
@@ -182,7 +183,7 @@ SETS = ("train_dataloader.batch_size=3", "accumulative_counts=4", "max_norm=0.5"
 
 
 def _hugging_face(*sets: str) -> FinalConfig:
-    loaded = recipe.load("tiny_full_sample_e1", recipe.Overrides(pairs=[("--set", text) for text in (*SETS, *sets)]))
+    loaded = loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", text) for text in (*SETS, *sets)]))
     hardware = machine(A100, A100)
     return merge.merge(loaded, read(HUGGING_FACE), Batch(3, 4, 2), decide("auto", hardware), hardware)
 

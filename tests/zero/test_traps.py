@@ -17,7 +17,7 @@ from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.files import dump_json
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
-from tuner.recipes import recipe
+from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.zero import merge
 from tuner.zero.choice import open_config
@@ -27,7 +27,7 @@ from tuner.zero.precision import decide
 
 
 def _final(text: str, *sets: str, hardware: Hardware = CPU, ranks: int = 1) -> FinalConfig:
-    loaded = recipe.load("tiny_full_sample_e1", Overrides(pairs=[("--set", one) for one in sets]))
+    loaded = loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", one) for one in sets]))
     config = loaded.config
     batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
     return merge.merge(loaded, parse(text, "my.json"), batch, decide("auto", hardware), hardware)

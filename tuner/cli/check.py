@@ -124,16 +124,16 @@ def _recipe(
     allow_code: bool,
     changes: dict[str, Any],
 ) -> None:
-    from tuner.recipes import catalog, paths, recipe
+    from tuner.recipes import catalog, loading, paths
     from tuner.zero import choice
 
     change = overrides(**changes)
-    loaded = report.attempt(lambda: recipe.load(name, change, allow_code=allow_code))
+    loaded = report.attempt(lambda: loading.load(name, change, allow_code=allow_code))
     if loaded is None:
         if deepspeed is not None and deepspeed != choice.AUTO:
             _config(report, lambda: choice.open_config(deepspeed, "--deepspeed"))
         return
-    report.attempt(lambda: recipe.refuse_functions(loaded, allow_code=allow_code))
+    report.attempt(lambda: loading.refuse_functions(loaded, allow_code=allow_code))
     report.attempt(lambda: paths.check_model(loaded.config))
     report.attempt(lambda: paths.check_data(loaded.config))
     if template := loaded.config.model.chat_template:

@@ -20,11 +20,11 @@ def command(name: str | None, dest: Path | None, allow_code: bool, debug: bool, 
     """Write recipe NAME to DEST (default: ./NAME.py), every value in it and every comment kept."""
     from tuner.errors import UsageError
     from tuner.files import write_new_text
-    from tuner.recipes import recipe
+    from tuner.recipes import loading
 
     if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix != ".py":
         dest, changes["more"] = None, (str(dest), *changes["more"])  # the second pair of --cfg-options a=1 b=2
-    loaded = recipe.load(name, overrides(**changes), allow_code=allow_code)
+    loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
     path = dest or Path(f"{loaded.name}.py")
     path = path / f"{loaded.name}.py" if path.is_dir() else path
     if path.suffix != ".py":

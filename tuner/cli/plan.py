@@ -58,9 +58,9 @@ def command(
     """Show what RECIPE needs on each GPU and host, for every preset, and which fits."""
     from tuner.files import dump_json
     from tuner.fit import summary
-    from tuner.recipes import recipe as recipes
+    from tuner.recipes import loading
 
-    loaded = recipes.load(recipe, overrides(**changes), allow_code=allow_code)
+    loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
     dtype = loaded.config.optim_wrapper.dtype
     machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, dtype)
     made = summary.make(loaded, machines, _cluster(nodes, interconnect, product, utilisation))

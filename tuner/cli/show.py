@@ -101,10 +101,10 @@ def _recipe(
     allow_code: bool,
     changes: dict[str, Any],
 ) -> Shown:
-    from tuner.recipes import recipe
+    from tuner.recipes import loading
     from tuner.recipes.diff import Section
 
-    loaded = recipe.load(name, overrides(**changes) if changes else None, allow_code=allow_code)
+    loaded = loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code)
     sections = {"recipe": Section(loaded.values, loaded.origins)}
     if machines is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
@@ -129,13 +129,13 @@ def _recipe(
 
 
 def _run(path: Path) -> Shown:
-    from tuner.recipes import recipe
+    from tuner.recipes import loading
     from tuner.recipes.diff import Section
     from tuner.runs.directory import RunDirectory
     from tuner.zero import jsonfile
 
     run = RunDirectory(path)
-    loaded = recipe.load(str(run.recipe))
+    loaded = loading.load(str(run.recipe))
     sections = {
         "recipe": Section(loaded.values, loaded.origins),
         "deepspeed": targets.config_section(jsonfile.read(run.deepspeed)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tuner.errors import RecipeError
-from tuner.recipes import recipe
+from tuner.recipes import loading
 from tuner.recipes.diff import Difference, Section, differences
 from tuner.recipes.recipe import Recipe
 
@@ -42,7 +42,7 @@ def compare(saved: Path | None, new: Recipe) -> tuple[str, ...]:
     """
     if saved is None or not saved.is_file():
         return ()
-    old = recipe.load(str(saved))
+    old = loading.load(str(saved))
     changed = list(differences(Section(old.values, old.origins), Section(new.values, new.origins)))
     refused = [(one, why) for one in changed if (why := _reason(one.key))]
     if not refused:

@@ -18,7 +18,7 @@ from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags, Topology, resolve
-from tuner.recipes import paths, recipe
+from tuner.recipes import loading, paths
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
@@ -112,7 +112,7 @@ def resolve_run(
     if warning := leftovers.warning(environ):
         resolved = replace(resolved, warnings=(*resolved.warnings, warning))
     loaded, final = resolved.recipe, resolved.final
-    as_run = recipe.anchored(loaded, resolved.level if final.from_catalog else resolved.document.value)
+    as_run = loading.anchored(loaded, resolved.level if final.from_catalog else resolved.document.value)
     changed = recipe_changes.compare(checkpoint.recipe if checkpoint else None, as_run)
     what = [loaded.values, final.config, str(point and point.path), request.max_restarts, len(request.attempts)]
     return ResolvedRun(
@@ -132,8 +132,8 @@ def resolve_run(
 
 
 def _load(request: Request) -> Recipe:
-    loaded = recipe.load(request.recipe, request.overrides, allow_code=request.allow_code)
-    recipe.refuse_functions(loaded, allow_code=request.allow_code)
+    loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
+    loading.refuse_functions(loaded, allow_code=request.allow_code)
     paths.check_model(loaded.config)
     paths.check_data(loaded.config)
     return loaded

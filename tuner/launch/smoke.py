@@ -21,10 +21,9 @@ from tuner.launch import preflight, render, supervise
 from tuner.launch.resolve import Request, ResolvedRun, resolve_run
 from tuner.machine import hardware, leftovers
 from tuner.machine.topology import LaunchFlags, without_variables
-from tuner.recipes import paths, recipe
-from tuner.recipes.mixture import LOADERS
+from tuner.recipes import loading, paths
 from tuner.recipes.recipe import Overrides, Recipe
-from tuner.recipes.schema import Dataset, RecipeConfig, Rows
+from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
 from tuner.worker import stand_ins
@@ -90,8 +89,8 @@ def smoke(asked: SmokeRequest, environ: Mapping[str, str], tell: Callable[[Stage
     Raises:
         TunerError: the recipe itself is wrong, or comes with code that it does not trust.
     """
-    loaded = recipe.load(asked.recipe, asked.overrides, allow_code=asked.allow_code)
-    recipe.refuse_functions(loaded, allow_code=asked.allow_code)
+    loaded = loading.load(asked.recipe, asked.overrides, allow_code=asked.allow_code)
+    loading.refuse_functions(loaded, allow_code=asked.allow_code)
     paths.check_model(loaded.config)
     paths.check_data(loaded.config)
     if loaded.config.model.remote_code or loaded.config.architecture is None:

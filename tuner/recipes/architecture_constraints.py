@@ -11,6 +11,7 @@ from typing import Any
 from tuner.errors import RecipeError
 from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.origin import Keys, Kind, Place
+from tuner.recipes.schema import LOADERS
 
 _GROUPED = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
@@ -53,7 +54,6 @@ KEEPS_APART = frozenset(
 In others a mask ignores position_ids, or a convolution or a state takes one sample along into the next, most of them
 without a word: they get one sample a row, padded.
 """
-_LOADERS = ("train_dataloader", "val_dataloader")
 
 
 def settle(merged: Merged, kind: str | None) -> None:
@@ -87,7 +87,7 @@ def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, Any, str]
     if kind is None or kind in KEEPS_APART:
         return
     why = f"packed samples may see each other in a {kind} model, so each is a row of its own, padded"
-    for loader in _LOADERS:
+    for loader in LOADERS:
         keys = (loader, "dataset", "packing")
         if merged.get(keys) is True:
             yield keys, False, why

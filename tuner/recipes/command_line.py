@@ -5,8 +5,8 @@ It merges nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from tuner.errors import RecipeError
@@ -16,35 +16,11 @@ from tuner.recipes.merging import Layer, Merged, lookup, nested
 from tuner.recipes.origin import Keys, Kind, Place
 from tuner.recipes.overrides import parse_override
 from tuner.recipes.part import read_part
-from tuner.recipes.recipe_file import RecipeFile, is_writable
-from tuner.recipes.schema import RecipeConfig, schema_keys
+from tuner.recipes.recipe import Overrides
+from tuner.recipes.recipe_file import RecipeFile
+from tuner.recipes.schema import LOADERS, RecipeConfig, schema_keys
 
-_TRAIN, _VAL = mixture.LOADERS
-
-
-@dataclass(frozen=True)
-class Overrides:
-    """What the command line changes: a value for each flag, and (flag, KEY=VALUE) pairs in their order.
-
-    `method` is for a model without a recipe; `val_split` is a part of 1.
-    """
-
-    model: str | None = None
-    data: str | None = None
-    seed: int | None = None
-    pairs: Sequence[tuple[str, str]] = ()
-    adapter: str | None = None
-    val: str | None = None
-    val_split: float | None = None
-    epochs: int | None = None
-    method: str | None = None
-
-    def __post_init__(self) -> None:
-        of_paths = (("--model", self.model), ("--data", self.data), ("--adapter", self.adapter), ("--val", self.val))
-        given = (*of_paths, *self.pairs)
-        for flag, text in given:
-            if text is not None and not is_writable(text):
-                raise RecipeError(f"{text!r} is not UTF-8", where=flag, fix="Rename the file or folder.")
+_TRAIN, _VAL = LOADERS
 
 
 def layer_of(source: RecipeFile) -> Layer:

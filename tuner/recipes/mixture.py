@@ -13,9 +13,8 @@ from tuner.recipes import catalog
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.part import read_part
-from tuner.recipes.schema import Rows, Share
+from tuner.recipes.schema import LOADERS, Rows, Share
 
-LOADERS = ("train_dataloader", "val_dataloader")
 OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))
 """Keys that say nothing of another data set. `split` is not among them: nearly all have 'train'."""
 

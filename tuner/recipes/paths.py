@@ -9,11 +9,10 @@ import re
 from pathlib import Path
 
 from tuner.errors import DataError, MachineError, ModelError, TunerError
-from tuner.files import read_json_object
+from tuner.files import is_writable, read_json_object
 from tuner.recipes import catalog
 from tuner.recipes.architecture import MAX_LAYERS
 from tuner.recipes.config_json import num_layers
-from tuner.recipes.recipe_file import is_writable
 from tuner.recipes.schema import RecipeConfig
 
 URL = "hf://"

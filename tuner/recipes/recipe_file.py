@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner.errors import RecipeError
-from tuner.files import read_named_text
+from tuner.files import is_writable, read_named_text
 from tuner.recipes.origin import Keys, Kind, Place
 
 MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_TEXT, MAX_NUMBER = 64_000, 32, 10_000, 16_000, 1e18
@@ -88,11 +88,6 @@ def read_value(text: str, name: str) -> Any:
     """
     tree = _parse(text.strip(), name, "eval")
     return _Reader(name, text.strip()).value(tree.body, (), 0)
-
-
-def is_writable(text: str) -> bool:
-    """Say whether `text` can stand in a UTF-8 file and be a path: no lone surrogate, no NUL."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _parse(text: str, name: str, mode: Literal["exec", "eval"]) -> Any:

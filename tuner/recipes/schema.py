@@ -23,6 +23,9 @@ from tuner.recipes.block import Block, Fraction, PositiveFloat, PositiveInt, wro
 from tuner.recipes.objective import Objective, least_batch_size
 from tuner.recipes.origin import Keys
 
+LOADERS = ("train_dataloader", "val_dataloader")
+"""The keys of a recipe that read rows."""
+
 
 class Model(Block):
     """The weights to start from."""

@@ -11,10 +11,11 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.files import read_json_object
-from tuner.recipes import catalog, mixture, paths
+from tuner.recipes import catalog, paths
 from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
+from tuner.recipes.schema import LOADERS
 
 _KEY = "model.chat_template"
 _MARK = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
@@ -108,7 +109,7 @@ def _refuse_of_file(merged: Merged, named: str, wanted: str | None, path: str) -
 
 def _fit_length(merged: Merged, path: str) -> None:
     limit = merged.get(("architecture", "max_position_embeddings"))
-    for loader in mixture.LOADERS:
+    for loader in LOADERS:
         keys = (loader, "dataset", "max_length")
         length, place = merged.get(keys), merged.place_of(keys)
         if not (isinstance(limit, int) and isinstance(length, int) and place.kind is Kind.PACKAGE):

@@ -9,11 +9,11 @@ from copy import deepcopy
 from typing import Any
 
 from tuner.errors import RecipeError
-from tuner.recipes import mixture
 from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.origin import Kind, Place
+from tuner.recipes.schema import LOADERS
 
-_TRAIN, _VAL = mixture.LOADERS
+_TRAIN, _VAL = LOADERS
 _SPLIT = (_TRAIN, "dataset", "val_split")
 _KEY = ".".join(_SPLIT)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.errors import RunDirectoryError, TunerError
 from tuner.files import load_json
-from tuner.recipes import catalog, recipe
+from tuner.recipes import catalog, loading
 from tuner.recipes.diff import Section, differences
 from tuner.recipes.merging import leaves
 from tuner.recipes.recipe_file import read_file
@@ -159,7 +159,7 @@ def _data(run: RunDirectory) -> list[tuple[str, Facts, list[Facts]]]:
 
 def _recipe(run: RunDirectory) -> Section | None:
     try:
-        found = recipe.load(str(run.recipe))
+        found = loading.load(str(run.recipe))
     except TunerError:  # written by another version, or changed since
         return None
     return Section(found.values, found.origins)

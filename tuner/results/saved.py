@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tuner.errors import RunDirectoryError, UsageError, did_you_mean
 from tuner.recipes import paths
+from tuner.recipes.loading import load
 from tuner.recipes.paths import ADAPTER
-from tuner.recipes.recipe import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory, is_run

@@ -22,7 +22,7 @@ from tuner.errors import Stopped
 from tuner.machine import few_steps
 from tuner.machine.topology import Batch, Rank
 from tuner.models.load import load_model, load_reference, source, tokenizer_of
-from tuner.recipes.recipe import load
+from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.report import end
 from tuner.runs import checkpoints

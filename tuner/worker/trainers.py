@@ -19,9 +19,8 @@ from tuner.data import batches
 from tuner.data.prepare import Prepared
 from tuner.errors import ModelError
 from tuner.models.load import DTYPES
-from tuner.recipes.mixture import LOADERS
 from tuner.recipes.objective import Kto
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import LOADERS, RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
 from tuner.worker import compat, loss, objectives

@@ -23,7 +23,7 @@ from tuner.machine import libraries
 from tuner.recipes import catalog, paths, template, vocabulary
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.config_json import read_type
-from tuner.recipes.mixture import LOADERS
+from tuner.recipes.schema import LOADERS
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.models registers itself."""

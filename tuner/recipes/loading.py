@@ -1,0 +1,253 @@
+"""A name, a file or a model -> a recipe: layers of values laid over each other, merged and checked.
+
+Order, later wins: base, model, method, objective, dataset, epochs, recipe files, overrides. It starts nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.machinery import PathFinder
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import RecipeError, brief_repr
+from tuner.files import is_writable
+from tuner.recipes import (
+    architecture_constraints,
+    catalog,
+    command_line,
+    foreign,
+    mixture,
+    paths,
+    starting_weights,
+    template,
+    validation_rows,
+)
+from tuner.recipes.code import run_file
+from tuner.recipes.command_line import layer_of
+from tuner.recipes.explain import validate
+from tuner.recipes.merging import Layer, Merged, leaves
+from tuner.recipes.origin import DEFAULT, Kind, Place
+from tuner.recipes.part import read_part
+from tuner.recipes.recipe import Overrides, Recipe, read_base
+from tuner.recipes.recipe_file import RecipeFile, read_file
+from tuner.recipes.schema import LOADERS, RecipeConfig
+
+_MAX_BASES, _MAX_FILES = 8, 64
+"""Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
+
+
+def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bool = False) -> Recipe:
+    """Load a recipe by a composed name, by a catalog recipe's name, or from a file; or make one for a model.
+
+    Args:
+        name: None: the base recipe, with the model and the method that the overrides name. A model's folder or its
+            id on the hub in its place means the same.
+        overrides: What the command line changes.
+        allow_code: A file that is no data is run.
+
+    Raises:
+        RecipeError: an unknown name, a file that is no data, or a value that does not fit the schema.
+    """
+    name, overrides = _asked(name, overrides or Overrides())
+    merged = Merged()
+    notes: list[str] = []
+    for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides, notes):
+        merged.lay(layer)
+    for layer in command_line.layers(overrides, merged, name):
+        merged.lay(layer)
+        starting_weights.derive_architecture(
+            merged
+        )  # before the next override: it may change one of the new model's facts
+    starting_weights.derive_architecture(merged)
+    _settle(merged)
+    config = validate(merged)
+    shown = _name_of(overrides) if name is None else name
+    if not is_writable(shown):
+        raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
+    values = config.model_dump()
+    merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
+    notes += filter(None, [validation_rows.told(values)])
+    shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
+    return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes))
+
+
+def _settle(merged: Merged) -> None:
+    """Work out what the values mean together; whatever is of the wrong type is left for the schema to refuse."""
+    if isinstance(merged.values.get("model"), dict):
+        starting_weights.settle(merged)
+        template.settle(merged)
+    mixture.settle(merged)
+    validation_rows.settle(merged)
+    architecture_constraints.settle(merged, starting_weights.kind_of(merged))
+
+
+def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Overrides]:
+    """Return the recipe that is named, if one is, with a model in its place among the overrides.
+
+    Raises:
+        RecipeError: two models, nothing at all, or a method beside a recipe that has one.
+    """
+    if name is not None and starting_weights.is_model(name):
+        if overrides.model is not None:
+            what = f"both {name!r} and --model {overrides.model} name the model"
+            raise RecipeError(what, where="--model", fix="Take one.")
+        name, overrides = None, replace(overrides, model=name)
+    if name is None and overrides.model is None and overrides.adapter is None:
+        fix = "Name one: tuner train RECIPE, or tuner train --model PATH --data FILE. See: tuner list"
+        raise RecipeError("neither a recipe nor a model is named", fix=fix)
+    if name is not None and overrides.method is not None:
+        fix = "Leave --method out and name another recipe, or leave the recipe out: --model PATH --method NAME."
+        raise RecipeError(f"the recipe {name!r} has its method already", where="--method", fix=fix)
+    return name, overrides
+
+
+def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
+    """Yield the base recipe with a method, for a model that is laid over it."""
+    base = read_base()
+    yield Layer(base.values, base.place)
+    objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
+    yield layer_of(read_part("methods", method))
+    yield layer_of(read_part("objectives", objective))
+    if overrides.method is None:
+        notes.append(f"no recipe is named: objective {objective}, method {method}; --method takes another.")
+
+
+def _name_of(overrides: Overrides) -> str:
+    of_whom = overrides.model or overrides.adapter
+    assert of_whom is not None, "refused before"
+    return f"{starting_weights.name_of(of_whom)}_{overrides.method or catalog.DEFAULT_METHOD}"
+
+
+def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
+    """Refuse row functions of Python and of installed packages that the recipe names: `subprocess:Popen` is one.
+
+    A module on PYTHONPATH is the user's own, and so is a name that is typed after --set.
+
+    Raises:
+        RecipeError: there is one, and code is not allowed.
+    """
+    for key in () if allow_code else LOADERS:
+        loader = getattr(recipe.config, key)
+        for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())) if loader else ():
+            place = recipe.origins[f"{key}.dataset.{name}"].place
+            for one in rows:
+                module = (one.format or "").partition(":")[0] if ":" in (one.format or "") else None
+                if module and _is_installed(module) and place.kind is not Kind.FLAG:
+                    what = f"format = {one.format!r} names code of an installed package, which was not written for rows"
+                    fix = "Look at that code, then add --allow-code."
+                    raise RecipeError(what, where=place, fix=fix)
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether a module comes with Python or an installed package; nothing is imported to see it."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top == __package__.partition(".")[0]:
+        return True
+    try:
+        spec = PathFinder.find_spec(top)
+    except (ValueError, ImportError):
+        spec = None
+    places = [*(spec.submodule_search_locations or ()), spec.origin] if spec else []
+    homes = {Path(path).resolve() for name, path in sysconfig.get_paths().items() if "lib" in name}
+    return any(home in Path(place).resolve().parents for place in places if place for home in homes)
+
+
+def anchored(recipe: Recipe, deepspeed: str | dict[str, Any]) -> Recipe:
+    """Return the recipe with its local paths made absolute and its DeepSpeed choice pinned: it runs from anywhere."""
+    config = recipe.config.model_dump()
+    config["deepspeed"] = deepspeed
+    _anchor(config["model"], "path")
+    if config["adapter"]:
+        _anchor(config["adapter"], "path")
+    if str(config["model"]["chat_template"]).endswith(".jinja"):
+        _anchor(config["model"], "chat_template")
+    for key in LOADERS:
+        if config[key]:
+            for rows in (config[key]["dataset"], *(config[key]["dataset"]["mixture"] or ())):
+                _anchor(rows, "path")
+    return Recipe(recipe.name, RecipeConfig.model_validate(config), recipe.origins)
+
+
+def _anchor(block: dict[str, Any], key: str) -> None:
+    path = block[key]
+    if path and paths.matching(paths.expanded(path)):
+        block[key] = str(paths.expanded(path).absolute())
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".py") or "/" in name
+
+
+def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
+    base = read_base()
+    yield Layer(base.values, base.place)
+    if name.endswith(foreign.YAML):
+        raise foreign.yaml_error(name)
+    if _is_path(name):
+        yield from _file_layers(Path(name), name, allow_code, count())
+    else:
+        yield from _named_layers(name)
+
+
+def _named_layers(name: str, hidden: str | None = None) -> Iterator[Layer]:
+    reading = catalog.read(name, hidden)
+    if isinstance(reading.base, str):
+        yield from _catalog_recipe(reading.base)
+    else:
+        for kind, part in reading.base.kinds():
+            yield layer_of(read_part(kind, part))
+    if reading.epochs:
+        yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
+    for word in reversed(reading.words):
+        yield Layer.at(Place(Kind.NAME, f"{word.text} in name {name}"), word.values, word.loses)
+
+
+def _catalog_recipe(name: str) -> Iterator[Layer]:
+    source = read_part("recipes", name)
+    yield from _named_layers(str(source.values.get("_base_", "")), hidden=name)
+    yield layer_of(source)
+
+
+def _file_layers(path: Path, shown: str, allow_code: bool, read: Iterator[int], depth: int = 0) -> Iterator[Layer]:
+    if depth > _MAX_BASES:
+        raise RecipeError(f"more than {_MAX_BASES} files build on each other", where=shown, fix="Is there a circle?")
+    source = _read(path, shown, allow_code)
+    for base in _bases(source):
+        if next(read) == _MAX_FILES:
+            raise RecipeError(f"more than {_MAX_FILES} bases in all", where=shown, fix="Build on fewer.")
+        if _is_path(base):
+            inner = path.parent / base
+            yield from _file_layers(inner, str(inner), allow_code, read, depth + 1)
+        else:
+            yield from _named_layers(base)
+    yield layer_of(source)
+
+
+def _bases(source: RecipeFile) -> Sequence[str]:
+    bases = source.values.get("_base_", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list | tuple) or not all(isinstance(base, str) for base in bases):
+        fix = "Write a recipe's name, a file's path, or a list of them."
+        raise RecipeError(f"_base_ = {brief_repr(bases)} is not a name", where=source.where(("_base_",)), fix=fix)
+    return bases
+
+
+def _read(path: Path, shown: str, allow_code: bool) -> RecipeFile:
+    """Read a file as data, and only where that fails and code is allowed, by running it."""
+    try:
+        return read_file(path, shown)
+    except RecipeError as error:
+        if not paths.is_file(path):
+            raise
+        told = foreign.xtuner_error(path, error.where)
+        if not allow_code:
+            raise told or error from None
+    try:
+        return run_file(path, shown)
+    except RecipeError as error:
+        raise told or error from None
