@@ -27,9 +27,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tuner.fit.estimate import Level, Peak, peak
+from tuner.fit.estimate import peak
+from tuner.fit.levels import Level, Peak
 from tuner.launch import render
-from tuner.launch.resolve import Request, ResolvedRun, resolve_run
+from tuner.launch.resolve import resolve_run
+from tuner.launch.run import Request, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags

@@ -92,7 +92,8 @@ def _parts(recipe: Path, run: Path) -> tuple[Any, Any, dict[str, Any], Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from tuner.data.prepare import prepare
-    from tuner.launch.resolve import Request, resolve_run
+    from tuner.launch.resolve import resolve_run
+    from tuner.launch.run import Request
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tests.machine.gpus import CPU
 from tuner.launch import render
-from tuner.launch.resolve import Request, resolve_run
+from tuner.launch.resolve import resolve_run
+from tuner.launch.run import Request
 from tuner.machine.hardware import Hardware
 from tuner.recipes.recipe import Overrides
 from tuner.runs import directory

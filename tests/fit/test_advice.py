@@ -8,7 +8,8 @@ import shlex
 
 import pytest
 
-from tuner.fit.advice import Machines, changes, levels, recommended
+from tuner.fit.advice import changes, levels, recommended
+from tuner.fit.levels import Machines
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 

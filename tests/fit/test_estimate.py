@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fit.published import model_state_bytes
-from tuner.fit.estimate import LEVELS, Level, frozen_bytes, model_states, peak
+from tuner.fit.estimate import frozen_bytes, model_states, peak
+from tuner.fit.levels import LEVELS, Level
 from tuner.fit.parameters import num_parameters
 from tuner.fit.trainable import Parameters, count
 from tuner.recipes import catalog

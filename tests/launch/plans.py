@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.machine.gpus import CPU
 from tuner.launch import render
-from tuner.launch.resolve import Request, ResolvedRun, resolve_run
+from tuner.launch.resolve import resolve_run
+from tuner.launch.run import Request, ResolvedRun
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.recipe import Overrides

@@ -10,7 +10,8 @@ import pytest
 from tests.launch.plans import checkpoint, made
 from tuner.files import write_json
 from tuner.launch import nodes, render, retry
-from tuner.launch.resolve import ResolvedRun
+from tuner.launch.resolve import resolve_run
+from tuner.launch.run import ResolvedRun
 from tuner.runs import checkpoints, directory
 from tuner.runs.directory import RunDirectory
 
@@ -75,7 +76,7 @@ def test_ranks_that_wait_for_a_lost_peer_have_their_whole_hang_timeout_to_notice
     monkeypatch.setattr(nodes, "objection", lambda run, num_nodes, patience_s: given.append(patience_s) or "enough")
     run, first, _ = _two(tmp_path / "run", f"hang_timeout={hang_timeout}", grace_s=grace)
 
-    retry.next_attempt(first, run, 1)
+    retry.next_attempt(first, run, 1, resolve_run)
 
     assert given == [hang_timeout + grace + 120]
 
@@ -119,7 +120,7 @@ def test_node_0_that_did_not_crash_tells_the_others_to_end_and_says_nothing(
 ) -> None:
     run, first, _ = _two(tmp_path / "run")
 
-    assert retry.next_attempt(first, run, code) is None
+    assert retry.next_attempt(first, run, code, resolve_run) is None
 
     assert nodes.decision(run, first.launch_id, 60) == (None, f"node 0 ended with code {code}")
     assert capfd.readouterr().err == ""
@@ -129,10 +130,10 @@ def test_node_0_does_not_go_on_where_another_was_told_to_stop(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run, first, second = _two(tmp_path / "run", signal=15)
-    assert retry.next_attempt(second, run, 143) is None
+    assert retry.next_attempt(second, run, 143, resolve_run) is None
     run.write_status("failed")
 
-    assert retry.next_attempt(first, run, 1) is None
+    assert retry.next_attempt(first, run, 1, resolve_run) is None
 
     assert capfd.readouterr().err == "--max-restarts: not possible: node 1 ended with code 143\n"
 
@@ -141,12 +142,12 @@ def test_both_nodes_go_on_in_the_attempt_that_node_0_writes(tmp_path: Path) -> N
     run, first, second = _two(tmp_path / "run")
     nodes.ended(run, 1, None)
 
-    first_again = retry.next_attempt(first, run, 1)
+    first_again = retry.next_attempt(first, run, 1, resolve_run)
     assert first_again and first_again.launch_id != first.launch_id, "node 1 must tell the attempts apart"
     directory.create(run.path, render.files(first_again), resume=True)
     run.ranks.mkdir()
     run.write_status("failed")
-    second_again = retry.next_attempt(second, run, 1)
+    second_again = retry.next_attempt(second, run, 1, resolve_run)
 
     assert second_again and second_again.launch_id == first_again.launch_id
     assert (render.argv(second_again), second_again.topology) == (render.argv(second), second.topology)
@@ -162,13 +163,13 @@ def test_of_a_restart_on_several_nodes_the_first_alone_reads_every_byte_of_the_c
     real = checkpoints.sha256
     monkeypatch.setattr(checkpoints, "sha256", lambda path: (hashed.append(path.name), real(path))[1])
 
-    first_again = retry.next_attempt(first, run, 1)
+    first_again = retry.next_attempt(first, run, 1, resolve_run)
     assert first_again and sorted(hashed) == ["model.safetensors", "recipe.py"]
     directory.create(run.path, render.files(first_again), resume=True)
     run.ranks.mkdir()
     run.write_status("failed")
     hashed.clear()
-    second_again = retry.next_attempt(second, run, 1)
+    second_again = retry.next_attempt(second, run, 1, resolve_run)
 
     assert second_again and second_again.launch_id == first_again.launch_id
     assert hashed == []

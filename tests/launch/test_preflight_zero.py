@@ -19,7 +19,7 @@ from tests.machine.gpus import CPU, GIB
 from tuner.errors import DiskError, MachineError
 from tuner.launch import preflight
 from tuner.launch.checks import Finding, system, zero
-from tuner.launch.resolve import ResolvedRun
+from tuner.launch.run import ResolvedRun
 from tuner.machine import hardware
 
 Disk = namedtuple("Disk", "total used free")

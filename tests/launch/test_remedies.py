@@ -9,7 +9,7 @@ import pytest
 from tests.launch.plans import made
 from tests.machine.gpus import H200, machine
 from tuner.errors import UsageError
-from tuner.fit.estimate import LEVELS
+from tuner.fit.levels import LEVELS
 from tuner.launch import render
 from tuner.launch.remedies import Lighter, commands, lighter
 from tuner.machine.topology import Topology

@@ -49,7 +49,8 @@ def examples() -> dict[str, str | None]:
 def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     """Train two steps; return their losses, how far the result is from the start, and from what was saved of it."""
     from tuner.launch import render
-    from tuner.launch.resolve import Request, resolve_run
+    from tuner.launch.resolve import resolve_run
+    from tuner.launch.run import Request
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags, Rank
     from tuner.recipes.recipe import Overrides

@@ -21,8 +21,9 @@ from tuner.recipes import catalog, loading
 from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.zero import merge
+from tuner.zero.choice import open_config
+from tuner.zero.final_config import FinalConfig
 from tuner.zero.jsonfile import Document, parse
-from tuner.zero.merge import FinalConfig, open_config
 from tuner.zero.precision import decide
 
 GUIDE = Path(__file__).parent / "data" / "guide_ds_config.json"

@@ -20,9 +20,9 @@ from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
 from tuner.zero import merge
 from tuner.zero.choice import open_config
+from tuner.zero.final_config import FinalConfig
 from tuner.zero.jsonfile import Document, read
 from tuner.zero.lint import check
-from tuner.zero.merge import FinalConfig
 from tuner.zero.precision import decide
 from tuner.zero.unrunnable import DROPPED, INERT, UNRUNNABLE
 

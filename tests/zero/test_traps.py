@@ -21,8 +21,8 @@ from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.zero import merge
 from tuner.zero.choice import open_config
+from tuner.zero.final_config import FinalConfig
 from tuner.zero.jsonfile import parse
-from tuner.zero.merge import FinalConfig
 from tuner.zero.precision import decide
 
 

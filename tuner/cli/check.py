@@ -154,7 +154,7 @@ def _machine(
 ) -> None:
     """Check what the recipe and its config need of this machine; of others, say what cannot be seen from here."""
     from tuner.launch import preflight
-    from tuner.launch.resolve import Request
+    from tuner.launch.run import Request
 
     request = Request(name, change, deepspeed, allow_code=allow_code, ignore_fit=True)
     planned = report.attempt(lambda: targets.planned(request, *machines))
@@ -169,7 +169,8 @@ def _machine(
 def _settled(report: Report, loaded: Recipe, deepspeed: str | None, machines: targets.Machines) -> None:
     """Check the DeepSpeed config by itself, then what becomes of it and the recipe on the machines."""
     from tuner.launch import fitting
-    from tuner.launch.resolve_recipe import ResolvedRecipe, resolve_recipe
+    from tuner.launch.resolve_recipe import resolve_recipe
+    from tuner.launch.run import ResolvedRecipe
     from tuner.zero import choice
 
     is_auto = choice.chosen(loaded, deepspeed)[0] == choice.AUTO

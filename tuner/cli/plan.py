@@ -13,9 +13,9 @@ from tuner.cli.options import override_options, overrides
 from tuner.errors import UsageError, visible
 
 if TYPE_CHECKING:
-    from tuner.fit.advice import Fit, Machines
     from tuner.fit.communication import Cluster
     from tuner.fit.gpu_catalog import KnownGpu
+    from tuner.fit.levels import Fit, Machines
     from tuner.fit.summary import Report
     from tuner.launch.steps import Steps
     from tuner.recipes.recipe import Recipe
@@ -89,7 +89,7 @@ def _machines(
 ) -> tuple[Machines, KnownGpu | None, str]:
     """Return the machines that the flags mean, where they are silent those that are here, and what to call them."""
     from tuner.fit import gpu_catalog, sizes
-    from tuner.fit.advice import Machines
+    from tuner.fit.levels import Machines
     from tuner.machine.hardware import Gpu, Hardware, detect
     from tuner.zero import precision
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
+from tuner.cli.announce import announce
 from tuner.cli.options import ONE_VALUE, override_options, overrides
 from tuner.cli.say import say
-from tuner.cli.train import announce
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from tuner.launch.resolve import ResolvedRun
+    from tuner.launch.run import ResolvedRun
     from tuner.launch.sbatch import Job
     from tuner.machine.hardware import Hardware
 
@@ -94,7 +94,8 @@ def command(
     from datetime import datetime
 
     from tuner.launch import preflight, sbatch
-    from tuner.launch.resolve import WORK_DIRS, Request, resolve_run
+    from tuner.launch.resolve import WORK_DIRS, resolve_run
+    from tuner.launch.run import Request
     from tuner.machine.topology import Topology
 
     if gpus_per_node and tasks_per_node not in (None, gpus_per_node):

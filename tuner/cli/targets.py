@@ -16,7 +16,7 @@ from tuner.cli import complete
 from tuner.errors import TunerError, UsageError
 
 if TYPE_CHECKING:
-    from tuner.launch.resolve import Request, ResolvedRun
+    from tuner.launch.run import Request, ResolvedRun
     from tuner.machine.hardware import Gpu, Hardware
     from tuner.machine.topology import Topology
     from tuner.recipes.diff import Section

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
+from tuner.cli.announce import announce
 from tuner.cli.options import Finite, override_options, overrides
 from tuner.cli.say import say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from tuner.launch.resolve import ResolvedRun
+    from tuner.launch.run import ResolvedRun
 
 LAUNCHERS = ("torchrun", "slurm", "none")
 
@@ -94,7 +95,8 @@ def command(
     from datetime import datetime
 
     from tuner.launch import preflight
-    from tuner.launch.resolve import Request, resolve_run
+    from tuner.launch.resolve import resolve_run
+    from tuner.launch.run import Request
     from tuner.machine import hardware, slurm
     from tuner.machine.topology import LaunchFlags
 
@@ -133,27 +135,6 @@ def command(
     if run.topology.leads:
         announce(run, warnings)
     sys.exit(execute(run))
-
-
-def announce(run: ResolvedRun, warnings: tuple[str, ...]) -> None:
-    """Say in a few lines what is about to run, and every warning: the run's, and those of the machine."""
-    why = f" ({run.level_reason})" if run.level_reason else ""
-    from tuner.launch import fitting
-
-    batch = run.batch
-    memory = [f"memory: {fitting.describe(run.fit)}"] if run.fit and run.fit.fits else []
-    lines = [
-        f"{run.recipe.name} on {run.hardware.describe()}; {run.topology.describe()}",
-        f"DeepSpeed: {run.level}{why}; {run.precision.dtype}: {run.precision.reason}",
-        f"batch: {batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks = {batch.global_batch}",
-        f"steps: {run.steps.describe()}",
-        *memory,
-        f"run directory: {run.run_path}",
-        *run.notes,
-        *(f"WARNING: {warning}" for warning in (*run.warnings, *warnings)),
-    ]
-    for line in lines:
-        say(line, err=True)
 
 
 def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.fit.estimate import LEVELS, Level, Peak, peak
+from tuner.fit.estimate import peak
+from tuner.fit.levels import LEVELS, Fit, Level, Machines
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.objective import least_batch_size
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig
@@ -18,55 +19,6 @@ _LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set
 _QLORA_FLAGS = '--set "quantization=dict(bits=4)"'
 _SHORTEST = 256
 _MOST_GPUS = 4096
-
-
-@dataclass(frozen=True)
-class Machines:
-    """`num_nodes` nodes alike; sizes in bytes. host_bytes 0: not known, so the host is not judged."""
-
-    gpus_per_node: int
-    gpu_bytes: int
-    num_nodes: int = 1
-    host_bytes: int = 0
-    weight_bytes: int = 2
-
-    @property
-    def world_size(self) -> int:
-        return self.gpus_per_node * self.num_nodes
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A level, what it needs, and whether that is there."""
-
-    level: str
-    peak: Peak
-    machines: Machines
-
-    @property
-    def spare_gpu_bytes(self) -> float:
-        """What is left on a GPU; below 0: what is missing."""
-        return self.machines.gpu_bytes - self.peak.gpu_bytes
-
-    @property
-    def spare_host_bytes(self) -> float:
-        return self.machines.host_bytes - self.peak.host_bytes if self.machines.host_bytes else 0.0
-
-    @property
-    def fits(self) -> bool:
-        return self.spare_gpu_bytes >= 0 and self.spare_host_bytes >= 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values; sizes are whole bytes."""
-        gpu = {name: int(size) for name, size in self.peak.gpu.items()}
-        return {
-            "gpu_bytes": {"model_states": int(self.peak.model_states), **gpu, "total": sum(gpu.values())},
-            "host_bytes": int(self.peak.host_bytes),
-            "host": {name: int(size) for name, size in self.peak.host.items()},
-            "fits": self.fits,
-            "spare_gpu_bytes": int(self.spare_gpu_bytes),
-            "spare_host_bytes": int(self.spare_host_bytes) if self.machines.host_bytes else None,
-        }
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def traffic(
     and again for the backward of every micro-batch, and the gradients of every micro-batch.
 
     Args:
-        level: A level of `fit.estimate.LEVELS`, or `HIERARCHICAL`.
+        level: A level of `fit.levels.LEVELS`, or `HIERARCHICAL`.
         trainable_bytes: 16-bit bytes of the trained weights (their gradients are as large).
         frozen_bytes: Bytes of the frozen weights as they are stored, without what every rank keeps whole.
         world_size: Ranks.

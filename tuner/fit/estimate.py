@@ -9,25 +9,13 @@ and transformers 5.23 on live tensor storages; CONTEXT_BYTES and FRAGMENTATION a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 from tuner.fit import activations
 from tuner.fit.activations import Work
+from tuner.fit.levels import Level, Peak
 from tuner.fit.trainable import Parameters, count
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
-
-LEVELS = (
-    "none",
-    "deepspeed_zero1",
-    "deepspeed_zero2",
-    "deepspeed_zero2_offload",
-    "deepspeed_zero3",
-    "deepspeed_zero3_offload",
-)
-"""From the fastest to the one that needs the least GPU memory, as Hugging Face's DeepSpeed guide orders them."""
-
 
 CONTEXT_BYTES = 1_200_000_000
 """CUDA context, cuBLAS workspaces and NCCL buffers of one process."""
@@ -35,81 +23,8 @@ FRAGMENTATION = 0.05
 """The part of what is allocated that the caching allocator holds without use."""
 PROCESS_BYTES = 3_000_000_000
 """Host memory of one rank: interpreter, libraries, data."""
-_ALLGATHER_BUCKET = 200_000_000
-_MAX_LIVE = 1_000_000_000
-_SUB_GROUP = 1_000_000_000
 _STATE_BYTES = {"SGD": 0, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "PagedAdamW8bit": 2}
 """Bytes of an optimizer's own state a trained parameter; Adam's two moments (8) for those not named."""
-
-
-@dataclass(frozen=True)
-class Level:
-    """What of a DeepSpeed config costs memory. Bucket sizes count elements."""
-
-    stage: int
-    offload_optimizer: bool = False
-    offload_param: bool = False
-    overlap: bool = False
-    reduce_bucket: int = 500_000_000
-    allgather_bucket: int = _ALLGATHER_BUCKET
-    prefetch: int = 50_000_000
-    max_live: int = _MAX_LIVE
-    sub_group: int = _SUB_GROUP
-    hpz: int = 1
-
-    @classmethod
-    def of_preset(cls, name: str, hidden_size: int) -> Level:
-        """Return what one of our presets (or 'none') means; its buckets are h^2 and 0.9 h^2."""
-        stage = 0 if name == "none" else int(name.removeprefix("deepspeed_zero")[0])
-        offloads, square = name.endswith("_offload"), hidden_size * hidden_size
-        return cls(stage, offloads, offloads and stage == 3, stage == 3, square, prefetch=int(0.9 * square))
-
-    @classmethod
-    def of_config(cls, config: Mapping[str, Any]) -> Level:
-        """Return what a final DeepSpeed config, which holds no 'auto', means; DeepSpeed's defaults elsewhere."""
-        zero = config.get("zero_optimization") or {}
-        stage = int(zero.get("stage", 0))
-
-        def held(key: str, default: int) -> int:
-            return int(zero.get(key, zero.get(f"stage3_{key}", default)))
-
-        return cls(
-            stage,
-            _offloaded(zero, "offload_optimizer"),
-            stage == 3 and _offloaded(zero, "offload_param"),
-            bool(zero.get("overlap_comm", stage == 3)),
-            held("reduce_bucket_size", 500_000_000),
-            held("allgather_bucket_size", 500_000_000),
-            held("prefetch_bucket_size", 50_000_000),
-            held("max_live_parameters", _MAX_LIVE),
-            held("sub_group_size", _SUB_GROUP),
-            held("zero_hpz_partition_size", 1),
-        )
-
-
-def _offloaded(zero: Mapping[str, Any], block: str) -> bool:
-    return (zero.get(block) or {}).get("device", "none") not in ("none", None)
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Bytes of one GPU at the peak of a step, and of one host. `gpu` and `host` hold the lines; their sums are totals.
-
-    `model_states` are weights, gradients and optimizer states at the end of backward, by the published formulas.
-    """
-
-    gpu: dict[str, float]
-    host: dict[str, float]
-    model_states: float
-    notes: tuple[str, ...] = field(default=())
-
-    @property
-    def gpu_bytes(self) -> float:
-        return sum(self.gpu.values())
-
-    @property
-    def host_bytes(self) -> float:
-        return sum(self.host.values())
 
 
 def peak(

@@ -10,9 +10,10 @@ from typing import Any
 
 from tuner.errors import ModelError
 from tuner.fit import activations, communication
-from tuner.fit.advice import Change, Fit, Machines, changes, levels, recommended
+from tuner.fit.advice import Change, changes, levels, recommended
 from tuner.fit.communication import HIERARCHICAL, Cluster, StepTime, Traffic
 from tuner.fit.estimate import frozen_bytes
+from tuner.fit.levels import Fit, Machines
 from tuner.fit.parameters import active_parameters, num_parameters
 from tuner.fit.trainable import Parameters, count
 from tuner.recipes.architecture import Architecture

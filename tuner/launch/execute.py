@@ -7,7 +7,8 @@ from contextlib import nullcontext
 
 from tuner.launch import render, retry, supervise
 from tuner.launch.events import Events
-from tuner.launch.resolve import ResolvedRun
+from tuner.launch.resolve import resolve_run
+from tuner.launch.run import ResolvedRun
 from tuner.machine import leftovers, slurm
 from tuner.report import end
 from tuner.runs import directory, lock
@@ -37,7 +38,7 @@ def execute(resolved: ResolvedRun) -> int:
                     grace_s=resolved.request.grace_s,
                     shows_rank_0=not prints_events,  # its lines are in its log
                 )
-            following = retry.next_attempt(resolved, run, code)
+            following = retry.next_attempt(resolved, run, code, resolve_run)
             if following is None:
                 if leads:
                     end.write(run)

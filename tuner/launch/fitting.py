@@ -11,9 +11,9 @@ from typing import Any
 
 from tuner.errors import MachineError
 from tuner.fit import activations, advice, gpu_catalog
-from tuner.fit.advice import Fit, Machines
 from tuner.fit.communication import step_flops
-from tuner.fit.estimate import Level, peak
+from tuner.fit.estimate import peak
+from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.fit.trainable import count

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tuner.errors import UsageError
 from tuner.fit.advice import smaller_batches
-from tuner.fit.estimate import LEVELS, Level
+from tuner.fit.levels import LEVELS, Level
 from tuner.machine.topology import Topology
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, PORT, SHARED_MEMORY

@@ -12,7 +12,7 @@ from typing import Any
 from tuner import __version__
 from tuner.files import dump_json
 from tuner.launch import fitting, remedies
-from tuner.launch.resolve import ResolvedRun
+from tuner.launch.run import ResolvedRun
 from tuner.machine.hardware import tool_path
 from tuner.machine.libraries import versions
 from tuner.machine.topology import Topology

@@ -6,77 +6,26 @@ What the ranks are given of it (argv, environment, the files of the run director
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from tuner.files import dump_json, sha256
 from tuner.launch import counting, recipe_changes, remedies, resuming
-from tuner.launch.resolve_recipe import ResolvedRecipe, resolve_recipe
+from tuner.launch.resolve_recipe import resolve_recipe
+from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware
-from tuner.machine.topology import LaunchFlags, Topology, resolve
+from tuner.machine.topology import Topology, resolve
 from tuner.recipes import loading, paths
-from tuner.recipes.recipe import Overrides, Recipe
+from tuner.recipes.recipe import Recipe
 from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
-from tuner.runs.resume_point import LoadAs, ResumePoint, resume_from
+from tuner.runs.resume_point import LoadAs, resume_from
 
 WORK_DIRS = Path("work_dirs")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for."""
-
-    recipe: str | None
-    overrides: Overrides = field(default_factory=Overrides)
-    deepspeed: str | None = None
-    flags: LaunchFlags = field(default_factory=LaunchFlags)
-    work_dir: Path | None = None
-    resume: str | None = None
-    resume_weights: bool = False
-    allow_code: bool = False
-    ignore_fit: bool = False
-    command: tuple[str, ...] = ()
-    on_oom: str = "stop"
-    max_restarts: int = 0
-    attempts: tuple[dict[str, Any], ...] = ()
-    """What ended the earlier attempts of this start, with --on-oom retry or --max-restarts."""
-    grace_s: float = 300.0
-    """What ranks that are told to stop have, to finish the step and save, before they are killed."""
-    prints_events: bool = False
-    """Standard output gets one JSON object for each thing that happens, in place of what rank 0 prints."""
-
-
-@dataclass(frozen=True)
-class ResolvedRun(ResolvedRecipe):
-    """What would run: --dry-run prints it, and without --dry-run it is started.
-
-    Args:
-        environ: The variables of this process; they may hold secrets, and none is written down.
-        recipe_as_run: The recipe that anybody can run again: with absolute paths, and the DeepSpeed config by value.
-        run_path: The run directory.
-        is_known_run: It is that of an earlier attempt, with which this one goes on.
-        resume: None of a run that starts new, or again.
-        state: What this run's checkpoints are made of: see `resuming.state_of`.
-        launch_id: Tells this launch from earlier ones in the same directory; the same for all its tasks and nodes.
-        notes: What to say of the recipe and of what it goes on from.
-    """
-
-    request: Request
-    environ: Mapping[str, str] = field(repr=False)
-    recipe_as_run: Recipe
-    steps: Steps
-    run_path: Path
-    is_known_run: bool
-    resume: ResumePoint | None
-    state: Mapping[str, Any]
-    started: datetime
-    launch_id: str
-    notes: tuple[str, ...]
 
 
 def resolve_run(

@@ -5,38 +5,12 @@ It looks at no machine and no disk beyond the JSON that was chosen, and starts n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from tuner.fit.advice import Fit
 from tuner.launch import fitting
+from tuner.launch.run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.recipe import Recipe
 from tuner.zero import choice, merge, precision
-from tuner.zero.jsonfile import Document
-
-
-@dataclass(frozen=True)
-class ResolvedRecipe:
-    """A recipe on machines; `level_reason` says why `auto` took this level, None where it was named.
-
-    Args:
-        document: The DeepSpeed config as it was chosen.
-        final: The one that training uses.
-        fit: None without a GPU, or where the model's size is not known.
-    """
-
-    recipe: Recipe
-    topology: Topology
-    hardware: Hardware
-    batch: Batch
-    precision: precision.Precision
-    document: Document
-    final: merge.FinalConfig
-    level: str
-    level_reason: str | None
-    fit: Fit | None
-    warnings: tuple[str, ...]
 
 
 def resolve_recipe(

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
-from tuner.fit.estimate import LEVELS
-from tuner.launch.resolve_recipe import ResolvedRecipe
+from tuner.fit.levels import LEVELS
+from tuner.launch.run import ResolvedRecipe
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.objective import least_batch_size
 from tuner.recipes.origin import Kind, Origin, Place
@@ -24,7 +24,7 @@ from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice
-from tuner.zero.merge import FinalConfig
+from tuner.zero.final_config import FinalConfig
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 from tuner.errors import DiskError, TunerError
 from tuner.launch import nodes, preflight
 from tuner.launch.remedies import Lighter, lighter
-from tuner.launch.resolve import Request, ResolvedRun, resolve_run
+from tuner.launch.run import Request, ResolvedRun
+from tuner.machine.hardware import Hardware
 from tuner.runs import attempts, checkpoints
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
 from tuner.runs.directory import RunDirectory
@@ -30,19 +31,24 @@ _MAY_PASS = (1, 124)
 """A crash and a hang; above 128 a rank was killed. All other codes are a mistake, a full disk, or a stop."""
 
 
+Resolve = Callable[[Request, Mapping[str, str], Hardware, datetime], ResolvedRun]
+"""As `resolve.resolve_run`."""
+
+
 class _Refused(Exception):
     """Why there is no other attempt."""
 
 
-def next_attempt(resolved: ResolvedRun, run: RunDirectory, code: int) -> ResolvedRun | None:
+def next_attempt(resolved: ResolvedRun, run: RunDirectory, code: int, resolve: Resolve) -> ResolvedRun | None:
     """Return the next attempt, or None: nobody asked for one, it would not help, or it may not be.
 
     Args:
         code: How this node's attempt ended.
+        resolve: Decides about a request.
     """
     request = resolved.request
     if request.max_restarts and resolved.topology.num_nodes > 1:
-        return _with_other_nodes(resolved, run, code)
+        return _with_other_nodes(resolved, run, code, resolve)
     flag = ON_OOM if request.on_oom == "retry" else RESTARTS
     if not code or (flag == RESTARTS and not request.max_restarts):
         return None
@@ -52,17 +58,17 @@ def next_attempt(resolved: ResolvedRun, run: RunDirectory, code: int) -> Resolve
         if "signal" in status:  # who asked a run to stop does not want it to start again
             return None
         if request.on_oom == "retry" and (change := _lighter(resolved, failure)):
-            return _announced(_resolve_lighter(resolved, run, failure, change), ON_OOM)
+            return _announced(_resolve_lighter(resolved, run, failure, change, resolve), ON_OOM)
         flag = RESTARTS
         if not request.max_restarts or not _may_pass(code, failure):
             return None
-        return _announced(_resolve_again(resolved, run, failure), RESTARTS)
+        return _announced(_resolve_again(resolved, run, failure, resolve), RESTARTS)
     except (TunerError, _Refused) as error:
         _print(f"{flag}: not possible: {error}")
     return None
 
 
-def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int) -> ResolvedRun | None:
+def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int, resolve: Resolve) -> ResolvedRun | None:
     """Return what all nodes do next: node 0 decides when the ranks of every node have ended."""
     topology, objection = resolved.topology, None
     patience_s = nodes.patience_s(resolved.recipe.config.train_cfg.hang_timeout, resolved.request.grace_s)
@@ -75,7 +81,7 @@ def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int) -> Re
         if topology.leads:
             if refusal := objection or nodes.objection(run, topology.num_nodes, patience_s):
                 raise _Refused(refusal)
-            return _announced(_resolve_again(resolved, run, failure), RESTARTS)
+            return _announced(_resolve_again(resolved, run, failure, resolve), RESTARTS)
         if objection:
             return None
         launch_id, refusal = nodes.decision(run, resolved.launch_id, patience_s)
@@ -98,7 +104,9 @@ def _may_pass(code: int, failure: Mapping[str, Any]) -> bool:
     return (code in _MAY_PASS or code > 128) and failure.get("cause") not in _COMES_AGAIN
 
 
-def _resolve_again(resolved: ResolvedRun, run: RunDirectory, failure: Mapping[str, Any]) -> ResolvedRun:
+def _resolve_again(
+    resolved: ResolvedRun, run: RunDirectory, failure: Mapping[str, Any], resolve: Resolve
+) -> ResolvedRun:
     """Return the same attempt once more; a checkpoint is hashed once, for it and for the question of progress.
 
     Raises:
@@ -108,7 +116,7 @@ def _resolve_again(resolved: ResolvedRun, run: RunDirectory, failure: Mapping[st
     limit = resolved.request.max_restarts
     if refusal := attempts.too_often(len(restarts), limit):
         raise _Refused(refusal)
-    again = _resolve(_same_request(resolved, failure), resolved)
+    again = _resolve(_same_request(resolved, failure), resolved, resolve)
     saved_step = again.resume.checkpoint.step if again.resume else 0
     if refusal := attempts.refusal(run, len(restarts), limit, saved_step):
         raise _Refused(refusal)
@@ -124,6 +132,7 @@ def _resolve_lighter(
     run: RunDirectory,
     failure: Mapping[str, Any],
     change: Lighter,
+    resolve: Resolve,
 ) -> ResolvedRun:
     asked = _same_request(resolved, failure)
     pairs = (*asked.overrides.pairs, *((ON_OOM, text) for text in change.sets))
@@ -134,9 +143,9 @@ def _resolve_lighter(
         command=(*asked.command, *change.flags) if asked.command else (),
     )
     with contextlib.suppress(IncompatibleStates):  # another error where all are damaged: nobody asked to begin anew
-        return _resolve(request, resolved)
+        return _resolve(request, resolved, resolve)
     checkpoints.set_aside(run.checkpoints, len(request.attempts))
-    return _resolve(request, resolved)
+    return _resolve(request, resolved, resolve)
 
 
 def _same_request(resolved: ResolvedRun, failure: Mapping[str, Any]) -> Request:
@@ -153,8 +162,8 @@ def _same_request(resolved: ResolvedRun, failure: Mapping[str, Any]) -> Request:
     )
 
 
-def _resolve(request: Request, resolved: ResolvedRun) -> ResolvedRun:
-    following = resolve_run(request, resolved.environ, resolved.hardware, datetime.now().astimezone())
+def _resolve(request: Request, resolved: ResolvedRun, resolve: Resolve) -> ResolvedRun:
+    following = resolve(request, resolved.environ, resolved.hardware, datetime.now().astimezone())
     preflight.check(following)
     return following
 

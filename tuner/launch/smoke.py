@@ -18,7 +18,8 @@ from typing import Any
 from tuner.errors import ModelError, TunerError
 from tuner.files import disk_errors, write_text
 from tuner.launch import preflight, render, supervise
-from tuner.launch.resolve import Request, ResolvedRun, resolve_run
+from tuner.launch.resolve import resolve_run
+from tuner.launch.run import Request, ResolvedRun
 from tuner.machine import hardware, leftovers
 from tuner.machine.topology import LaunchFlags, without_variables
 from tuner.recipes import loading, paths

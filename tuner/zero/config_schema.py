@@ -12,7 +12,7 @@ import operator
 from pathlib import Path
 from typing import Any
 
-from tuner.zero.findings import show
+from tuner.zero.jsonfile import show
 
 Field = dict[str, Any]
 

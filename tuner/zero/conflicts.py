@@ -11,10 +11,9 @@ from typing import Any, Literal
 from tuner.errors import DeepSpeedConfigError, did_you_mean
 from tuner.recipes.merging import lookup
 from tuner.zero.config_schema import Field, schema
-from tuner.zero.findings import Findings, named, show
-from tuner.zero.jsonfile import Keys
-from tuner.zero.obsolete import is_off
-from tuner.zero.rules import RULES, ZERO, Config, device, stage
+from tuner.zero.findings import Findings
+from tuner.zero.jsonfile import Keys, named, show
+from tuner.zero.rules import RULES, ZERO, Config, device, is_off, stage
 from tuner.zero.unrunnable import DROPPED, INERT, UNRUNNABLE
 
 CheckBlock = Callable[[dict[str, Any], Keys, Field, Findings, str], dict[str, Any]]

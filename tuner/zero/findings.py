@@ -5,14 +5,11 @@ It knows no key and no rule.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from typing import Any
 
 from tuner.errors import DeepSpeedConfigError, together
 from tuner.zero.jsonfile import Document, Keys
 
-_MAX_SHOWN = 60
 Found = list[tuple[Keys, DeepSpeedConfigError]]
 """The key, and what is wrong with it; a warning is an error that nobody raises."""
 
@@ -63,14 +60,3 @@ class Findings:
     def _place(self, finding: tuple[Keys, DeepSpeedConfigError]) -> tuple[int, int]:
         place = self.document.place(finding[0])
         return place.line or 0, place.column or 0
-
-
-def show(value: Any) -> str:
-    """Return a value as JSON, cut to fit into a message."""
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-
-
-def named(keys: Keys, value: Any) -> str:
-    """Return `a.b = value` for a message."""
-    return f"{'.'.join(map(str, keys))} = {show(value)}"

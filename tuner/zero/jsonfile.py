@@ -23,6 +23,7 @@ MAX_DEPTH = 32
 # No config has more than some hundred; a megabyte of `1,` would take a second.
 MAX_VALUES = 5_000
 _MAX_NUMBER_LENGTH = 100
+_MAX_SHOWN = 60
 _INT_LIMIT = 2**63
 
 # Possessive, so that no input makes the matcher go back: a file is scanned once.
@@ -251,3 +252,14 @@ class _Parser:
             self.fail(f"{word} is not JSON", f"Write {_NEARLY[word]}.")
         fix = f'Write "{word.strip(chr(39))}" if it is text.' if word[:1].isalpha() or word[:1] == "'" else ""
         self.fail(f"expected a value, found {self.seen()}", fix or "Write a number, a string, true, false or null.")
+
+
+def show(value: Any) -> str:
+    """Return a value as JSON, cut to fit into a message."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def named(keys: Keys, value: Any) -> str:
+    """Return `a.b = value` for a message."""
+    return f"{'.'.join(map(str, keys))} = {show(value)}"

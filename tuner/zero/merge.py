@@ -17,11 +17,9 @@ from tuner.recipes.origin import Keys, Origin, Overridden
 from tuner.recipes.recipe import Recipe
 from tuner.zero import blocks
 from tuner.zero.blocks import Wish
-from tuner.zero.choice import AUTO as AUTO
-from tuner.zero.choice import NONE
-from tuner.zero.choice import open_config as open_config
-from tuner.zero.choice import preset_name as preset_name
+from tuner.zero.choice import AUTO, NONE
 from tuner.zero.config_schema import schema
+from tuner.zero.final_config import FinalConfig
 from tuner.zero.jsonfile import Document
 from tuner.zero.lint import Checked, check, check_device
 from tuner.zero.precision import Precision
@@ -37,20 +35,6 @@ _UNKNOWN_HIDDEN_SIZE = {
     "stage3_param_persistence_threshold": 100_000,
 }
 """DeepSpeed 0.19.8's own defaults, written out where the hidden size is not known."""
-
-
-@dataclass(frozen=True)
-class FinalConfig:
-    """What training uses: strict JSON values, an origin for each leaf (dotted), and what was overridden."""
-
-    name: str
-    config: dict[str, Any]
-    origins: dict[str, Origin]
-    warnings: tuple[str, ...]
-    from_catalog: bool
-    """The values come from a preset or 'none', not from a user's JSON."""
-    config_warnings: tuple[str, ...]
-    """Those of the warnings that the config gives by itself, whatever the recipe and the machine."""
 
 
 def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware) -> FinalConfig:

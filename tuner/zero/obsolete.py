@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tuner.recipes.merging import lookup
-from tuner.zero.findings import Findings, named
+from tuner.zero.findings import Findings
+from tuner.zero.jsonfile import named
+from tuner.zero.rules import is_off
 
 # removed: an error when on, dropped aloud when off. inert: dropped aloud, whatever it holds.
 Kind = Literal["removed", "inert"]
@@ -104,10 +106,3 @@ def _zero_as_a_block(value: dict[str, Any], findings: Findings) -> None:
         what = f"{named(('zero_optimization',), setting)} is deprecated in DeepSpeed, which reads it as stage {stage}"
         findings.warn(("zero_optimization",), what, f'Write "zero_optimization": {{"stage": {stage}}}.')
         value["zero_optimization"] = {"stage": stage}
-
-
-def is_off(setting: Any, off: tuple[Any, ...] = ()) -> bool:
-    """Return whether a setting switches its feature off: a false value, or a block not enabled anywhere."""
-    if isinstance(setting, dict):
-        return not setting["enabled"] if "enabled" in setting else all(is_off(item) for item in setting.values())
-    return not setting or setting in off

@@ -40,6 +40,13 @@ def is_on(config: Config, *keys: str) -> bool:
     return lookup(config, keys) is True
 
 
+def is_off(setting: Any, off: tuple[Any, ...] = ()) -> bool:
+    """Return whether a setting switches its feature off: a false value, or a block not enabled anywhere."""
+    if isinstance(setting, dict):
+        return not setting["enabled"] if "enabled" in setting else all(is_off(item) for item in setting.values())
+    return not setting or setting in off
+
+
 def device(config: Config, block: str) -> str:
     return str(lookup(config, (ZERO, block, "device"), "none"))
 

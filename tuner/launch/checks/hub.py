@@ -13,7 +13,7 @@ from pathlib import Path
 from tuner.errors import DataError, MachineError, ModelError
 from tuner.launch.checks import Finding
 from tuner.launch.checks.model import missing_weights
-from tuner.launch.resolve import ResolvedRun
+from tuner.launch.run import ResolvedRun
 from tuner.recipes import paths
 from tuner.recipes.schema import Rows
 

@@ -18,7 +18,7 @@ from tuner.files import read_json_object
 from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import built, has_formula
 from tuner.launch.checks import Finding
-from tuner.launch.resolve import ResolvedRun
+from tuner.launch.run import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes import catalog, paths, template, vocabulary
 from tuner.recipes.architecture import Architecture

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from tuner.launch import steps
 from tuner.launch.checks import Finding
-from tuner.launch.resolve import ResolvedRun
+from tuner.launch.run import ResolvedRun
 from tuner.recipes import paths
 from tuner.recipes.schema import Dataset, Rows
 

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tuner.errors import DiskError, MachineError
-from tuner.fit.estimate import PROCESS_BYTES, Level, peak, state_bytes
+from tuner.fit.estimate import PROCESS_BYTES, peak, state_bytes
+from tuner.fit.levels import Level
 from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
 from tuner.launch.checks import Finding
-from tuner.launch.resolve import ResolvedRun
+from tuner.launch.run import ResolvedRun
 from tuner.machine import hardware
 from tuner.recipes import paths
 from tuner.runs.checkpoints import unfinished

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tuner.errors import MachineError
 from tuner.launch.checks import Finding
-from tuner.launch.resolve import ResolvedRun
+from tuner.launch.run import ResolvedRun
 from tuner.machine import libraries, slurm
 from tuner.recipes import paths
 from tuner.zero import needs

@@ -20,7 +20,7 @@ from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
 from tuner.launch.checks import Finding
 from tuner.launch.checks.storage import existing
-from tuner.launch.resolve import ResolvedRun
+from tuner.launch.run import ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.hardware import Hardware
 from tuner.zero import needs

@@ -1,0 +1,139 @@
+"""The ZeRO levels, what of each costs memory, and whether one fits: data that `estimate` and `advice` make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LEVELS = (
+    "none",
+    "deepspeed_zero1",
+    "deepspeed_zero2",
+    "deepspeed_zero2_offload",
+    "deepspeed_zero3",
+    "deepspeed_zero3_offload",
+)
+"""From the fastest to the one that needs the least GPU memory, as Hugging Face's DeepSpeed guide orders them."""
+_ALLGATHER_BUCKET = 200_000_000
+_MAX_LIVE = 1_000_000_000
+_SUB_GROUP = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Level:
+    """What of a DeepSpeed config costs memory. Bucket sizes count elements."""
+
+    stage: int
+    offload_optimizer: bool = False
+    offload_param: bool = False
+    overlap: bool = False
+    reduce_bucket: int = 500_000_000
+    allgather_bucket: int = _ALLGATHER_BUCKET
+    prefetch: int = 50_000_000
+    max_live: int = _MAX_LIVE
+    sub_group: int = _SUB_GROUP
+    hpz: int = 1
+
+    @classmethod
+    def of_preset(cls, name: str, hidden_size: int) -> Level:
+        """Return what one of our presets (or 'none') means; its buckets are h^2 and 0.9 h^2."""
+        stage = 0 if name == "none" else int(name.removeprefix("deepspeed_zero")[0])
+        offloads, square = name.endswith("_offload"), hidden_size * hidden_size
+        return cls(stage, offloads, offloads and stage == 3, stage == 3, square, prefetch=int(0.9 * square))
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> Level:
+        """Return what a final DeepSpeed config, which holds no 'auto', means; DeepSpeed's defaults elsewhere."""
+        zero = config.get("zero_optimization") or {}
+        stage = int(zero.get("stage", 0))
+
+        def held(key: str, default: int) -> int:
+            return int(zero.get(key, zero.get(f"stage3_{key}", default)))
+
+        return cls(
+            stage,
+            _offloaded(zero, "offload_optimizer"),
+            stage == 3 and _offloaded(zero, "offload_param"),
+            bool(zero.get("overlap_comm", stage == 3)),
+            held("reduce_bucket_size", 500_000_000),
+            held("allgather_bucket_size", 500_000_000),
+            held("prefetch_bucket_size", 50_000_000),
+            held("max_live_parameters", _MAX_LIVE),
+            held("sub_group_size", _SUB_GROUP),
+            held("zero_hpz_partition_size", 1),
+        )
+
+
+def _offloaded(zero: Mapping[str, Any], block: str) -> bool:
+    return (zero.get(block) or {}).get("device", "none") not in ("none", None)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes of one GPU at the peak of a step, and of one host. `gpu` and `host` hold the lines; their sums are totals.
+
+    `model_states` are weights, gradients and optimizer states at the end of backward, by the published formulas.
+    """
+
+    gpu: dict[str, float]
+    host: dict[str, float]
+    model_states: float
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def gpu_bytes(self) -> float:
+        return sum(self.gpu.values())
+
+    @property
+    def host_bytes(self) -> float:
+        return sum(self.host.values())
+
+
+@dataclass(frozen=True)
+class Machines:
+    """`num_nodes` nodes alike; sizes in bytes. host_bytes 0: not known, so the host is not judged."""
+
+    gpus_per_node: int
+    gpu_bytes: int
+    num_nodes: int = 1
+    host_bytes: int = 0
+    weight_bytes: int = 2
+
+    @property
+    def world_size(self) -> int:
+        return self.gpus_per_node * self.num_nodes
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A level, what it needs, and whether that is there."""
+
+    level: str
+    peak: Peak
+    machines: Machines
+
+    @property
+    def spare_gpu_bytes(self) -> float:
+        """What is left on a GPU; below 0: what is missing."""
+        return self.machines.gpu_bytes - self.peak.gpu_bytes
+
+    @property
+    def spare_host_bytes(self) -> float:
+        return self.machines.host_bytes - self.peak.host_bytes if self.machines.host_bytes else 0.0
+
+    @property
+    def fits(self) -> bool:
+        return self.spare_gpu_bytes >= 0 and self.spare_host_bytes >= 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values; sizes are whole bytes."""
+        gpu = {name: int(size) for name, size in self.peak.gpu.items()}
+        return {
+            "gpu_bytes": {"model_states": int(self.peak.model_states), **gpu, "total": sum(gpu.values())},
+            "host_bytes": int(self.peak.host_bytes),
+            "host": {name: int(size) for name, size in self.peak.host.items()},
+            "fits": self.fits,
+            "spare_gpu_bytes": int(self.spare_gpu_bytes),
+            "spare_host_bytes": int(self.spare_host_bytes) if self.machines.host_bytes else None,
+        }

@@ -1,0 +1,94 @@
+"""What a user asks for, and what it was resolved to, as data: `resolve_recipe` and `resolve` make it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tuner.fit.levels import Fit
+from tuner.launch.steps import Steps
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import Batch, LaunchFlags, Topology
+from tuner.recipes.recipe import Overrides, Recipe
+from tuner.runs.resume_point import ResumePoint
+from tuner.zero.final_config import FinalConfig
+from tuner.zero.jsonfile import Document
+from tuner.zero.precision import Precision
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    recipe: str | None
+    overrides: Overrides = field(default_factory=Overrides)
+    deepspeed: str | None = None
+    flags: LaunchFlags = field(default_factory=LaunchFlags)
+    work_dir: Path | None = None
+    resume: str | None = None
+    resume_weights: bool = False
+    allow_code: bool = False
+    ignore_fit: bool = False
+    command: tuple[str, ...] = ()
+    on_oom: str = "stop"
+    max_restarts: int = 0
+    attempts: tuple[dict[str, Any], ...] = ()
+    """What ended the earlier attempts of this start, with --on-oom retry or --max-restarts."""
+    grace_s: float = 300.0
+    """What ranks that are told to stop have, to finish the step and save, before they are killed."""
+    prints_events: bool = False
+    """Standard output gets one JSON object for each thing that happens, in place of what rank 0 prints."""
+
+
+@dataclass(frozen=True)
+class ResolvedRecipe:
+    """A recipe on machines; `level_reason` says why `auto` took this level, None where it was named.
+
+    Args:
+        document: The DeepSpeed config as it was chosen.
+        final: The one that training uses.
+        fit: None without a GPU, or where the model's size is not known.
+    """
+
+    recipe: Recipe
+    topology: Topology
+    hardware: Hardware
+    batch: Batch
+    precision: Precision
+    document: Document
+    final: FinalConfig
+    level: str
+    level_reason: str | None
+    fit: Fit | None
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ResolvedRun(ResolvedRecipe):
+    """What would run: --dry-run prints it, and without --dry-run it is started.
+
+    Args:
+        environ: The variables of this process; they may hold secrets, and none is written down.
+        recipe_as_run: The recipe that anybody can run again: with absolute paths, and the DeepSpeed config by value.
+        run_path: The run directory.
+        is_known_run: It is that of an earlier attempt, with which this one goes on.
+        resume: None of a run that starts new, or again.
+        state: What this run's checkpoints are made of: see `resuming.state_of`.
+        launch_id: Tells this launch from earlier ones in the same directory; the same for all its tasks and nodes.
+        notes: What to say of the recipe and of what it goes on from.
+    """
+
+    request: Request
+    environ: Mapping[str, str] = field(repr=False)
+    recipe_as_run: Recipe
+    steps: Steps
+    run_path: Path
+    is_known_run: bool
+    resume: ResumePoint | None
+    state: Mapping[str, Any]
+    started: datetime
+    launch_id: str
+    notes: tuple[str, ...]
