@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.command import Tuner
 from tuner.recipes import catalog, loading
-from tuner.recipes.paths import _RELATIVES
+from tuner.recipes.path_checks import _RELATIVES
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.recipe_file import read_file
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.hostile import strategies, watch
 from tuner.errors import TunerError
 from tuner.machine.topology import LAUNCHERS, LaunchFlags, resolve
-from tuner.recipes import catalog, loading, paths
+from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints, directory
 from tuner.zero import choice, jsonfile, lint
@@ -139,8 +139,8 @@ def _name(folder: Path, text: str) -> None:
         lambda: choice.open_config(text, "--deepspeed"),
         lambda: catalog.chat_template(text),
         lambda: catalog.asset(f"package:{text}"),
-        lambda: paths.check_model(loading.load(TINY, Overrides(model=text)).config),
-        lambda: paths.check_data(loading.load(TINY, Overrides(data=text)).config),
+        lambda: path_checks.check_model(loading.load(TINY, Overrides(model=text)).config),
+        lambda: path_checks.check_data(loading.load(TINY, Overrides(data=text)).config),
         lambda: checkpoints.require_valid(folder / text),
         lambda: directory.check_free(folder / text, resume=False),
     )

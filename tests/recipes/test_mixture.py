@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import DataError, RecipeError
-from tuner.recipes import catalog, loading, paths
+from tuner.recipes import catalog, loading, path_checks, paths
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Dataset, Share
 
@@ -197,7 +197,7 @@ def test_files_of_a_mixture_are_checked_each_by_its_place(tmp_path: Path) -> Non
     made = "dict(part='alpaca'), dict(path='good.jsonl'), dict(path='god.jsonl')"
 
     with pytest.raises(DataError, match=r"'god.jsonl' does not exist") as caught:
-        paths.check_data(loading.load(write(f"mixture=[{made}]")).config)
+        path_checks.check_data(loading.load(write(f"mixture=[{made}]")).config)
 
     assert caught.value.where == "train_dataloader.dataset.mixture[2].path"
     assert "good.jsonl" in str(caught.value.fix)
@@ -218,13 +218,13 @@ def test_a_pattern_is_data_where_a_file_matches_it(tmp_path: Path) -> None:
     config = loading.load("tiny_full_sample_e1", Overrides(data="data/*.jsonl")).config
 
     with pytest.raises(DataError, match="does not exist"):
-        paths.check_data(config)
+        path_checks.check_data(config)
 
     Path("data").mkdir()
     Path("data/a.jsonl").write_text("{}\n")
-    paths.check_data(config)
+    path_checks.check_data(config)
 
 
 def test_files_on_the_hub_are_not_local() -> None:
     assert paths.local("hf://datasets/owner/name/*.parquet") is None
-    paths.check_data(loading.load("tiny_full_medical_e1").config)
+    path_checks.check_data(loading.load("tiny_full_medical_e1").config)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tuner.errors import ModelError, RecipeError
-from tuner.recipes import catalog, loading, paths
+from tuner.recipes import catalog, loading, path_checks, paths
 from tuner.recipes.recipe import Overrides
 
 ASSETS = catalog.CONFIGS / "assets" / "tiny"
@@ -199,7 +199,7 @@ def test_a_run_without_a_result_is_refused_with_its_newest_checkpoint() -> None:
     Path("runs/sft/recipe.py").write_text("")
 
     with pytest.raises(ModelError, match="has no result yet") as caught:
-        paths.check_model(loading.load("runs/sft", Overrides(data="my.jsonl")).config)
+        path_checks.check_model(loading.load("runs/sft", Overrides(data="my.jsonl")).config)
 
     assert "--resume runs/sft, or name a checkpoint of it: runs/sft/checkpoints/checkpoint-10" in str(caught.value)
 
@@ -217,7 +217,7 @@ def test_an_adapter_goes_on_with_its_own_rank_and_base(given: dict[str, str]) ->
         **{key: LORA[key] for key in ("r", "lora_alpha", "lora_dropout", "target_modules", "use_dora", "use_rslora")},
         "modules_to_save": None,
     }
-    paths.check_model(found)
+    path_checks.check_model(found)
 
 
 def test_an_adapter_may_stand_in_a_recipe_file_and_again_in_the_runs_own_recipe() -> None:
@@ -236,7 +236,7 @@ def test_an_adapter_may_stand_in_a_recipe_file_and_again_in_the_runs_own_recipe(
     gone = loading.load("./run.py").config
     assert gone == found.config
     with pytest.raises(ModelError, match=r"holds no adapter_config\.json"):
-        paths.check_model(gone)
+        path_checks.check_model(gone)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError
-from tuner.recipes import catalog, loading, paths
+from tuner.recipes import catalog, loading, path_checks, paths
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
 
@@ -86,37 +86,37 @@ def test_any_text_is_an_id_or_a_path_or_refused(text: str) -> None:
 
 
 def test_a_model_of_the_package_and_one_of_the_hub_pass() -> None:
-    paths.check_model(config_with())
-    paths.check_model(config_with("Qwen/Qwen3-8B"))
+    path_checks.check_model(config_with())
+    path_checks.check_model(config_with("Qwen/Qwen3-8B"))
 
 
 def test_a_model_that_is_not_there_is_refused_with_the_nearest_folder(tmp_path: Path) -> None:
     (tmp_path / "my_model").mkdir()
 
     with pytest.raises(ModelError, match=r"does not exist\. In model\.path\. Did you mean '.*/my_model'"):
-        paths.check_model(config_with(str(tmp_path / "my_modl")))
+        path_checks.check_model(config_with(str(tmp_path / "my_modl")))
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("")
 
     with pytest.raises(ModelError, match="is no folder"):
-        paths.check_model(config_with(str(tmp_path / "model.safetensors")))
+        path_checks.check_model(config_with(str(tmp_path / "model.safetensors")))
 
 
 def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"holds no config\.json"):
-        paths.check_model(config_with(str(tmp_path)))
+        path_checks.check_model(config_with(str(tmp_path)))
 
     (tmp_path / "config.json").write_text("{}")
-    paths.check_model(config_with(str(tmp_path)))
+    path_checks.check_model(config_with(str(tmp_path)))
 
 
 def test_a_model_must_be_named() -> None:
     pairs = [("--set", "model.path=none")]
 
     with pytest.raises(ModelError, match=r"no model is named.*--model"):
-        paths.check_model(loading.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
+        path_checks.check_model(loading.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_model_that_is_only_code_is_refused_with_what_to_set(path: str, relati
     only_code = config.model_copy(update={"model": config.model.model_copy(update={"remote_code": True})})
 
     with pytest.raises(ModelError) as refusal:
-        paths.check_model(only_code)
+        path_checks.check_model(only_code)
 
     trust = "--set model.revision=<40-digit commit> --set model.trust_remote_code=True"
     assert f"transformers has no architecture for {path!r}" in str(refusal.value)
@@ -136,20 +136,20 @@ def test_a_model_that_is_only_code_is_refused_with_what_to_set(path: str, relati
 
 
 def test_data_of_the_package_and_of_the_hub_pass() -> None:
-    paths.check_data(config_with())
-    paths.check_data(config_with(data="tatsu-lab/alpaca"))
+    path_checks.check_data(config_with())
+    path_checks.check_data(config_with(data="tatsu-lab/alpaca"))
 
 
 def test_data_must_be_named() -> None:
     with pytest.raises(DataError, match=r"no data set is named. In train_dataloader\.dataset\.path.*--data"):
-        paths.check_data(loading.load("tiny_full_custom_e1").config)
+        path_checks.check_data(loading.load("tiny_full_custom_e1").config)
 
 
 def test_data_that_is_not_there_is_refused_with_the_nearest_file(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
 
     with pytest.raises(DataError, match=r"Did you mean '.*/train\.jsonl'"):
-        paths.check_data(config_with(data=str(tmp_path / "tran.jsonl")))
+        path_checks.check_data(config_with(data=str(tmp_path / "tran.jsonl")))
 
 
 def test_an_empty_file_or_folder_is_no_data(tmp_path: Path) -> None:
@@ -157,29 +157,29 @@ def test_an_empty_file_or_folder_is_no_data(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
 
     with pytest.raises(DataError, match=r"the data file '.*' is empty"):
-        paths.check_data(config_with(data=str(tmp_path / "train.jsonl")))
+        path_checks.check_data(config_with(data=str(tmp_path / "train.jsonl")))
     with pytest.raises(DataError, match=r"the data folder '.*' is empty"):
-        paths.check_data(config_with(data=str(tmp_path / "folder")))
+        path_checks.check_data(config_with(data=str(tmp_path / "folder")))
 
 
 def test_validation_data_is_checked_too(tmp_path: Path) -> None:
     pairs = [("--set", f"val_dataloader.dataset.path={tmp_path}/no.jsonl")]
 
     with pytest.raises(DataError, match=r"In val_dataloader\.dataset\.path"):
-        paths.check_data(loading.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
+        path_checks.check_data(loading.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
 
 
 @pytest.mark.parametrize("path", ["/" + "n" * 300, "~nobody-of-this-name/x", "/dev/null/x", "./a b\n", ".", "//", " "])
 def test_a_strange_path_is_refused_in_one_message(path: str) -> None:
     config = config_with(path, path)
 
-    for check in (paths.check_model, paths.check_data):
+    for check in (path_checks.check_model, path_checks.check_data):
         try:
             check(config)
         except TunerError as error:
             assert repr(path)[1:-1] in str(error)
         else:
-            assert check is paths.check_data
+            assert check is path_checks.check_data
             assert Path(path).is_dir()
 
 
@@ -217,7 +217,7 @@ def test_data_that_may_not_be_read_is_not_told_as_missing(shared: Path) -> None:
     file = closed(shared / "rows.jsonl")
 
     with ordinary_user(), pytest.raises(DataError) as caught:
-        paths.check_data(config_with(data=str(file)))
+        path_checks.check_data(config_with(data=str(file)))
 
     assert f"no right to read '{file}' (mode 0000, owner {os.getuid()}" in caught.value.what
 
@@ -228,7 +228,7 @@ def test_data_in_a_folder_that_may_not_be_entered_is_told_with_the_folder(name: 
     (shared / "data").chmod(0)
 
     with ordinary_user(), pytest.raises(DataError) as caught:
-        paths.check_data(config_with(data=f"{shared}/data/{name}"))
+        path_checks.check_data(config_with(data=f"{shared}/data/{name}"))
 
     assert f"'{shared}/data' (mode 0000" in caught.value.what
     assert "no right to" in caught.value.what
@@ -240,7 +240,7 @@ def test_a_model_with_a_file_that_may_not_be_read_is_told_with_the_file(name: st
     file = closed(shared / name)
 
     with ordinary_user(), pytest.raises(ModelError, match="no right to read") as caught:
-        paths.check_model(config_with(model=str(shared)))
+        path_checks.check_model(config_with(model=str(shared)))
 
     assert str(file) in caught.value.what
 
@@ -249,26 +249,26 @@ def test_a_link_to_nothing_is_told_with_where_it_leads(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").symlink_to("gone.jsonl")
 
     with pytest.raises(DataError, match=r"is a link to 'gone.jsonl', which does not exist") as caught:
-        paths.check_data(config_with(data=str(tmp_path / "rows.jsonl")))
+        path_checks.check_data(config_with(data=str(tmp_path / "rows.jsonl")))
 
     assert "Did you mean" not in str(caught.value)
 
 
 def test_a_folder_that_holds_half_a_disk_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "_MAX_ENTRIES", 20)
+    monkeypatch.setattr(path_checks, "_MAX_ENTRIES", 20)
     for number in range(21):
         (tmp_path / f"{number % 3}").mkdir(exist_ok=True)
         (tmp_path / f"{number % 3}" / f"{number}.jsonl").touch()
 
     with pytest.raises(DataError, match="holds more than 20 files and folders"):
-        paths.check_data(config_with(data=str(tmp_path)))
-    monkeypatch.setattr(paths, "_MAX_ENTRIES", 24)
-    paths.check_data(config_with(data=str(tmp_path)))
+        path_checks.check_data(config_with(data=str(tmp_path)))
+    monkeypatch.setattr(path_checks, "_MAX_ENTRIES", 24)
+    path_checks.check_data(config_with(data=str(tmp_path)))
 
 
 def test_the_whole_file_system_is_refused_at_once() -> None:
     with pytest.raises(DataError, match="holds more than 10,000"):
-        paths.check_data(config_with(data="/usr"))
+        path_checks.check_data(config_with(data="/usr"))
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["all facts", "half of them"])
@@ -278,7 +278,7 @@ def test_layers_without_end_are_refused_before_they_are_counted(whole: bool, tmp
     (tmp_path / "config.json").write_text(json.dumps(facts | (more if whole else {})))
 
     with pytest.raises((ModelError, RecipeError), match=r"num_hidden_layers = 1000000000000"):
-        paths.check_model(config_with(model=str(tmp_path)))
+        path_checks.check_model(config_with(model=str(tmp_path)))
 
 
 def test_no_home_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

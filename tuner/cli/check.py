@@ -124,7 +124,7 @@ def _recipe(
     allow_code: bool,
     changes: dict[str, Any],
 ) -> None:
-    from tuner.recipes import catalog, loading, paths
+    from tuner.recipes import catalog, loading, path_checks
     from tuner.zero import choice
 
     change = overrides(**changes)
@@ -134,8 +134,8 @@ def _recipe(
             _config(report, lambda: choice.open_config(deepspeed, "--deepspeed"))
         return
     report.attempt(lambda: loading.refuse_functions(loaded, allow_code=allow_code))
-    report.attempt(lambda: paths.check_model(loaded.config))
-    report.attempt(lambda: paths.check_data(loaded.config))
+    report.attempt(lambda: path_checks.check_model(loaded.config))
+    report.attempt(lambda: path_checks.check_data(loaded.config))
     if template := loaded.config.model.chat_template:
         report.attempt(lambda: catalog.chat_template(template))
     _settled(report, loaded, deepspeed, machines)

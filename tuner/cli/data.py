@@ -47,13 +47,13 @@ def command(
     Counts, token lengths, and samples as the chat template renders them, with the trained tokens marked. Of the model
     only the tokenizer is loaded. Exit code 2 when a row cannot be trained on.
     """
-    from tuner.recipes import loading, paths
+    from tuner.recipes import loading, path_checks
     from tuner.worker.quiet import quiet_libraries
 
     loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
     loading.refuse_functions(loaded, allow_code=allow_code)
-    paths.check_model(loaded.config)
-    paths.check_data(loaded.config)
+    path_checks.check_model(loaded.config)
+    path_checks.check_data(loaded.config)
     quiet_libraries()
     from tuner.models.load import source, tokenizer_of
 

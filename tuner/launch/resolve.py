@@ -19,7 +19,7 @@ from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology, resolve
-from tuner.recipes import loading, paths
+from tuner.recipes import loading, path_checks
 from tuner.recipes.recipe import Recipe
 from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
@@ -83,8 +83,8 @@ def resolve_run(
 def _load(request: Request) -> Recipe:
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
     loading.refuse_functions(loaded, allow_code=request.allow_code)
-    paths.check_model(loaded.config)
-    paths.check_data(loaded.config)
+    path_checks.check_model(loaded.config)
+    path_checks.check_data(loaded.config)
     return loaded
 
 

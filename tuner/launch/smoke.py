@@ -22,7 +22,7 @@ from tuner.launch.resolve import resolve_run
 from tuner.launch.run import Request, ResolvedRun
 from tuner.machine import hardware, leftovers
 from tuner.machine.topology import LaunchFlags, without_variables
-from tuner.recipes import loading, paths
+from tuner.recipes import loading, path_checks
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows
 from tuner.runs import directory
@@ -92,8 +92,8 @@ def smoke(asked: SmokeRequest, environ: Mapping[str, str], tell: Callable[[Stage
     """
     loaded = loading.load(asked.recipe, asked.overrides, allow_code=asked.allow_code)
     loading.refuse_functions(loaded, allow_code=asked.allow_code)
-    paths.check_model(loaded.config)
-    paths.check_data(loaded.config)
+    path_checks.check_model(loaded.config)
+    path_checks.check_data(loaded.config)
     if loaded.config.model.remote_code or loaded.config.architecture is None:
         what = f"a small model of {loaded.config.model.path!r} cannot be made: its architecture is not known"
         raise ModelError(what, where="model.path", fix="Write its facts into the recipe: architecture = dict(...).")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.errors import RecipeError
-from tuner.recipes import aliases, catalog, mixture, paths, starting_weights, validation_rows
+from tuner.recipes import aliases, catalog, paths, starting_weights, validation_rows
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Layer, Merged, lookup, nested
 from tuner.recipes.origin import Keys, Kind, Place
@@ -18,7 +18,7 @@ from tuner.recipes.overrides import parse_override
 from tuner.recipes.part import read_part
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.recipe_file import RecipeFile
-from tuner.recipes.schema import LOADERS, RecipeConfig, schema_keys
+from tuner.recipes.schema import LOADERS, RecipeConfig, one_data_set, schema_keys
 
 _TRAIN, _VAL = LOADERS
 
@@ -77,7 +77,7 @@ def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iter
 def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Any, Merged], dict[str, Any]]], ...]:
     """Return each flag of one value, what was given, and the values that it means."""
     return (
-        ("--data", overrides.data, lambda path, _: {_TRAIN: {"dataset": mixture.only(path)}, _VAL: None}),
+        ("--data", overrides.data, lambda path, _: {_TRAIN: {"dataset": one_data_set(path)}, _VAL: None}),
         ("--val", overrides.val, validation_rows.of_file),
         ("--val-split", overrides.val_split, lambda part, _: {_TRAIN: {"dataset": {"val_split": part}}}),
         ("--epochs", overrides.epochs, lambda count, _: {"train_cfg": {"max_epochs": count, "max_steps": None}}),

@@ -22,6 +22,7 @@ from tuner.recipes import (
     command_line,
     foreign,
     mixture,
+    model_facts,
     paths,
     starting_weights,
     template,
@@ -60,10 +61,8 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
         merged.lay(layer)
     for layer in command_line.layers(overrides, merged, name):
         merged.lay(layer)
-        starting_weights.derive_architecture(
-            merged
-        )  # before the next override: it may change one of the new model's facts
-    starting_weights.derive_architecture(merged)
+        model_facts.derive_architecture(merged)  # before the next override: it may change one of the new model's facts
+    model_facts.derive_architecture(merged)
     _settle(merged)
     config = validate(merged)
     shown = _name_of(overrides) if name is None else name
@@ -83,7 +82,7 @@ def _settle(merged: Merged) -> None:
         template.settle(merged)
     mixture.settle(merged)
     validation_rows.settle(merged)
-    architecture_constraints.settle(merged, starting_weights.kind_of(merged))
+    architecture_constraints.settle(merged, model_facts.kind_of(merged))
 
 
 def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Overrides]:

@@ -13,15 +13,7 @@ from tuner.recipes import catalog
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.part import read_part
-from tuner.recipes.schema import LOADERS, Rows, Share
-
-OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))
-"""Keys that say nothing of another data set. `split` is not among them: nearly all have 'train'."""
-
-
-def only(path: str) -> dict[str, Any]:
-    """Return what makes a `dataset` block mean the data set at `path` and nothing else that it meant before."""
-    return {**dict.fromkeys((*OF_ONE_DATA_SET, "mixture", "max_rows")), "path": path, "split": "train"}
+from tuner.recipes.schema import LOADERS, OF_ONE_DATA_SET, Rows, Share
 
 
 def settle(merged: Merged) -> None:

@@ -89,6 +89,15 @@ class Share(Rows):
         return {key: value for key, value in dump(self).items() if key in self.model_fields_set}
 
 
+OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))
+"""Keys that say nothing of another data set. `split` is not among them: nearly all have 'train'."""
+
+
+def one_data_set(path: str) -> dict[str, Any]:
+    """Return what makes a `dataset` block mean the data set at `path` and nothing else that it meant before."""
+    return {**dict.fromkeys((*OF_ONE_DATA_SET, "mixture", "max_rows")), "path": path, "split": "train"}
+
+
 class Dataset(Rows):
     """Rows and how they become samples; max_length in tokens.
 

@@ -1,6 +1,6 @@
 """What a run starts from: a model by its folder or hub id, a run's result, or an adapter on its base.
 
-It reads small JSON files of a folder and asks no hub; whether weights are there is `paths` to check.
+It reads small JSON files of a folder and asks no hub; whether weights are there is `path_checks` to say.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from typing import Any
 from tuner.errors import RecipeError
 from tuner.files import read_json_object
 from tuner.recipes import catalog, paths
-from tuner.recipes.config_json import read_architecture, read_type
 from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Kind, Place
-from tuner.recipes.part import read_part
 
 _WHOLE = "config.json"
 _RESULT = "final"
@@ -118,7 +116,7 @@ def settle(merged: Merged) -> None:
         return
     folder = result_of(path) or path
     if not _is_adapter(paths.expanded(folder)):
-        return  # `paths` refuses it: a run's own recipe is read when the adapter that it began with is gone
+        return  # `path_checks` refuses it: a run's own recipe is read when the adapter that it began with is gone
     told, where = adapter_facts(folder), merged.place_of(("adapter", "path"))
     _check_base(merged, told, folder)
     _check_ends(merged, told, folder)
@@ -155,28 +153,6 @@ def _check_ends(merged: Merged, told: dict[str, Any], folder: str) -> None:
         what = f"the adapter in {folder!r} is of task {told.get('task_type')}, which objective {objective} cannot train"
         fix = f"Merge it into its base first: tuner export {folder} DEST --merge, then --model DEST."
         raise RecipeError(what, where=paths.ADAPTED, fix=fix)
-
-
-def derive_architecture(merged: Merged) -> None:
-    """A model path that is newer than the facts beside it makes those facts another model's."""
-    path, is_newer = merged.get(_MODEL), merged.order_of(_MODEL) > merged.order_of(("architecture",))
-    if not isinstance(path, str) or not (is_newer or merged.values["architecture"] is None):
-        return
-    facts, place = read_architecture(paths.expanded(catalog.asset(path))), Place(Kind.DERIVED, f"{path}/{_WHOLE}")
-    if facts is None:
-        part = catalog.part_named(path)
-        source = read_part("models", part) if part else None
-        facts = source.values.get("architecture") if source else None
-        place = source.place(()) if source else Place(Kind.DERIVED, "unknown model")
-    merged.lay(Layer.at(place, {"architecture": {"_delete_": True, **facts} if facts else None}))
-
-
-def kind_of(merged: Merged) -> str | None:
-    """Return the model_type that the facts name, or the model's folder where its config.json does not hold all."""
-    kind, path = merged.get(("architecture", "model_type")), merged.get(_MODEL)
-    if isinstance(merged.get(("architecture",)), dict):
-        return kind if isinstance(kind, str) else None
-    return read_type(paths.expanded(catalog.asset(path))) if isinstance(path, str) else None
 
 
 def _is_adapter(folder: Path) -> bool:

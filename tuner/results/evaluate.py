@@ -22,9 +22,8 @@ from tuner.data.sample import Message
 from tuner.errors import DataError, TunerError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.models.load import source
-from tuner.recipes import mixture
 from tuner.recipes.objective import Dpo, Kto
-from tuner.recipes.schema import Dataset, RecipeConfig
+from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
 from tuner.results.chat import answer, check_can_answer, check_room
 from tuner.results.model import LoadedModel, ModelSpec, load_frozen
 from tuner.worker.evaluation import num_trained
@@ -59,7 +58,7 @@ def rows_of(spec: ModelSpec, asked: RowSelection) -> Dataset:
     if asked.data is not None:
         context = spec.context_tokens or _LENGTH
         block = recipe.train_dataloader.dataset if recipe else Dataset(path=None, max_length=context, packing=False)
-        block = block.model_copy(update=mixture.only(asked.data) | {"format": asked.format, "val_split": None})
+        block = block.model_copy(update=one_data_set(asked.data) | {"format": asked.format, "val_split": None})
     elif recipe and recipe.val_dataloader:
         block = recipe.val_dataloader.dataset
     else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import RunDirectoryError, UsageError, did_you_mean
-from tuner.recipes import paths
+from tuner.recipes import path_checks, paths
 from tuner.recipes.loading import load
 from tuner.recipes.paths import ADAPTER
 from tuner.recipes.schema import RecipeConfig
@@ -102,7 +102,7 @@ def _of_checkpoint(path: Path) -> SavedModel:
 
 
 def _whole(source: SavedModel) -> SavedModel:
-    paths.check_folder(str(source.folder), source.folder, "SOURCE")
+    path_checks.check_folder(str(source.folder), source.folder, "SOURCE")
     if not has_weights(source.folder):
         pickled = next((file.name for file in sorted(source.folder.iterdir()) if _PICKLED.fullmatch(file.name)), None)
         if pickled:

@@ -1,0 +1,170 @@
+"""Whether the model, the adapter and the data that a recipe names are there, may be read and hold something."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from tuner.errors import DataError, ModelError
+from tuner.recipes import catalog, paths
+from tuner.recipes.architecture import MAX_LAYERS
+from tuner.recipes.config_json import num_layers
+from tuner.recipes.schema import LOADERS, RecipeConfig
+
+_OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
+_MAX_ENTRIES = 10_000
+"""Of a folder of data: `datasets` takes 20 s to find the files of so many."""
+_RELATIVES = {
+    "Qwen/Qwen-": "qwen1_5_7b_chat",
+    "THUDM/chatglm": "glm4_9b_chat_hf",
+    "deepseek-ai/deepseek-moe": "deepseek_v2_lite",
+    "openbmb/MiniCPM-": "minicpm3_4b",
+}
+"""Parts whose architecture transformers has, by what the hub ids begin with whose architecture it has not."""
+
+
+def check_model(config: RecipeConfig) -> None:
+    """Check that the model's path is set, transformers has its architecture, and its folder and template are there.
+
+    Raises:
+        ModelError: no path, only code that the recipe does not trust, nothing there, or no config.json in it.
+        RecipeError: no such chat template.
+    """
+    path = config.model.path
+    if not path:
+        raise ModelError("no model is named", where="model.path", fix="Give one: --model PATH or a hub id.")
+    if config.model.remote_code and not config.model.trust_remote_code:
+        raise _only_remote_code(path)
+    folder = paths.local(path)
+    if folder is not None:
+        check_folder(path, folder, "model.path")
+        if not paths.exists(folder / "config.json"):
+            raise _no_model(path, folder)
+    check_adapter(config)
+    if config.model.chat_template:
+        catalog.chat_template(config.model.chat_template)
+
+
+def check_adapter(config: RecipeConfig) -> None:
+    """Check that the adapter to go on with, where a recipe names one, is there.
+
+    Raises:
+        ModelError: it is not.
+    """
+    path = config.adapter.path if config.adapter else None
+    if path and not all(paths.exists(paths.expanded(path) / file) for file in (paths.ADAPTER, paths.TENSORS)):
+        what = f"the adapter {path!r} holds no {paths.ADAPTER} with {paths.TENSORS}"
+        raise ModelError(what, where=paths.ADAPTED, fix="Name a run, or the folder of an adapter that PEFT saved.")
+
+
+def _no_model(path: str, folder: Path) -> ModelError:
+    saved = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda one: int(one.name.rpartition("-")[2]))
+    if paths.is_file(folder / "recipe.py"):
+        named = f", or name a checkpoint of it: {saved[-1]}" if saved else ""
+        fix = f"Go on with it first: tuner train {folder / 'recipe.py'} --resume {folder}{named}."
+        return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
+    return ModelError(f"{path!r} holds no config.json", where="model.path", fix="Name a folder of save_pretrained.")
+
+
+def check_folder(path: str, folder: Path, where: str) -> None:
+    """Check that a model's folder can be read, and that its config does not count layers without end.
+
+    Args:
+        path: What the user wrote.
+        folder: What it means.
+        where: The key or flag that it was written to.
+
+    Raises:
+        ModelError: nothing there, no folder, no right to read it, or more layers than can be counted.
+    """
+    paths.refuse_forbidden(folder, ModelError, where)
+    if not paths.exists(folder):
+        raise ModelError(f"the model {path!r} {_missing(folder)}", where=where, fix=_nearby(folder))
+    if not folder.is_dir():
+        raise ModelError(f"the model {path!r} is no folder", where=where, fix="Name the folder it is in.")
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _OF_A_MODEL:
+            paths.refuse_forbidden(file, ModelError, where)
+    if (count := num_layers(folder)) > MAX_LAYERS:
+        what = f"num_hidden_layers = {count} is more than {MAX_LAYERS:,}"
+        raise ModelError(what, where=folder / "config.json", fix="Take the config that the model was published with.")
+
+
+def _only_remote_code(path: str) -> ModelError:
+    relative = next((part for prefix, part in _RELATIVES.items() if path.startswith(prefix)), None)
+    instead = f" Or take a relative that needs none: {relative}." if relative else ""
+    trust = "--set model.revision=<40-digit commit> --set model.trust_remote_code=True"
+    return ModelError(
+        f"transformers has no architecture for {path!r}: it comes with code of its own, which is not run unasked",
+        where="model.path",
+        fix=f"Read that code at one commit, then add: {trust}.{instead}",
+    )
+
+
+def check_data(config: RecipeConfig) -> None:
+    """Check that every data set's path is set and, where it is local, there and not empty.
+
+    Raises:
+        DataError: no path, nothing there, or an empty file or folder.
+    """
+    for key in LOADERS:
+        loader = getattr(config, key)
+        if loader is None:
+            continue
+        if not loader.dataset.mixture:
+            _check_path(loader.dataset.path, f"{key}.dataset.path")
+        for number, share in enumerate(loader.dataset.mixture or ()):
+            _check_path(share.path, f"{key}.dataset.mixture[{number}].path")
+
+
+def _check_path(path: str | None, where: str) -> None:
+    if not path:
+        raise DataError("no data set is named", where=where, fix="Give one: --data FILE.")
+    place = paths.local(path)
+    if place is None:
+        return
+    paths.refuse_forbidden(place, DataError, where)
+    files = paths.matching(place)
+    if not files:
+        raise DataError(f"the data {path!r} {_missing(place)}", where=where, fix=_nearby(place))
+    for file in files[:_MAX_ENTRIES]:
+        paths.refuse_forbidden(file, DataError, where)
+    if paths.exists(place) and not (place.is_file() or place.is_dir()):
+        # A pipe would be waited for without end, a device read without end.
+        raise DataError(f"the data {path!r} is neither a file nor a folder", where=where, fix="Name a file or folder.")
+    if place.is_file() and place.stat().st_size == 0:
+        raise DataError(f"the data file {path!r} is empty", where=where, fix="Write at least one row into it.")
+    if place.is_dir() and not any(place.iterdir()):
+        raise DataError(f"the data folder {path!r} is empty", where=where, fix="Put a data file into it.")
+    if place.is_dir() and _is_crowded(place):
+        what = f"the data folder {path!r} holds more than {_MAX_ENTRIES:,} files and folders"
+        fix = "Name the folder of the data alone, or its files by a pattern such as FOLDER/*.jsonl."
+        raise DataError(what, where=where, fix=fix)
+
+
+def _is_crowded(folder: Path) -> bool:
+    """Say whether a folder holds so much that `datasets` would look through it for minutes, 40 times over."""
+    count = 0
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # as `datasets` does
+        count += len(folders) + len(files)
+        if count > _MAX_ENTRIES:
+            return True
+    return False
+
+
+def _missing(path: Path) -> str:
+    return f"is a link to {str(path.readlink())!r}, which does not exist" if _is_link(path) else "does not exist"
+
+
+def _is_link(path: Path) -> bool:
+    return os.path.islink(path)  # noqa: PTH114 (no error for a name too long)
+
+
+def _nearby(path: Path) -> str:
+    folder = path.parent
+    names = [entry.name for entry in folder.iterdir()] if paths.exists(folder) and folder.is_dir() else []
+    names = [name for name in names if name != path.name]
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"Did you mean {str(folder / close[0])!r}?" if close else "Check the path."
