@@ -11,7 +11,7 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from tuner.data import batches
-from tuner.data.masks import IGNORED
+from tuner.data.sample import IGNORED
 
 PAD = 0
 PROMPTS = ([5, 6, 7], [8], [9, 10])

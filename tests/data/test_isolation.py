@@ -13,7 +13,8 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tests.data.conftest import Settings, conversation
-from tuner.data.prepare import Prepared, prepare
+from tuner.data.prepare import prepare
+from tuner.data.prepared import Prepared
 
 SAMPLES = [
     conversation("Why is the sky blue?", "Because the air scatters blue light."),

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.data.conftest import Settings
-from tuner.data.masks import IGNORED
-from tuner.data.prepare import Prepared, describe, prepare
+from tuner.data.prepare import describe, prepare
+from tuner.data.prepared import Prepared
+from tuner.data.sample import IGNORED
 from tuner.errors import DataError
 
 SKY = {"prompt": "Why?", "chosen": "Because the air scatters blue light.", "rejected": "One two three four."}

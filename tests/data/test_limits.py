@@ -19,7 +19,8 @@ from tests.data.conftest import cache as cache
 from tests.data.conftest import jsonl as jsonl
 from tuner.data import limits, masks, readers
 from tuner.data.inspection import bad_rows
-from tuner.data.prepare import Prepared, prepare
+from tuner.data.prepare import prepare
+from tuner.data.prepared import Prepared
 from tuner.data.sample import Chat
 from tuner.errors import DataError
 

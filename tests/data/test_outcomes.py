@@ -11,7 +11,8 @@ import pytest
 
 from tests.data.conftest import Settings, conversation
 from tuner.data import outcomes
-from tuner.data.prepare import Prepared, describe, prepare
+from tuner.data.prepare import describe, prepare
+from tuner.data.prepared import Prepared
 from tuner.errors import DataError
 
 Write = Callable[..., Path]

@@ -18,7 +18,8 @@ import pytest
 from tests.data.conftest import Settings, make_tokenizer
 from tests.data.conftest import cache as cache
 from tuner.data import readers, sources
-from tuner.data.prepare import Prepared, describe, prepare
+from tuner.data.prepare import describe, prepare
+from tuner.data.prepared import Prepared
 from tuner.data.readers.text_files import MAX_ROW_BYTES
 from tuner.errors import DataError
 

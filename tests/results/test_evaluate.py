@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from tests.machine.gpus import CPU
 from tests.results.made import make_result
-from tuner.data.prepare import Prepared, prepare
+from tuner.data.prepare import prepare
+from tuner.data.prepared import Prepared
 from tuner.errors import DataError, ModelError, TunerError, UsageError
 from tuner.models.load import load_model, source
 from tuner.recipes.loading import load as load_recipe

@@ -11,7 +11,8 @@ import pytest
 from tests.data.conftest import cache as cache
 from tests.data.conftest import conversation, make_tokenizer
 from tests.launch.plans import made
-from tuner.data.prepare import Prepared, prepare
+from tuner.data.prepare import prepare
+from tuner.data.prepared import Prepared
 from tuner.launch import render
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory

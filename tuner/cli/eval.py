@@ -14,7 +14,7 @@ from tuner.cli.say import say
 from tuner.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
-    from tuner.data.prepare import Prepared
+    from tuner.data.prepared import Prepared
     from tuner.data.sample import Message
     from tuner.machine.hardware import Hardware
     from tuner.recipes.schema import Dataset

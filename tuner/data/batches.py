@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from tuner.data.layouts import Row
-from tuner.data.masks import IGNORED
+from tuner.data.sample import IGNORED
+from tuner.data.tokens import Row
 from tuner.recipes.architecture_constraints import KEEPS_APART
 
 Batch = dict[str, torch.Tensor]

@@ -12,24 +12,15 @@ from functools import cached_property
 from typing import Any
 
 from tuner.data import limits, masks
-from tuner.data.masks import Labelled
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
 from tuner.data.sample import Chat, Pair, Sample
 from tuner.data.thinking import Thinking
+from tuner.data.tokens import Encoded, Labelled
 from tuner.errors import DataError
 
 _BATCH_ROWS = 512
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A sample and its tokens: one sequence, or the two sides of a pair."""
-
-    place: str
-    sample: Sample
-    sides: list[Labelled]
 
 
 def encoded(

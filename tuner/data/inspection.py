@@ -16,15 +16,16 @@ import pyarrow.compute as pc
 
 from tuner.data import layouts, masks, serving, thinking
 from tuner.data.encoding import Encoder, chats_of, encoded
-from tuner.data.masks import Labelled
 from tuner.data.outcomes import num_trained
 from tuner.data.pipeline import Pipeline, PlacedSample
-from tuner.data.prepare import Prepared, prepare
+from tuner.data.prepare import prepare
+from tuner.data.prepared import Prepared
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import OnError
 from tuner.data.rendering import num_alike
-from tuner.data.sample import JUDGED, Chat, Feedback, Pair, Sample
+from tuner.data.sample import IGNORED, JUDGED, Chat, Feedback, Pair, Sample
 from tuner.data.serving import Difference
+from tuner.data.tokens import Labelled
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 
@@ -145,7 +146,7 @@ def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece
 def _pieces(tokenizer: Any, encoded: Labelled) -> list[Piece]:
     """Return the text of the runs of tokens that carry loss, or do not."""
     ids, labels = encoded
-    trained = labels != masks.IGNORED
+    trained = labels != IGNORED
     ends = [*(np.flatnonzero(trained[1:] != trained[:-1]) + 1), len(ids)]
     # A tokenizer may write the first of some tokens otherwise than in the middle (without its space), so each piece is
     # what the text up to its end is longer than the text before.

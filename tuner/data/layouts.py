@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow as pa
 
 from tuner.data import masks
-from tuner.data.encoding import Encoded
-from tuner.data.masks import IGNORED, Labelled, Tokens
 from tuner.data.outcomes import Tally
-from tuner.data.sample import EQUAL, Feedback
+from tuner.data.sample import EQUAL, IGNORED, Feedback
+from tuner.data.tokens import Encoded, Labelled, Row, Tokens
 
-Row = dict[str, Any]
 _TOKENS = pa.list_(pa.int32())
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tuner.data import limits
 from tuner.data import thinking as thinking_of_answers
@@ -19,13 +18,10 @@ from tuner.data.rendering import Span, Template, render
 from tuner.data.sample import IGNORED, Chat
 from tuner.data.templates import choose_template
 from tuner.data.thinking import Thinking
+from tuner.data.tokens import Labelled
 from tuner.errors import DataError
 
-__all__ = ["IGNORED", "Labelled", "Template", "Tokens", "choose_template", "encode_chats", "encode_texts"]
-
-Tokens = npt.NDArray[np.int32]
-Labelled = tuple[Tokens, Tokens]
-"""Input ids and labels, int32 of shape [tokens]; a label of -100 carries no loss."""
+__all__ = ["Template", "choose_template", "encode_chats", "encode_texts"]
 
 # A Unicode noncharacter: no text for interchange holds it.
 _QUOTE = "\ufdd0"

@@ -10,7 +10,7 @@ import inspect
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuner.data import encoding, formats, layouts, outcomes, packing
+from tuner.data import encoding, formats, layouts, packing
 from tuner.data.outcomes import Counts, Tally, Total
 from tuner.data.pipeline import Pipeline
+from tuner.data.prepared import Prepared, SetCounts
 from tuner.data.sample import JUDGED
+from tuner.data.tokens import Row
 from tuner.errors import DataError
 from tuner.files import disk_errors, make_folder, sha256, write_json
 from tuner.recipes.schema import Dataset
@@ -30,43 +32,6 @@ from tuner.recipes.schema import Dataset
 _BATCH_ROWS = 512
 _MAX_REASONS = 10
 _ROWS_FILE, _COUNTS_FILE, _OUTCOMES_FILE = "rows.arrow", "counts.json", "changes.jsonl"
-
-
-@dataclass(frozen=True)
-class SetCounts:
-    """What was read of one data set of a mixture, or of the only one."""
-
-    place: str
-    format: str
-    detected: bool
-    read: int
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Rows for the trainer of an objective, and how they came about.
-
-    Columns: `input_ids`, `labels` and `seq_lengths` (the lengths of the samples in the row), or those of `layouts`.
-    """
-
-    dataset: datasets.Dataset
-    counts: Counts
-    sets: tuple[SetCounts, ...]
-    objective: str
-    sha256: str
-    """Of the rows' values, in their order."""
-    totals: tuple[Total, ...]
-    """How many samples are bad, dropped, truncated, split or changed, by reason."""
-    outcomes_file: Path
-    """Those samples, one a line, as a `Tally` writes them."""
-
-    def facts(self) -> dict[str, Any]:
-        """Return the counts, by reason too, as plain values."""
-        return {"counts": asdict(self.counts), "changes": [asdict(total) for total in self.totals]}
-
-    def changed(self) -> Iterator[dict[str, Any]]:
-        """Yield where, what, reason, tokens_before and tokens_after of each of them, `MAX_LISTED` of a reason."""
-        return outcomes.read_list(self.outcomes_file)
 
 
 def prepare(
@@ -202,7 +167,7 @@ def _write(
 ) -> datasets.Dataset:
     layout, is_packed = layouts.of(pipeline.objective), tally.counts.packing
 
-    def batches() -> Iterator[list[layouts.Row]]:
+    def batches() -> Iterator[list[Row]]:
         for batch in encoding.encoded(pipeline, tokenizer, tally, tally.refuse):
             tick()
             yield [row for one in batch if (row := layouts.fit(layout, one, tally))]

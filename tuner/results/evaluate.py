@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.batches import lays_end_to_end
-from tuner.data.masks import IGNORED
-from tuner.data.prepare import Prepared
-from tuner.data.sample import Message
+from tuner.data.prepared import Prepared
+from tuner.data.sample import IGNORED, Message
 from tuner.errors import DataError, TunerError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.models.load import source

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate.data_loader import DataLoaderShard
 
-from tuner.data.masks import IGNORED
+from tuner.data.sample import IGNORED
 
 
 def num_trained(labels_BT: torch.Tensor) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from trl import SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
-from tuner.data.masks import IGNORED
+from tuner.data.sample import IGNORED
 
 METRICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
 """What TRL's trainers measure on each token, beside its log-probability."""

@@ -22,7 +22,7 @@ from trl import (
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from tuner.data import batches
-from tuner.data.masks import IGNORED
+from tuner.data.sample import IGNORED
 from tuner.worker.batching import TrainsOnEachRowOnce
 from tuner.worker.consensus import TellsLosses
 from tuner.worker.evaluation import EvaluatesEachRowOnce

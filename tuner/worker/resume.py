@@ -30,7 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import TrainerCallback
 
-from tuner.data.prepare import Prepared
+from tuner.data.prepared import Prepared
 from tuner.errors import DataError, RunDirectoryError, TunerError
 from tuner.files import sha256
 from tuner.machine.topology import Rank

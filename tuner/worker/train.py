@@ -17,7 +17,8 @@ import transformers
 from transformers import TrainerCallback
 
 from tuner.data import outcomes
-from tuner.data.prepare import Prepared, describe, prepare
+from tuner.data.prepare import describe, prepare
+from tuner.data.prepared import Prepared
 from tuner.errors import Stopped
 from tuner.machine import few_steps
 from tuner.machine.topology import Batch, Rank

@@ -16,7 +16,7 @@ from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig
 
 from tuner.data import batches
-from tuner.data.prepare import Prepared
+from tuner.data.prepared import Prepared
 from tuner.errors import ModelError
 from tuner.models.load import DTYPES
 from tuner.recipes.objective import Kto

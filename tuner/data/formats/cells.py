@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tuner.data.sample import Message
 from tuner.errors import nearest
 
 Row = Mapping[str, Any]
@@ -145,12 +144,6 @@ def role(name: Any, known: Mapping[str, str], number: int) -> str:
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
         raise Misfit(f"turn {number} has the unknown role {name!r} ({hint})")
     return known[name]
-
-
-def system(row: Row) -> list[Message]:
-    """Return the turn of the column `system`, or none where it is missing or empty."""
-    content = row.get("system")
-    return [{"role": "system", "content": text(content, "system")}] if content else []
 
 
 def tools(row: Row) -> list[Any] | None:

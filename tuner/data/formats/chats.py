@@ -80,9 +80,15 @@ def read_messages(row: Row) -> Chat:
     return chat([*leading_system(row, messages), *messages], row)
 
 
+def system_turn(row: Row) -> list[Message]:
+    """Return the turn of the column `system`, or none where it is missing or empty."""
+    content = row.get("system")
+    return [{"role": "system", "content": cells.text(content, "system")}] if content else []
+
+
 def leading_system(row: Row, messages: Sequence[Message]) -> list[Message]:
     """Return the row's own system turn, unless the conversation starts with one."""
-    return [] if messages and messages[0]["role"] == "system" else cells.system(row)
+    return [] if messages and messages[0]["role"] == "system" else system_turn(row)
 
 
 def messages_of(row: Row, name: str) -> list[Message]:
@@ -162,10 +168,10 @@ def _sharegpt_turn(turn: Row, number: int) -> Message:
 
 def read_rounds(row: Row) -> Chat:
     """Read rounds of `input` and `output`, XTuner's own shape, or of `human` and `assistant`."""
-    messages: list[Message] = cells.system(row)
+    messages: list[Message] = system_turn(row)
     for number, turn in enumerate(cells.turns(row, cells.first_of(row, "conversation", "conversations")), 1):
         questions = {key: turn[key] for key in ("input", "human") if turn.get(key)}
-        messages += cells.system(turn)
+        messages += system_turn(turn)
         messages += [user(cells.text(text, f"{key} of turn {number}")) for key, text in questions.items()]
         reply = answer(cells.text(cells.value(turn, ("output", "assistant"), number), f"output of turn {number}"))
         messages.append(reply if turn.get("output_with_loss", True) else {**reply, "weight": 0})
@@ -189,7 +195,7 @@ def read_alpaca(row: Row) -> Chat:
     """Read one question and one answer; `input` follows the question after a line break."""
     question, reply = _pair_of_columns(row) or QUESTIONS_AND_ANSWERS[0]
     output = cells.text_of(row, reply)
-    messages = [*cells.system(row), *_history(row), user(instruction(row, question))]
+    messages = [*system_turn(row), *_history(row), user(instruction(row, question))]
     # What Alpaca's makers wrote where their model gave no answer: nothing to learn.
     return Chat(messages) if output.strip() == "<nooutput>" else chat([*messages, answer(output)], row)
 

@@ -58,7 +58,7 @@ def _prompt(row: Row) -> list[Message]:
     """Return the turns before the answers."""
     name = cells.first_of(row, *PROMPTS)
     if isinstance(row.get(name), str):
-        return [*cells.system(row), chats.user(chats.instruction(row, name))]
+        return [*chats.system_turn(row), chats.user(chats.instruction(row, name))]
     return chats.prompt_of(row, name)
 
 
