@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
+from tuner.report import end
 from tuner.runs.directory import RunDirectory
 from tuner.worker.guard import Guard
 from tuner.worker.quiet import quiet_libraries
@@ -16,7 +17,7 @@ from tuner.worker.quiet import quiet_libraries
 
 def main() -> None:
     run, rank = RunDirectory(Path(sys.argv[1])), Rank.of(os.environ)
-    guard = Guard(run, rank, Job.of(os.environ))
+    guard = Guard(run, rank, Job.of(os.environ), end.write)
     guard.install()
     guard.take_output()
     quiet_libraries()

@@ -22,7 +22,6 @@ from tuner.errors import DiskError, Hang, NotANumber, Stopped, TunerError
 from tuner.machine.kernel import die_with_parent, heard, stopped
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
-from tuner.report import end
 from tuner.runs import beats, lock
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
@@ -43,8 +42,16 @@ _STACKS_S = 2.0
 class Guard:
     """Watches one rank's signals and decides its exit code."""
 
-    def __init__(self, run: RunDirectory, rank: Rank, job: Job | None = None) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        rank: Rank,
+        job: Job | None = None,
+        write_report: Callable[[RunDirectory], None] | None = None,
+    ) -> None:
         self.run, self.rank, self.job = run, rank, job
+        self._write_report = write_report
+        """What a run that failed ends with, where no supervisor writes it."""
         self.stop_requested = False
         self._insisted = False
         self.can_stop_at_a_step = False
@@ -186,7 +193,8 @@ class Guard:
         with contextlib.suppress(OSError, DiskError):
             os.write(self._told, f"{text}\n".encode())
             self.run.write_status(state, exit_code=exit_code, message=message, **facts)
-        end.write(self.run)
+        if self._write_report:
+            self._write_report(self.run)
         return exit_code
 
     @staticmethod
