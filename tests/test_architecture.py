@@ -46,7 +46,7 @@ FLOORS = {
     "errors": 0,
     "__init__": 0,
 }
-LONGEST_CHAIN = 17
+LONGEST_CHAIN = 12
 HEAVY = {"torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "deepspeed", "accelerate"}
 
 CHANGES = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tuner.cli import complete, export
+from tuner.cli import complete
 from tuner.cli.say import say
 from tuner.errors import UsageError, did_you_mean
 
@@ -55,8 +55,8 @@ def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str, safe_ser
         raise UsageError("pth_to_hf takes [CONFIG] SOURCE DEST", fix="Name a run directory or a checkpoint, and DEST.")
     source, dest = paths[-2:]
     words = ["--dtype", "fp32"] if fp32 else []
-    _tell(source, dest, *words, "--max-shard-size", max_shard_size)
-    export.run(source, dest, merge=False, base=None, dtype="fp32" if fp32 else None, max_shard_size=max_shard_size)
+    words += ["--max-shard-size", max_shard_size]
+    _export(source, dest, words, dtype="fp32" if fp32 else None, max_shard_size=max_shard_size)
 
 
 @command.command("merge")
@@ -75,9 +75,16 @@ def merge(
     debug: bool,
 ) -> None:
     """Merge ADAPTER, a run directory or a folder with an adapter, into BASE and write the whole model to DEST."""
-    _tell(adapter, dest, "--merge", "--base", base, "--max-shard-size", max_shard_size)
-    export.run(adapter, dest, merge=True, base=base, dtype=None, max_shard_size=max_shard_size)
+    words = ["--merge", "--base", base, "--max-shard-size", max_shard_size]
+    _export(adapter, dest, words, merge=True, base=base, max_shard_size=max_shard_size)
 
 
-def _tell(source: Path, dest: Path, *words: str) -> None:
+def _export(source: Path, dest: Path, words: Sequence[str], **options: Any) -> None:
+    """Tell the `tuner export` that does the same, its flags as `words`, and call it with its `options`."""
     say(f"The same: {shlex.join(('tuner', 'export', str(source), str(dest), *words))}")
+    context = click.get_current_context()
+    tuner = context.find_root().command
+    assert isinstance(tuner, click.Group)
+    export = tuner.get_command(context, "export")
+    assert export is not None
+    context.invoke(export, source=source, dest=dest, **options)

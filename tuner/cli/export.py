@@ -48,20 +48,6 @@ def command(
     generation config, a model card, and a manifest with the hash of every tensor; with --as gguf, one GGUF file, which
     llama.cpp's converter writes of the whole model (an adapter is merged), and a Modelfile for Ollama.
     """
-    run(source, dest, merge=merge, base=base, dtype=dtype, max_shard_size=max_shard_size, layout=layout)
-
-
-def run(
-    source: Path,
-    dest: Path,
-    *,
-    merge: bool,
-    base: str | None,
-    dtype: str | None,
-    max_shard_size: str,
-    layout: Literal["llama", "gguf"] | None = None,
-) -> None:
-    """Export, and print what was written."""
     from tuner.fit.sizes import parse_bytes
     from tuner.results.saved import check_dest, find
     from tuner.worker.quiet import quiet_libraries
