@@ -5,10 +5,10 @@
     mixing      rows of several sources  -> one order, by weight; less those that are held out (`holdout`)
     formats     a row                    -> a sample: a conversation, a text, a pair, feedback (`sample`)
     pipeline    all of the above; the caller's `on_error` decides what a wrong row means
-    encoding    samples                  -> tokens, and which of them carry loss (`templates`, `rendering`, `masks`)
+    encoding    samples                  -> `tokens`, and which of them carry loss (`templates`, `rendering`, `masks`)
     layouts     samples                  -> the rows of an objective, cut to length
     packing     those                    -> rows of a fixed length
-    prepare     all of the above, counted (`outcomes`) and kept in a cache
+    prepare     all of the above, counted (`outcomes`) and kept in a cache: `prepared`
     batches     rows                     -> what a trainer computes on
 
 `inspection` and `serving` show people what comes of it; `limits` bounds what one row may become, `thinking` says what
