@@ -26,6 +26,7 @@ from tuner.machine.topology import without_variables
 
 VARIANTS = ("loop", "trainer", "tuner")
 ROW_TOKENS, MICRO_BATCH, ACCUMULATION, WARM_STEPS = 256, 2, 2, 3
+ROOT = Path(__file__).parents[1]
 RECIPE = """
 _base_ = "tiny_pretrain_{method}_custom_e1"
 model = dict(path="{model}")
@@ -70,7 +71,8 @@ def operations_of(variant: str, recipe: Path, folder: Path, ranks: int) -> dict[
 def train(variant: str, recipe: Path, folder: Path, ranks: int, **more: str) -> None:
     """Train one variant to its end, on CPUs."""
     run, threads = folder / "run", str(max(1, (os.cpu_count() or 1) // ranks))
-    env = without_variables(os.environ) | {"OMP_NUM_THREADS": threads} | more
+    # The ranks of tuner do not look for modules in the working directory.
+    env = without_variables(os.environ) | {"OMP_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)} | more
     arguments = ["train", recipe, "--work-dir", run, "--deepspeed", "zero2", "--nproc-per-node", ranks]
     tuner = [sys.executable, "-m", "bench.steps_rank", *map(str, arguments)]
     if variant == "tuner":

@@ -37,7 +37,7 @@ FLAWS = {
 MINIMUM = {
     "torch": "2.9",
     "transformers": "5.18",
-    "trl": "1.12",
+    "trl": "1.16",
     "peft": "0.18",
     "accelerate": "1.14",
     "datasets": "4.7",
