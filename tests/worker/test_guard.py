@@ -100,6 +100,15 @@ def test_without_a_supervisor_the_failing_rank_tells_the_diagnosis_itself(run: R
     assert _log(run, 1).endswith("MemoryError\n\n"), "the log holds the whole traceback"
 
 
+def test_a_failed_rank_without_a_supervisor_leaves_the_report(run: RunDirectory) -> None:
+    argv, env = [sys.executable, "-m", "tuner.worker", str(run.path)], {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == _status(run)["exit_code"] != 0
+    assert "deepspeed.json is missing" in run.report.read_text(encoding="utf-8")
+
+
 def test_without_a_supervisor_a_known_cause_has_its_exit_code(run: RunDirectory) -> None:
     code, _, err = _ended(run, "raise OSError(28, 'No space left on device')")
 
