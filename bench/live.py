@@ -25,6 +25,7 @@ class Live(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
 
     def __enter__(self) -> Live:
+        gc.collect()  # what goes while it counts, and was garbage before, would be taken off
         self.add(thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor))
         self.reset()
         super().__enter__()
