@@ -1,7 +1,7 @@
 """The first hour of five people, in the commands that they type: only the first of them trains.
 
 One has a JSONL and a model folder; one comes from XTuner, one from LLaMA-Factory; one sits at a Slurm login node; one
-writes programs. What each habit is answered with, in one table: tests/cli/test_habits.py.
+writes programs. What each habit is answered with, in one table: tests/cli/test_other_tools.py.
 """
 
 from __future__ import annotations
