@@ -19,6 +19,7 @@ from tests.launch.processes import alive, wait_until
 from tests.launch.rank import process
 from tuner.errors import DiskError
 from tuner.launch import supervise
+from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory, create
 
 pytestmark = pytest.mark.timeout(60)
@@ -229,6 +230,14 @@ def test_an_error_is_the_cause_though_a_rank_that_lost_its_peer_was_faster(run: 
 
 def test_a_report_counts_though_torchrun_says_0(run: RunDirectory) -> None:
     assert _supervised(run, "report(1, 74, 'disk is full')") == 74
+
+
+def test_what_a_failed_save_left_is_removed_when_all_ranks_are_gone(run: RunDirectory) -> None:
+    (checkpoints.unfinished(run.checkpoints) / "checkpoint-4").mkdir(parents=True)
+
+    _supervised(run, "report(0, 74, 'no space'); sys.exit(1)")
+
+    assert not checkpoints.unfinished(run.checkpoints).exists()
 
 
 def test_a_stop_is_no_failure(run: RunDirectory) -> None:

@@ -18,7 +18,7 @@ import psutil
 
 from tuner.errors import DiskError, RunDirectoryError, Stopped
 from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
-from tuner.runs import beats
+from tuner.runs import beats, checkpoints
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
 from tuner.runs.evidence import gather
@@ -77,6 +77,8 @@ def run(
             watch.look()
             time.sleep(_POLL_S)
         watch.kill_ranks()
+    if node_rank == 0:  # a rank that found the disk full removed it too, while another may still have written
+        checkpoints.clear_unfinished(directory.checkpoints)
     if shows:
         shown.stop()
     return watch.verdict(agent.returncode)
