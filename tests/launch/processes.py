@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,3 +25,11 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.02)
+
+
+def read_exactly(descriptor: int, num_bytes: int) -> bytes:
+    """Read so many bytes: a terminal may give what was written at once in pieces."""
+    data = b""
+    while len(data) < num_bytes:
+        data += os.read(descriptor, num_bytes - len(data))
+    return data

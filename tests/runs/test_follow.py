@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.processes import wait_until
+from tests.launch.processes import read_exactly, wait_until
 from tuner.runs.follow import Follower
 
 Start = Callable[..., Follower]
@@ -120,6 +120,7 @@ def test_lines_replace_the_bar_that_stands_on_a_terminal(log: Path) -> None:
 
     follower.stop()
 
-    assert os.read(master, 100) == b"\r\x1b[Ka line\r\n\r\x1b[K\x1b[?25h", "and a bar of a killed rank is taken away"
+    shown = b"\r\x1b[Ka line\r\n\r\x1b[K\x1b[?25h"
+    assert read_exactly(master, len(shown)) == shown, "and a bar of a killed rank is taken away"
     os.close(master)
     os.close(slave)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.processes import read_exactly
+
 ROOT = Path(__file__).parents[2]
 PRELUDE = """
 import ctypes, os, subprocess, sys
@@ -74,7 +76,7 @@ def test_the_terminal_is_kept_for_the_progress_bar(tmp_path: Path) -> None:
     _rank(code, tmp_path / "0.log", stdout=slave)
 
     os.close(slave)
-    assert os.read(master, 100) == b"bar\r\n"
+    assert read_exactly(master, len(b"bar\r\n")) == b"bar\r\n"
     os.close(master)
     assert (tmp_path / "0.log").read_text() == "line\n"
 
