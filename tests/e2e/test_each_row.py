@@ -28,7 +28,7 @@ _base_ = "tiny_{name}_custom_e2"
 train_dataloader = dict(batch_size=2, dataset=dict(path={data!r}, max_length=64, packing={packing}))
 optim_wrapper = dict(optimizer=dict(lr=1e-3), accumulative_counts=6, dtype="fp32")
 param_scheduler = dict(type="constant", warmup_ratio=0.0)
-checkpoint = dict(interval={interval})
+checkpoint = dict(interval={interval}, max_keep_ckpts=9)
 log = dict(interval=1, num_samples=0)
 """
 NUM_ROWS = 29
