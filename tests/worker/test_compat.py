@@ -84,9 +84,8 @@ def test_parameters_that_were_loaded_with_one_step_counter_get_one_each() -> Non
     shared = torch.tensor(5.0)
     for weight in weights:
         adam.state[weight]["step"] = shared
-    loaded = SimpleNamespace(deepspeed=SimpleNamespace(basic_optimizer=adam))
 
-    compat.OwnOptimizerSteps(loaded).on_train_begin(None, None, None)
+    compat.own_optimizer_steps(adam)
     adam.step()
 
     assert [float(adam.state[weight]["step"]) for weight in weights] == [6, 6]

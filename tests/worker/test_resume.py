@@ -215,7 +215,7 @@ def _continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, w
         optimizer.param_groups[0] |= {"lr": 3.0, "weight_decay": 0.7, "betas": (0.1, 0.2)}
         optimizer.clip_grad = 9.0  # type: ignore
         step = torch.tensor(2.0)
-        optimizer.state |= {name: {"step": step} for name in ("one group", "another")}
+        optimizer.state |= {group: {"step": step} for group in (torch.ones(2), torch.ones(2))}
 
     trainer = SimpleNamespace(
         optimizer=optimizer,

@@ -108,20 +108,15 @@ class ResetStage0Optimizer(TrainerCallback):  # type: ignore[misc]
                 master.data.copy_(weight.data)
 
 
-class OwnOptimizerSteps(TrainerCallback):  # type: ignore[misc]
+def own_optimizer_steps(optimizer: Any) -> None:
     """Give each parameter a step counter of its own, on its device, after a checkpoint was loaded.
 
     DeepSpeed 0.19.8 puts one tensor, on the CPU, into the states of all ZeRO-3 groups of a universal checkpoint: each
     group's update then counts for all, and a fused optimizer refuses another device.
     """
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        for parameter, kept in self.trainer.deepspeed.basic_optimizer.state.items():
-            if isinstance(kept.get("step"), torch.Tensor):
-                kept["step"] = kept["step"].to(parameter.device, copy=True)
+    for parameter, kept in optimizer.state.items():
+        if torch.is_tensor(kept.get("step")):
+            kept["step"] = kept["step"].to(parameter.device, copy=True)
 
 
 class CheckDeepSpeedConfig(TrainerCallback):  # type: ignore[misc]

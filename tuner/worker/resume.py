@@ -38,6 +38,7 @@ from tuner.runs import checkpoints
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, ResumePoint
+from tuner.worker import compat
 from tuner.worker.checkpointing import disk_errors
 
 _OF_DEEPSPEED = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
@@ -242,10 +243,7 @@ class LoadCheckpoint(TrainerCallback):  # type: ignore[misc]
             group.update(settings, lr=lr)
         schedule._last_lr = now
         engine = self.trainer.model_wrapped
-        for one in engine.optimizer.state.values():
-            if torch.is_tensor(one.get("step")):
-                # ZeRO-3 gives all its groups the one tensor of a universal checkpoint: each would count for all.
-                one["step"] = one["step"].clone()
+        compat.own_optimizer_steps(engine.optimizer)
         if hasattr(engine.optimizer, "clip_grad"):
             engine.optimizer.clip_grad = engine.gradient_clipping()
         if self.trainer.state.global_step >= self.trainer.state.max_steps:

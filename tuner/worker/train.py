@@ -33,7 +33,7 @@ from tuner.worker import compat, resume, trainers
 from tuner.worker.best import load_best
 from tuner.worker.callbacks import CheckWeightsMoved, HeartbeatCallback
 from tuner.worker.checkpointing import CheckpointSaver, disk_errors
-from tuner.worker.compat import CheckDeepSpeedConfig, OwnOptimizerSteps, ResetStage0Optimizer
+from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
 from tuner.worker.consensus import RankConsensus
 from tuner.worker.final_model import save_final_model
 from tuner.worker.guard import Guard
@@ -177,7 +177,7 @@ def _callbacks(
 
 def _mended(trainer: Any, zero: dict[str, Any]) -> tuple[TrainerCallback, ...]:
     """Return what undoes mistakes of DeepSpeed, and shows those of others."""
-    return CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer), OwnOptimizerSteps(trainer)
+    return CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)
 
 
 def _finish(
