@@ -61,8 +61,8 @@ def test_a_laptop_shows_what_a_cluster_would_get(tuner: Tuner) -> None:
     assert found["machine"].startswith("8 x a100-80g (80 GiB); 2 nodes, 16 processes")
     assert found["deepspeed_origins"]["zero_optimization.reduce_bucket_size"]["from"].startswith("derived: h^2")
     assert found["level"] == {"name": "deepspeed_zero3", "reason": None}
-    settled = loading.load(TINY, Overrides(pairs=[("--set", "loss=whole")])).values
-    assert found["recipe"] == json.loads(json.dumps(settled))
+    settled = [("--set", word) for word in ("loss=whole", "attn_implementation=None", "use_liger_kernel=False")]
+    assert found["recipe"] == json.loads(json.dumps(loading.load(TINY, Overrides(pairs=settled)).values))
     assert found["origins"]["train_cfg.loss"]["from"] == "derived: the logits fit whole on each GPU"
 
 
@@ -260,7 +260,8 @@ def test_a_run_and_a_recipe_are_compared_in_what_both_have(tuner: Tuner, tmp_pat
     found = _differences(tuner("show", run, "--diff", TINY, "--json"))
 
     assert list(found) == ["recipe"]
-    assert found["recipe"].keys() == {"optim_wrapper.optimizer.lr", "train_cfg.loss", "deepspeed"}
+    of_machine = {"train_cfg.loss", "model.attn_implementation", "model.use_liger_kernel"}
+    assert found["recipe"].keys() == of_machine | {"optim_wrapper.optimizer.lr", "deepspeed"}
 
 
 def test_a_terminal_gets_colours_and_a_pipe_does_not(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,3 +63,17 @@ def test_the_peak_of_a_step_is_within_a_tenth_of_the_plans(
     if found is None:
         pytest.skip("a GPU is too small for a model of 1B")
     assert abs(found.peak_off) < 0.1, (found.predicted_peak, found.measured_peak)
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.skipif(not find_spec("liger_kernel"), reason="liger-kernel is not installed")
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_ligers_kernels_train_to_the_same_loss(tmp_path: Path, method: str) -> None:
+    recipe, asked = quick(tmp_path, method), ("--set", "dtype=auto", "--set", "max_steps=2")
+
+    fused, torchs = (
+        ok(train(recipe, tmp_path / str(use), *asked, "--set", f"use_liger_kernel={use}", ranks=1))
+        for use in (True, False)
+    )
+
+    assert fused.losses == pytest.approx(torchs.losses, abs=5e-2)

@@ -7,8 +7,11 @@ model = dict(
     revision=None,
     # A name below tuner/configs/chat_templates or a path to a .jinja file. None: the tokenizer's own.
     chat_template=None,
-    # 'sdpa', 'eager', 'flash_attention_2' ... None: transformers' choice.
-    attn_implementation=None,
+    # 'sdpa', 'eager', 'flash_attention_2' ... None: transformers' choice. 'auto': flash attention where the GPUs, the
+    # installed packages, the compute type and the model have it, else None.
+    attn_implementation="auto",
+    # Liger's fused kernels for norms, rotary embeddings and MLPs. 'auto': where there are GPUs and liger-kernel.
+    use_liger_kernel="auto",
     # Code that comes with a model runs only when this is True and `revision` is a full 40-digit commit.
     trust_remote_code=False,
     # True in the parts of models that transformers has not: they exist as code on the hub alone.

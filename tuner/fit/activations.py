@@ -100,7 +100,7 @@ def _mask(recipe: RecipeConfig, tokens: int) -> int:
     """
     loader, row = recipe.train_dataloader, _row_tokens(recipe)
     alone = row == tokens == loader.dataset.max_length and not loader.dataset.packing
-    if alone or recipe.model.attn_implementation not in (None, "sdpa"):
+    if alone or recipe.model.attn_implementation not in (None, "auto", "sdpa"):
         return 0
     return tokens * row
 

@@ -5,7 +5,6 @@ It reports and repairs nothing; a report can be pasted anywhere, for it holds no
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import re
 import resource
@@ -64,10 +63,12 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
     here = hardware.detect(environ)
     rows = [*_software(here), *_gpus(here), *_host(here, environ)]
     env = {**environ, "PYTHONSAFEPATH": "1", "DS_ACCELERATOR": "cuda" if here.gpus else "cpu"}
-    has_flash = importlib.util.find_spec("flash_attn") is not None
+    has_flash = libraries.is_installed("flash_attn")
     rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash), env, deadline_s)
     if not has_flash:
-        rows.append(Row("flash attention", "absent", "not installed; attention is torch's own, which needs nothing"))
+        text = "not installed; attention is torch's own, which masks packed rows"
+        rows.append(Row("flash attention", "absent", text, "pip install flash-attn --no-build-isolation"))
+    rows.append(_liger(here))
     rows.append(_kernels(here))
     return Report(tuple(_without_secrets(row, environ) for row in rows))
 
@@ -94,6 +95,14 @@ def _kernels(here: Hardware) -> Row:
         return Row(name, "ok", f"kernels for GPUs are installed, for {use}")
     slower = "train without, much slower" if here.gpus else "use none on a CPU"
     return Row(name, "absent", f"no kernels for GPUs ({lacks}): {use} {slower}", f"pip install {lacks}")
+
+
+def _liger(here: Hardware) -> Row:
+    if not here.gpus:
+        return Row("Liger", "absent", "its kernels are for GPUs")
+    if libraries.is_installed("liger_kernel"):
+        return Row("Liger", "ok", "fused norms, rotary embeddings and MLPs are used (model.use_liger_kernel)")
+    return Row("Liger", "absent", "not installed: fused norms, rotary embeddings and MLPs", "pip install liger-kernel")
 
 
 def _gpus(here: Hardware) -> Iterator[Row]:

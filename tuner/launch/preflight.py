@@ -21,6 +21,7 @@ _QUICK: tuple[Check, ...] = (
     model.kernels,
     model.chat_template,
     gpus.attention,
+    gpus.liger,
     gpus.precision,
     gpus.spread,
     storage.checkpoints,
@@ -42,7 +43,7 @@ _SLOW: tuple[Check, ...] = (
     system.port,
 )
 _CONFIGURED: tuple[Check, ...] = (
-    *(*_ELSEWHERE, model.tokens, gpus.attention, gpus.precision, zero.swap_space),
+    *(*_ELSEWHERE, model.tokens, gpus.attention, gpus.liger, gpus.precision, zero.swap_space),
     *(system.installed, zero.config, system.builds),
 )
 """What a recipe and its config ask of this machine, whatever its memory and its data."""

@@ -5,7 +5,7 @@ It looks at no machine and no disk beyond the JSON that was chosen, and starts n
 
 from __future__ import annotations
 
-from tuner.launch import fitting
+from tuner.launch import fitting, kernels
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
@@ -29,6 +29,8 @@ def resolve_recipe(
     config = loaded.config
     batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, topology.world_size)
     dtype = precision.decide(config.optim_wrapper.dtype, hardware)
+    loaded = kernels.choose(loaded, hardware, dtype.dtype)
+    config = loaded.config
     reason = None
     if choice.chosen(loaded, deepspeed)[0] == choice.AUTO:
         deepspeed, reason = fitting.choose(config, topology, hardware, dtype, ignore=ignore_fit)

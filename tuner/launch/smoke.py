@@ -32,7 +32,7 @@ from tuner.worker import stand_ins
 UNKNOWN = "Not tried: GPU kernels and their memory, NCCL, and the real weights; see tuner plan for memory."
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
 _LEAST_SPLIT = 0.25
-_ON_A_CPU = {None, "sdpa", "eager"}
+_ON_A_CPU = {None, "auto", "sdpa", "eager"}
 _ON_GPUS_ALONE = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit", "Lamb", "Lion")
 _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
 
@@ -240,6 +240,7 @@ def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
     if (attention := values["model"]["attn_implementation"]) not in _ON_A_CPU:
         notes.append(f"sdpa for {attention}")
         values["model"]["attn_implementation"] = None
+    values["model"]["use_liger_kernel"] = False
     optim["accumulative_counts"] = min(optim["accumulative_counts"], _MAX_BATCH)
     if values["adapter"] and values["adapter"]["path"]:
         notes.append("a new adapter like the trained one")

@@ -75,6 +75,21 @@ KERNELS_OF = {
     **dict.fromkeys(("mamba2", "nemotron_h", "zamba2"), _STATE_SPACE),
 }
 """model_types with convolutions, linear attention or a state space, and the packages that transformers 5.23 tries."""
+
+
+class Flash(NamedTuple):
+    """The package of an attention kernel, and the compute capabilities that it is made for."""
+
+    package: str
+    oldest: tuple[int, int]
+    newest: tuple[int, int] = (99, 0)
+
+
+FLASH = {
+    "flash_attention_3": Flash("flash_attn_interface", (9, 0), (9, 0)),
+    "flash_attention_2": Flash("flash_attn", (8, 0)),
+}
+"""Transformers' names, fastest first. Source: Dao-AILab/flash-attention, README: 2 from Ampere on, 3 for Hopper."""
 _OLDEST_GPU = {"13": (7, 5)}
 """Lowest compute capability that CUDA of a major version compiles for.
 
@@ -89,9 +104,24 @@ def versions() -> dict[str, str | None]:
     return {name: _version(name) for name in (*MINIMUM, *QUANTIZED)}
 
 
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported, by the name that it is imported by."""
+    return importlib.util.find_spec(package) is not None
+
+
+def installed_flash_attention(capabilities: Iterable[tuple[int, int]]) -> list[str]:
+    """Return those of `FLASH` that are installed and made for GPUs of all these compute capabilities."""
+    weakest, strongest = min(capabilities := list(capabilities)), max(capabilities)
+    return [
+        name
+        for name, flash in FLASH.items()
+        if is_installed(flash.package) and flash.oldest <= weakest and strongest <= flash.newest
+    ]
+
+
 def missing_kernels(packages: Iterable[str]) -> str:
     """Return those of the packages of CUDA kernels that are not installed, in pip's words; '' where all are there."""
-    return " ".join(KERNELS[name] for name in packages if importlib.util.find_spec(name) is None)
+    return " ".join(KERNELS[name] for name in packages if not is_installed(name))
 
 
 def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:

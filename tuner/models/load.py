@@ -21,9 +21,10 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from safetensors import SafetensorError
+from transformers.integrations import apply_liger_kernel
 
 from tuner.errors import DiskError, MachineError, ModelError
-from tuner.machine.libraries import KERNELS
+from tuner.machine.libraries import FLASH, KERNELS
 from tuner.models import whole
 from tuner.models.adapters import with_adapter
 from tuner.models.embeddings import fit_rows
@@ -140,6 +141,9 @@ def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shar
         if device != "cpu" and not shards:
             arguments["device_map"] = {"": device}
     model = load_weights(config.model, path, dtype, scores=config.objective.type == "reward", **arguments)
+    if config.model.use_liger_kernel is True:
+        # TRL's head and ours compute the loss (worker/loss.py); Liger's would take the forward that they stand on.
+        apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
     if tokenizer is not None:
         fit_rows(model, tokenizer, config, path)
     model.config.use_cache = False
@@ -163,7 +167,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     arguments |= {"dtype": dtype, **pinned(model)}
     if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
         arguments["use_safetensors"] = True  # old repositories on the hub have pickles alone: data is all they may hold
-    if model.attn_implementation:
+    if _can_attend(model.attn_implementation):
         arguments["attn_implementation"] = model.attn_implementation
     if not torch.cuda.is_available():
         for name in KERNELS:  # transformers would call them with tensors of the CPU
@@ -187,6 +191,11 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
 def is_scorer(config: Any) -> bool:
     """Return whether a checkpoint is of a model that scores texts, by its config."""
     return bool(config.architectures) and config.architectures[0].endswith("ForSequenceClassification")
+
+
+def _can_attend(name: str | None) -> bool:
+    """Return whether to ask for an attention: a run's on GPUs may have none on the CPU that its result is tried on."""
+    return name not in (None, "auto") and (name not in FLASH or torch.cuda.is_available())
 
 
 def _unpack_stored(config: RecipeConfig, path: str, arguments: dict[str, Any]) -> None:

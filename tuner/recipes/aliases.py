@@ -157,7 +157,7 @@ _REFUSED = {
     "preprocessing_num_workers dataset_num_proc": "Data is prepared once and kept: leave it out.",
     "overwrite_cache": "Prepared data is made anew where its rows changed: leave it out.",
     "group_by_length": f"tuner does not do that: leave it out. Packing wastes less: --set {_ROWS}.packing=true.",
-    "train_on_prompt train_on_inputs mask_history streaming neftune_noise_alpha use_liger_kernel enable_liger_kernel": (
+    "train_on_prompt train_on_inputs mask_history streaming neftune_noise_alpha": (
         "tuner does not do that: leave it out."
     ),
     "val_set_size val_size split_dataset_ratio eval_dataset val_dataset dataset_test_split do_eval": (

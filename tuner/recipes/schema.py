@@ -34,6 +34,7 @@ class Model(Block):
     revision: str | None
     chat_template: str | None
     attn_implementation: str | None
+    use_liger_kernel: bool | Literal["auto"]
     trust_remote_code: bool
     remote_code: bool
     resize_embeddings: bool

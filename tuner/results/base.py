@@ -27,6 +27,7 @@ def model_of(path: str, revision: str | None = None, trusted: bool = False) -> M
         revision=revision,
         chat_template=None,
         attn_implementation=None,
+        use_liger_kernel=False,
         trust_remote_code=trusted,
         remote_code=False,
         resize_embeddings=False,

@@ -5,7 +5,6 @@ It asks the driver; it opens no CUDA context, which would itself take memory.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
 
@@ -16,9 +15,6 @@ from tuner.launch.run import ResolvedRun
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, GpuUse
 
-_FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
-_FLASH_CAPABILITY = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}
-"""Source: Dao-AILab/flash-attention, README: version 2 from Ampere on, version 3 for Hopper."""
 _WHERE = "model.attn_implementation"
 _HIDDEN_BYTES = 1024**3
 """More than drivers and monitors take of an idle GPU."""
@@ -27,10 +23,10 @@ _HIDDEN_BYTES = 1024**3
 def attention(run: ResolvedRun) -> Iterator[Finding]:
     """Find flash attention asked for without a GPU that has it, the package, or a type that it computes in."""
     wanted = run.recipe.config.model.attn_implementation
-    if wanted not in _FLASH_PACKAGES:
+    if wanted not in libraries.FLASH:
         return
     instead = "--set model.attn_implementation=sdpa, which packs and masks the same."
-    needed, package = _FLASH_CAPABILITY[wanted], _FLASH_PACKAGES[wanted]
+    package, needed, _ = libraries.FLASH[wanted]
     weakest = min((gpu.compute_capability for gpu in run.hardware.gpus), default=None)
     if weakest is None:
         yield MachineError(f"{wanted} needs a GPU, none is visible", where=_WHERE, fix=instead)
@@ -38,11 +34,22 @@ def attention(run: ResolvedRun) -> Iterator[Finding]:
         has = f"compute capability {needed[0]}.{needed[1]} or more, and a GPU here has {weakest[0]}.{weakest[1]}"
         yield MachineError(f"{wanted} needs {has}", where=_WHERE, fix=instead)
     # transformers 5 takes the hub's kernel where `kernels` is installed instead (modeling_utils.py).
-    elif not any(importlib.util.find_spec(name) for name in (package, "kernels")):
+    elif not any(map(libraries.is_installed, (package, "kernels"))):
         yield MachineError(f"{wanted} needs the package {package}", where=_WHERE, fix=f"Install it, or {instead}")
     if run.precision.dtype == "fp32":
         fix = f"--set dtype=bf16, or {instead}"
         yield RecipeError(f"{wanted} computes in bf16 and fp16, and this run in fp32", where=_WHERE, fix=fix)
+
+
+def liger(run: ResolvedRun) -> Iterator[Finding]:
+    """Find Liger's kernels asked for without a GPU, or without their package."""
+    where, fix = "model.use_liger_kernel", "--set use_liger_kernel=False, which computes the same."
+    if run.recipe.config.model.use_liger_kernel is not True:
+        return
+    if not run.hardware.gpus:
+        yield MachineError("Liger's kernels need a GPU, none is visible", where=where, fix=fix)
+    elif not libraries.is_installed("liger_kernel"):
+        yield MachineError("liger-kernel is not installed", where=where, fix=f"pip install liger-kernel, or {fix}")
 
 
 def precision(run: ResolvedRun) -> Iterator[Finding]:

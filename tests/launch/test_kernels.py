@@ -1,0 +1,96 @@
+"""What 'auto' means for a GPU's kernels; a fake driver and a fake list of packages stand in for GPUs."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+import tuner.models  # noqa: F401 (it registers InternLM2)
+from tests.launch.plans import TINY, made
+from tests.machine.gpus import A100, CPU, H200, T4, machine
+from tuner.fit.families import FAMILIES
+from tuner.launch import kernels
+from tuner.launch.checks import gpus
+from tuner.machine import libraries
+from tuner.machine.hardware import Hardware
+
+LLAMA = "llama3_1_8b_lora_alpaca_e3"
+BOTH = ("flash_attn", "flash_attn_interface", "liger_kernel")
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return the packages that are there beside the real ones; a test adds to them."""
+    there: set[str] = set()
+    monkeypatch.setattr(libraries, "is_installed", there.__contains__)
+    return there
+
+
+@pytest.mark.parametrize(
+    ("hardware", "installed", "sets", "attention", "why"),
+    [
+        (machine(H200), BOTH, (), "flash_attention_3", "installed"),
+        (machine(H200), ("flash_attn",), (), "flash_attention_2", "installed"),
+        (machine(A100), BOTH, (), "flash_attention_2", "installed"),
+        (machine(A100, H200), BOTH, (), "flash_attention_2", "installed"),
+        (machine(A100), (), (), None, "no flash attention is installed"),
+        (machine(T4), BOTH, (), None, "no flash attention is installed"),
+        (CPU, BOTH, (), None, "no GPU is visible"),
+        (machine(A100), BOTH, ("dtype=fp32",), None, "bf16 and fp16"),
+        (machine(A100), BOTH, ("architecture.head_dim=512",), None, "up to 256"),
+        (machine(A100), BOTH, ("architecture.model_type=mamba",), None, "not known to compute this model"),
+    ],
+)
+def test_auto_takes_the_newest_flash_attention_that_gpus_packages_type_and_model_have(
+    packages: set[str], hardware: Hardware, installed: tuple[str, ...], sets: tuple[str, ...], attention: str, why: str
+) -> None:
+    packages |= set(installed)
+
+    found = made(*sets, recipe=LLAMA, hardware=hardware, ignore_fit=True)
+
+    assert found.recipe.config.model.attn_implementation == attention
+    assert why in found.recipe.origins["model.attn_implementation"].source
+    assert list(gpus.attention(found)) == []
+
+
+def test_a_named_attention_stands(packages: set[str]) -> None:
+    packages |= set(BOTH)
+
+    found = made("model.attn_implementation=sdpa", recipe=LLAMA, hardware=machine(A100))
+
+    assert found.recipe.config.model.attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "installed", "takes"),
+    [(machine(A100), BOTH, True), (machine(A100), (), False), (CPU, BOTH, False)],
+)
+def test_auto_takes_ligers_kernels_where_there_are_gpus_and_the_package(
+    packages: set[str], hardware: Hardware, installed: tuple[str, ...], takes: bool
+) -> None:
+    packages |= set(installed)
+
+    found = made(recipe=TINY, hardware=hardware)
+
+    assert found.recipe.config.model.use_liger_kernel is takes
+    assert found.recipe.origins["model.use_liger_kernel"].source.startswith("derived: ")
+
+
+@pytest.mark.parametrize(("hardware", "lacks"), [(CPU, "need a GPU"), (machine(A100), "is not installed")])
+def test_ligers_kernels_asked_for_where_they_cannot_be_are_refused(
+    packages: set[str], hardware: Hardware, lacks: str
+) -> None:
+    (error,) = gpus.liger(made("use_liger_kernel=True", recipe=TINY, hardware=hardware))
+
+    assert lacks in str(error) and "use_liger_kernel=False" in str(error)
+
+
+def test_the_models_without_flash_attention_are_those_that_transformers_names() -> None:
+    without = set()
+    for kind in FAMILIES:
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.for_model(kind))]
+        if not model._supports_flash_attn or model._compatible_flash_implementations:
+            without.add(kind)
+
+    assert without == kernels.WITHOUT_FLASH

@@ -1,0 +1,57 @@
+"""Which kernels for GPUs a run computes with where the recipe says 'auto': flash attention and Liger's.
+
+It reads what is installed and imports none of it; nothing is ever downloaded for `auto`, for kernels are compiled code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tuner.fit.parameters import has_formula
+from tuner.machine import libraries
+from tuner.machine.hardware import Hardware
+from tuner.recipes.architecture import Architecture
+from tuner.recipes.origin import Kind, Place
+from tuner.recipes.recipe import Recipe
+
+WITHOUT_FLASH = {"bloom", "gpt_oss", "llama4_text"}
+"""model_types whose attention has what flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""
+_MAX_HEAD = 256
+"""Source: Dao-AILab/flash-attention, README: head dimensions up to 256."""
+
+
+def choose(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
+    """Return the recipe with the `attn_implementation` and `use_liger_kernel` that 'auto' means on these GPUs."""
+    model = loaded.config.model
+    if model.attn_implementation == "auto":
+        name, why = _flash(loaded.config.architecture, hardware, dtype)
+        loaded = _with(loaded, "attn_implementation", name, why)
+    if model.use_liger_kernel == "auto":
+        why = "no GPU is visible" if not hardware.gpus else "liger-kernel is not installed"
+        use = bool(hardware.gpus) and libraries.is_installed("liger_kernel")
+        loaded = _with(loaded, "use_liger_kernel", use, "liger-kernel is installed" if use else why)
+    return loaded
+
+
+def _flash(architecture: Architecture | None, hardware: Hardware, dtype: str) -> tuple[str | None, str]:
+    """Return the newest flash attention that computes this model here, or None, and why."""
+    lacks = None
+    if not hardware.gpus:
+        lacks = "no GPU is visible"
+    elif dtype == "fp32":
+        lacks = "flash attention computes in bf16 and fp16"
+    elif architecture is None or not has_formula(architecture) or architecture.model_type in WITHOUT_FLASH:
+        lacks = "flash attention is not known to compute this model"
+    elif max(architecture.head_dim, architecture.global_head_dim or 0) > _MAX_HEAD:
+        lacks = f"flash attention takes heads up to {_MAX_HEAD}"
+    if lacks:
+        return None, lacks
+    names = libraries.installed_flash_attention([gpu.compute_capability for gpu in hardware.gpus])
+    return (names[0], "installed, and these GPUs have it") if names else (None, "no flash attention is installed")
+
+
+def _with(loaded: Recipe, name: str, value: str | bool | None, why: str) -> Recipe:
+    key = f"model.{name}"
+    model = loaded.config.model.model_copy(update={name: value})
+    origins = {**loaded.origins, key: loaded.origins[key].over(Place(Kind.DERIVED, f"derived: {why}"), "auto")}
+    return replace(loaded, config=loaded.config.model_copy(update={"model": model}), origins=origins)
