@@ -60,7 +60,7 @@ TUNER = Program(
     "tuner",
     checkpoints.unfinished,
     None,
-    lambda made, home: CheckpointSaver(made, home, {}, KEEP),
+    lambda made, home: CheckpointSaver(made, RunDirectory(home.parent), {}, KEEP),
     lambda home: _newest(home),
 )
 TRAINER = Program("Trainer", Path, KEEP, lambda made, home: None, lambda home: get_last_checkpoint(str(home)))
@@ -68,7 +68,7 @@ TRAINER = Program("Trainer", Path, KEEP, lambda made, home: None, lambda home: g
 
 def _newest(home: Path) -> str | None:
     found, _ = checkpoints.newest_valid(home)
-    return str(found) if found else None
+    return str(found.path) if found else None
 
 
 @dataclass
@@ -209,6 +209,10 @@ class Attempt:
 
         trainer._save_checkpoint = timed
         trainer.train(resume_from_checkpoint=self.program.pick(self.home))
+
+
+class _Trainer(TrainerHooks, Trainer):  # type: ignore[misc]
+    """The plain one; hooks that nobody fills change nothing."""
 
 
 class _Told(TrainerCallback):

@@ -20,7 +20,7 @@ from tests.data.conftest import make_tokenizer
 from tests.models.brought import brought
 from tuner.data import batches
 from tuner.errors import ModelError
-from tuner.models.names import name_parts
+from tuner.models.compat import name_parts
 from tuner.recipes.architecture_constraints import KEEPS_APART
 from tuner.recipes.loading import load
 from tuner.recipes.objective import Dpo, DpoLoss, Kto, Orpo, Reward

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
+from tuner.worker import compat
 from tuner.worker.evaluation import num_trained
 
 _COUNTS = "counts"
@@ -87,7 +88,7 @@ class TrainsOnEachRowOnce:
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
         args, rows = self.args, self.train_dataset
-        sampler = self._get_train_sampler(rows)
+        sampler = compat.train_sampler(self, rows)
         loader = DataLoader(
             rows,
             batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size),

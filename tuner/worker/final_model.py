@@ -13,6 +13,7 @@ from peft import PeftModel
 
 from tuner.data.templates import answers_end
 from tuner.recipes.template import plain
+from tuner.worker import compat
 
 _SEARCHES = (
     *("num_beams", "num_beam_groups", "diversity_penalty", "num_return_sequences", "penalty_alpha", "dola_layers"),
@@ -58,7 +59,7 @@ def _gathered(engine: Any, model: Any) -> dict[str, Any] | None:
     if engine.zero_optimization_stage() < 3:
         return None
     is_adapter = isinstance(model, PeftModel)
-    state: dict[str, Any] = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=is_adapter)
+    state = compat.whole_weights(engine, trained_alone=is_adapter)
     # Each name of a shared weight is gathered into a tensor of its own, which below stage 3 is saved once.
     tied = {} if is_adapter else model.all_tied_weights_keys
-    return {name: weight for name, weight in (state or {}).items() if name not in tied}
+    return {name: weight for name, weight in state.items() if name not in tied}

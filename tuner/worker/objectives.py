@@ -24,6 +24,7 @@ from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 from tuner.data import batches
 from tuner.data.sample import IGNORED
 from tuner.worker.batching import TrainsOnEachRowOnce
+from tuner.worker.compat import TrainerHooks
 from tuner.worker.consensus import TellsLosses
 from tuner.worker.evaluation import EvaluatesEachRowOnce
 from tuner.worker.loss import MeanOfTokens
@@ -37,7 +38,7 @@ class _AsPrepared:
         return dataset
 
 
-class _Shared(WarmsUpFromFirstUpdate, TellsLosses, TrainsOnEachRowOnce, EvaluatesEachRowOnce):
+class _Shared(TrainerHooks, WarmsUpFromFirstUpdate, TellsLosses, TrainsOnEachRowOnce, EvaluatesEachRowOnce):
     """What the trainers of all objectives do otherwise than TRL's."""
 
 

@@ -16,6 +16,7 @@ from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig
 
 from tuner.data import batches
+from tuner.data.compat import with_fingerprint
 from tuner.data.prepared import Prepared
 from tuner.errors import ModelError
 from tuner.models.load import DTYPES
@@ -232,7 +233,7 @@ def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:
     """
     if not getattr(config.objective, "precompute_ref_log_probs", False):
         return rows
-    return compat.with_fingerprint(rows, launch)
+    return with_fingerprint(rows, launch)
 
 
 def _optimizer(config: RecipeConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
