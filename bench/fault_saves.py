@@ -31,7 +31,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from tuner.runs import checkpoints
+from tuner.runs.directory import RunDirectory
 from tuner.worker.checkpointing import CheckpointSaver
+from tuner.worker.compat import TrainerHooks
 
 ZERO = {
     "train_micro_batch_size_per_gpu": 1,
@@ -193,7 +195,7 @@ class Attempt:
             disable_tqdm=True,
         )
         told = _Told(self.resumed)
-        trainer = Trainer(
+        trainer = _Trainer(
             model=LlamaForCausalLM(LlamaConfig(**SIZES)), args=arguments, train_dataset=_ROWS, callbacks=[told]
         )
         self.program.attach(trainer, self.home)

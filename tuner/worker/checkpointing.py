@@ -21,7 +21,6 @@ from tuner.files import is_disk_error
 from tuner.runs import causes, checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.worker import compat
-from tuner.worker.validation import best_step
 
 _FIX = "Free space, then go on with --resume auto; or keep fewer: --set checkpoint.max_keep_ckpts=1."
 
@@ -108,6 +107,12 @@ def _num_bytes(engine: Any, no_model_file: bool) -> int:
             kept = [one for one in state.values() if isinstance(one, torch.Tensor)]
             total += sum(one.nbytes for one in (kept if id(weight) in own else (weight, *kept)))
     return total
+
+
+def best_step(state: Any) -> int | None:
+    """Return the step of the lowest validation loss so far, the first of equal ones; None before any validation."""
+    found = [(entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry]
+    return int(min(found)[1]) if found else None
 
 
 @contextmanager
