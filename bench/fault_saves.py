@@ -31,7 +31,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from tuner.runs import checkpoints
+from tuner.runs.directory import RunDirectory
 from tuner.worker.checkpointing import CheckpointSaver
+from tuner.worker.compat import TrainerHooks
 
 ZERO = {
     "train_micro_batch_size_per_gpu": 1,
@@ -60,7 +62,7 @@ TUNER = Program(
     "tuner",
     checkpoints.unfinished,
     None,
-    lambda made, home: CheckpointSaver(made, home, {}, KEEP),
+    lambda made, home: CheckpointSaver(made, RunDirectory(home.parent), {}, KEEP),
     lambda home: _newest(home),
 )
 TRAINER = Program("Trainer", Path, KEEP, lambda made, home: None, lambda home: get_last_checkpoint(str(home)))
@@ -68,7 +70,7 @@ TRAINER = Program("Trainer", Path, KEEP, lambda made, home: None, lambda home: g
 
 def _newest(home: Path) -> str | None:
     found, _ = checkpoints.newest_valid(home)
-    return str(found) if found else None
+    return str(found.path) if found else None
 
 
 @dataclass
@@ -193,7 +195,7 @@ class Attempt:
             disable_tqdm=True,
         )
         told = _Told(self.resumed)
-        trainer = Trainer(
+        trainer = _Trainer(
             model=LlamaForCausalLM(LlamaConfig(**SIZES)), args=arguments, train_dataset=_ROWS, callbacks=[told]
         )
         self.program.attach(trainer, self.home)
@@ -209,6 +211,10 @@ class Attempt:
 
         trainer._save_checkpoint = timed
         trainer.train(resume_from_checkpoint=self.program.pick(self.home))
+
+
+class _Trainer(TrainerHooks, Trainer):  # type: ignore[misc]
+    """The plain one; hooks that nobody fills change nothing."""
 
 
 class _Told(TrainerCallback):

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import get_training_chat_template, is_chat_template_stop_token_trained
 
 from tests.models import published
-from tuner.models.internlm2 import InternLM2Tokenizer
+from tuner.models.internlm import InternLM2Tokenizer
 from tuner.recipes.template import plain
 
 

@@ -17,7 +17,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from tests.each import each
 from tests.fit.small import SMALL
 from tests.models.brought import BROUGHT, brought
-from tuner.models.config_of import config_of
+from tuner.models.shrink import config_of
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.architecture_constraints import KEEPS_APART

@@ -17,7 +17,7 @@ from tests.fit.built import on_meta
 from tests.fit.small import SMALL, name_of, small
 from tuner.fit.parameters import num_parameters
 from tuner.fit.trainable import Parameters, count
-from tuner.models.config_of import config_of
+from tuner.models.shrink import config_of
 from tuner.recipes import loading
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Overrides

@@ -38,7 +38,7 @@ from transformers import (
 from tests.models import published
 from tests.models.published import GROUPS, HEAD_DIM, HEADS, LAYERS, POSITIONS, SPECIALS, VOCAB
 from tuner.errors import ModelError
-from tuner.models.internlm2 import InternLM2Tokenizer
+from tuner.models.internlm import InternLM2Tokenizer
 
 TEXTS = (
     "The capital of a country",

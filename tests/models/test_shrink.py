@@ -8,8 +8,7 @@ from transformers import AutoModelForCausalLM, set_seed
 
 from tests.each import each
 from tests.fit.built import built
-from tuner.models.config_of import config_of
-from tuner.models.shrink import shrink
+from tuner.models.shrink import config_of, shrink
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.part import read_part

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from tests.fit.small import SMALL, name_of
 from tuner.fit.parameters import Built, built
-from tuner.models.config_of import config_of
+from tuner.models.shrink import config_of
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.config_json import read_architecture

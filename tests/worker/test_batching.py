@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import SequentialSampler
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.worker.batching import Collator, Counts, RoundRobinBatchSampler
 
@@ -55,3 +56,15 @@ def test_a_batch_is_counted_and_the_stand_in_of_a_rank_without_rows_counts_for_n
     assert collator([[0, 1, 2], [5, 6, 7]])["counts"] == Counts(rows=2, tokens=6, trained=3)
     assert collator([])["counts"] == Counts(rows=0, tokens=0, trained=0)
     assert collator([])["input_ids"].tolist() == [[1, 2, 3]]
+
+
+def test_rows_of_one_sample_and_one_length_are_not_laid_end_to_end() -> None:
+    one, same = ({"input_ids": [at, 2], "labels": [-100, 2], "seq_lengths": [2]} for at in (0, 1))
+    longer = {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "seq_lengths": [3]}
+    packed = {"input_ids": [1, 2], "labels": [1, 2], "seq_lengths": [1, 1]}
+    collator = Collator(DataCollatorForLanguageModeling(0, padding_free=True), longer)
+
+    assert collator([one, same])["input_ids"].tolist() == [[0, 2], [1, 2]]
+    assert "position_ids" not in collator([one, same])
+    assert collator([one, longer])["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
+    assert collator([packed])["position_ids"].tolist() == [[0, 0]]

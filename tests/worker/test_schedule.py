@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tuner.recipes.schema import ParamScheduler
-from tuner.worker.schedule import WarmsUpFromFirstUpdate
+from tuner.worker.objectives import WarmsUpFromFirstUpdate
 
 LR = 1e-3
 

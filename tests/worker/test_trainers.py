@@ -20,14 +20,13 @@ from tests.data.conftest import make_tokenizer
 from tests.models.brought import brought
 from tuner.data import batches
 from tuner.errors import ModelError
-from tuner.models.names import name_parts
+from tuner.models.compat import name_parts
 from tuner.recipes.architecture_constraints import KEEPS_APART
 from tuner.recipes.loading import load
 from tuner.recipes.objective import Dpo, DpoLoss, Kto, Orpo, Reward
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import LOADERS
 from tuner.worker import objectives, trainers
-from tuner.worker.reference import fit_adapters
 
 PAIRS = [
     {
@@ -141,7 +140,7 @@ def test_dropout_is_off_and_an_adapters_reference_is_the_base_without_a_second_a
     adapted = get_peft_model(model(), lora)
     trainer = dpo(tmp_path, adapted)
 
-    fit_adapters(adapted, torch.float32, load("tiny_dpo_lora_custom_e1").config)
+    trainers.fit_adapters(adapted, torch.float32, load("tiny_dpo_lora_custom_e1").config)
     adapted.train()
     trainer.compute_loss(adapted, batches.pairs(PAIRS, pad_id=0))
 
@@ -234,7 +233,7 @@ def test_an_adapter_that_goes_on_is_compared_with_what_it_was_and_saved_alone(tm
     config = load("tiny_dpo_lora_custom_e1", Overrides(pairs=[("--set", f"adapter.path={tmp_path / 'sft'}")])).config
     trainer = dpo(tmp_path, adapted)
 
-    fit_adapters(adapted, torch.float32, config)
+    trainers.fit_adapters(adapted, torch.float32, config)
     loss = trainer.compute_loss(adapted, batches.pairs(PAIRS, pad_id=0))
     adapted.save_pretrained(tmp_path / "result")
 

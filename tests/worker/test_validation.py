@@ -11,7 +11,8 @@ from transformers import TrainerControl, TrainerState
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints
-from tuner.worker.validation import ValidationCallback, best_step
+from tuner.worker.callbacks import ValidationCallback
+from tuner.worker.checkpointing import best_step
 
 
 def state_after(*losses: float, every: int = 10) -> TrainerState:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from tuner.data import readers
+from tuner.data.compat import fingerprint_of
 from tuner.data.readers.text_files import OnError, PlacedRow, Row, fail
 from tuner.errors import DataError, MachineError, did_you_mean
 from tuner.files import sha256
@@ -150,7 +151,7 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
             raise
         what = f"data set {place!r} comes as a script, which `datasets` does not run any more"
         raise DataError(what, fix=f"Name its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
-    return Source(place, lambda: dataset._fingerprint, lambda _: _numbered(place, dataset))
+    return Source(place, lambda: fingerprint_of(dataset), lambda _: _numbered(place, dataset))
 
 
 def _numbered(place: str, rows: Iterable[Row]) -> Iterator[PlacedRow]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tuner.errors import MachineError
 
@@ -183,6 +183,23 @@ def cuda_problem(capability: tuple[int, int]) -> str | None:
         if capability >= newest and _numbers(built)[:2] < version:
             return f"CUDA {built} is older than {version[0]}.{version[1]}, which this GPU needs"
     return None
+
+
+def require_names(library: str, holder: Any, *names: str) -> None:
+    """Refuse a library in which one of the names is gone that this package replaces: it would go unnoticed.
+
+    Args:
+        library: What pip calls it.
+        holder: Its module or class that has the names.
+        names: Those without the library's promise that they stay.
+
+    Raises:
+        MachineError: one is gone.
+    """
+    gone = [name for name in names if not hasattr(holder, name)]
+    if gone:
+        what = f"{library} {_version(library)} has no {holder.__name__}.{gone[0]}, which tuner builds on"
+        raise MachineError(what, where=library, fix="Install the tested versions: pip install -r requirements.txt")
 
 
 def torch_cuda_version() -> str | None:

@@ -6,4 +6,3 @@ It loads no weights.
 from __future__ import annotations
 
 from tuner.models import internlm as internlm
-from tuner.models import internlm2 as internlm2

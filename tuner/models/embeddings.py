@@ -31,12 +31,7 @@ def fit_rows(model: Any, tokenizer: Any, config: RecipeConfig, path: str) -> Non
         raise vocabulary.untrained_rows(lacking, adapter=config.adapter is not None)
     with torch.random.fork_rng():
         torch.manual_seed(config.randomness.seed)
-        resize(model, last[1] + 1)
-
-
-def resize(model: Any, num_rows: int) -> None:
-    """Give the input and output embeddings so many rows; new ones are drawn around the mean of the old ones."""
-    model.resize_token_embeddings(num_rows)
+        model.resize_token_embeddings(last[1] + 1)  # transformers draws new rows around the mean of the old ones
 
 
 def num_rows_of(model: Any) -> int:

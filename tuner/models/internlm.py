@@ -1,20 +1,225 @@
-"""InternLM 1 and InternLM3 as transformers' own Llama: only their config.json differs from Llama's.
+"""InternLM 1, 2 and 3 as transformers' own Llama: configs, tokenizers, InternLM2's layout; no remote code.
 
-It converts no weights: both have Llama's names and layout. InternLM2 has not, and a module of its own.
+It defines no layer: what differs from Llama is only how the publisher's files are written.
+
+Shapes: G key-value groups, Q queries per group, D head_dim, H hidden_size.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from huggingface_hub.dataclasses import strict
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaModel,
+    PretrainedConfig,
+    TokenizersBackend,
+)
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.convert_slow_tokenizer import SentencePieceExtractor
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
 
 from tuner.errors import ModelError
-from tuner.models.as_llama import PublishedConfig, published_rope, register
-from tuner.models.internlm2 import InternLM2Tokenizer
 
+_FOR_REMOTE_CODE = ("auto_map", "attn_implementation")
+_HEADS = (
+    (AutoModel, LlamaModel),
+    (AutoModelForCausalLM, LlamaForCausalLM),
+    (AutoModelForSequenceClassification, LlamaForSequenceClassification),
+)
 _ROTARY = {"base": 10000, "type": "dynamic"}
 """What the publisher's code takes where config.json has no `rotary`, as the first ones have not."""
+_USER_DEFINED = 4
+"""SentencePiece.Type.USER_DEFINED, sentencepiece_model.proto."""
+_QKV = ["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"]
+
+
+@strict
+class PublishedConfig(LlamaConfig):  # type: ignore[misc]
+    """A published config.json, read without what is for the publisher's code."""
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> PublishedConfig:
+        """Return the config of a published config.json; `kwargs` win, as in transformers.
+
+        Two of its keys are for the publisher's code only: auto_map, which would dangle after save_pretrained, and
+        attn_implementation, which says 'eager' and would take SDPA away from everyone who asks for nothing.
+        """
+        facts = {key: value for key, value in config_dict.items() if key not in _FOR_REMOTE_CODE}
+        config: PublishedConfig = super().from_dict(facts, **kwargs)
+        return config
+
+
+def published_rope(facts: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return `rope_theta` and `rope_scaling` for the rope_parameters of a config; `key` names the kind of scaling.
+
+    Readers of the published format take a missing rope_theta as 10,000.
+    """
+    rope = {
+        name: value for name, value in (facts["rope_parameters"] or {}).items() if name not in ("type", "rope_type")
+    }
+    kind = (facts["rope_parameters"] or {}).get("rope_type", "default")
+    theta = rope.pop("rope_theta", None)
+    return {"rope_theta": theta, "rope_scaling": None if kind == "default" else rope | {key: kind}}
+
+
+def register(config: type[PublishedConfig], tokenizer: type[TokenizersBackend]) -> None:
+    """Register a config with the Auto classes: Llama's classes under its name, so that its files get its conversion."""
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    AutoTokenizer.register(config, tokenizer_class=tokenizer, exist_ok=True)
+    name = config.__name__.removesuffix("Config")
+    for auto, llama in _HEADS:
+        own = type(llama.__name__.replace("Llama", name), (llama,), {"config_class": config})
+        auto.register(config, own, exist_ok=True)
+
+
+@strict
+class InternLM2Config(PublishedConfig):
+    """The published config.json under `model_type: internlm2`.
+
+    Raises:
+        ModelError: `bias` is true; no published InternLM2 has biases.
+    """
+
+    model_type = "internlm2"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if kwargs.pop("bias", False):
+            raise ModelError(
+                "an InternLM2 with bias = true is not supported",
+                where="config.json",
+                fix="Take a published InternLM2, whose config.json has bias = false.",
+            )
+        super().__post_init__(**kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the config with the publisher's keys; readers of the published format take a missing bias as true."""
+        facts: dict[str, Any] = super().to_dict()
+        return facts | published_rope(facts, "type") | {"bias": False}
+
+
+class SplitGroups(ConversionOps):  # type: ignore[misc]
+    """One wqkv of shape [G * (Q + 2) * D, H] -> the q, k and v projections, [G * Q * D, H] and twice [G * D, H]."""
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        *,
+        config: PretrainedConfig,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        (fused,) = (_only(value) for value in input_dict.values())
+        groups, queries, dim = _layout(config)
+        wqkv_GQDH = fused.view(groups, queries + 2, dim, -1)
+        parts = wqkv_GQDH[:, :queries], wqkv_GQDH[:, -2], wqkv_GQDH[:, -1]
+        flat = (part.reshape(-1, fused.shape[-1]).contiguous() for part in parts)
+        return dict(zip(target_patterns, flat, strict=True))
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        return FuseGroups()
+
+
+class FuseGroups(ConversionOps):  # type: ignore[misc]
+    """The inverse of `SplitGroups`, for save_pretrained.
+
+    Raises:
+        ModelError: the projections are packed in 4 or 8 bits, whose blocks cross the groups.
+    """
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        source_patterns: list[str],
+        target_patterns: list[str],
+        *,
+        config: PretrainedConfig,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        groups, _, dim = _layout(config)
+        parts = [_only(input_dict[pattern]) for pattern in source_patterns]
+        hidden = parts[0].shape[-1]
+        if hidden != config.hidden_size:
+            raise ModelError(
+                "quantized InternLM2 weights have no published layout",
+                where="save_pretrained",
+                fix="Save the adapter alone, or pass save_original_format=False.",
+            )
+        fused = torch.cat([part.view(groups, -1, dim, hidden) for part in parts], dim=1)
+        return {target_patterns[0]: fused.reshape(-1, hidden)}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        return SplitGroups()
+
+
+def _layout(config: PretrainedConfig) -> tuple[int, int, int]:
+    """Return G, Q and D."""
+    groups = config.num_key_value_heads
+    return groups, config.num_attention_heads // groups, config.head_dim
+
+
+def _only(value: Any) -> Tensor:
+    tensor: Tensor = value[0] if isinstance(value, list) else value
+    return tensor
+
+
+class InternLM2Tokenizer(TokenizersBackend):  # type: ignore[misc]
+    """The published tokenizer: tokenizer.json where the folder has one, else tokenizer.model converted.
+
+    It has no __init__: transformers reads tokenizer.json as it stands only for classes without one.
+    """
+
+    @classmethod
+    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Return the arguments of __init__; the publisher's class adds the beginning-of-sequence token by default."""
+        native: dict[str, Any] = super().convert_to_native_format(trust_remote_code, **kwargs)
+        # As in PublishedConfig: the files it points at are not written by save_pretrained.
+        native.pop("auto_map", None)
+        if "tokenizer_object" in native:
+            native.setdefault("add_bos_token", True)
+            # The model's own names of the special tokens; added again, they would get ids past the embedding.
+            native.pop("additional_special_tokens", None)
+            _finish(native["tokenizer_object"], SentencePieceExtractor(kwargs["vocab_file"]).proto)
+        return native
+
+
+def _finish(tokenizer: Tokenizer, proto: Any) -> None:
+    """Take over what transformers leaves out of a sentencepiece model: whole symbols, and the space before the text."""
+    vocab = tokenizer.get_vocab()
+    symbols = [piece.piece for piece in proto.pieces if piece.type == _USER_DEFINED and piece.piece in vocab]
+    tokenizer.add_tokens([AddedToken(symbol, normalized=False, special=False) for symbol in symbols])
+    if proto.normalizer_spec.add_dummy_prefix:
+        # Not a Metaspace pre-tokenizer, as Llama has: it adds no space where the text begins with one.
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), tokenizer.normalizer])
+        tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(" ", left=1)])
+
+
+def _weight_map() -> list[WeightRenaming | WeightConverter]:
+    return [
+        WeightRenaming("tok_embeddings", "embed_tokens"),
+        WeightRenaming("attention.wo", "self_attn.o_proj"),
+        WeightRenaming("feed_forward.w1", "mlp.gate_proj"),
+        WeightRenaming("feed_forward.w3", "mlp.up_proj"),
+        WeightRenaming("feed_forward.w2", "mlp.down_proj"),
+        WeightRenaming("attention_norm", "input_layernorm"),
+        WeightRenaming("ffn_norm", "post_attention_layernorm"),
+        WeightRenaming(r"^output\.", "lm_head."),
+        WeightConverter("attention.wqkv.weight", list(_QKV), [SplitGroups()]),
+    ]
 
 
 @strict
@@ -87,3 +292,5 @@ class InternLM3Tokenizer(InternLM2Tokenizer):
 
 register(InternLMConfig, InternLMTokenizer)
 register(InternLM3Config, InternLM3Tokenizer)
+register(InternLM2Config, InternLM2Tokenizer)
+register_checkpoint_conversion_mapping(InternLM2Config.model_type, _weight_map())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,10 @@ from safetensors import SafetensorError
 from transformers.integrations import apply_liger_kernel
 
 from tuner.errors import DiskError, MachineError, ModelError
-from tuner.machine.libraries import FLASH, KERNELS
-from tuner.models import whole
+from tuner.machine.libraries import FLASH
+from tuner.models import compat, whole
 from tuner.models.adapters import with_adapter
 from tuner.models.embeddings import fit_rows
-from tuner.models.names import name_parts
 from tuner.models.tiny import materialize
 from tuner.recipes import catalog, paths
 from tuner.recipes.objective import Dpo, Kto
@@ -169,22 +167,16 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         arguments["use_safetensors"] = True  # old repositories on the hub have pickles alone: data is all they may hold
     if _can_attend(model.attn_implementation):
         arguments["attn_implementation"] = model.attn_implementation
-    if not torch.cuda.is_available():
-        for name in KERNELS:  # transformers would call them with tensors of the CPU
-            sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    compat.hide_kernels_of_gpus()
     auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
     if scores:
         arguments["num_labels"] = 1
-    with explained(path), whole.zero3_told() as unexpected:
+    with explained(path), compat.zero3_told() as unexpected:
         loaded, report = auto.from_pretrained(path, output_loading_info=True, **arguments)
     report["unexpected_keys"] |= unexpected
     whole.check(loaded, report, path, _layers(loaded), new_head=scores and not is_scorer(loaded.config))
-    for module in loaded.modules():
-        # In eval mode on a CPU with AVX512-BF16, bitsandbytes repacks 4-bit weights; ZeRO-3 drops the repacking and is
-        # silently wrong from the first evaluation on (validation loss 7.51 instead of 7.28, measured on 0.50.2).
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-    name_parts(loaded)
+    compat.keep_4_bits_as_stored(loaded)
+    compat.name_parts(loaded)
     return loaded
 
 

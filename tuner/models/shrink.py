@@ -1,4 +1,4 @@
-"""The architecture of a small model in the shape of a large one: every ratio and every kind of layer, none of the size.
+"""A config of transformers from an architecture's keys; the architecture of a small model in the shape of a large one.
 
 It builds no model.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.models.config_of import config_of
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.utils import logging
+
+import tuner.models  # noqa: F401  registers InternLM
 from tuner.recipes.architecture import Architecture
 
 _HEAD, _ROPE_HEAD, _RANK = 16, 8, 16
@@ -16,6 +19,8 @@ _MAX_KEY_VALUE_HEADS, _MAX_GROUP = 2, 8
 _MAX_EXPERTS = 16
 _STEP = 16
 """Widths are multiples of this, so that heads, halves of heads and 4-bit blocks come out even."""
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+"""Inside every vocabulary: a padding token is a row of the embeddings."""
 _INNER = (
     "intermediate_size",
     "intermediate_size_mlp",
@@ -28,8 +33,23 @@ _INNER = (
 """Widths that shrink as the hidden size does."""
 
 
+def config_of(facts: Architecture) -> PreTrainedConfig:
+    """Return the config of the model.
+
+    Raises:
+        ValueError: transformers has no such model_type.
+    """
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # no remarks on rope factors, which small made configs do not match
+    try:
+        config: PreTrainedConfig = AutoConfig.for_model(**facts.model_dump(), **_TOKENS)
+    finally:
+        logging.set_verbosity(level)
+    return config
+
+
 def shrink(facts: Architecture, vocab_size: int) -> Architecture:
-    """Return the architecture of the same model_type and the same ratios, of few layers and small widths.
+    """Return the architecture of the same model_type, every ratio and every kind of layer, few layers, small widths.
 
     Args:
         facts: The large model's.

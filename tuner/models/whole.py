@@ -5,13 +5,10 @@ transformers fills what is missing with random numbers and leaves out what has n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from transformers import modeling_utils
-from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
-from transformers.utils.loading_report import LoadStateDictInfo
+from transformers.core_model_loading import dot_natural_key
 
 from tuner.errors import ModelError
 
@@ -62,41 +59,11 @@ def _is_lost(name: str, places: Mapping[str, Any], layers: Any, config: Any) -> 
     """
     parent, _, last = name.rpartition(".")
     if parent in places:
-        slots = places[parent]._parameters
-        return last in slots and slots[last] is None
+        # torch keeps the place of a weight that is switched off
+        return hasattr(places[parent], last) and getattr(places[parent], last) is None
     within = next((f"{place}." for place, module in places.items() if module is layers), None)
     if within is None or not name.startswith(within) or last not in _LEARNED:
         return False
     number = name.removeprefix(within).partition(".")[0]
     num_predicting = getattr(config, "num_nextn_predict_layers", None) or 0
     return not (number.isdecimal() and len(layers) <= int(number) < len(layers) + num_predicting)
-
-
-@contextmanager
-def zero3_told() -> Iterator[set[str]]:
-    """Yield a set that gets the names which ZeRO-3's loader finds no place for.
-
-    transformers 5.23 reports none of them there: "we assume only best-case scenario" (modeling_utils.py, 4537).
-    """
-    unexpected: set[str] = set()
-    load = modeling_utils._load_state_dict_into_zero3_model
-
-    def telling(model: Any, state_dict: Any, load_config: Any = None) -> Any:
-        unexpected.update(_without_place(model, list(state_dict), load_config.weight_mapping or ()))
-        return load(model, state_dict, load_config)
-
-    modeling_utils._load_state_dict_into_zero3_model = telling
-    try:
-        yield unexpected
-    finally:
-        modeling_utils._load_state_dict_into_zero3_model = load
-
-
-def _without_place(model: Any, names: Iterable[str], mapping: Iterable[Any]) -> set[str]:
-    renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
-    converters = [one for one in mapping if isinstance(one, WeightConverter)]
-    expected = model.state_dict()
-    renamed = {rename_source_key(name, renamings, converters, model.base_model_prefix, expected)[0] for name in names}
-    told = LoadStateDictInfo(set(), renamed - expected.keys(), set(), [], {}, set())
-    model._adjust_missing_and_unexpected_keys(told)
-    return set(told.unexpected_keys)

@@ -35,7 +35,7 @@ from tuner.results.layout import Layout, empty_model
 from tuner.results.saved import SavedModel, check_dest
 from tuner.results.tensors import Piece, Stored, num_bytes, write
 from tuner.runs import checkpoints
-from tuner.worker.final_model import stop_where_answers_end
+from tuner.worker.generation import stop_where_answers_end
 
 _BESIDES_BYTES = 64 * 1024**2
 """A tokenizer and the small files; the largest published tokenizer.json has 33 MB."""

@@ -23,6 +23,7 @@ from transformers.core_model_loading import (
 )
 
 from tuner.errors import ModelError
+from tuner.results.compat import keep_conversions
 from tuner.results.tensors import Piece, Stored, Tensors
 
 Change = Callable[[str, torch.Tensor | None], torch.Tensor]
@@ -79,7 +80,7 @@ class Layout:
             else:
                 together.setdefault(loaded, []).append((name, pattern))
         # As from_pretrained leaves it: what these names did not need is not reverted either.
-        self._model._weight_conversions = [one for one in conversions if one.was_used()]
+        keep_conversions(self._model, [one for one in conversions if one.was_used()])
         for loaded, sources in together.items():
             names, patterns = zip(*sources, strict=True)
             unit = _Unit(names, (loaded,), of_pattern[patterns[0]], patterns)

@@ -31,7 +31,7 @@ from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, r
 from tuner.results.base import base_of, check_facts, model_of
 from tuner.results.saved import SavedModel, find
 from tuner.results.tensors import Stored
-from tuner.worker.final_model import ask_for_one_answer, stop_where_answers_end
+from tuner.worker.generation import ask_for_one_answer, stop_where_answers_end
 from tuner.zero.precision import decide
 
 _CARD = "generation_config.json"

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
+from tuner.worker import compat
 from tuner.worker.evaluation import num_trained
 
 _COUNTS = "counts"
@@ -70,9 +71,21 @@ class Collator:
     stand_in: Any
 
     def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
-        batch = self.collate(rows or [self.stand_in])
+        batch = _of_one_length(rows) or self.collate(rows or [self.stand_in])
         trained = num_trained(batch["labels"]) if "labels" in batch else 0
         return {**batch, _COUNTS: Counts(len(rows), _num_tokens(batch), trained) if rows else Counts(0, 0, 0)}
+
+
+def _of_one_length(rows: Sequence[Any]) -> dict[str, Any] | None:
+    """Return rows of one sample each that are equally long, shape [B, T]; None for others.
+
+    They need no mask. Laid end to end they would, of (B * T)^2, and kernels that take one compute all of it: a step of
+    50M parameters with LoRA in bf16 on a CPU, two rows of 256 tokens, takes a fifth longer so.
+    """
+    lengths = {tuple(row["seq_lengths"]) if "seq_lengths" in row else () for row in rows}
+    if [len(one) for one in lengths] != [1]:
+        return None
+    return {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "labels")}
 
 
 class TrainsOnEachRowOnce:
@@ -87,7 +100,7 @@ class TrainsOnEachRowOnce:
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
         args, rows = self.args, self.train_dataset
-        sampler = self._get_train_sampler(rows)
+        sampler = compat.train_sampler(self, rows)
         loader = DataLoader(
             rows,
             batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size),

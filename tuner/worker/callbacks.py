@@ -1,4 +1,4 @@
-"""What happens at the trainer's steps: signs of life, and whether the weights have moved at all."""
+"""What happens at the steps: signs of life, what a validation decides, and whether the weights have moved."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from tuner.errors import TunerError
+from tuner.recipes.schema import RecipeConfig
+from tuner.worker.checkpointing import best_step
 from tuner.worker.guard import Guard
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -80,3 +82,21 @@ class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
             return None
         sums = [one.detach().view(_BITS[one.element_size()]).sum(dtype=torch.int64) for one in weights]
         return torch.stack([one.to(self.trainer.args.device) for one in sums])
+
+
+class ValidationCallback(TrainerCallback):  # type: ignore[misc]
+    """Saves at every best validation loss, and ends training when it gets no better, as far as the recipe says so.
+
+    All of it follows from the log that every checkpoint holds: a resumed run decides as if it had never stopped.
+    """
+
+    def __init__(self, config: RecipeConfig) -> None:
+        self.keeps_best, self.patience = bool(config.checkpoint.save_best), config.train_cfg.early_stopping_patience
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        steps = [entry["step"] for entry in state.log_history if "eval_loss" in entry]
+        best = best_step(state)
+        if self.keeps_best and best == state.global_step:
+            control.should_save = True
+        if self.patience and len(steps) - 1 - steps.index(best) >= self.patience:
+            control.should_training_stop = True

@@ -6,10 +6,8 @@ The trainer and DeepSpeed write the files; where they go, which weights they lea
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from tuner.errors import DiskError
 from tuner.files import is_disk_error
 from tuner.runs import causes, checkpoints
 from tuner.runs.directory import RunDirectory
-from tuner.worker.validation import best_step
+from tuner.worker import compat
 
 _FIX = "Free space, then go on with --resume auto; or keep fewer: --set checkpoint.max_keep_ckpts=1."
 
@@ -44,19 +42,19 @@ class CheckpointSaver:
         """
         self.trainer, self.facts, self.keep, self.keeps_best = trainer, facts, keep, keeps_best
         self.home, self.recipe = run.checkpoints, run.recipe
-        self._write, trainer._save_checkpoint = trainer._save_checkpoint, self.save
+        trainer.write_checkpoint = self.save
         self._last_bytes = 0
         self._has_frozen = not all(weight.requires_grad for weight in trainer.model.parameters())
         self._no_model_file = self._has_frozen and not isinstance(trainer.model, PeftModel)
         if self._has_frozen:
-            trainer.model.register_load_state_dict_post_hook(_expect_no_frozen)
+            trainer.model.register_load_state_dict_post_hook(compat.expect_no_frozen)
         if self._no_model_file:
             # A file of the trained weights alone would be loaded by from_pretrained, with random ones for the rest.
-            trainer.save_model = lambda *_, **__: None
+            trainer.saves_model = False
         if dist.get_rank() == 0:
             checkpoints.clear_unfinished(self.home)
 
-    def save(self, model: Any, trial: Any) -> None:
+    def save(self, write: Callable[[], None]) -> None:
         """Write one checkpoint, which is valid afterwards, and remove older ones; every rank takes part.
 
         Raises:
@@ -65,10 +63,9 @@ class CheckpointSaver:
         engine, step = self.trainer.model_wrapped, self.trainer.state.global_step
         needed = self._make_room(engine, step)
         if self._has_frozen:
-            engine.save_checkpoint = partial(type(engine).save_checkpoint, engine, exclude_frozen_parameters=True)
-            engine.module_state_dict = partial(_trained, engine)
+            compat.leave_out_frozen(engine)
         with disk_errors(self.home, f"checkpoint-{step} ({convert_bytes(needed)})"):
-            self._write(model, trial)
+            write()
             dist.barrier()
             if dist.get_rank() == 0:
                 self._last_bytes = checkpoints.commit(self.home, step, self.facts, self.recipe)
@@ -112,6 +109,12 @@ def _num_bytes(engine: Any, no_model_file: bool) -> int:
     return total
 
 
+def best_step(state: Any) -> int | None:
+    """Return the step of the lowest validation loss so far, the first of equal ones; None before any validation."""
+    found = [(entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry]
+    return int(min(found)[1]) if found else None
+
+
 @contextmanager
 def disk_errors(home: Path, what: str) -> Iterator[None]:
     """Turn what libraries raise when a disk fills up into a `DiskError`, and remove what they have written so far."""
@@ -135,24 +138,3 @@ def _reason(error: Exception) -> str | None:
         return error.strerror if is_disk_error(error) else None
     known = causes.classify(str(error))  # torch's text tells of the positions in its file, not of the disk
     return known[0].says if known and known[0].name == DiskError.code else None
-
-
-def _trained(engine: Any, **options: Any) -> dict[str, Any]:
-    """Return what DeepSpeed saves of the model, without frozen weights.
-
-    DeepSpeed 0.19.8 leaves them out by name, and so keeps the second name of a tied one and what quantization adds.
-    """
-    frozen, state = _frozen(engine.module), type(engine).module_state_dict(engine, **options)
-    return {
-        name: value for name, value in state.items() if frozen.isdisjoint(accumulate(name.split("."), "{}.{}".format))
-    }
-
-
-def _frozen(model: Any) -> set[str]:
-    return {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
-
-
-def _expect_no_frozen(model: Any, keys: Any) -> None:
-    # What is frozen is the base model's, which was loaded before; anything else that a checkpoint lacks is an error.
-    frozen = _frozen(model)
-    keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from importlib.metadata import version
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import deepspeed.ops
 import torch
-from datasets import Dataset
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from torch.distributed import distributed_c10d
@@ -20,21 +20,10 @@ from torch.nn.utils import clip_grads_with_norm_
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import DPOTrainer, KTOTrainer, SFTTrainer
 
-from tuner.errors import MachineError
+from tuner.machine.libraries import require_names
+from tuner.models import compat as models
 
 _FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
-_NAMES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
-    ("torch", distributed_c10d, ("default_pg_timeout", "default_pg_nccl_timeout")),
-    ("deepspeed", deepspeed.ops, ("__compatible_ops__",)),
-    ("deepspeed", DeepSpeedEngine, ("clip_fp32_gradients", "was_step_applied", "_zero3_consolidated_16bit_state_dict")),
-    ("transformers", Trainer, ("_save_checkpoint", "_get_train_sampler")),
-    ("transformers", Trainer, ("_load_optimizer_and_scheduler", "_load_rng_state")),
-    ("transformers", TrainingArguments, ("n_gpu",)),
-    ("trl", DPOTrainer, ("_prepare_dataset",)),
-    ("trl", KTOTrainer, ("_prepare_dataset",)),
-    ("trl", SFTTrainer, ("compute_loss",)),
-)
-"""What tuner calls, replaces or overrides without a library's promise that it stays."""
 
 
 def check_names() -> None:
@@ -43,11 +32,73 @@ def check_names() -> None:
     Raises:
         MachineError: one is.
     """
-    for library, holder, names in _NAMES:
-        gone = [name for name in names if not hasattr(holder, name)]
-        if gone:
-            what = f"{library} {version(library)} has no {holder.__name__}.{gone[0]}, which tuner builds on"
-            raise MachineError(what, where=library, fix="Install the tested versions: pip install -r requirements.txt")
+    models.check_names()
+    require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
+    require_names("deepspeed", deepspeed.ops, "__compatible_ops__")
+    require_names("deepspeed", DeepSpeedEngine, "clip_fp32_gradients", "was_step_applied", "module_state_dict")
+    require_names("deepspeed", DeepSpeedEngine, "_zero3_consolidated_16bit_state_dict", "load_checkpoint")
+    require_names("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
+    require_names("transformers", Trainer, "_get_train_sampler")
+    require_names("transformers", TrainingArguments, "n_gpu")
+    require_names("trl", SFTTrainer, "compute_loss")
+    for trainer in (DPOTrainer, KTOTrainer):
+        require_names("trl", trainer, "_prepare_dataset")
+
+
+class TrainerHooks:
+    """Mixed into a trainer of transformers 5.23: what it has no public method for is asked of whoever has set a hook.
+
+    Each hook takes what the trainer itself would do.
+    """
+
+    write_checkpoint: Callable[[Callable[[], None]], None] | None = None
+    load_states: Callable[[Callable[[], None]], None] | None = None
+    """After DeepSpeed has loaded its own, before the first step."""
+    load_random_states: Callable[[Callable[[str], None]], None] | None = None
+    """With a function that takes the checkpoint's folder."""
+    on_engine_ready: Callable[[], None] | None = None
+    """The engine, its optimizer and the schedule are made, and no checkpoint is loaded yet."""
+    saves_model = True
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        (self.write_checkpoint or _do)(partial(super()._save_checkpoint, model, trial))  # type: ignore[misc]
+
+    def save_model(self, *given: Any, **named: Any) -> None:
+        """Write the weights of a checkpoint for `from_pretrained`, where that is wanted."""
+        if self.saves_model:
+            super().save_model(*given, **named)  # type: ignore[misc]
+
+    def create_scheduler(self, *given: Any, **named: Any) -> Any:
+        """Return transformers' schedule."""
+        made = super().create_scheduler(*given, **named)  # type: ignore[misc]
+        if self.on_engine_ready:
+            self.on_engine_ready()
+        return made
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        (self.load_states or _do)(partial(super()._load_optimizer_and_scheduler, checkpoint))  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        load: Callable[[str | None], None] = super()._load_rng_state  # type: ignore[misc]
+        if self.load_random_states:
+            self.load_random_states(load)
+        else:
+            load(checkpoint)
+
+
+def _do(what: Callable[[], None]) -> None:
+    what()
+
+
+def train_sampler(trainer: Trainer, rows: Any) -> Any:
+    """Return the order of the training rows that an objective's trainer wants (TRL 1.16's KTO has one of its own)."""
+    return trainer._get_train_sampler(rows)
+
+
+def eval_metrics(trainer: Trainer) -> dict[str, list[float]]:
+    """Return what TRL 1.16 has measured of the validation since it last logged; its ORPO has another name for it."""
+    stored: dict[str, dict[str, list[float]]] = getattr(trainer, "_stored_metrics", None) or trainer._metrics
+    return stored["eval"]
 
 
 def wait_for_ever() -> timedelta:
@@ -73,14 +124,6 @@ def use_one_gpu(settings: TrainingArguments) -> None:
         settings._n_gpu = 1
 
 
-def with_fingerprint(rows: Dataset, more: str) -> Dataset:
-    """Return the same rows under another fingerprint, by which TRL keeps what it has computed of them.
-
-    datasets 5.2 takes a new one and has no public name for the old one.
-    """
-    return rows.select(range(len(rows)), new_fingerprint=f"{rows._fingerprint}-{more}")
-
-
 def give_config_as_written(trainer: Trainer, zero: dict[str, Any]) -> None:
     """Undo what accelerate adds to the DeepSpeed config: it silences printing, with a value that JSON cannot hold."""
     used = trainer.accelerator.state.deepspeed_plugin.deepspeed_config
@@ -92,7 +135,8 @@ class ResetStage0Optimizer(TrainerCallback):  # type: ignore[misc]
     """Undo the step with zero gradients that DeepSpeed's stage 0 takes in 16 bits when it is set up.
 
     It counts in Adam's bias correction, which makes the first updates a quarter smaller than at any ZeRO stage, and it
-    decays the weights once (measured on 0.19.8: loss 7.285 instead of 7.257 after one update).
+    decays the weights once (measured on 0.19.8: loss 7.285 instead of 7.257 after one update). DeepSpeed#5104 is about
+    the same step of its other optimizers.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -167,3 +211,43 @@ def _record_grad_norm(engine: Any, on_bad: Callable[[], None]) -> None:
             clip_grads_with_norm_(weights, engine.gradient_clipping(), found)
 
     engine.optimizer.register_step_pre_hook(before_update)
+
+
+def leave_out_frozen(engine: Any) -> None:
+    """Keep frozen weights out of the checkpoints that an engine saves, and let it load such.
+
+    DeepSpeed 0.19.8 can leave them out (DeepSpeed#3953), but by name: it keeps the second name of a tied one and what
+    quantization adds; and transformers asks for it where the model is PEFT's alone.
+    """
+    engine.save_checkpoint = partial(type(engine).save_checkpoint, engine, exclude_frozen_parameters=True)
+    engine.module_state_dict = partial(_trained, engine)
+
+
+def _trained(engine: Any, **options: Any) -> dict[str, Any]:
+    """Return what DeepSpeed saves of the model, without frozen weights."""
+    frozen, state = _frozen(engine.module), type(engine).module_state_dict(engine, **options)
+    return {
+        name: value for name, value in state.items() if frozen.isdisjoint(accumulate(name.split("."), "{}.{}".format))
+    }
+
+
+def _frozen(model: Any) -> set[str]:
+    return {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
+
+
+def expect_no_frozen(model: Any, keys: Any) -> None:
+    """Take away from the `missing_keys` of a load what is frozen; a hook after `load_state_dict`.
+
+    It is the base model's, which was loaded before; anything else that a checkpoint lacks is an error.
+    """
+    frozen = _frozen(model)
+    keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen]
+
+
+def whole_weights(engine: Any, *, trained_alone: bool) -> dict[str, Any]:
+    """Return ZeRO-3's weights in the compute type, whole, on rank 0 and nothing on others; every rank takes part.
+
+    DeepSpeed's public `save_16bit_model` writes them as a pickle, and accelerate's `get_state_dict` gathers frozen
+    weights too.
+    """
+    return engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=trained_alone) or {}

@@ -12,6 +12,7 @@ import torch
 from accelerate.data_loader import DataLoaderShard
 
 from tuner.data.sample import IGNORED
+from tuner.worker import compat
 
 
 def num_trained(labels_BT: torch.Tensor) -> int:
@@ -58,8 +59,9 @@ class EvaluatesEachRowOnce:
         labels, of_ranks = inputs.get("labels"), self._shares[len(self._rounds)]
         count = len(of_ranks[0]) if labels is None else num_trained(labels)
         found = super().prediction_step(model, inputs, *given, **named)  # type: ignore[misc]
-        self._rounds.append((float(found[0]), count, {name: values[-1] for name, values in self._measured.items()}))
-        self._measured.clear()
+        measured = compat.eval_metrics(self)
+        self._rounds.append((float(found[0]), count, {name: values[-1] for name, values in measured.items()}))
+        measured.clear()
         return found
 
     def evaluation_loop(self: Any, *given: Any, **named: Any) -> Any:
@@ -71,14 +73,8 @@ class EvaluatesEachRowOnce:
             total /= of_ranks.count(of_ranks[0])
         weights = sums_R2[:, 1].tolist()
         output.metrics["eval_loss"] = float(sums_R2[:, 0].sum()) / sum(weights)
-        self._measured.update(_means([measured for *_, measured in self._rounds], weights))
+        compat.eval_metrics(self).update(_means([measured for *_, measured in self._rounds], weights))
         return output
-
-    @property
-    def _measured(self: Any) -> dict[str, list[float]]:
-        """What TRL has measured since it last logged; ORPO's trainer has another name for it."""
-        found: dict[str, list[float]] = getattr(self, "_stored_metrics", None) or self._metrics
-        return found["eval"]  # type: ignore[return-value]
 
 
 def _means(measured: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, list[float]]:

@@ -1,23 +1,63 @@
-"""Write the result of training: the same files from every ZeRO stage, for transformers and peft alone.
+"""The result of training: the weights that are kept, written as the same files from every ZeRO stage.
 
-Resumable checkpoints are the trainer's; this is what a user publishes.
+Resumable checkpoints are the trainer's; this is what a user publishes, for transformers and peft alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from peft import PeftModel
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
-from tuner.data.templates import answers_end
 from tuner.recipes.template import plain
+from tuner.runs import checkpoints
+from tuner.runs.directory import RunDirectory
+from tuner.runs.resume_point import LoadAs, is_same_state
+from tuner.worker import compat, resume
+from tuner.worker.checkpointing import best_step, disk_errors
+from tuner.worker.generation import stop_where_answers_end
 
-_SEARCHES = (
-    *("num_beams", "num_beam_groups", "diversity_penalty", "num_return_sequences", "penalty_alpha", "dola_layers"),
-    *("constraints", "force_words_ids", "prompt_lookup_num_tokens", "assistant_early_exit"),
-)
+
+def load_best(trainer: Any, run: RunDirectory, facts: Mapping[str, Any], *, is_adapter: bool) -> int | None:
+    """Give the trained model the weights of its best checkpoint; every rank takes part.
+
+    Returns:
+        Its step, or None where the last step is the best, or the checkpoint is gone.
+
+    Raises:
+        RunDirectoryError: a file of the checkpoint holds more than data.
+        DiskError: there is no room for its weights in a form that these ranks can load.
+    """
+    engine, step = trainer.model_wrapped, best_step(trainer.state)
+    folder = run.checkpoints / f"checkpoint-{step}"
+    # A retry after running out of memory may have set the checkpoints of its first attempt aside.
+    if step in (None, trainer.state.global_step) or (best := checkpoints.read(folder, hashes=False)).problem:
+        return None
+    # An attempt that has begun with a converted checkpoint takes every other one for such too.
+    as_saved = facts["resume_as"] in (None, LoadAs.SAVED) and is_same_state(best.facts, facts["state"])
+    with resume.data_alone(folder):
+        if as_saved:
+            deepspeed_load_checkpoint(engine, str(folder), load_module_strict=not is_adapter)
+        else:
+            _load_converted(engine, run, folder)
+    return step
+
+
+def _load_converted(engine: Any, run: RunDirectory, checkpoint: Path) -> None:
+    folder = checkpoints.unfinished(run.checkpoints) / f"{checkpoint.name}-{LoadAs.WEIGHTS}"
+    with disk_errors(run.checkpoints, f"the weights of {checkpoint.name}"), resume.silenced():
+        if dist.get_rank() == 0:
+            checkpoints.clear_unfinished(run.checkpoints)
+            resume.write_weights(checkpoint, folder)
+    dist.barrier()
+    resume.put_weights(engine, folder)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        checkpoints.clear_unfinished(run.checkpoints)
 
 
 def save_final_model(trainer: Any, tokenizer: Any, folder: Path) -> None:
@@ -38,27 +78,12 @@ def save_final_model(trainer: Any, tokenizer: Any, folder: Path) -> None:
     dist.barrier()
 
 
-def stop_where_answers_end(generation: Any, tokenizer: Any) -> None:
-    """Add the token that closes an answer in the tokenizer's chat template to those that end generation."""
-    # A base model's own end is that of a document: it would go on after the <|im_end|> that it has learned to write.
-    known, end = generation.eos_token_id, answers_end(tokenizer)
-    ends = list(known) if isinstance(known, list) else [known] if known is not None else []
-    if end is not None and end not in ends:
-        generation.eos_token_id = [*ends, end]
-
-
-def ask_for_one_answer(generation: Any) -> None:
-    """Switch off searches among several answers: they cannot be streamed, and some run code of the hub's."""
-    for name in _SEARCHES:
-        setattr(generation, name, None)
-
-
 def _gathered(engine: Any, model: Any) -> dict[str, Any] | None:
     """Return ZeRO-3's weights, whole, on rank 0; None where every rank holds the whole model."""
     if engine.zero_optimization_stage() < 3:
         return None
     is_adapter = isinstance(model, PeftModel)
-    state: dict[str, Any] = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=is_adapter)
+    state = compat.whole_weights(engine, trained_alone=is_adapter)
     # Each name of a shared weight is gathered into a tensor of its own, which below stage 3 is saved once.
     tied = {} if is_adapter else model.all_tied_weights_keys
-    return {name: weight for name, weight in (state or {}).items() if name not in tied}
+    return {name: weight for name, weight in state.items() if name not in tied}

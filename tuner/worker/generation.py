@@ -14,7 +14,13 @@ import torch
 import transformers
 
 from tuner.data import limits
+from tuner.data.templates import answers_end
 from tuner.errors import DataError
+
+_SEARCHES = (
+    *("num_beams", "num_beam_groups", "diversity_penalty", "num_return_sequences", "penalty_alpha", "dola_layers"),
+    *("constraints", "force_words_ids", "prompt_lookup_num_tokens", "assistant_early_exit"),
+)
 
 Message = dict[str, Any]
 OnText = Callable[[str], None]
@@ -129,3 +135,18 @@ def generate(
     ends = ends if isinstance(ends, list) else [ends]
     text = tokenizer.decode(stream.ids, skip_special_tokens=True)
     return Answer(str(text), len(stream.ids), bool(stream.ids) and stream.ids[-1] in ends)
+
+
+def stop_where_answers_end(generation: Any, tokenizer: Any) -> None:
+    """Add the token that closes an answer in the tokenizer's chat template to those that end generation."""
+    # A base model's own end is that of a document: it would go on after the <|im_end|> that it has learned to write.
+    known, end = generation.eos_token_id, answers_end(tokenizer)
+    ends = list(known) if isinstance(known, list) else [known] if known is not None else []
+    if end is not None and end not in ends:
+        generation.eos_token_id = [*ends, end]
+
+
+def ask_for_one_answer(generation: Any) -> None:
+    """Switch off searches among several answers: they cannot be streamed, and some run code of the hub's."""
+    for name in _SEARCHES:
+        setattr(generation, name, None)

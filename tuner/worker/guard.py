@@ -19,17 +19,17 @@ from dataclasses import replace
 from typing import Any, NoReturn, TextIO
 
 from tuner.errors import DiskError, Hang, NotANumber, Stopped, TunerError
+from tuner.machine import slurm
 from tuner.machine.kernel import die_with_parent, heard, stopped
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
-from tuner.runs import beats, lock
+from tuner.runs import attempts, beats, lock
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
 from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
 from tuner.worker.heartbeat import Heartbeat
 from tuner.worker.output import send_to
-from tuner.worker.requeue import requeue
 
 _INSISTING = (signal.SIGTERM, signal.SIGINT)
 """Asked twice by one of them, a rank ends at once. Slurm may send USR2 after SIGTERM, and SIGTERM after USR2."""
@@ -139,7 +139,22 @@ class Guard:
             # Before training no barrier holds them, and srun kills the whole step when the first of them is gone.
             time.sleep(_LET_RANK_0_REQUEUE_S if saved is None else 0)
             return
-        requeue(self.run, self.job, saved, self._say)
+        try:
+            self._requeue_job(self.job, saved)
+        except TunerError as error:
+            self._say(f"Job {self.job.id} is not requeued: {error.what}.")
+
+    def _requeue_job(self, job: Job, saved: int | None) -> None:
+        # Slurm does it by itself for what it kills, but not for a job that ends in time after a signal.
+        refusal = attempts.refusal(self.run, job.num_restarts, job.max_requeues, saved) or slurm.not_running(job.id)
+        if refusal:
+            self._say(f"Job {job.id} is not requeued: {refusal}.")
+            return
+        # Said before: Slurm ends this process for it.
+        self._say(
+            f"Job {job.id} goes back into the queue: restart {job.num_restarts + 1} of at most {job.max_requeues}."
+        )
+        slurm.requeue(job.id)
 
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ import io
 import pickle
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -203,23 +203,19 @@ class LoadCheckpoint(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Any, run: RunDirectory, point: ResumePoint, seed: int) -> None:
         self.trainer, self.run, self.point, self.seed = trainer, run, point, seed
-        self._create, self._load = trainer.create_scheduler, trainer._load_optimizer_and_scheduler
-        self._load_rng = trainer._load_rng_state
-        trainer.create_scheduler, trainer._load_optimizer_and_scheduler = self._created, self._loaded
-        trainer._load_rng_state = self._drawn
+        trainer.on_engine_ready, trainer.load_states = self._note_settings, self._load_states
+        trainer.load_random_states = self._load_random_states
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         newest = self.run.checkpoints / f"checkpoint-{state.global_step}" / checkpoints.MANIFEST
         if dist.get_rank() == 0 and self.run.universal.is_dir() and newest.is_file():
             shutil.rmtree(self.run.universal)
 
-    def _created(self, *given: Any, **named: Any) -> Any:
-        made = self._create(*given, **named)
+    def _note_settings(self) -> None:
         self.lrs = list(self._schedule.base_lrs)
         self.settings = [{key: group[key] for key in group if key != "params"} for group in self._groups]
         if self.point.load_as is LoadAs.WEIGHTS:
             self.trainer.accelerator.deepspeed_engine_wrapped.engine.load_checkpoint = self._load_weights
-        return made
 
     @property
     def _schedule(self) -> Any:
@@ -231,17 +227,16 @@ class LoadCheckpoint(TrainerCallback):  # type: ignore[misc]
         groups: list[dict[str, Any]] = self.trainer.optimizer.param_groups
         return groups
 
-    def _loaded(self, folder: str) -> None:
+    def _load_states(self, load: Callable[[], None]) -> None:
         if self.point.load_as is LoadAs.WEIGHTS:
             self._schedule.last_epoch = self.trainer.state.global_step
         else:
-            self._load(folder)
+            load()
         schedule = self._schedule
         schedule.base_lrs = self.lrs
         now = [lr * factor(schedule.last_epoch) for lr, factor in zip(self.lrs, schedule.lr_lambdas, strict=True)]
         for group, settings, lr in zip(self._groups, self.settings, now, strict=True):
             group.update(settings, lr=lr)
-        schedule._last_lr = now
         engine = self.trainer.model_wrapped
         compat.own_optimizer_steps(engine.optimizer)
         if hasattr(engine.optimizer, "clip_grad"):
@@ -249,9 +244,9 @@ class LoadCheckpoint(TrainerCallback):  # type: ignore[misc]
         if self.trainer.state.global_step >= self.trainer.state.max_steps:
             raise NothingLeft  # transformers would train one step more
 
-    def _drawn(self, folder: str) -> None:
+    def _load_random_states(self, load: Callable[[str], None]) -> None:
         if self.point.checkpoint.facts["world_size"] == dist.get_world_size():
-            self._load_rng(str(self.point.path))
+            load(str(self.point.path))
             return
         # transformers would leave ranks without a file of their own at the seed, all with the same numbers.
         place = (self.seed, self.point.checkpoint.step, dist.get_rank())

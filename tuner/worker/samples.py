@@ -27,8 +27,7 @@ from tuner.files import write_text
 from tuner.models.load import pinned, source
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
-from tuner.worker.final_model import ask_for_one_answer
-from tuner.worker.generation import Settings, generate, prompt_ids
+from tuner.worker.generation import Settings, ask_for_one_answer, generate, prompt_ids
 from tuner.worker.guard import Guard
 from tuner.worker.output import warn
 

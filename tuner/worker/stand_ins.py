@@ -16,9 +16,8 @@ import transformers
 from tuner.data.prepare import describe, prepare
 from tuner.data.sources import find
 from tuner.errors import DataError, MachineError, ModelError, TunerError
-from tuner.models.config_of import config_of
 from tuner.models.load import load_tokenizer, source
-from tuner.models.shrink import shrink
+from tuner.models.shrink import config_of, shrink
 from tuner.recipes import catalog, paths
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import Dataset, Model, Rows

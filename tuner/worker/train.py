@@ -30,18 +30,16 @@ from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker import compat, resume, trainers
-from tuner.worker.best import load_best
-from tuner.worker.callbacks import CheckWeightsMoved, HeartbeatCallback
-from tuner.worker.checkpointing import CheckpointSaver, disk_errors
+from tuner.worker.callbacks import CheckWeightsMoved, HeartbeatCallback, ValidationCallback
+from tuner.worker.checkpointing import CheckpointSaver, best_step, disk_errors
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
 from tuner.worker.consensus import RankConsensus
-from tuner.worker.final_model import save_final_model
+from tuner.worker.final_model import load_best, save_final_model
 from tuner.worker.guard import Guard
 from tuner.worker.output import warn
 from tuner.worker.progress import MetricsCallback, ProgressBar
 from tuner.worker.samples import show_samples
 from tuner.worker.trackers import trackers
-from tuner.worker.validation import ValidationCallback, best_step
 
 
 def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
@@ -68,7 +66,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     resume.check_data(point, data[0])
     guard.heart.beat("loading the model")
     how = (config, path, trainers.dtype(zero), str(device))
-    more: dict[str, Any] = {"shards": _stage(zero) == 3, "tokenizer": tokenizer}
+    more: dict[str, Any] = {"shards": zero.get("zero_optimization", {}).get("stage") == 3, "tokenizer": tokenizer}
     models = load_model(*how, **more), load_reference(*how, **more)
     for model in filter(None, models):  # what trainers compute before the first step has no callback
         model.register_forward_pre_hook(lambda *_: guard.heart.tick())
@@ -78,7 +76,8 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     saved_facts = {**facts["state"], "data": resume.data_of(data[0])}
     CheckpointSaver(trainer, run, saved_facts, config.checkpoint.max_keep_ckpts, keeps_best=keeps_best)
     consensus, moves = RankConsensus(trainer, guard, tokenizer), CheckWeightsMoved(trainer)
-    for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *_mended(trainer, zero)):
+    mended = CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)
+    for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *mended):
         trainer.add_callback(callback)
     if point:
         trainer.add_callback(resume.LoadCheckpoint(trainer, run, point, config.randomness.seed))
@@ -175,11 +174,6 @@ def _callbacks(
     return ValidationCallback(config), metrics, HeartbeatCallback(guard), *followers
 
 
-def _mended(trainer: Any, zero: dict[str, Any]) -> tuple[TrainerCallback, ...]:
-    """Return what undoes mistakes of DeepSpeed, and shows those of others."""
-    return CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)
-
-
 def _finish(
     run: RunDirectory, config: RecipeConfig, trainer: Any, guard: Guard, seconds: float, best: int | None
 ) -> None:
@@ -204,7 +198,3 @@ def _finish(
     print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run.recipe))} --set lr=...")
     use = "eval" if config.objective.type == "reward" else "chat"
     print(f"Next: tuner {use} {shlex.quote(str(run.path))}", flush=True)
-
-
-def _stage(zero: dict[str, Any]) -> int:
-    return int(zero.get("zero_optimization", {}).get("stage", 0))

@@ -16,15 +16,16 @@ from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig
 
 from tuner.data import batches
+from tuner.data.compat import with_fingerprint
 from tuner.data.prepared import Prepared
 from tuner.errors import ModelError
 from tuner.models.load import DTYPES
+from tuner.recipes import paths
 from tuner.recipes.objective import Kto
 from tuner.recipes.schema import LOADERS, RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
 from tuner.worker import compat, loss, objectives
-from tuner.worker.reference import fit_adapters
 
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
@@ -192,6 +193,32 @@ def evaluator(
     return made
 
 
+def fit_adapters(model: Any, wanted: torch.dtype, config: RecipeConfig, *, judges: bool = False) -> None:
+    """Make TRL's reference adapter what training began with, and give the trained weights the compute type.
+
+    Args:
+        model: The one of the trainer.
+        wanted: The compute type.
+        config: The recipe.
+        judges: The model is trained already, and TRL's copy is of the trained adapter.
+    """
+    began = config.adapter.path if config.adapter else None
+    if isinstance(model, PeftModel) and "ref" in model.peft_config:
+        if judges or not began:
+            # TRL's copy of the new adapter, which does nothing yet: the base model alone is the same reference. It
+            # would take memory, and be saved with the result.
+            model.delete_adapter("ref")
+        if judges and began:
+            model.load_adapter(str(paths.expanded(began)), "ref", autocast_adapter_dtype=False)
+        if not judges and began:
+            # The copy is of no use to who loads a checkpoint or the result.
+            model.save_pretrained = partial(model.save_pretrained, selected_adapters=["default"])
+    for parameter in model.parameters():
+        # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16 != wanted:
+            parameter.data = parameter.data.to(wanted)
+
+
 def _lay_out(settings: TrainingArguments, config: RecipeConfig, model: Any) -> None:
     """Let the rows of a batch lie end to end where the model keeps them apart; where it does not they are padded.
 
@@ -232,7 +259,7 @@ def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:
     """
     if not getattr(config.objective, "precompute_ref_log_probs", False):
         return rows
-    return compat.with_fingerprint(rows, launch)
+    return with_fingerprint(rows, launch)
 
 
 def _optimizer(config: RecipeConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
