@@ -57,7 +57,9 @@ def run(
     """
     watch = _Watch(directory, grace_s)
     shows = shows_rank_0 and node_rank == 0
-    shown = Follower(directory.ranks / "0.log", _STDOUT, lambda: bool(directory.failures()))
+    shown = Follower(
+        directory.ranks / "0.log", _STDOUT, lambda: beats.has_failed(directory, 0) or bool(directory.failures())
+    )
     with watch.signals():
         directory.ranks.mkdir(exist_ok=True)
         with (directory.ranks / f"torchrun-{node_rank}.log").open("wb") as log:

@@ -33,6 +33,8 @@ class Beat:
         doing: What it does, in a few words.
         at_s: The host's monotonic clock, in seconds; the file's own time is for other machines.
         save_s: The longest save so far, in seconds.
+        has_failed: It ends, and what it writes from now on tells why. A beat needs no room on a full disk, as a report
+            does.
     """
 
     rank: int
@@ -42,6 +44,7 @@ class Beat:
     doing: str
     at_s: float
     save_s: float
+    has_failed: bool = False
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode().ljust(_WIDTH - 1) + b"\n"
@@ -53,14 +56,21 @@ def path_of(run: RunDirectory, rank: int) -> Path:
 
 def read(run: RunDirectory) -> dict[int, Beat]:
     """Return the last beat of every rank that has one."""
-    last = {}
-    for file in run.ranks.glob("*.beat"):
-        try:
-            beat = Beat(**load_json(file.read_bytes()))
-        except (OSError, ValueError, TypeError):  # half written, or by another version
-            continue
-        last[beat.rank] = beat
-    return last
+    beats = filter(None, map(_read, run.ranks.glob("*.beat")))
+    return {beat.rank: beat for beat in beats}
+
+
+def has_failed(run: RunDirectory, rank: int) -> bool:
+    """Return whether a rank has said that it ends: before it writes why into its log."""
+    beat = _read(path_of(run, rank))
+    return beat is not None and beat.has_failed
+
+
+def _read(file: Path) -> Beat | None:
+    try:
+        return Beat(**load_json(file.read_bytes()))
+    except (OSError, ValueError, TypeError):  # half written, or by another version
+        return None
 
 
 def written(run: RunDirectory) -> dict[int, int]:

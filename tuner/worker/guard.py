@@ -95,7 +95,7 @@ class Guard:
         if self.rank.rank == 0:
             self.terminal = terminal
             if not self.rank.supervised:
-                self._follower = Follower(log, self._shown, self._has_failed)
+                self._follower = Follower(log, self._shown, lambda: self.heart.has_failed or self._has_failed())
                 self._follower.start()
 
     def watch(self, limit_s: float) -> None:
@@ -173,6 +173,7 @@ class Guard:
     def _fail(self, error: BaseException) -> NoReturn:
         is_first = not self._has_failed()  # what ranks say after the first one is mostly that they lost it
         report = self._report(error)
+        self.heart.fail()
         with contextlib.suppress(DiskError):  # a full disk must not hide what went wrong before
             self.run.report_failure(**report)
         print(report["message"], file=sys.stderr, flush=True)

@@ -38,6 +38,7 @@ class Heartbeat:
     def __init__(self, run: RunDirectory, rank: Rank) -> None:
         self.run, self.rank = run, rank
         self._count, self._doing, self._save_s = 0, "starting", 0.0
+        self.has_failed = False
         self._ticks = 0
         """Every sign of progress, also those that other ranks do not have."""
         self._written_s = -_WRITE_S
@@ -66,6 +67,11 @@ class Heartbeat:
     def saved(self, seconds: float) -> None:
         """Note how long a save took: who stops a run waits longer than that."""
         self._save_s = max(self._save_s, seconds)
+        self._write()
+
+    def fail(self) -> None:
+        """Say that this rank ends, before it writes why: its last words are told by who watches the run."""
+        self.has_failed = True
         self._write()
 
     def watch(self, limit_s: float, on_hang: Callable[[Hang], None]) -> None:
@@ -122,6 +128,6 @@ class Heartbeat:
         if self._file is None:
             return
         rank, pid, host = self.rank.rank, os.getpid(), socket.gethostname()
-        beat = Beat(rank, pid, host, self._count, self._doing, now_s, self._save_s)
+        beat = Beat(rank, pid, host, self._count, self._doing, now_s, self._save_s, self.has_failed)
         with contextlib.suppress(OSError):
             os.pwrite(self._file, beat.to_bytes(), 0)
