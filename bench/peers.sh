@@ -21,7 +21,13 @@ install() {
     "$PYTHON" -m venv --clear "$home" &&
         "$home/bin/pip" install --quiet --requirement "$pins" &&
         { [ ! -f "$alone" ] || "$home/bin/pip" install --quiet --no-deps --requirement "$alone"; } &&
+        stand_in "$1" &&
         echo "$wanted" > "$home/.installed" && echo "$1: installed now"
+}
+
+# LLaMA-Factory imports torchaudio, for sound alone; its last wheel, 2.11, does not load beside torch 2.13.
+stand_in() {
+    [ "$1" != llamafactory ] || touch "$(echo "$PEERS"/llamafactory/lib/python3*/site-packages)/torchaudio.py"
 }
 
 failed=()

@@ -3,8 +3,8 @@
     python -m bench save [--ranks 1 2] [--methods full lora] [--rounds 3]
 
 All train a Llama of about 50M parameters with random weights at the same settings (ZeRO-2, bf16) and save every fourth
-step. A figure is the median, over all saves, of the four steps that begin with one, less four times the last of them,
-which no save disturbs: what is written in the background after a step is in it as far as it slows the next ones. The
+step. A figure is the median, over all saves, of the four steps that begin with one, less four times a step that comes
+last of its four, which no save disturbs: what is written in the background after a step is in it as far as it slows the next ones. The
 content differs: the loop writes DeepSpeed's states; the Trainer the model once more, to be loaded without DeepSpeed,
 and the random states; tuner the same with hashes, and a checkpoint counts only once all of it is on the disk.
 Reach: tuner at 1.00 of the Trainer.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.jobs import SMALL, TINY, Setting, llama, make_job, make_model
 from bench.steps import cells, intervals
-from bench.table import Spent, Table, arguments, in_turns
+from bench.table import Spent, Table, arguments, in_turns, median
 from bench.tools import Job, train
 
 PEERS = ("loop", "trainer", "tuner")
@@ -30,10 +30,11 @@ STEPS = 18
 def saves(found: list[Spent]) -> list[Spent]:
     """Return what each save cost, from the intervals after step 4, 5, 6 ..."""
     windows = [found[at : at + EVERY] for at in range(0, len(found) - EVERY + 1, EVERY)]
+    plain = median(window[-1] for window in windows)
     return [
         Spent(
-            sum(one.wall for one in window) - EVERY * window[-1].wall,
-            sum(one.cpu for one in window) - EVERY * window[-1].cpu,
+            sum(one.wall for one in window) - EVERY * plain.wall,
+            sum(one.cpu for one in window) - EVERY * plain.cpu,
         )
         for window in windows
     ]

@@ -37,13 +37,13 @@ def first_step(tool: str, job: Job) -> list[Spent]:
         try:
             while not (clock.is_file() and clock.read_text().endswith("\n")):
                 if process.poll() is not None or time.monotonic() - began > LONGEST_S:
-                    process.kill()
-                    raise failed(tool, process.communicate()[0])
+                    raise failed(tool, _end(process))
                 time.sleep(POLL_S)
             cpu = _cpu(process)
             return [Spent(ticks(clock)[0].wall - began, cpu)]
         finally:
-            _end(process)
+            if process.returncode is None:
+                _end(process)
 
 
 def _cpu(process: subprocess.Popen[str]) -> float:
@@ -56,8 +56,8 @@ def _cpu(process: subprocess.Popen[str]) -> float:
     return total
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Kill a tool with its ranks, which may be in sessions of their own; nothing of it is wanted."""
+def _end(process: subprocess.Popen[str]) -> str:
+    """Kill a tool with its ranks, which may be in sessions of their own; return what it has said."""
     below: list[psutil.Process] = []
     with suppress(psutil.Error):
         below = psutil.Process(process.pid).children(recursive=True)
@@ -67,7 +67,7 @@ def _end(process: subprocess.Popen[str]) -> None:
         with suppress(psutil.Error):
             one.kill()
     psutil.wait_procs(below, timeout=30)
-    process.communicate()
+    return process.communicate()[0]
 
 
 def main() -> None:

@@ -185,7 +185,12 @@ def environment(peer: str) -> Path:
 def surroundings(command: Command, ranks: int, peer: str) -> dict[str, str]:
     """Return the environment variables of a command: no hub, no GPUs but those asked for, one thread share a rank."""
     threads = str(max(1, (os.cpu_count() or 1) // ranks))
-    more = {"OMP_NUM_THREADS": threads, "PYTHONPATH": str(CLOCK), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
+    more = {
+        "OMP_NUM_THREADS": threads,
+        "PYTHONPATH": str(CLOCK),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "true",
+    }
     # The collective that DeepSpeed compiles for CPUs is built once for each of its versions, in the first round.
     more["TORCH_EXTENSIONS_DIR"] = str(PEERS / f"{peer}-extensions")
     env = without_variables(os.environ) | more | dict(command.env)
