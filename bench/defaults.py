@@ -1,6 +1,6 @@
 """Each tool with its own defaults, on the same model, chats and epochs: what a first command gives.
 
-    python -m bench defaults [--rows 1000] [--epochs 1] [--rounds 3]
+    python -m bench defaults [--rows 4418] [--epochs 3] [--rounds 3]
 
 The model is the catalog's `tiny` with random weights; the rows are chats that ship with the package. Only what a tool
 does not run without is set, and the table lists it; methods, learning rates and batches are the tools' own, and differ.
@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import resource
+import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,7 +26,7 @@ from typing import Any
 
 from bench.jobs import make_model, of_catalog
 from bench.table import Spent, Table, arguments, in_turns, median
-from bench.tools import NAMES, Command, environment, failed, surroundings, ticks
+from bench.tools import CLOCK, NAMES, ROOT, Command, environment, failed, surroundings, ticks
 from tuner.machine import hardware
 from tuner.recipes import catalog
 
@@ -54,19 +57,16 @@ class Found:
 
     whole: list[Spent] = field(default_factory=list)
     training: list[float] = field(default_factory=list)
-    """Seconds an epoch from the first step's end, scaled to all steps."""
+    """Seconds from the first step's end to the last's, scaled to all steps."""
     losses: list[float] = field(default_factory=list)
+    steps: int = 0
     beside: str = ""
 
 
 def tuner(task: Task, folder: Path) -> Asked:
-    import sys
-
-    from bench.tools import CLOCK, ROOT
-
     given = ["--model", task.model, "--data", task.data / "train.jsonl", "--epochs", task.epochs]
     argv = [sys.executable, "-m", "tuner", "train", *map(str, given), "--work-dir", str(folder / "run")]
-    command = Command(argv, {"PYTHONPATH": f"{CLOCK}:{ROOT}"})
+    command = Command(argv, {"PYTHONPATH": os.pathsep.join((str(CLOCK), str(ROOT)))})
     return Asked(command, folder / "run" / "final", "nothing")
 
 
@@ -89,7 +89,7 @@ def llamafactory(task: Task, folder: Path) -> Asked:
     config = {"model_name_or_path": str(task.model), "dataset": "chats", "num_train_epochs": task.epochs}
     config |= {"output_dir": str(folder / "run"), "dataset_dir": str(home), "stage": "sft", "do_train": True}
     config |= {"template": "chatml"}
-    file = folder / "train.json"
+    file = folder / "train.yaml"
     file.write_text(json.dumps(config))
     argv = [str(environment("llamafactory") / "bin" / "llamafactory-cli"), "train", str(file)]
     return Asked(Command(argv, {}), folder / "run", "`dataset_info.json`, `stage`, `do_train`, `template: chatml`")
@@ -100,11 +100,12 @@ def axolotl(task: Task, folder: Path) -> Asked:
     config: dict[str, Any] = {"base_model": str(task.model), "datasets": [data], "num_epochs": task.epochs}
     config |= {"output_dir": str(folder / "run"), "dataset_prepared_path": str(folder / "prepared")}
     # It has no default for these and does not start without them.
-    config |= {"micro_batch_size": 1, "gradient_accumulation_steps": 1, "learning_rate": 2e-4, "sequence_len": 2048}
+    needed = {"micro_batch_size": 1, "gradient_accumulation_steps": 1, "learning_rate": 2e-4, "sequence_len": 2048}
+    needed |= {"bf16": False} if task.cpu else {}  # else it loads weights in fp16, and multiplies them with fp32
     file = folder / "train.yaml"
-    file.write_text(json.dumps(config))  # JSON is YAML
+    file.write_text(json.dumps(config | needed))  # JSON is YAML
+    beside = ", ".join(f"`{name}: {json.dumps(value)}`" for name, value in needed.items())
     argv = [str(environment("axolotl") / "bin" / "axolotl"), "train", str(file)]
-    beside = "`micro_batch_size: 1`, `gradient_accumulation_steps: 1`, `learning_rate: 2e-4`, `sequence_len: 2048`"
     return Asked(Command(argv, {"AXOLOTL_DO_NOT_TRACK": "1"}), folder / "run", beside)
 
 
@@ -129,7 +130,7 @@ def trained(tool: str, task: Task, held_out: Path, found: Found) -> list[Found]:
         found.whole.append(Spent(wall, cpu))
         found.training.append((steps[-1].wall - steps[0].wall) * len(steps) / max(1, len(steps) - 1))
         found.losses.append(score(asked.result, held_out))
-        found.beside = asked.beside
+        found.steps, found.beside = len(steps), asked.beside
     return []
 
 
@@ -168,12 +169,12 @@ def encoded(file: Path) -> list[tuple[list[int], list[int]]]:
 
 def main() -> None:
     parser = arguments(__doc__, rounds=3)
-    parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=4418, help="the first of the shipped ones; %(default)s is all")
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--tiny", action="store_true", help="60 rows, to try the measurement itself")
+    parser.add_argument("--tiny", action="store_true", help="300 rows, once: to try the measurement itself")
     given = parser.parse_args()
-    num_rows = 60 if given.tiny else given.rows
+    num_rows, epochs = (300, 1) if given.tiny else (given.rows, given.epochs)
     with tempfile.TemporaryDirectory(prefix="defaults-") as scratch:
         data = Path(scratch) / "data"
         data.mkdir()
@@ -181,13 +182,13 @@ def main() -> None:
             (data / "train.jsonl").write_text("".join(itertools.islice(lines, num_rows)), encoding="utf-8")
         held_out = Path(catalog.asset("package:sample/validation.jsonl"))
         model = make_model(Path(scratch) / "model", of_catalog("tiny"))
-        task = Task(model, data, given.epochs, not hardware.detect({}).gpus)
+        task = Task(model, data, epochs, not hardware.detect({}).gpus)
         gathered: dict[str, Found] = {name: Found() for name in given.peers}
         told = in_turns(given.peers, given.rounds, lambda tool: trained(tool, task, held_out, gathered[tool]))
-        tokens = given.epochs * sum(len(ids) for ids, _ in encoded(data / "train.jsonl"))
+        tokens = epochs * sum(len(ids) for ids, _ in encoded(data / "train.jsonl"))
         before = score(model, held_out)
     what = (__doc__ or "").split("\n\n")[2].replace("\n", " ").strip()
-    what += f" Rows: {num_rows:,}, {tokens:,} tokens in {given.epochs} epochs; the loss before training: {before:.3f}."
+    what += f" Rows: {num_rows:,}, {tokens:,} tokens in {epochs} epochs; the loss before training: {before:.3f}."
     rows = [row(name, gathered[name], told[name], tokens) for name in given.peers]
     Table("defaults", f"{what} Medians of {given.rounds}; seconds of the wall (cpu).", rows).show(given.json)
 
@@ -198,8 +199,9 @@ def row(name: str, found: Found, told: list[Any] | str, tokens: int) -> dict[str
     return {
         "tool": NAMES[name],
         "the whole command, s": median(found.whole),
-        "training, s / 1,000 tokens": sorted(found.training)[len(found.training) // 2] / tokens * 1000,
-        "loss of answers held out": round(sorted(found.losses)[len(found.losses) // 2], 3),
+        "training, s / 1,000 tokens": statistics.median(found.training) / tokens * 1000,
+        "steps": found.steps,
+        "loss of answers held out": f"{statistics.median(found.losses):.3f}",
         "what had to be set": found.beside,
     }
 

@@ -1,4 +1,4 @@
-"""Makes what is trained: a model of random weights, rows, tuner's recipe, and the `Job` that says the same to others."""
+"""Makes what is trained: a model of random weights, rows, tuner's recipe, and the `Job` that tells others the same."""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@
 
 All train a Llama of about 50M parameters with random weights at the same settings (ZeRO-2, bf16) and save every fourth
 step. A figure is the median, over all saves, of the four steps that begin with one, less four times a step that comes
-last of its four, which no save disturbs: what is written in the background after a step is in it as far as it slows the next ones. The
-content differs: the loop writes DeepSpeed's states; the Trainer the model once more, to be loaded without DeepSpeed,
-and the random states; tuner the same with hashes, and a checkpoint counts only once all of it is on the disk.
+last of its four, which no save disturbs: what is written in the background after a step is in it as far as it slows the
+next ones. The content differs: the loop writes DeepSpeed's states; the Trainer the model once more, to be loaded
+without DeepSpeed, and the random states; tuner the same with hashes, and a checkpoint counts only once all of it is on
+the disk.
 Reach: tuner at 1.00 of the Trainer.
 """
 

@@ -9,8 +9,6 @@ with its own command. A first round, in which caches fill, is not counted. Reach
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -22,7 +20,7 @@ import psutil
 from bench.jobs import SMALL, TINY, Setting, llama, make_job, make_model
 from bench.steps import cells
 from bench.table import Spent, Table, arguments, in_turns
-from bench.tools import LONGEST_S, NAMES, Job, failed, start, ticks
+from bench.tools import LONGEST_S, NAMES, Job, end, failed, start, ticks
 
 PEERS = ("loop", "trainer", "trl", "llamafactory", "tuner")
 POLL_S = 0.02
@@ -37,13 +35,13 @@ def first_step(tool: str, job: Job) -> list[Spent]:
         try:
             while not (clock.is_file() and clock.read_text().endswith("\n")):
                 if process.poll() is not None or time.monotonic() - began > LONGEST_S:
-                    raise failed(tool, _end(process))
+                    raise failed(tool, end(process))
                 time.sleep(POLL_S)
             cpu = _cpu(process)
             return [Spent(ticks(clock)[0].wall - began, cpu)]
         finally:
             if process.returncode is None:
-                _end(process)
+                end(process)
 
 
 def _cpu(process: subprocess.Popen[str]) -> float:
@@ -54,20 +52,6 @@ def _cpu(process: subprocess.Popen[str]) -> float:
             spent = one.cpu_times()
             total += spent.user + spent.system + spent.children_user + spent.children_system
     return total
-
-
-def _end(process: subprocess.Popen[str]) -> str:
-    """Kill a tool with its ranks, which may be in sessions of their own; return what it has said."""
-    below: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        below = psutil.Process(process.pid).children(recursive=True)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for one in below:
-        with suppress(psutil.Error):
-            one.kill()
-    psutil.wait_procs(below, timeout=30)
-    return process.communicate()[0]
 
 
 def main() -> None:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from bench.table import NOT_INSTALLED, Unmeasured
 from tuner.machine.topology import without_variables
@@ -22,6 +27,8 @@ ROOT = Path(__file__).parents[1]
 CLOCK = ROOT / "bench" / "clock"
 PEERS = Path(os.environ.get("PEERS", ROOT / "build" / "peers")).absolute()
 LONGEST_S = 1800
+_WRAPPERS = ("ChildFailedError", "CalledProcessError")
+"""Errors that only say that a process below has failed."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,7 @@ def llamafactory(job: Job, folder: Path) -> Command:
         config |= {"lora_dropout": adapter["lora_dropout"], "pure_bf16": job.dtype == "bf16"}
     if job.method == "qlora":
         config |= {"quantization_bit": 4, "quantization_method": "bnb", "quantization_type": "nf4"}
-    file = folder / "llamafactory.json"
+    file = folder / "llamafactory.yaml"  # JSON is YAML, and its reader of JSON fails on any file
     file.write_text(json.dumps(config))
     # DeepSpeed is refused without torchrun; one process for each GPU, or as many as are asked for.
     env = {"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": str(job.ranks)}
@@ -206,7 +213,11 @@ def train(tool: str, job: Job, folder: Path, **env: str) -> list[Tick]:
     """
     clock = folder / "clock.jsonl"
     process = start(tool, job, folder, clock, **env)
-    said = process.communicate(timeout=LONGEST_S)[0]
+    try:
+        said = process.communicate(timeout=LONGEST_S)[0]
+    except BaseException:
+        end(process)
+        raise
     if process.returncode or not clock.is_file():
         raise failed(tool, said)
     return ticks(clock)
@@ -223,6 +234,20 @@ def start(tool: str, job: Job, folder: Path, clock: Path, **env: str) -> subproc
     )  # fmt: skip
 
 
+def end(process: subprocess.Popen[str]) -> str:
+    """Kill a tool with its ranks, which may be in sessions of their own; return what it has said."""
+    below: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        below = psutil.Process(process.pid).children(recursive=True)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for one in below:
+        with suppress(psutil.Error):
+            one.kill()
+    psutil.wait_procs(below, timeout=30)
+    return process.communicate()[0]
+
+
 def ticks(clock: Path) -> list[Tick]:
     return [Tick(**json.loads(line)) for line in clock.read_text().splitlines()]
 
@@ -230,5 +255,5 @@ def ticks(clock: Path) -> list[Tick]:
 def failed(tool: str, said: str) -> Unmeasured:
     """Return the reason why a tool has no figure, and leave all that it said on standard error."""
     print(f"{tool} failed:\n{said[-6000:]}", file=sys.stderr, flush=True)
-    lines = [line.strip() for line in said.splitlines() if "Error" in line and "ChildFailedError" not in line]
+    lines = [line for line in re.findall(r"\w*(?:Error|Exception): .*", said) if not line.startswith(_WRAPPERS)]
     return Unmeasured(f"failed: {lines[-1][:200]}" if lines else "failed")
