@@ -1,19 +1,60 @@
-"""`python -m bench NAME ...`: run one of the suite's measurements; a name alone with --help says what it takes."""
+"""The suite: `python -m bench NAME ...`, where NAME is one of the measurements below or `all`.
+
+    python -m bench all [--quick] [--rounds N] [--json DIR] [--markdown FILE]
+    python -m bench start --ranks 2        # what one takes beside these: python -m bench.start --help
+
+Each measurement is a module with the same name and a `main`: it takes turns with its peers, prints one Markdown table,
+and says on standard error what it is at. `--quick` tries each of them at a size whose figures mean nothing.
+"""
 
 from __future__ import annotations
 
+import argparse
+import subprocess
 import sys
-from importlib import import_module
+from pathlib import Path
 
-SUITE = ("steps",)
+# The name of each measurement, and the arguments that make it quick.
+SUITE: dict[str, tuple[str, ...]] = {
+    "steps": ("--tiny", "--ranks", "1", "--dtypes", "bf16", "--methods", "full", "--steps", "6", "--rounds", "1"),
+    "start": ("--tiny", "--ranks", "1", "--rounds", "1"),
+    "data": ("--rows", "2000", "--rounds", "1"),
+    "defaults": ("--tiny", "--rounds", "1"),
+    "save": ("--tiny", "--ranks", "1", "--methods", "full", "--rounds", "1"),
+    "light": ("--rounds", "1"),
+    "runs": ("--rounds", "1"),
+}
 
 
-def main() -> None:
-    if len(sys.argv) < 2 or sys.argv[1] not in SUITE:
-        sys.exit(f"usage: python -m bench {{{','.join(SUITE)}}} ...")
-    name = sys.argv.pop(1)
-    import_module(f"bench.{name}").main()
+def run(name: str, arguments: list[str]) -> str | None:
+    """Run one measurement; return its table, or None where it failed."""
+    done = subprocess.run([sys.executable, "-m", f"bench.{name}", *arguments], stdout=subprocess.PIPE, text=True)
+    print(done.stdout, flush=True)
+    return None if done.returncode else done.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=(*SUITE, "all"))
+    parser.add_argument("--quick", action="store_true", help="small and once: does it run?")
+    parser.add_argument("--rounds", type=int, help="turns of each")
+    parser.add_argument("--json", type=Path, metavar="DIR", help="write each table there as NAME.json")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write all tables there, one below the other")
+    given, more = parser.parse_known_args()
+    texts, failed = [], []
+    for name in SUITE if given.name == "all" else (given.name,):
+        arguments = [*(SUITE[name] if given.quick else ()), *more]
+        arguments += ["--rounds", str(given.rounds)] if given.rounds else []
+        arguments += ["--json", str(given.json / f"{name}.json")] if given.json else []
+        text = run(name, arguments)
+        texts.append(f"## {name}\n\n{text or 'This failed; the reason was on standard error.'}")
+        failed += [] if text else [name]
+        if given.markdown:  # after each, so that an hour's figures do not wait for the last
+            given.markdown.write_text("\n".join(texts), encoding="utf-8")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return bool(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

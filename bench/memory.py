@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import tempfile
@@ -27,6 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from bench.table import processor
 from tuner.fit.estimate import peak
 from tuner.fit.levels import Level, Peak
 from tuner.launch import render
@@ -240,13 +240,6 @@ def header(here: Hardware) -> str:
         f"{here.describe()} ({processor()}), {ranks} ranks, {TOKENS[bool(here.gpus)]} tokens, torch {torch.__version__}"
     )
     return f"{where}; MB, predicted / measured\n\n| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS)
-
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def cases(given: argparse.Namespace, here: Hardware) -> Iterator[Case]:

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.steps import ACCUMULATION, Setting, operations_of, write_recipe
+from bench.jobs import ACCUMULATION, TINY, Setting, llama, make_job, make_model
+from bench.steps import operations_of
 
 pytestmark = pytest.mark.e2e
 
 
 def test_a_step_has_one_collective_more_than_a_plain_trainers_and_nothing_for_each_parameter(tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, Setting(2, "fp32", "full"), 5, layers=2, width=64)
+    model = make_model(tmp_path / "model", llama(**TINY))
+    job = make_job(tmp_path, Setting(2, "fp32", "full"), 5, model)
     for variant in ("tuner", "trainer"):
         (tmp_path / variant).mkdir()
 
-    ours, plain = (operations_of(variant, recipe, tmp_path / variant, 2) for variant in ("tuner", "trainer"))
+    ours, plain = (operations_of(variant, job, tmp_path / variant) for variant in ("tuner", "trainer"))
 
     collectives, waits = (
         [sum(count for name, count in one.items() if name.startswith(prefix)) for one in (ours, plain)]

@@ -1,0 +1,76 @@
+"""From Enter to the end of the first optimizer step, and the processor's seconds of all processes until then.
+
+    python -m bench start [--ranks 1 2] [--rounds 3]
+
+All train a Llama of about 50M parameters with random weights in full, at the same settings: ZeRO-2, bf16, rows of 256
+tokens, micro-batch 2, accumulation 2. The hand-written script and the Trainer start under torchrun; each tool starts
+with its own command. A first round, in which caches fill, is not counted. Reach: tuner at 1.00 of the loop.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from bench.jobs import SMALL, TINY, Setting, llama, make_job, make_model
+from bench.steps import cells
+from bench.table import Spent, Table, arguments, in_turns
+from bench.tools import LONGEST_S, NAMES, Job, end, failed, start, ticks
+
+PEERS = ("loop", "trainer", "trl", "llamafactory", "tuner")
+POLL_S = 0.02
+
+
+def first_step(tool: str, job: Job) -> list[Spent]:
+    """Start a tool, wait for its first step, end it."""
+    with tempfile.TemporaryDirectory(prefix=f"{tool}-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        clock, began = folder / "clock.jsonl", time.monotonic()
+        process = start(tool, job, folder, clock)
+        try:
+            while not (clock.is_file() and clock.read_text().endswith("\n")):
+                if process.poll() is not None or time.monotonic() - began > LONGEST_S:
+                    raise failed(tool, end(process))
+                time.sleep(POLL_S)
+            cpu = _cpu(process)
+            return [Spent(ticks(clock)[0].wall - began, cpu)]
+        finally:
+            if process.returncode is None:
+                end(process)
+
+
+def _cpu(process: subprocess.Popen[str]) -> float:
+    """Return the processor's seconds of a process and of all below it, those that have ended included."""
+    total, root = 0.0, psutil.Process(process.pid)
+    for one in (root, *root.children(recursive=True)):
+        with suppress(psutil.Error):
+            spent = one.cpu_times()
+            total += spent.user + spent.system + spent.children_user + spent.children_system
+    return total
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--peers", nargs="+", choices=NAMES, default=PEERS)
+    parser.add_argument("--tiny", action="store_true", help="a model of 0.6M parameters, to try the measurement itself")
+    given = parser.parse_args()
+    what = (__doc__ or "").split("\n\n")[2].replace("\n", " ").strip()
+    table = Table("start", f"{what} Medians of {given.rounds}. Seconds of the wall (cpu).")
+    with tempfile.TemporaryDirectory(prefix="start-") as scratch:
+        model = make_model(Path(scratch) / "model", llama(**(TINY if given.tiny else SMALL)))
+        for ranks in given.ranks:
+            job = make_job(Path(scratch), Setting(ranks, "bf16", "full"), 2, model)
+            in_turns(given.peers, 1, lambda tool, job=job: first_step(tool, job))  # type: ignore
+            found = in_turns(given.peers, given.rounds, lambda tool, job=job: first_step(tool, job))  # type: ignore
+            table.rows.append({"ranks": ranks, **cells(found)})
+    table.show(given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""One way to say what was measured: turns, medians, the machine, and a table as Markdown and as JSON.
+
+Every measurement of the suite prints its table to standard output and nothing else there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+LIBRARIES = ("torch", "deepspeed", "transformers", "trl", "accelerate", "peft", "datasets", "tuner")
+NOT_INSTALLED = "not installed"
+Measured = TypeVar("Measured")
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of the wall, and of the processor; where they drift apart between peers, the machine was not quiet."""
+
+    wall: float
+    cpu: float
+
+    def __str__(self) -> str:
+        return f"{self.wall:.3f} ({self.cpu:.3f})"
+
+    def over(self, floor: Spent) -> str:
+        """Return both as multiples of the floor's."""
+        return f"{self.wall / floor.wall:.2f} ({self.cpu / floor.cpu:.2f})"
+
+
+def median(found: Iterable[Spent]) -> Spent:
+    walls, cpus = zip(*((one.wall, one.cpu) for one in found), strict=True)
+    return Spent(statistics.median(walls), statistics.median(cpus))
+
+
+def in_turns(
+    names: Iterable[str], rounds: int, measure: Callable[[str], list[Measured]]
+) -> dict[str, list[Measured] | str]:
+    """Measure A B C A B C, so that a busy moment hits all of them; return what each gave, all rounds together.
+
+    A peer that raises `Unmeasured` has its message in the place of figures, and is not tried again.
+    """
+    found: dict[str, list[Measured] | str] = {name: [] for name in names}
+    for number in range(rounds):
+        for name, figures in found.items():
+            if isinstance(figures, str):
+                continue
+            print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
+            try:
+                figures += measure(name)
+            except Unmeasured as reason:
+                found[name] = str(reason)
+    return found
+
+
+class Unmeasured(Exception):
+    """A peer has no figure here; the message is its row."""
+
+
+@dataclass
+class Table:
+    """Rows of one measurement. A cell may be text, a number or `Spent`; a column that a row lacks is empty."""
+
+    name: str
+    what: str
+    """What is compared, at which equal settings: one paragraph."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        """Return the paragraph, the machine, and the rows."""
+        columns = list(dict.fromkeys(column for row in self.rows for column in row))
+        lines = [columns, ["---"] * len(columns)]
+        lines += [[_text(row.get(column, "")) for column in columns] for row in self.rows]
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return f"{self.what}\n\n{machine_line()}\n\n{table}\n"
+
+    def to_json(self) -> str:
+        rows = [{name: _plain(value) for name, value in row.items()} for row in self.rows]
+        facts = {"name": self.name, "what": self.what, "machine": machine(), "versions": versions(), "rows": rows}
+        return json.dumps(facts, indent=2) + "\n"
+
+    def show(self, file: Path | None) -> None:
+        """Print the table, and write it down as JSON where a file is given."""
+        print(self.markdown(), flush=True)
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(self.to_json(), encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _text(value: Any) -> str:
+    text = f"{value:,.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on; the load tells of a machine that others used when it began."""
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        "gpus": [gpu.name for gpu in _gpus()],
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def processor() -> str:
+    """Return the processor's name as the kernel has it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _gpus() -> tuple[Any, ...]:
+    from tuner.machine import hardware
+
+    return tuple(hardware.detect(os.environ).gpus)
+
+
+def versions(distributions: Iterable[str] = LIBRARIES) -> Mapping[str, str]:
+    found = {"python": platform.python_version()}
+    for name in distributions:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine_line() -> str:
+    facts = machine()
+    gpus = ", ".join(facts["gpus"]) or "no GPU"
+    where = f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gb']} GB, {gpus}"
+    return f"{where}; load {facts['load']}; " + ", ".join(f"{name} {one}" for name, one in versions().items())
+
+
+def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Return a parser with what every measurement takes."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds, help="how often each takes its turn; %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
+    return parser

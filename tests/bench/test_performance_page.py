@@ -1,0 +1,48 @@
+"""docs/performance.md has a reason for each value of the presets, and a place for each table of the suite."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.__main__ import SUITE
+from tuner.recipes import catalog
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+_ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
+
+
+def values(config: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each key with those above it, and its value as JSON."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from values(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", json.dumps(value)
+
+
+def test_each_value_of_a_preset_has_a_reason_and_each_reason_a_value() -> None:
+    shipped = {
+        (key, value, preset.removeprefix("deepspeed_"))
+        for preset in catalog.presets()
+        for key, value in values(json.loads((ROOT / "tuner" / "deepspeed_presets" / f"{preset}.json").read_text()))
+    }
+    every = ", ".join(preset.removeprefix("deepspeed_") for preset in catalog.presets())
+
+    told = {
+        (key, value, preset)
+        for key, value, where in _ROW.findall(PAGE)
+        for preset in where.replace("all", every).split(", ")
+    }
+
+    assert told == shipped
+
+
+def test_each_measurement_has_its_place_and_its_command() -> None:
+    for name in SUITE:
+        assert f"<!-- table: {name} -->" in PAGE, name
+        assert f"python -m bench {name}`" in PAGE, name
