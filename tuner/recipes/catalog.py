@@ -23,6 +23,7 @@ CONFIGS = PACKAGE / "configs"
 PRESETS = PACKAGE / "deepspeed_presets"
 BASE = CONFIGS / "base.py"
 SPLIT = CONFIGS / "split.py"
+XTUNER = CONFIGS / "xtuner_recipes.txt"
 KINDS = ("models", "methods", "objectives", "datasets", "recipes")
 DEFAULT_OBJECTIVE = "sft"
 DEFAULT_METHOD = "lora"
@@ -87,7 +88,7 @@ def presets() -> tuple[str, ...]:
 
 def is_of_xtuner(name: str) -> bool:
     """Say whether XTuner has a recipe of this very name, whose numbers are kept."""
-    return name in (CONFIGS / "xtuner_recipes.txt").read_text(encoding="utf-8").split()
+    return name in XTUNER.read_text(encoding="utf-8").split()
 
 
 def part_path(kind: str, name: str) -> Path:

@@ -199,7 +199,7 @@ def _named_layers(name: str, hidden: str | None = None) -> Iterator[Layer]:
     if isinstance(reading.base, str):
         yield from _catalog_recipe(reading.base)
     else:
-        if not hidden and not reading.words and not catalog.is_of_xtuner(name):
+        if not hidden and not catalog.is_of_xtuner(name):
             yield layer_of(_split())
         for kind, part in reading.base.kinds():
             yield layer_of(read_part(kind, part))

@@ -101,7 +101,9 @@ def _convert(text: str, annotation: Any, where: str) -> Any:
         return None
     if str in options:
         return _text_or_container(text, options, where) if _containers(options) else text
-    words = [one for option in options if get_origin(option) is Literal for one in get_args(option)]
+    words = [
+        one for option in options if get_origin(option) is Literal for one in get_args(option) if isinstance(one, str)
+    ]
     is_word = text.strip() in words or all(get_origin(option) is Literal or option is type(None) for option in options)
     if words and (is_word or _containers(options)):
         return _text_or_container(text.strip(), options, where) if _containers(options) else text.strip()
