@@ -10,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.fit.recipes import lightest
 from tuner.fit.activations import layer_bytes, of_recipe
 from tuner.fit.parameters import built
 from tuner.recipes.architecture import Architecture
@@ -65,7 +66,7 @@ def on_paper(recipe: RecipeConfig, model_type: str, extra: dict[str, Any]) -> fl
 
 
 def full() -> RecipeConfig:
-    return load("tiny_full_sample_e1").config
+    return lightest("tiny_full_sample_e1")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "granite", "smollm3"])
@@ -94,7 +95,7 @@ def test_other_families_save_the_planned_bytes_within_an_eighth(model_type: str,
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("rank", [8, 32])
 def test_lora_saves_exactly_the_planned_bytes(model_type: str, rank: int) -> None:
-    config = load("tiny_lora_sample_e1").config
+    config = lightest("tiny_lora_sample_e1")
     assert config.adapter is not None
     recipe = config.model_copy(update={"adapter": config.adapter.model_copy(update={"r": rank, "lora_dropout": 0.0})})
     lora = LoraConfig(task_type="CAUSAL_LM", r=rank, target_modules="all-linear")
@@ -122,7 +123,7 @@ def test_checkpointing_keeps_one_hidden_state_a_layer_and_one_layer_at_work() ->
 
 def test_packed_rows_have_a_mask_that_each_layer_saves_and_flash_attention_none() -> None:
     facts = Architecture(model_type="llama", **FACTS)
-    tokens = full().train_dataloader.batch_size * full().train_dataloader.dataset.max_length
+    tokens = full().split.micro_batch * full().train_dataloader.dataset.max_length
     masked, flash = (
         of_recipe(changed(model={"attn_implementation": attention}, train_cfg={"gradient_checkpointing": True}), facts)
         for attention in ("sdpa", "flash_attention_2")

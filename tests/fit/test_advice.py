@@ -8,22 +8,21 @@ import shlex
 
 import pytest
 
+from tests.fit.recipes import lightest
 from tuner.fit.advice import changes, levels, recommended
 from tuner.fit.levels import Machines
-from tuner.recipes.loading import load
-from tuner.recipes.recipe import Overrides
 
 GIB = 2**30
 
 
 def found(name: str, machines: Machines, *pairs: str) -> list[bool]:
-    recipe = load(name, Overrides(pairs=[("--set", pair) for pair in pairs])).config
+    recipe = lightest(name, *pairs)
     assert recipe.architecture is not None
     return [fit.fits for fit in levels(recipe, recipe.architecture, machines)]
 
 
 def level(name: str, machines: Machines) -> str | None:
-    recipe = load(name).config
+    recipe = lightest(name)
     assert recipe.architecture is not None
     best = recommended(levels(recipe, recipe.architecture, machines))
     return best.level if best else None
@@ -47,8 +46,7 @@ def test_the_lowest_level_that_fits_is_taken(name: str, machines: Machines, expe
 
 
 def test_32768_tokens_of_lora_on_8b_fit_one_h100_since_logits_are_never_whole() -> None:
-    sets = [("--set", "max_length=32768"), ("--set", "train_dataloader.batch_size=1")]
-    recipe = load("qwen3_8b_lora_alpaca_e3", Overrides(pairs=sets)).config
+    recipe = lightest("qwen3_8b_lora_alpaca_e3", "max_length=32768", "train_dataloader.batch_size=1")
     assert recipe.architecture is not None
     best = recommended(levels(recipe, recipe.architecture, Machines(1, 80 * GIB)))
 
@@ -75,7 +73,7 @@ def test_several_gpus_never_take_stage_0() -> None:
     ],
 )
 def test_every_change_advised_makes_its_level_fit(name: str, machines: Machines) -> None:
-    recipe = load(name).config
+    recipe = lightest(name)
     assert recipe.architecture is not None
     advised = changes(recipe, recipe.architecture, machines)
 
@@ -88,10 +86,8 @@ def test_every_change_advised_makes_its_level_fit(name: str, machines: Machines)
 
 def test_a_change_that_costs_nothing_comes_first_and_alone() -> None:
     machines = Machines(1, 24 * GIB, host_bytes=64 * GIB)
-    big = load(
-        "qwen2_5_1_5b_instruct_lora_oasst1_e3",
-        Overrides(pairs=[("--set", "train_dataloader.batch_size=64"), ("--set", "gradient_checkpointing=False")]),
-    ).config
+    sets = ("train_dataloader.batch_size=64", "gradient_checkpointing=False")
+    big = lightest("qwen2_5_1_5b_instruct_lora_oasst1_e3", *sets)
     assert big.architecture is not None
 
     (only,) = changes(big, big.architecture, machines)
@@ -102,7 +98,7 @@ def test_a_change_that_costs_nothing_comes_first_and_alone() -> None:
 def test_a_micro_batch_of_kto_is_made_no_smaller_than_its_loss_takes() -> None:
     sets = ("train_dataloader.batch_size=64", "gradient_checkpointing=False")
     name, machines = "qwen2_5_1_5b_instruct_kto_lora_custom_e1", Machines(1, 24 * GIB, host_bytes=64 * GIB)
-    big = load(name, Overrides(pairs=[("--set", text) for text in sets])).config
+    big = lightest(name, *sets)
     assert big.architecture is not None
 
     (only,) = changes(big, big.architecture, machines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fit.published import model_state_bytes
+from tests.fit.recipes import lightest
 from tuner.fit.estimate import frozen_bytes, model_states, peak
 from tuner.fit.levels import LEVELS, Level
 from tuner.fit.parameters import num_parameters
@@ -15,7 +16,7 @@ from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
 
 GB = 10**9
-FULL, QLORA = (load(f"internlm2_chat_7b_{method}_oasst1_e3").config for method in ("full", "qlora"))
+FULL, QLORA = (lightest(f"internlm2_chat_7b_{method}_oasst1_e3") for method in ("full", "qlora"))
 
 
 def facts(recipe: RecipeConfig = FULL) -> Architecture:

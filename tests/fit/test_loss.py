@@ -19,13 +19,12 @@ from trl.trainer import utils
 
 from bench.gpu_loss import as_on_a_gpu
 from bench.live import Live
+from tests.fit.recipes import lightest
 from tuner.fit import activations
 from tuner.fit.activations import Work, of_recipe
 from tuner.fit.trainable import count
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.loading import load
-from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
 from tuner.worker.trainers import evaluator, use_whole_logits
 
@@ -70,8 +69,7 @@ def recipe_of(objective: str, method: str, folder: Path, *sets: str) -> RecipeCo
         mine.append("train_dataloader.dataset.packing=False")
     if method == "lora":
         mine += ["adapter.r=4", "lora_dropout=0.0"]
-    overrides = Overrides(data=str(folder / "rows.jsonl"), pairs=[("--set", one) for one in mine])
-    return load(name, overrides).config
+    return lightest(name, *mine, data=folder / "rows.jsonl")
 
 
 def rows_of(recipe: RecipeConfig) -> list[dict[str, Any]]:

@@ -14,13 +14,12 @@ from transformers.quantizers.base import get_keys_to_not_convert
 
 from tests.each import each
 from tests.fit.built import on_meta
+from tests.fit.recipes import lightest
 from tests.fit.small import SMALL, name_of, small
 from tuner.fit.parameters import num_parameters
 from tuner.fit.trainable import Parameters, count
 from tuner.models.shrink import config_of
-from tuner.recipes import loading
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Adapter, RecipeConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # peft on names that transformers renamed, on tied embeddings
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # peft on names that transfor
 
 @cache
 def _config(name: str, *sets: str) -> RecipeConfig:
-    return loading.load(name, Overrides(pairs=[("--set", text) for text in sets])).config
+    return lightest(name, *sets)
 
 
 def _trainable(model: torch.nn.Module) -> int:

@@ -10,6 +10,7 @@ from tests.launch.plans import made
 from tests.machine.gpus import H200, machine
 from tuner.errors import UsageError
 from tuner.fit.levels import LEVELS
+from tuner.fit.split import possible
 from tuner.launch import render
 from tuner.launch.remedies import Lighter, commands, lighter
 from tuner.machine.topology import Topology
@@ -26,7 +27,8 @@ ONE_NODE = Topology("torchrun", 1, 0, 2, 2)
 
 
 def _config(*sets: str, recipe: str = "tiny_full_sample_e1") -> RecipeConfig:
-    return load(recipe, Overrides(pairs=[("--set", text) for text in sets])).config
+    config = load(recipe, Overrides(pairs=[("--set", text) for text in sets])).config
+    return config.with_split(possible(config, 2)[0])
 
 
 def _batches(micro: int, accumulation: int, recipe: str = "tiny_full_sample_e1") -> RecipeConfig:

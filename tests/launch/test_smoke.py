@@ -41,7 +41,8 @@ def tried(name: str, **overrides: str) -> tuple[Verdict, list[Stage]]:
 
 
 def test_everything_but_the_size_stays_as_the_recipe_says() -> None:
-    config = config_of("llama2_7b_dpo_qlora_ultrafeedback_e3", "lr=3e-5", "loss_type=hinge")
+    split = ("train_dataloader.batch_size=1", "accumulative_counts=16", "gradient_checkpointing=True")
+    config = config_of("llama2_7b_dpo_qlora_ultrafeedback_e3", "lr=3e-5", "loss_type=hinge", *split)
 
     values, notes = smaller(config)
 

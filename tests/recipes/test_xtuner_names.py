@@ -11,6 +11,8 @@ from tuner.errors import RecipeError
 from tuner.recipes import catalog, loading, xtuner_names
 from tuner.recipes.recipe import Overrides
 
+OF_XTUNER = {"batch_size": 1, "accumulative_counts": 16, "gradient_checkpointing": True}
+"""What its own names keep; a name that it has not leaves these to the plan."""
 DPO = "llama3_8b_instruct_dpo_qlora_orpo_dpo_mix_40k_e3"
 OWN = "qwen3_8b_full_finetune_custom_dataset_e1"
 
@@ -32,10 +34,10 @@ OWN = "qwen3_8b_full_finetune_custom_dataset_e1"
         ("qwen3_8b_full_alpaca_e3_sp4", "qwen3_8b_full_alpaca_e3", {}),
         ("qwen3_8b_full_alpaca_e3_sequence_parallel_4", "qwen3_8b_full_alpaca_e3", {}),
         ("llama3_8b_instruct_dpo_qlora", DPO, {}),
-        ("llama3_8b_instruct_dpo_qlora_varlenattn", DPO, {}),
+        ("llama3_8b_instruct_dpo_qlora_varlenattn", DPO, OF_XTUNER),
         ("qwen3_8b_orpo_full_varlenattn_jsonl_dataset", "qwen3_8b_orpo_full_jsonl_dataset_e3", {}),
         ("qwen3_8b_reward_lora_ultrafeedback", "qwen3_8b_reward_lora_ultrafeedback_e1", {}),
-        ("internlm2_chat_1_8b_dpo_full", "internlm2_chat_1_8b_sft_dpo_full_orpo_dpo_mix_40k_e3", {}),
+        ("internlm2_chat_1_8b_dpo_full", "internlm2_chat_1_8b_sft_dpo_full_orpo_dpo_mix_40k_e3", OF_XTUNER),
         ("qwen3_8b_w_untokenized_dataset", OWN, {}),
         ("qwen3_8b_w_internevo_dataset", OWN, {}),
         ("qwen3_8b_full_intern_repo_dataset_template", OWN, {"accumulative_counts": 4, "max_length": 8192}),

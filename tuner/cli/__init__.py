@@ -30,6 +30,7 @@ COMMANDS = {
     "data": "Show what a recipe's data becomes, and its bad rows.",
     "doctor": "Try what training needs on this machine.",
     "smoke": "Try a recipe on a small random model of its kind, in a minute.",
+    "tune": "Measure how a recipe trains fastest here; write that recipe.",
     "chat": "Ask a run's result or any model, in the terminal or a script.",
     "serve": "Serve a run's result or any model to OpenAI's clients.",
     "eval": "Judge a run's result or any model: loss, answers, task scores.",

@@ -128,7 +128,8 @@ def _measured(found: LoadedModel, hardware: Hardware, prepared: Prepared, batch_
 
     recipe, objective, size = found.spec.recipe, found.spec.objective, batch_size or 1
     if recipe and not batch_size:
-        size = (recipe.val_dataloader or recipe.train_dataloader).batch_size
+        wanted = (recipe.val_dataloader or recipe.train_dataloader).batch_size
+        size = 1 if wanted == "auto" else wanted
     if objective in JUDGED:
         assert recipe is not None, "checked with the rows"
         metrics = judged(found, recipe, prepared, size, hardware)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tuner.fit.summary import Report
     from tuner.launch.steps import Steps
     from tuner.recipes.recipe import Recipe
+    from tuner.recipes.schema import RecipeConfig
 
 _ASSUMED = "a100-80g"
 _PARTS = {
@@ -58,27 +59,31 @@ def command(
     """Show what RECIPE needs on each GPU and host, for every preset, and which fits."""
     from tuner.files import dump_json
     from tuner.fit import summary
+    from tuner.fit.communication import Cluster
     from tuner.recipes import loading
 
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
     dtype = loaded.config.optim_wrapper.dtype
     machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, dtype)
-    made = summary.make(loaded, machines, _cluster(nodes, interconnect, product, utilisation))
-    counted, warnings = _steps(loaded, machines.world_size)
+    assumed = Cluster.of(product, nodes) if product else None
+    made = summary.make(loaded, machines, _cluster(nodes, interconnect, product, utilisation), assumed)
+    counted, warnings = _steps(loaded, made.config, machines.world_size)
+    split = [] if made.config == loaded.config else [f"split: {made.config.split} on {machines.world_size} ranks"]
     if as_json:
         value = summary.to_json(made) | {"batch": counted.to_json(), "notes": loaded.notes, "warnings": warnings}
         click.echo(dump_json(value), nl=False)
         return
-    _print(made, said, [*loaded.notes, f"steps: {counted.describe()}", *(f"WARNING: {one}" for one in warnings)])
+    _print(
+        made, said, [*loaded.notes, *split, f"steps: {counted.describe()}", *(f"WARNING: {one}" for one in warnings)]
+    )
 
 
-def _steps(loaded: Recipe, ranks: int) -> tuple[Steps, list[str]]:
+def _steps(loaded: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, list[str]]:
     """Return the optimizer steps of the run on so many ranks, and what to say of the recipe and of too few steps."""
     from tuner.launch import counting, steps
     from tuner.machine.topology import Batch
 
-    config = loaded.config
-    batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
+    batch = Batch(*config.split[:2], ranks)
     counted = steps.count_steps(config, batch, counting.sources(config))
     few = steps.too_few(config, batch, counted)
     return counted, [*loaded.warnings, *([few] if few else [])]
@@ -125,7 +130,7 @@ def _cluster(num_nodes: int, interconnect: str | None, product: KnownGpu | None,
         raise UsageError("seconds need the GPU's speed", where="--interconnect", fix="Name it: --gpu a100-80g.")
     if not 0 < utilisation <= 1:
         raise UsageError(f"{utilisation} is no part of a peak", where="--utilisation", fix="Write 0.3 to 0.6.")
-    return Cluster(num_nodes, product.peak_flops * utilisation, product.link_bytes_s, rate)
+    return Cluster.of(product, num_nodes, rate, utilisation)
 
 
 def _print(made: Report, said: str, notes: list[str]) -> None:

@@ -37,7 +37,8 @@ adapter = None
 objective = dict(type="sft")
 
 train_dataloader = dict(
-    # Micro-batch: samples (packed rows, with packing) per process and forward pass.
+    # Micro-batch: samples (packed rows, with packing) per process and forward pass. 'auto': the fastest that fits, at
+    # the same global batch (docs/plan.md); what is learned stays.
     batch_size=1,
     # Processes that collate batches, beside each rank.
     num_workers=0,
@@ -85,7 +86,8 @@ optim_wrapper = dict(
     optimizer=dict(type="AdamW", lr=2e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0),
     # The gradient's 2-norm is clipped to this. None: not clipped.
     clip_grad=dict(max_norm=1.0),
-    # Micro-batches per optimizer step. Global batch = batch_size x accumulative_counts x processes.
+    # Micro-batches per optimizer step. Global batch = batch_size x accumulative_counts x processes. 'auto': what
+    # batch_size leaves of the global batch.
     accumulative_counts=16,
     # 'bf16', 'fp16', 'fp32'. 'auto': bf16 where every GPU has compute capability 8.0 or more, else fp16; fp32 on a CPU.
     dtype="auto",
@@ -105,7 +107,10 @@ train_cfg = dict(
     early_stopping_patience=None,
     # Train the last so many decoder layers alone and freeze the rest. None: all.
     trainable_layers=None,
-    # Recompute activations in the backward pass: less memory, about a third more time.
+    # Samples per optimizer step over all processes. None: what batch_size and accumulative_counts give, of which
+    # 'auto' counts as 1 and as 16.
+    global_batch_size=None,
+    # Recompute activations in the backward pass: less memory, about a third more time. 'auto': only where it must be.
     gradient_checkpointing=True,
     # How sft, pretrain, dpo and kto compute their loss: 'whole' keeps the logits of all tokens, which is faster;
     # 'chunked' computes them a tile at a time, twice. 'auto': whole where the plan says that they fit. Others: 'auto'.

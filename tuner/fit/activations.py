@@ -61,7 +61,7 @@ def tokens_per_sample(recipe: RecipeConfig) -> int:
 
 def of_recipe(recipe: RecipeConfig, facts: Architecture, weight_bytes: int = 2) -> Work:
     """Return what one micro-batch holds. fp32 (`weight_bytes` 4) doubles what is saved in 16 bits."""
-    tokens = recipe.train_dataloader.batch_size * tokens_per_sample(recipe)
+    tokens = recipe.split.micro_batch * tokens_per_sample(recipe)
     scale, hidden = tokens * weight_bytes / 2, weight_bytes * tokens * facts.hidden_size
     layers = built(facts).layers[-(recipe.train_cfg.trainable_layers or 0) :]
     mask = _mask(recipe, tokens)
@@ -70,7 +70,7 @@ def of_recipe(recipe: RecipeConfig, facts: Architecture, weight_bytes: int = 2) 
     trained = recipe.adapter is None
     norm = scale * _norm(facts.hidden_size, FAMILIES[facts.model_type], facts, trained=trained)
     at_loss, logits = norm + hidden, _logits(recipe, facts, tokens, weight_bytes)
-    if recipe.train_cfg.gradient_checkpointing:
+    if recipe.split.recompute:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
         kept = len(layers) * hidden + mask
         at_layer = max(map(sum, zip(saved, steps, strict=True)))
@@ -90,7 +90,7 @@ def _dequantized(recipe: RecipeConfig, layers: tuple[Layer, ...], weight_bytes: 
 def _row_tokens(recipe: RecipeConfig) -> int:
     """Return the tokens of one row of a micro-batch, which attend to each other."""
     loader = recipe.train_dataloader
-    return loader.dataset.max_length * (loader.batch_size if recipe.objective.type in _PADDING_FREE else 1)
+    return loader.dataset.max_length * (loader.micro_batch if recipe.objective.type in _PADDING_FREE else 1)
 
 
 def _mask(recipe: RecipeConfig, tokens: int) -> int:

@@ -13,7 +13,7 @@ from tuner.fit.estimate import peak
 from tuner.fit.levels import LEVELS, Fit, Level, Machines
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.objective import least_batch_size
-from tuner.recipes.schema import Adapter, Quantization, RecipeConfig
+from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, Split
 
 _LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set optim_wrapper.optimizer.lr=2e-4'
 _QLORA_FLAGS = '--set "quantization=dict(bits=4)"'
@@ -74,9 +74,9 @@ def _costly(recipe: RecipeConfig, facts: Architecture, machines: Machines, flags
 
 def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
     """Return each (micro-batch, accumulation) below the recipe's with the same global batch, the smallest first."""
-    micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
-    sizes = range(least_batch_size(recipe.objective), micro)
-    return [(size, micro * accumulation // size) for size in sizes if micro * accumulation % size == 0]
+    split = recipe.split
+    sizes = range(least_batch_size(recipe.objective), split.micro_batch)
+    return [(size, split.samples // size) for size in sizes if split.samples % size == 0]
 
 
 def _best(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> Fit | None:
@@ -91,9 +91,9 @@ def _with(recipe: RecipeConfig, block: str, **values: Any) -> RecipeConfig:
 
 
 def _checkpointing(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
-    if recipe.train_cfg.gradient_checkpointing:
+    if recipe.split.recompute:
         return None
-    return _with(recipe, "train_cfg", gradient_checkpointing=True), "--set gradient_checkpointing=True"
+    return recipe.with_split(recipe.split._replace(recompute=True)), "--set gradient_checkpointing=True"
 
 
 def _smallest_batch(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
@@ -101,9 +101,8 @@ def _smallest_batch(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
     if not smaller:
         return None
     micro, accumulation = smaller[0]
-    changed = _with(recipe, "train_dataloader", batch_size=micro)
     flags = f"--set train_dataloader.batch_size={micro} --set accumulative_counts={accumulation}"
-    return _with(changed, "optim_wrapper", accumulative_counts=accumulation), flags
+    return recipe.with_split(Split(micro, accumulation, recipe.split.recompute)), flags
 
 
 def _lora(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:

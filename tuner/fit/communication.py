@@ -12,6 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tuner.fit.gpu_catalog import KnownGpu
+
+UTILISATION = 0.4
+"""The part of a GPU's peak that training reaches; 0.3 to 0.6 is usual."""
+NETWORK_BYTES_S = 50e9
+"""A node's network where nobody says: one adapter of 400 Gb/s, the least that nodes of eight GPUs are sold with."""
 HIERARCHICAL = "deepspeed_zero3_hpz"
 """ZeRO-3 with zero_hpz_partition_size = GPUs of a node: the backward gathers stay inside the node."""
 SHARDED = ("deepspeed_zero3", "deepspeed_zero3_offload", HIERARCHICAL)
@@ -42,6 +48,17 @@ class Cluster:
     flops_s: float
     link_bytes_s: float
     network_bytes_s: float
+
+    @classmethod
+    def of(
+        cls,
+        product: KnownGpu,
+        num_nodes: int,
+        network_bytes_s: float = NETWORK_BYTES_S,
+        utilisation: float = UTILISATION,
+    ) -> Cluster:
+        """Return nodes of one product of GPU."""
+        return cls(num_nodes, product.peak_flops * utilisation, product.link_bytes_s, network_bytes_s)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def peak(
     work = activations.of_recipe(recipe, facts, weight_bytes)
     buffers = _buffers(recipe, parameters, level, activations.largest_layer(facts), weight_bytes)
     update = max(0.0, _optimizer_step(parameters, level, world_size, weight_bytes))
-    accumulates = recipe.optim_wrapper.accumulative_counts > 1
+    accumulates = recipe.split.accumulation > 1
     moments = [{**one, **buffers} for one in _backward(states, work, accumulates=accumulates)]
     buckets = buffers.get("buckets", 0.0) + _gathered_at_step(parameters, level, weight_bytes)
     lines = max((*moments, {**states, "step": update, **buffers, "buckets": buckets}), key=_total)
@@ -162,7 +162,7 @@ def _host(
     lines = {"processes": float(PROCESS_BYTES * ranks_here)}
     trained = parameters.trainable / ranks * ranks_here
     if level.offload_optimizer:
-        sharded, accumulates = level.stage == 3, recipe.optim_wrapper.accumulative_counts > 1
+        sharded, accumulates = level.stage == 3, recipe.split.accumulation > 1
         # Below stage 3 the new 16-bit weights are staged beside masters and moments.
         lines["optimizer_states"] = trained * (4 + state_bytes(recipe) + (0 if sharded else weight_bytes))
         # In fp32 for the step, and in 16 bits as they arrive, where stage 2 needs that to add them up.

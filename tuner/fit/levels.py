@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 LEVELS = (
@@ -79,7 +79,6 @@ class Peak:
     gpu: dict[str, float]
     host: dict[str, float]
     model_states: float
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def gpu_bytes(self) -> float:
@@ -121,6 +120,12 @@ class Fit:
     @property
     def spare_host_bytes(self) -> float:
         return self.machines.host_bytes - self.peak.host_bytes if self.machines.host_bytes else 0.0
+
+    @property
+    def room(self) -> float:
+        """The part of a GPU, or of a host where that is less, that is left; below 0 it is missing."""
+        host = self.spare_host_bytes / self.machines.host_bytes if self.machines.host_bytes else 1.0
+        return min(self.spare_gpu_bytes / self.machines.gpu_bytes, host)
 
     @property
     def fits(self) -> bool:

@@ -12,9 +12,9 @@ from tuner.errors import ModelError
 from tuner.fit import activations, communication
 from tuner.fit.advice import Change, changes, levels, recommended
 from tuner.fit.communication import HIERARCHICAL, Cluster, StepTime, Traffic
-from tuner.fit.estimate import frozen_bytes
-from tuner.fit.levels import Fit, Machines
+from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import active_parameters, num_parameters
+from tuner.fit.split import fastest, possible, step_flops, traffic
 from tuner.fit.trainable import Parameters, count
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Recipe
@@ -32,9 +32,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it. `steps` has hierarchical partitioning as one more line where there are several nodes."""
+    """All of it. `steps` has hierarchical partitioning as one more line where there are several nodes.
+
+    `config` is the recipe with its split, which the plan chose where the recipe says 'auto'.
+    """
 
     name: str
+    config: RecipeConfig
     facts: Architecture
     parameters: Parameters
     machines: Machines
@@ -45,20 +49,25 @@ class Report:
     tokens_per_step: int
 
 
-def make(recipe: Recipe, machines: Machines, cluster: Cluster | None) -> Report:
+def make(recipe: Recipe, machines: Machines, cluster: Cluster | None, assumed: Cluster | None = None) -> Report:
     """Work out everything.
+
+    Args:
+        cluster: What a step's seconds are worked out with; None: they are not.
+        assumed: The same where no network was named, to choose a split by.
 
     Raises:
         ModelError: nothing is known of the model, or there is no formula for its architecture.
+        RecipeError: the ranks cannot share the global batch.
     """
     facts = known_facts(recipe.config)
-    fits = levels(recipe.config, facts, machines)
+    config = _settled(recipe.config, facts, machines, cluster or assumed)
+    fits = levels(config, facts, machines)
     best = recommended(fits)
-    config = recipe.config
-    batch = config.train_dataloader.batch_size * config.optim_wrapper.accumulative_counts
-    tokens = batch * activations.tokens_per_sample(config) * machines.world_size
+    tokens = config.split.samples * activations.tokens_per_sample(config) * machines.world_size
     return Report(
         name=recipe.name,
+        config=config,
         facts=facts,
         parameters=count(config, facts),
         machines=machines,
@@ -68,6 +77,16 @@ def make(recipe: Recipe, machines: Machines, cluster: Cluster | None) -> Report:
         steps=_steps(config, facts, machines, cluster),
         tokens_per_step=tokens,
     )
+
+
+def _settled(config: RecipeConfig, facts: Architecture, machines: Machines, cluster: Cluster | None) -> RecipeConfig:
+    """Return the recipe with the fastest split at the level to take, which is the lowest at which any split fits."""
+    lightest, *others = possible(config, machines.world_size)
+    best = recommended(levels(config.with_split(lightest), facts, machines))
+    if best is None or not others:
+        return config.with_split(lightest)
+    level = Level.of_preset(best.level, facts.hidden_size)
+    return config.with_split(fastest(config, facts, machines, level, best.level, cluster) or lightest)
 
 
 def known_facts(config: RecipeConfig) -> Architecture:
@@ -90,30 +109,12 @@ def _steps(config: RecipeConfig, facts: Architecture, machines: Machines, cluste
     if machines.world_size == 1:
         return []
     names = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"] + [HIERARCHICAL] * (machines.num_nodes > 1)
-    return [_step(name, config, facts, machines, cluster) for name in names]
-
-
-def _step(level: str, config: RecipeConfig, facts: Architecture, machines: Machines, cluster: Cluster | None) -> Step:
-    parameters = count(config, facts)
-    accumulation = config.optim_wrapper.accumulative_counts
-    volume = communication.traffic(
-        level,
-        machines.weight_bytes * parameters.trainable,
-        frozen_bytes(parameters, machines.weight_bytes),
-        machines.world_size,
-        accumulation,
-        machines.gpus_per_node,
-    )
-    if cluster is None:
-        return Step(level, volume, None)
-    samples = config.train_dataloader.batch_size * accumulation
-    flops = communication.step_flops(
-        active_parameters(facts),
-        min(1.0, parameters.trainable / num_parameters(facts)),
-        samples * activations.tokens_per_sample(config),
-        recompute=config.train_cfg.gradient_checkpointing,
-    )
-    return Step(level, volume, communication.step_time(level, volume, flops, cluster))
+    volumes = {name: traffic(config, facts, machines, name) for name in names}
+    flops = step_flops(config, facts)
+    return [
+        Step(name, volume, communication.step_time(name, volume, flops, cluster) if cluster else None)
+        for name, volume in volumes.items()
+    ]
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -133,6 +134,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "gpu_bytes": report.machines.gpu_bytes,
             "host_bytes": report.machines.host_bytes or None,
         },
+        "split": report.config.split._asdict(),
         "tokens_per_step": report.tokens_per_step,
         "presets": {fit.level: fit.to_json() for fit in report.fits},
         "recommended": report.recommended.level if report.recommended else None,

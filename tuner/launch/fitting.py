@@ -51,7 +51,7 @@ def choose(
     lowest = advice.recommended(fits)
     if lowest:
         return lowest.level, f"the lowest level that fits: {describe(lowest)}"
-    nearest = fits[-1] if ignore else max(fits, key=_room)
+    nearest = fits[-1] if ignore else max(fits, key=lambda fit: fit.room)
     if not ignore:
         refuse_hopeless(nearest, config)
     return nearest.level, f"none fits, this needs least: {describe(nearest)}"
@@ -85,7 +85,7 @@ def choose_loss(
     whole = _with_loss(config, "whole")
     if hardware.gpus:
         fit = judge(whole, deepspeed, topology, hardware, precision, "whole")
-        has_room, place = fit is not None and _room(fit) >= TOLERANCE, "on each GPU"
+        has_room, place = fit is not None and fit.room >= TOLERANCE, "on each GPU"
     else:
         has_room, place = _logits_fit_host(whole, topology, hardware, precision), "on the host"
     reason = f"derived: {'the logits fit whole' if has_room else 'no room is known for whole logits'} {place}"
@@ -145,7 +145,7 @@ def refuse_hopeless(fit: Fit | None, config: RecipeConfig) -> None:
     Raises:
         MachineError: it is.
     """
-    if fit and _room(fit) < -TOLERANCE:
+    if fit and fit.room < -TOLERANCE:
         raise _hopeless(fit, config)
 
 
@@ -157,13 +157,6 @@ def _machines(topology: Topology, hardware: Hardware, precision: Precision) -> M
         hardware.host_memory_bytes,
         precision.weight_bytes,
     )
-
-
-def _room(fit: Fit) -> float:
-    """Return the part of a GPU, or of a host where that is less, that is left; below 0 it is missing."""
-    machines = fit.machines
-    host = fit.spare_host_bytes / machines.host_bytes if machines.host_bytes else 1.0
-    return min(fit.spare_gpu_bytes / machines.gpu_bytes, host)
 
 
 def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:

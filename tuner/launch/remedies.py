@@ -75,10 +75,10 @@ def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Li
 
 
 def _smaller_batch(config: RecipeConfig) -> tuple[str, ...]:
-    micro = config.train_dataloader.batch_size
+    micro = config.split.micro_batch
     halves = [pair for pair in smaller_batches(config) if pair[0] <= micro // 2]
     size, more = max(halves, default=(micro, 0))
-    validation = config.val_dataloader.batch_size if config.val_dataloader else 1
+    validation = config.val_dataloader.micro_batch if config.val_dataloader else 1
     sets = (f"train_dataloader.batch_size={size}", f"optim_wrapper.accumulative_counts={more}") if halves else ()
     return (*sets, f"val_dataloader.batch_size={size}") if validation > size else sets
 

@@ -5,7 +5,7 @@ It looks at no machine and no disk beyond the JSON that was chosen, and starts n
 
 from __future__ import annotations
 
-from tuner.launch import fitting, kernels
+from tuner.launch import fitting, kernels, splitting
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
@@ -24,17 +24,18 @@ def resolve_recipe(
 
     Raises:
         DeepSpeedConfigError: no such preset or file, or a config that does not hold.
+        RecipeError: the ranks cannot share the global batch.
         MachineError: the recipe or the config asks for what is not there, or nothing fits.
     """
-    config = loaded.config
-    batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, topology.world_size)
-    dtype = precision.decide(config.optim_wrapper.dtype, hardware)
+    dtype = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
     loaded = kernels.choose(loaded, hardware, dtype.dtype)
-    config = loaded.config
     reason = None
     if choice.chosen(loaded, deepspeed)[0] == choice.AUTO:
-        deepspeed, reason = fitting.choose(config, topology, hardware, dtype, ignore=ignore_fit)
+        light = splitting.lightest(loaded, topology.world_size).config
+        deepspeed, reason = fitting.choose(light, topology, hardware, dtype, ignore=ignore_fit)
     document = choice.open_chosen(loaded, deepspeed)
+    loaded = splitting.choose_split(loaded, document, topology, hardware, dtype)
+    batch = Batch(*loaded.config.split[:2], topology.world_size)
     final = merge.merge(loaded, document, batch, dtype, hardware)
     level = document.preset or document.name
     loaded = fitting.choose_loss(loaded, final.config, topology, hardware, dtype)

@@ -14,10 +14,11 @@ from typing import Any
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.levels import LEVELS
+from tuner.fit.split import samples_of_rank
 from tuner.launch.run import ResolvedRecipe
-from tuner.machine.topology import Batch, Topology
+from tuner.machine.topology import Topology
 from tuner.recipes.objective import least_batch_size
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.origin import Keys, Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints, directory
@@ -26,7 +27,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.zero import choice
 from tuner.zero.final_config import FinalConfig
 
-_MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
+_MICRO, _ACCUMULATION = ("train_dataloader", "batch_size"), ("optim_wrapper", "accumulative_counts")
 
 
 @dataclass(frozen=True)
@@ -139,42 +140,47 @@ def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint | None, world_size:
         RunDirectoryError: this number of ranks cannot share it evenly.
     """
     saved, asked = checkpoint.facts if checkpoint else {}, _batch_of(loaded)
-    wanted = saved.get("global_batch")
-    batch = Batch(asked["micro_batch"], asked["accumulation"], world_size)
-    if wanted is None or batch.global_batch == wanted:
+    wanted, here = saved.get("global_batch"), samples_of_rank(loaded.config, world_size) * world_size
+    if wanted is None or here == wanted:
         return loaded, ()
     # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
     if asked not in (saved.get("asked_batch"), saved.get("batch")):
-        raise _other_batch(loaded, batch, wanted)
+        raise _other_batch(loaded, here, world_size, wanted)
     micro = _micro_batch(loaded.config, wanted, world_size)
-    accumulation = wanted // world_size // micro
     reason = f"--resume: keeps the global batch of {wanted} on {world_size} ranks"
+    if asked["micro_batch"] == "auto":
+        kept: dict[Keys, Any] = {_ACCUMULATION: "auto", ("train_cfg", "global_batch_size"): wanted}
+        told = "its split is chosen anew"
+    else:
+        kept = {_MICRO: micro, _ACCUMULATION: wanted // world_size // micro}
+        told = f"{asked['micro_batch']} x {asked['accumulation']} becomes {micro} x {kept[_ACCUMULATION]}"
     values, origins = loaded.values, dict(loaded.origins)
-    values["train_dataloader"]["batch_size"], values["optim_wrapper"]["accumulative_counts"] = micro, accumulation
-    for key, old, new in ((_MICRO, batch.micro_batch, micro), (_ACCUMULATION, batch.accumulation, accumulation)):
+    for (block, key), new in kept.items():
+        old, dotted = values[block][key], f"{block}.{key}"
+        values[block][key] = new
         if old != new:
-            origins[key] = origins[key].over(Place(Kind.DERIVED, reason), old)
-    note = (
-        f"batch: {batch.micro_batch} x {batch.accumulation} becomes {micro} x {accumulation}, which on {world_size} "
-        f"rank{'s' * (world_size > 1)} keeps the global batch of {wanted}."
-    )
+            origins[dotted] = origins[dotted].over(Place(Kind.DERIVED, reason), old)
+    note = f"batch: {told}, which on {world_size} rank{'s' * (world_size > 1)} keeps the global batch of {wanted}."
     return replace(loaded, config=RecipeConfig.model_validate(values), origins=origins), (note,)
 
 
-def _batch_of(loaded: Recipe) -> dict[str, int]:
+def _batch_of(loaded: Recipe) -> dict[str, int | str]:
     config = loaded.config
+    whole = config.train_cfg.global_batch_size
     return {
         "micro_batch": config.train_dataloader.batch_size,
         "accumulation": config.optim_wrapper.accumulative_counts,
+        **({"asked_global_batch": whole} if whole else {}),
     }
 
 
-def _other_batch(loaded: Recipe, batch: Batch, wanted: int) -> RecipeError:
+def _other_batch(loaded: Recipe, here: int, ranks: int, wanted: int) -> RecipeError:
+    asked = _batch_of(loaded)
     what = (
-        f"{batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks = {batch.global_batch} samples a step, and "
-        f"the checkpoint was trained with {wanted}: its steps would be others"
+        f"{asked['micro_batch']} x {asked['accumulation']} x {ranks} ranks = {here} samples a step, and the checkpoint "
+        f"was trained with {wanted}: its steps would be others"
     )
-    where = ", ".join(f"{key} ({loaded.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
+    where = ", ".join(f"{key} ({loaded.origins[key].source})" for key in map(".".join, (_MICRO, _ACCUMULATION)))
     return RecipeError(what, where=where, fix=f"Put {wanted} together again, or start a new run without --resume.")
 
 
@@ -186,7 +192,8 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
     """
     least = least_batch_size(config.objective)
     share, rest = divmod(wanted, world_size)
-    sizes = [size for size in range(least, config.train_dataloader.batch_size + 1) if not rest and share % size == 0]
+    most = share if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
+    sizes = [size for size in range(least, most + 1) if not rest and share % size == 0]
     if sizes and share:
         return max(sizes)
     fits = [str(ranks) for ranks in range(1, wanted // least + 1) if wanted % ranks == 0]

@@ -20,6 +20,7 @@ from tuner.files import disk_errors, write_text
 from tuner.launch import preflight, render, supervise
 from tuner.launch.resolve import resolve_run
 from tuner.launch.run import Request, ResolvedRun
+from tuner.launch.splitting import lightest
 from tuner.machine import hardware, leftovers
 from tuner.machine.topology import LaunchFlags, without_variables
 from tuner.recipes import loading, path_checks
@@ -131,7 +132,7 @@ class _Smoke:
     def __init__(self, asked: SmokeRequest, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
         self.asked, self.loaded, self.scratch = asked, loaded, scratch
         self.environ = without_variables(environ)  # they are meant for the run that will follow
-        self.values, self.notes = smaller(loaded.config)
+        self.values, self.notes = smaller(lightest(loaded, _RANKS).config)
         self.tokenizer: Any = None
         self.first: ResolvedRun | None = None
 
@@ -245,7 +246,12 @@ def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
     if values["adapter"] and values["adapter"]["path"]:
         notes.append("a new adapter like the trained one")
         values["adapter"]["path"] = None
-    values["train_cfg"] |= {"max_steps": _STEPS, "val_interval": None, "early_stopping_patience": None}
+    values["train_cfg"] |= {
+        "global_batch_size": None,
+        "max_steps": _STEPS,
+        "val_interval": None,
+        "early_stopping_patience": None,
+    }
     values["checkpoint"] = {"interval": 1, "max_keep_ckpts": _STEPS, "save_best": None}
     values["log"] = {"interval": 1, "trackers": (), "num_samples": 0}
     for key in LOADERS:

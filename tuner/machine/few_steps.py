@@ -42,7 +42,9 @@ def _ways(batch: Batch, epochs: int, rows: int, unpacked: int | None) -> list[st
     each, ways = batch.steps_per_epoch(rows), []
     single = replace(batch, accumulation=1).steps_per_epoch(rows)
     if single > each:
-        ways.append(f"--set accumulative_counts=1 ({single * epochs} steps)")
+        # Both: alone, accumulation of a recipe whose split is 'auto' would be of micro-batches of 1.
+        size = f"--set train_dataloader.batch_size={batch.micro_batch} " if batch.micro_batch > 1 else ""
+        ways.append(f"{size}--set accumulative_counts=1 ({single * epochs} steps)")
     if unpacked and batch.steps_per_epoch(unpacked) > each:
         key = "--set train_dataloader.dataset.packing=False"
         ways.append(f"{key} ({batch.steps_per_epoch(unpacked) * epochs} steps)")

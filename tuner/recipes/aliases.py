@@ -164,9 +164,7 @@ _REFUSED = {
         "Set val_dataloader in a recipe file (docs/recipes.md); when: --set train_cfg.val_interval=STEPS."
     ),
     "adam_beta1 adam_beta2": f"Write both at once: --set {_OPTIMIZER}.betas=0.9,0.999.",
-    "train_batch_size global_batch_size": (
-        f"It is {_LOADER}.batch_size x optim_wrapper.accumulative_counts x GPUs: set the first two."
-    ),
+    "train_batch_size": f"Set train_cfg.global_batch_size, or {_LOADER}.batch_size for that of one GPU.",
     "tf32": "torch's own setting stands: leave it out.",
     "loss_scale": "Write it into a DeepSpeed JSON and name it: --deepspeed my.json.",
     "warmup_steps num_warmup_steps": "The warm-up is a part of all steps: --set param_scheduler.warmup_ratio=0.03.",

@@ -22,6 +22,8 @@ PACKAGE = Path(__file__).parents[1]
 CONFIGS = PACKAGE / "configs"
 PRESETS = PACKAGE / "deepspeed_presets"
 BASE = CONFIGS / "base.py"
+SPLIT = CONFIGS / "split.py"
+XTUNER = CONFIGS / "xtuner_recipes.txt"
 KINDS = ("models", "methods", "objectives", "datasets", "recipes")
 DEFAULT_OBJECTIVE = "sft"
 DEFAULT_METHOD = "lora"
@@ -82,6 +84,11 @@ def names(kind: str) -> tuple[str, ...]:
 def presets() -> tuple[str, ...]:
     """Return the names of the DeepSpeed presets."""
     return tuple(sorted(path.stem for path in PRESETS.glob("*.json")))
+
+
+def is_of_xtuner(name: str) -> bool:
+    """Say whether XTuner has a recipe of this very name, whose numbers are kept."""
+    return name in XTUNER.read_text(encoding="utf-8").split()
 
 
 def part_path(kind: str, name: str) -> Path:

@@ -110,6 +110,7 @@ def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
     base = read_base()
     yield Layer(base.values, base.place)
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
+    yield layer_of(_split())
     yield layer_of(read_part("methods", method))
     yield layer_of(read_part("objectives", objective))
     if overrides.method is None:
@@ -198,12 +199,18 @@ def _named_layers(name: str, hidden: str | None = None) -> Iterator[Layer]:
     if isinstance(reading.base, str):
         yield from _catalog_recipe(reading.base)
     else:
+        if not hidden and not catalog.is_of_xtuner(name):
+            yield layer_of(_split())
         for kind, part in reading.base.kinds():
             yield layer_of(read_part(kind, part))
     if reading.epochs:
         yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
     for word in reversed(reading.words):
         yield Layer.at(Place(Kind.NAME, f"{word.text} in name {name}"), word.values, word.loses)
+
+
+def _split() -> RecipeFile:
+    return read_file(catalog.SPLIT, "configs/split.py", Kind.PACKAGE)
 
 
 def _catalog_recipe(name: str) -> Iterator[Layer]:

@@ -124,6 +124,17 @@ def least_batch_size(objective: Objective) -> int:
     return 2 if isinstance(objective, Kto) and objective.loss_type == "kto" else 1
 
 
+def depends_on_micro_batch(objective: Objective) -> bool:
+    """Say whether a sample's loss depends on which others are in its micro-batch, so that another one learns otherwise.
+
+    In TRL 1.16: KTO estimates the distance to its reference on the micro-batch, ORPO and DPO's 'sft' take a mean over
+    the micro-batch's tokens, 'aot' sorts its samples, 'bco_pair' keeps a running mean.
+    """
+    if isinstance(objective, Dpo):
+        return not {"sft", "aot", "aot_unpaired", "bco_pair"}.isdisjoint(objective.loss_type)
+    return isinstance(objective, Kto | Orpo)
+
+
 def objectives_with(setting: str) -> tuple[str, ...]:
     """Return the types of the objectives that have a setting."""
     return tuple(block.__name__.lower() for block in get_args(_Blocks) if setting in block.model_fields)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import aliases
@@ -101,20 +101,16 @@ def _convert(text: str, annotation: Any, where: str) -> Any:
         return None
     if str in options:
         return _text_or_container(text, options, where) if _containers(options) else text
-    named = [name for option in options if get_origin(option) is Literal for name in get_args(option)]
-    words = {name for name in named if isinstance(name, str)}
-    # With "auto" beside a number or a truth, another text is one of these.
-    if words and (word in words or not {bool, int, float} & {_plain(option) for option in options}):
+    words = [
+        one for option in options if get_origin(option) is Literal for one in get_args(option) if isinstance(one, str)
+    ]
+    is_word = text.strip() in words or all(get_origin(option) is Literal or option is type(None) for option in options)
+    if words and (is_word or _containers(options)):
         return _text_or_container(text.strip(), options, where) if _containers(options) else text.strip()
     if word in _SPECIALS:
         raise RecipeError(f"{text.strip()!r} is not a finite number", where=where, fix="Write a number such as 2e-4.")
     value = _TRUTHS[word] if word in _TRUTHS else _data(text, where)
     return _words(value) if isinstance(value, str) and _holds_words(options) else value
-
-
-def _plain(option: Any) -> Any:
-    """Return the type of an option that may be annotated with its limits, such as PositiveInt."""
-    return get_args(option)[0] if get_origin(option) is Annotated else option
 
 
 def _text_or_container(text: str, options: Iterable[Any], where: str) -> Any:

@@ -6,7 +6,7 @@ Values and defaults stand in `configs/base.py`; a field has a default here only 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Union, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args
 
 from pydantic import (
     BaseModel,
@@ -119,9 +119,15 @@ class Dataset(Rows):
 class Dataloader(Block):
     """Samples into micro-batches, per process."""
 
-    batch_size: PositiveInt
+    batch_size: PositiveInt | Literal["auto"]
     num_workers: Annotated[int, Field(ge=0)] = 0
     dataset: Dataset
+
+    @property
+    def micro_batch(self) -> int:
+        """`batch_size` of a recipe whose split is settled."""
+        assert self.batch_size != "auto", "settled by launch.splitting before anybody asks"
+        return self.batch_size
 
 
 OptimizerType = Literal[
@@ -152,7 +158,7 @@ class OptimWrapper(Block):
 
     optimizer: Optimizer
     clip_grad: ClipGrad | None
-    accumulative_counts: PositiveInt
+    accumulative_counts: PositiveInt | Literal["auto"]
     dtype: Literal["auto", "bf16", "fp16", "fp32"]
 
 
@@ -175,7 +181,8 @@ class TrainCfg(Block):
     val_interval: PositiveInt | None
     early_stopping_patience: PositiveInt | None
     trainable_layers: PositiveInt | None
-    gradient_checkpointing: bool
+    global_batch_size: PositiveInt | None
+    gradient_checkpointing: bool | Literal["auto"]
     loss: Literal["auto", "whole", "chunked"]
     hang_timeout: PositiveFloat
 
@@ -205,6 +212,22 @@ class Randomness(Block):
     seed: Annotated[int, Field(ge=0, lt=2**32)]
 
 
+class Split(NamedTuple):
+    """How a rank computes its share of an optimizer step: samples at a time, how often, and what it keeps of them."""
+
+    micro_batch: int
+    accumulation: int
+    recompute: bool
+
+    @property
+    def samples(self) -> int:
+        """The samples of one rank and step."""
+        return self.micro_batch * self.accumulation
+
+    def __str__(self) -> str:
+        return f"{self.micro_batch} x {self.accumulation}, {'with' if self.recompute else 'without'} recomputation"
+
+
 class RecipeConfig(Block):
     """One recipe, whole and checked."""
 
@@ -223,6 +246,24 @@ class RecipeConfig(Block):
     randomness: Randomness
     deepspeed: str | dict[str, Any]
 
+    @property
+    def split(self) -> Split:
+        """The split, of a recipe in which it is settled."""
+        accumulation, recompute = self.optim_wrapper.accumulative_counts, self.train_cfg.gradient_checkpointing
+        assert accumulation != "auto" and recompute != "auto", "settled by launch.splitting before anybody asks"
+        return Split(self.train_dataloader.micro_batch, accumulation, recompute)
+
+    def with_split(self, split: Split) -> RecipeConfig:
+        """Return the recipe with this split; validation takes its micro-batch where it has none of its own."""
+        loaders = {
+            key: loader.model_copy(update={"batch_size": split.micro_batch})
+            for key in LOADERS
+            if (loader := getattr(self, key)) and (key == LOADERS[0] or loader.batch_size == "auto")
+        }
+        optim = self.optim_wrapper.model_copy(update={"accumulative_counts": split.accumulation})
+        train_cfg = self.train_cfg.model_copy(update={"gradient_checkpointing": split.recompute})
+        return self.model_copy(update={**loaders, "optim_wrapper": optim, "train_cfg": train_cfg})
+
     @field_validator("adapter")
     @classmethod
     def _quantized_weights_need_an_adapter(cls, adapter: Adapter | None, info: ValidationInfo) -> Adapter | None:
@@ -234,7 +275,12 @@ class RecipeConfig(Block):
     @classmethod
     def _an_answer_needs_others_in_its_batch(cls, loader: Dataloader | None, info: ValidationInfo) -> Dataloader | None:
         objective = info.data.get("objective")
-        if loader and objective and loader.batch_size < (least := least_batch_size(objective)):
+        if (
+            loader
+            and objective
+            and loader.batch_size != "auto"
+            and loader.batch_size < (least := least_batch_size(objective))
+        ):
             why = f"must be {least} or more for {objective.type}, which sets an answer against others of its batch"
             raise wrong_key("batch_size", why)
         return loader

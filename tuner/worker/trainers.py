@@ -41,9 +41,9 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
     return dict(
         output_dir=str(unfinished(run.checkpoints)),
         deepspeed=zero,
-        per_device_train_batch_size=config.train_dataloader.batch_size,
-        per_device_eval_batch_size=config.val_dataloader.batch_size if config.val_dataloader else 1,
-        gradient_accumulation_steps=config.optim_wrapper.accumulative_counts,
+        per_device_train_batch_size=config.split.micro_batch,
+        per_device_eval_batch_size=config.val_dataloader.micro_batch if config.val_dataloader else 1,
+        gradient_accumulation_steps=config.split.accumulation,
         learning_rate=optim.lr,
         adam_beta1=optim.betas[0],
         adam_beta2=optim.betas[1],
@@ -57,8 +57,8 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
         bf16=zero["bf16"]["enabled"],
         fp16=zero["fp16"]["enabled"],
         use_cpu=device.type == "cpu",
-        gradient_checkpointing=config.train_cfg.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if config.train_cfg.gradient_checkpointing else None,
+        gradient_checkpointing=config.split.recompute,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if config.split.recompute else None,
         dataloader_num_workers=config.train_dataloader.num_workers,
         dataloader_pin_memory=device.type == "cuda",
         # The rows hold what the collators take and nothing else.

@@ -156,7 +156,7 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
 def _batches_bytes(run: ResolvedRun) -> int:
     loaders = (run.recipe.config.train_dataloader, run.recipe.config.val_dataloader)
     return sum(
-        loader.num_workers * _PREFETCHED * loader.batch_size * loader.dataset.max_length * _BATCH_BYTES_A_TOKEN
+        loader.num_workers * _PREFETCHED * loader.micro_batch * loader.dataset.max_length * _BATCH_BYTES_A_TOKEN
         for loader in loaders
         if loader
     )

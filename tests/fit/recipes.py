@@ -1,0 +1,17 @@
+"""Recipes whose split is settled as a plan's first look takes it: as little memory as can be, on one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tuner.fit.split import possible
+from tuner.recipes import loading
+from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema import RecipeConfig
+
+
+def lightest(name: str, *sets: str, data: Path | None = None) -> RecipeConfig:
+    """Load a recipe with KEY=VALUE texts laid over it."""
+    overrides = Overrides(data=str(data) if data else None, pairs=[("--set", text) for text in sets])
+    config = loading.load(name, overrides).config
+    return config.with_split(possible(config, 1)[0])

@@ -1,0 +1,84 @@
+"""Who says how a step is split: the recipe, a user's JSON, or the plan; and what a run is told of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.launch.plans import checkpoint, made, written_run
+from tests.machine.gpus import A100, CPU, machine
+from tuner.launch.run import ResolvedRun
+from tuner.recipes.origin import Kind
+from tuner.recipes.schema import Split
+
+OPEN, OF_XTUNER = "llama3_1_8b_lora_alpaca_e3", "internlm2_chat_7b_qlora_oasst1_e3"
+MICRO = "train_dataloader.batch_size"
+
+
+def split(found: ResolvedRun) -> Split:
+    return found.recipe.config.split
+
+
+def test_a_gpus_plan_chooses_the_split_and_says_so() -> None:
+    found = made(recipe=OPEN, hardware=machine(A100, A100))
+
+    assert split(found).samples == 16 and split(found).micro_batch > 1 and not split(found).recompute
+    origin = found.recipe.origins[MICRO]
+    assert origin.place.kind is Kind.DERIVED and "fastest" in origin.source
+    assert found.final.config["train_micro_batch_size_per_gpu"] == split(found).micro_batch
+    assert found.recipe_as_run.config.split == split(found)
+    assert found.fit and found.fit.fits
+
+
+def test_without_a_gpu_it_is_one_by_sixteen_with_recomputation() -> None:
+    assert split(made(recipe=OPEN, hardware=CPU)) == Split(1, 16, recompute=True)
+
+
+def test_a_name_of_xtuners_keeps_its_numbers() -> None:
+    assert split(made(recipe=OF_XTUNER, hardware=machine(A100))) == Split(1, 16, recompute=True)
+
+
+def test_what_is_named_stays_and_the_rest_follows_the_global_batch() -> None:
+    sets = ("global_batch_size=24", f"{MICRO}=3", "gradient_checkpointing=True")
+
+    assert split(made(*sets, recipe=OPEN, hardware=machine(A100, A100))) == Split(3, 4, recompute=True)
+
+
+def test_validation_takes_the_micro_batch_that_fits(tmp_path: Path) -> None:
+    found = made("val_split=0.1", recipe=OPEN, hardware=machine(A100))
+
+    assert found.recipe.config.val_dataloader is not None
+    assert found.recipe.config.val_dataloader.batch_size == split(found).micro_batch
+
+
+def test_a_jsons_numbers_stand_where_the_recipe_says_auto(tmp_path: Path) -> None:
+    path = tmp_path / "my.json"
+    path.write_text('{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3}')
+
+    taken = made(recipe=OPEN, hardware=machine(A100, A100), deepspeed=str(path))
+    beaten = made(recipe=OF_XTUNER, hardware=machine(A100, A100), deepspeed=str(path))
+
+    assert split(taken)[:2] == (2, 3)
+    assert taken.recipe.origins[MICRO].source == f"{path}:1:2"
+    assert not any("wins over" in warning for warning in taken.warnings)
+    assert split(beaten)[:2] == (1, 16)
+    assert any("wins over 2" in warning for warning in beaten.warnings)
+
+
+def test_a_jsons_global_batch_stands_for_that_of_an_open_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "my.json"
+    path.write_text(json.dumps({"train_batch_size": 24, "train_micro_batch_size_per_gpu": "auto"}))
+
+    assert made(recipe=OPEN, hardware=machine(A100, A100), deepspeed=str(path)).batch.global_batch == 24
+
+
+def test_an_open_recipe_goes_on_with_its_global_batch_on_other_ranks(tmp_path: Path) -> None:
+    recipe = "tiny_lora_sample_e1"
+    run = tmp_path / "run"
+    written_run(run, recipe=recipe, flags={"nproc_per_node": 2})
+    checkpoint(run, 5)
+
+    found = made(recipe=recipe, resume=str(run), flags={"nproc_per_node": 1}, resume_weights=True)
+
+    assert found.batch.global_batch == 32
+    assert "keeps the global batch of 32" in " ".join(found.notes)

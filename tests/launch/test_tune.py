@@ -1,0 +1,79 @@
+"""What `tuner tune` measures, in which order, and what it writes; its ranks: tests/e2e/test_tune.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.launch.plans import made
+from tests.machine.gpus import A100, CPU, machine
+from tuner.launch.run import ResolvedRun
+from tuner.launch.tune import Candidate, Measured, Tuned, candidates, for_some_steps
+from tuner.recipes.merging import leaves
+from tuner.recipes.schema import Split
+
+OPEN = "tiny_lora_sample_e1"
+
+
+def search(base: ResolvedRun, *out_of_memory: Split) -> Tuned:
+    """Measure every candidate on paper: larger micro-batches are faster, some run out of memory."""
+    tuned = Tuned(base.recipe, base.topology.world_size, [])
+    for one in candidates(base, tuned):
+        ok = one.split not in out_of_memory
+        done = Measured(one, float(one.split.micro_batch)) if ok else Measured(one, failure="out of memory")
+        tuned.measured.append(replace(done, exit_code=0 if ok else 1))
+    return tuned
+
+
+def test_every_split_of_the_global_batch_is_measured_then_the_other_loss_then_other_levels() -> None:
+    base = made("global_batch_size=4", recipe=OPEN, hardware=CPU, flags={"nproc_per_node": 2})
+    tuned = search(base)
+
+    splits = [one.candidate.split for one in tuned.measured]
+    assert {one.samples for one in splits} == {2}
+    assert set(splits) == {Split(size, 2 // size, again) for size in (1, 2) for again in (True, False)}
+    assert [one.candidate.loss for one in tuned.measured].count("chunked") == 1
+    assert {one.candidate.level for one in tuned.measured} == {f"deepspeed_zero{stage}" for stage in (1, 2, 3)}
+    assert splits[0] == base.recipe.config.split, "what a run would take comes first"
+
+
+def test_more_than_what_ran_out_of_memory_is_not_tried() -> None:
+    base = made("global_batch_size=4", recipe=OPEN, hardware=CPU)
+    tuned = search(base, Split(2, 2, recompute=False))
+
+    assert Split(4, 1, recompute=False) not in [one.candidate.split for one in tuned.measured]
+    assert tuned.fastest is not None and tuned.fastest.candidate.split == Split(4, 1, recompute=True)
+    assert tuned.exit_code == 0
+
+
+def test_a_search_in_which_nothing_ran_ends_with_the_first_failure() -> None:
+    base = made("global_batch_size=1", recipe=OPEN, hardware=CPU)
+
+    assert search(base, Split(1, 1, recompute=True), Split(1, 1, recompute=False)).exit_code == 1
+
+
+def test_the_recipe_that_is_written_differs_in_the_split_alone() -> None:
+    base = made(recipe="llama3_1_8b_lora_alpaca_e3", hardware=machine(A100))
+    best = Candidate(Split(4, 4, recompute=False), "deepspeed_zero2", "whole")
+    tuned = Tuned(base.recipe, 1, [Measured(best, 10.0)])
+
+    old, new = dict(leaves(base.recipe.values)), dict(leaves(tuned.recipe().values))
+
+    changed = {key for key in new if old[key] != new[key]}
+    assert changed <= {
+        "train_dataloader.batch_size",
+        "optim_wrapper.accumulative_counts",
+        "train_cfg.gradient_checkpointing",
+        "train_cfg.loss",
+        "deepspeed",
+    }
+    assert tuned.recipe().config.split == best.split
+
+
+def test_a_candidate_trains_and_does_nothing_else() -> None:
+    config = made("val_split=0.1", recipe=OPEN, hardware=CPU).recipe.config
+
+    short = for_some_steps(config, 3, ranks=2)
+
+    assert (short.train_cfg.max_steps, short.val_dataloader, short.log.interval) == (3, None, 1)
+    assert short.checkpoint.interval > 3
+    assert short.split == config.split

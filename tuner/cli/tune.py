@@ -1,0 +1,137 @@
+"""`tuner tune`: the fastest way to compute a recipe's steps here, measured and written as a recipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli import complete, targets
+from tuner.cli.options import Finite, override_options, overrides
+from tuner.cli.say import say
+
+if TYPE_CHECKING:
+    from tuner.launch.tune import Measured, Tuned
+
+
+@click.command()
+@click.argument("recipe", required=False, shell_complete=complete.recipes)
+@targets.deepspeed_option
+@click.option("--steps", type=click.IntRange(2), default=6, show_default=True, help="Optimizer steps of a candidate.")
+@click.option(
+    "--minutes",
+    type=Finite(min=0, min_open=True),
+    default=15,
+    show_default=True,
+    help="After so long no other candidate starts.",
+)
+@click.option("--nproc-per-node", type=int, help="Processes. Default: one a GPU. [NPROC_PER_NODE]")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="The recipe file to write. Default: RECIPE_tuned.py."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@override_options
+def command(
+    recipe: str | None,
+    deepspeed: str | None,
+    steps: int,
+    minutes: float,
+    nproc_per_node: int | None,
+    output: Path | None,
+    as_json: bool,
+    allow_code: bool,
+    debug: bool,
+    **changes: Any,
+) -> None:
+    """Measure how RECIPE trains fastest on this machine, and write that as a recipe.
+
+    Micro-batch, recomputation, loss and ZeRO level are tried for some steps each, at the same global batch: every
+    candidate learns the same. Running out of memory is a row of the table. Ctrl-C shows what was measured so far.
+    """
+    from tuner.errors import UsageError
+    from tuner.files import dump_json, write_new_text
+    from tuner.launch.tune import TuneRequest, tune
+    from tuner.machine.topology import LaunchFlags
+
+    if output is not None and (output.exists() or output.suffix != ".py"):
+        what = f"{output} exists" if output.exists() else f"{str(output)!r} does not end in .py"
+        raise UsageError(what, where="--output", fix="Choose another name; nothing is overwritten.")
+    flags = LaunchFlags(nproc_per_node=nproc_per_node)
+    typed = ("tuner", *sys.argv[1:])
+    asked = TuneRequest(recipe, overrides(**changes), deepspeed, flags, allow_code, typed, steps, minutes)
+    tuned = tune(asked, dict(os.environ), lambda one: None if as_json else say(_line(one)))
+    best, path = tuned.fastest, output or Path(f"{tuned.loaded.name}_tuned.py")
+    written = None
+    if best:
+        note = f" The fastest way that tuner tune measured on {tuned.ranks} rank{'s' * (tuned.ranks > 1)}."
+        try:
+            write_new_text(path, tuned.recipe().standalone(note))
+            written = path
+        except FileExistsError:
+            say(f"{path} exists and was left as it is: -o names another file.", err=True)
+    if as_json:
+        click.echo(dump_json(_json(tuned, written)), nl=False)
+    else:
+        _print(tuned, written)
+    sys.exit(tuned.exit_code)
+
+
+def _line(one: Measured) -> str:
+    split = one.candidate.split
+    way = f"{split.micro_batch} x {split.accumulation}, {'recomputed' if split.recompute else 'kept'}"
+    told = f"{one.tokens_per_second:,.0f} tokens/s" if one.tokens_per_second else one.failure
+    return f"{way}, {one.candidate.loss} loss, {one.candidate.level.removeprefix('deepspeed_')}: {told}"
+
+
+def _print(tuned: Tuned, written: Path | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("micro x steps", "activations", "loss", "level", "tokens/s", "GiB a rank", ""):
+        table.add_column(title, justify="right" if title in ("tokens/s", "GiB a rank") else "left", no_wrap=True)
+    for one in sorted(tuned.measured, key=lambda one: -(one.tokens_per_second or 0.0)):
+        split, first = one.candidate.split, tuned.measured[0].tokens_per_second
+        compared = f"{one.tokens_per_second / first:.2f}x" if one.tokens_per_second and first else one.failure
+        table.add_row(
+            f"{split.micro_batch} x {split.accumulation}",
+            "recomputed" if split.recompute else "kept",
+            one.candidate.loss,
+            one.candidate.level.removeprefix("deepspeed_"),
+            f"{one.tokens_per_second:,.0f}" if one.tokens_per_second else "",
+            f"{one.peak_bytes / 2**30:.2f}" if one.peak_bytes else "",
+            compared,
+        )
+    click.echo()
+    Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
+    if not tuned.is_whole:
+        click.echo(
+            "Not every candidate was measured." + ("" if tuned.was_interrupted else " --minutes gives more time.")
+        )
+    if written:
+        say(f"Wrote {written}. Next: tuner train {written if written.is_absolute() else f'./{written}'}")
+
+
+def _json(tuned: Tuned, written: Path | None) -> dict[str, Any]:
+    def row(one: Measured) -> dict[str, Any]:
+        return {
+            **one.candidate.split._asdict(),
+            "loss": one.candidate.loss,
+            "deepspeed": one.candidate.level,
+            "tokens_per_second": one.tokens_per_second,
+            "peak_bytes": one.peak_bytes,
+            "failure": one.failure or None,
+        }
+
+    return {
+        "recipe": tuned.loaded.name,
+        "ranks": tuned.ranks,
+        "is_whole": tuned.is_whole,
+        "candidates": [row(one) for one in tuned.measured],
+        "fastest": row(tuned.fastest) if tuned.fastest else None,
+        "written": str(written) if written else None,
+        "exit_code": tuned.exit_code,
+    }

@@ -1,0 +1,128 @@
+"""What 'auto' means for the split of a step on some machines, where a DeepSpeed JSON says it, or else the plan.
+
+It settles the recipe's values and says why; which split is fast and fits is `fit.split`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tuner.fit import gpu_catalog, split
+from tuner.fit.communication import Cluster
+from tuner.fit.levels import Level, Machines
+from tuner.fit.parameters import has_formula
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import Batch, Topology
+from tuner.recipes.origin import Kind, Place
+from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import RecipeConfig, Split
+from tuner.zero import merge
+from tuner.zero.jsonfile import Document
+from tuner.zero.precision import Precision
+
+_MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
+_GLOBAL = "train_cfg.global_batch_size"
+
+
+def lightest(loaded: Recipe, ranks: int) -> Recipe:
+    """Return the recipe with the split that needs the least memory.
+
+    Raises:
+        RecipeError: the ranks cannot share the global batch.
+    """
+    return _settled(loaded, split.possible(loaded.config, ranks)[0], "derived: as little memory as can be")
+
+
+def choose_split(
+    loaded: Recipe, document: Document, topology: Topology, hardware: Hardware, precision: Precision
+) -> Recipe:
+    """Return the recipe with the split that 'auto' means here: the fastest that fits at the level of `document`.
+
+    Raises:
+        RecipeError: the ranks cannot share the global batch.
+        DeepSpeedConfigError, MachineError: as `merge`.
+    """
+    loaded = _yielding(loaded, document)
+    config, ranks = loaded.config, topology.world_size
+    options, facts = split.possible(config, ranks), config.architecture
+    if len(options) == 1:
+        return _settled(loaded, options[0], f"derived: {options[0].samples} samples a rank and step")
+    if not hardware.gpus:
+        return _settled(loaded, options[0], "derived: without a GPU there is nothing to plan")
+    if facts is None or not has_formula(facts):
+        return _settled(loaded, options[0], "derived: the model's size is not known")
+    machines = Machines(
+        topology.nproc_per_node,
+        hardware.smallest_gpu_bytes,
+        topology.num_nodes,
+        hardware.host_memory_bytes,
+        precision.weight_bytes,
+    )
+    level, name = _level(loaded, document, Batch(*options[0][:2], ranks), precision, hardware)
+    chosen = split.fastest(config, facts, machines, level, name, _cluster(hardware, topology))
+    if chosen is None:
+        return _settled(loaded, options[0], f"derived: no other split leaves {split.MARGIN:.0%} of each GPU free")
+    return _settled(loaded, chosen, f"derived: the fastest split that leaves {split.MARGIN:.0%} of each GPU free")
+
+
+def _level(
+    loaded: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware
+) -> tuple[Level, str]:
+    """Return what the DeepSpeed config costs memory, and the level that sends as much."""
+    light = lightest(loaded, batch.ranks)
+    level = Level.of_config(merge.merge(light, document, batch, precision, hardware).config)
+    return level, f"deepspeed_zero{level.stage}" if level.stage else "none"
+
+
+def _cluster(hardware: Hardware, topology: Topology) -> Cluster | None:
+    """Return the speed of the slowest GPU's product; None where one of them is not known."""
+    products = [gpu_catalog.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
+    known = [product for product in products if product]
+    if len(known) < len(products):
+        return None
+    return Cluster.of(min(known, key=lambda product: product.peak_tflops), topology.num_nodes)
+
+
+def _yielding(loaded: Recipe, document: Document) -> Recipe:
+    """Return the recipe with the numbers of a user's JSON in the place of 'auto'; its own numbers stay."""
+    for theirs, ours in (("train_micro_batch_size_per_gpu", _MICRO), ("gradient_accumulation_steps", _ACCUMULATION)):
+        if _at(loaded.config, ours) == "auto" and (number := _number(document, theirs)):
+            loaded = _with(loaded, {ours: number}, document.place((theirs,)))
+    is_open = "auto" in (_at(loaded.config, _MICRO), _at(loaded.config, _ACCUMULATION))
+    if is_open and _at(loaded.config, _GLOBAL) is None and (number := _number(document, "train_batch_size")):
+        return _with(loaded, {_GLOBAL: number}, document.place(("train_batch_size",)))
+    return loaded
+
+
+def _number(document: Document, key: str) -> int | None:
+    """Return the document's number; what is none, or none above 0, is for its own check to refuse."""
+    number = document.value.get(key)
+    return number if isinstance(number, int) and number > 0 and number is not True else None
+
+
+def _settled(loaded: Recipe, chosen: Split, why: str) -> Recipe:
+    """Return the recipe with a split, where it has 'auto'."""
+    values: dict[str, Any] = {
+        _MICRO: chosen.micro_batch,
+        _ACCUMULATION: chosen.accumulation,
+        "train_cfg.gradient_checkpointing": chosen.recompute,
+    }
+    if loaded.config.val_dataloader:
+        values["val_dataloader.batch_size"] = chosen.micro_batch
+    open_keys = {key: value for key, value in values.items() if _at(loaded.config, key) == "auto"}
+    return _with(loaded, open_keys, Place(Kind.DERIVED, why))
+
+
+def _with(loaded: Recipe, values: dict[str, Any], place: Place) -> Recipe:
+    config, origins = loaded.config, dict(loaded.origins)
+    for dotted, value in values.items():
+        block, key = dotted.split(".")
+        origins[dotted] = origins[dotted].over(place, _at(config, dotted))
+        config = config.model_copy(update={block: getattr(config, block).model_copy(update={key: value})})
+    return replace(loaded, config=config, origins=origins)
+
+
+def _at(config: RecipeConfig, dotted: str) -> Any:
+    block, key = dotted.split(".")
+    return getattr(getattr(config, block), key)

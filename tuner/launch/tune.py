@@ -1,0 +1,298 @@
+"""A recipe's few fast candidates, measured: real ranks train each for some steps, and the fastest is what is kept.
+
+Micro-batch, recomputation, loss and level are tried one after the other at the recipe's own global batch, so that every
+candidate learns the same. It prints nothing; what a plan on paper can say is `fit.split`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tuner.errors import UsageError
+from tuner.files import disk_errors, write_text
+from tuner.fit import advice
+from tuner.fit.levels import LEVELS, Machines
+from tuner.fit.parameters import has_formula
+from tuner.fit.split import possible, samples_of_rank
+from tuner.launch import preflight, render, supervise
+from tuner.launch.fitting import TOLERANCE
+from tuner.launch.resolve import resolve_run
+from tuner.launch.resolve_recipe import resolve_recipe
+from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
+from tuner.machine import hardware, leftovers
+from tuner.machine.topology import LaunchFlags, resolve
+from tuner.recipes import loading, path_checks
+from tuner.recipes.recipe import Overrides, Recipe
+from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, Split
+from tuner.runs import directory
+from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
+
+_ROWS_A_SAMPLE = 32
+"""Rows that are read for each packed row of a step; where they are too few, the steps go over them again."""
+_GRACE_S = 10.0
+_OUT_OF_MEMORY = (GPU_MEMORY, HOST_MEMORY)
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """What the user asked for; `steps` of each candidate, of which the first is not measured, and minutes in all."""
+
+    recipe: str | None
+    overrides: Overrides
+    deepspeed: str | None
+    flags: LaunchFlags
+    allow_code: bool
+    command: tuple[str, ...]
+    steps: int
+    minutes: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute the same steps; `level` is a preset, 'none', or what the user's own config is called."""
+
+    split: Split
+    level: str
+    loss: str
+
+    def applied(self, config: RecipeConfig) -> RecipeConfig:
+        """Return the recipe computed this way."""
+        config = config.with_split(self.split)
+        cfg = config.train_cfg.model_copy(update={"loss": self.loss})
+        own = {"deepspeed": self.level} if self.level in LEVELS else {}
+        return config.model_copy(update={"train_cfg": cfg, **own})
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How a candidate did: speed (of all ranks) and the peak of one, or in a word why there is none.
+
+    `exit_code` is that of its ranks.
+    """
+
+    candidate: Candidate
+    tokens_per_second: float | None = None
+    peak_bytes: int | None = None
+    failure: str = ""
+    exit_code: int = 0
+
+
+class _Interrupted(Exception):
+    """The user has seen enough."""
+
+
+@dataclass
+class Tuned:
+    """What was measured, in order; `loaded` is the recipe as it was asked for."""
+
+    loaded: Recipe
+    ranks: int
+    measured: list[Measured]
+    is_whole: bool = True
+    """Nobody interrupted it, and there was time for every candidate."""
+    was_interrupted: bool = False
+
+    @property
+    def fastest(self) -> Measured | None:
+        """The fastest of those that ran."""
+        ran = [one for one in self.measured if one.tokens_per_second]
+        return max(ran, key=lambda one: one.tokens_per_second or 0.0, default=None)
+
+    @property
+    def exit_code(self) -> int:
+        """0 where one candidate ran, else how the first one failed."""
+        if self.was_interrupted:
+            return 130
+        return 0 if self.fastest or not self.measured else self.measured[0].exit_code
+
+    def recipe(self) -> Recipe:
+        """Return the recipe computed in the fastest way: it differs in nothing else."""
+        assert self.fastest is not None
+        return replace(self.loaded, config=self.fastest.candidate.applied(self.loaded.config))
+
+
+def tune(asked: TuneRequest, environ: Mapping[str, str], tell: Callable[[Measured], None]) -> Tuned:
+    """Measure a recipe's candidates on this machine, in a scratch folder that is removed at the end.
+
+    Args:
+        tell: Told of each candidate as it ends.
+
+    Raises:
+        TunerError: the recipe is wrong, or cannot run here in any way.
+    """
+    loaded = loading.load(asked.recipe, asked.overrides, allow_code=asked.allow_code)
+    loading.refuse_functions(loaded, allow_code=asked.allow_code)
+    path_checks.check_model(loaded.config)
+    path_checks.check_data(loaded.config)
+    here = hardware.detect(environ)
+    topology = resolve(asked.flags, environ, len(here.gpus))
+    if topology.num_nodes > 1:
+        raise UsageError("it measures on one machine", where="the number of nodes", fix="Leave --nnodes out.")
+    base = resolve_recipe(loaded, asked.deepspeed, topology, here, ignore_fit=True)
+    scratch = Path(tempfile.mkdtemp(prefix="tuner-tune-"))
+    tuned = Tuned(loaded, topology.world_size, [])
+    try:
+        with disk_errors(scratch, "Free space, or set TMPDIR to a folder that has some."):
+            _measure_all(_Bench(asked, base, scratch, environ), tuned, tell)
+    except (KeyboardInterrupt, _Interrupted):
+        tuned.was_interrupted, tuned.is_whole = True, False
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return tuned
+
+
+def _measure_all(bench: _Bench, tuned: Tuned, tell: Callable[[Measured], None]) -> None:
+    started = time.monotonic()
+    for candidate in candidates(bench.base, tuned):
+        # The first is measured in any case: it is what the others are compared with.
+        if tuned.measured and time.monotonic() - started > 60 * bench.asked.minutes:
+            tuned.is_whole = False
+            return
+        tuned.measured.append(bench.measure(candidate))
+        tell(tuned.measured[-1])
+
+
+def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
+    """Yield what is worth measuring next: the plan's own choice, other splits, the other loss, then other levels.
+
+    Each question is asked of the fastest so far. A larger micro-batch than one that ran out of memory is left out.
+
+    Args:
+        tuned: Holds what was measured of those yielded before.
+    """
+    config = base.recipe.config
+    first = Candidate(config.split, base.level, config.train_cfg.loss)
+    yield first
+    for split in _splits(base):
+        if split != first.split and not _is_hopeless(split, tuned.measured):
+            yield replace(first, split=split)
+    best = tuned.fastest.candidate if tuned.fastest else first
+    if config.objective.type in CHOOSES_LOSS:
+        yield replace(best, loss="chunked" if best.loss == "whole" else "whole")
+    best = tuned.fastest.candidate if tuned.fastest else first
+    for level in _levels(base, best):
+        yield replace(best, level=level)
+
+
+def _splits(base: ResolvedRecipe) -> list[Split]:
+    """Return every split of the same global batch; of those on GPUs, what the plan does not rule out."""
+    config, ranks = base.recipe.config, base.topology.world_size
+    train_cfg = {"gradient_checkpointing": "auto", "global_batch_size": samples_of_rank(config, ranks) * ranks}
+    opened = config.model_copy(
+        update={
+            "train_dataloader": config.train_dataloader.model_copy(update={"batch_size": "auto"}),
+            "optim_wrapper": config.optim_wrapper.model_copy(update={"accumulative_counts": "auto"}),
+            "train_cfg": config.train_cfg.model_copy(update=train_cfg),
+        }
+    )
+    every = sorted(possible(opened, ranks), key=lambda split: (split.recompute, split.micro_batch))
+    return [split for split in every if _may_fit(base, config.with_split(split), base.level)]
+
+
+def _levels(base: ResolvedRecipe, best: Candidate) -> list[str]:
+    """Return the other presets that keep everything on the GPUs; one rank shards nothing, and a user's JSON stays."""
+    if base.topology.world_size == 1 or best.level not in LEVELS:
+        return []
+    others = [name for name in LEVELS if name not in ("none", best.level) and not name.endswith("_offload")]
+    return [name for name in others if _may_fit(base, best.applied(base.recipe.config), name)]
+
+
+def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
+    facts = config.architecture
+    if not base.hardware.gpus or facts is None or not has_formula(facts) or level not in LEVELS:
+        return True
+    machines = Machines(
+        base.topology.nproc_per_node,
+        base.hardware.smallest_gpu_bytes,
+        1,
+        base.hardware.host_memory_bytes,
+        base.precision.weight_bytes,
+    )
+    return advice.fit(config, facts, machines, level).room >= -TOLERANCE
+
+
+def _is_hopeless(split: Split, measured: list[Measured]) -> bool:
+    out = [one.candidate.split for one in measured if one.failure == "out of memory"]
+    return any(one.micro_batch <= split.micro_batch and one.recompute >= split.recompute for one in out)
+
+
+class _Bench:
+    """Runs candidates one after the other, each in a run directory of its own that is removed after it."""
+
+    def __init__(self, asked: TuneRequest, base: ResolvedRecipe, scratch: Path, environ: Mapping[str, str]) -> None:
+        self.asked, self.base, self.scratch, self.environ = asked, base, scratch, environ
+        self.num_runs = 0
+
+    def measure(self, candidate: Candidate) -> Measured:
+        """Train some steps and return how fast they were."""
+        self.num_runs += 1
+        run = self._resolved(candidate)
+        if self.num_runs == 1:
+            preflight.check(run)
+        made = directory.create(run.run_path, render.files(run), resume=False)
+        env = leftovers.without(self.environ) | render.environment(run)
+        with contextlib.redirect_stderr(io.StringIO()):  # what a failure says is in its row
+            code = supervise.run(render.argv(run), env, made, grace_s=_GRACE_S, shows_rank_0=False)
+        status = made.read_json(made.status)
+        if "signal" in status:
+            raise _Interrupted
+        lines = made.metrics.read_text(encoding="utf-8").splitlines() if made.metrics.is_file() else []
+        shutil.rmtree(made.path, ignore_errors=True)
+        if code:
+            return Measured(candidate, failure=_failure(status, code), exit_code=code)
+        return _of_lines(candidate, [json.loads(line) for line in lines])
+
+    def _resolved(self, candidate: Candidate) -> ResolvedRun:
+        written = self.scratch / f"{self.base.recipe.name}_{self.num_runs}.py"
+        config = for_some_steps(
+            candidate.applied(self.base.recipe.config), self.asked.steps, self.base.topology.world_size
+        )
+        write_text(written, Recipe(self.base.recipe.name, config, {}).standalone(" Cut short by tuner tune."))
+        request = Request(
+            str(written),
+            deepspeed=candidate.level if candidate.level in LEVELS else self.asked.deepspeed,
+            flags=self.asked.flags,
+            work_dir=self.scratch / f"run-{self.num_runs}",
+            allow_code=True,  # that file is data, and what it names was allowed at the start
+            ignore_fit=True,
+            command=self.asked.command,
+        )
+        return resolve_run(request, self.environ, self.base.hardware, datetime.now().astimezone())
+
+
+def for_some_steps(config: RecipeConfig, steps: int, ranks: int) -> RecipeConfig:
+    """Return the recipe that trains so many steps and does nothing else: no validation, no checkpoint, no trackers."""
+    values = config.model_dump()
+    rows = values["train_dataloader"]["dataset"]
+    most = config.split.samples * ranks * steps * (_ROWS_A_SAMPLE if rows["packing"] else 1)
+    rows |= {"max_rows": min(rows["max_rows"] or most, most), "val_split": None, "val_seed": None}
+    values["val_dataloader"] = None
+    values["train_cfg"] |= {"max_steps": steps, "val_interval": None, "early_stopping_patience": None}
+    values["checkpoint"] = {"interval": steps + 1, "max_keep_ckpts": 1, "save_best": None}
+    values["log"] = {"interval": 1, "trackers": (), "num_samples": 0}
+    return RecipeConfig.model_validate(values)
+
+
+def _failure(status: Mapping[str, Any], code: int) -> str:
+    cause = (status.get("diagnosis") or {}).get("cause")
+    return "out of memory" if cause in _OUT_OF_MEMORY else f"{str(status.get('message', '')).splitlines()[0]} ({code})"
+
+
+def _of_lines(candidate: Candidate, lines: list[dict[str, Any]]) -> Measured:
+    """Return the median speed of the steps after the first, which builds and warms up what the others use."""
+    steps = [line for line in lines if "tokens_per_second" in line]
+    speeds = [line["tokens_per_second"] for line in steps[1:]]
+    if not speeds:
+        return Measured(candidate, failure="too few steps")
+    return Measured(candidate, median(speeds), max((line["memory_bytes"] for line in steps), default=None))
