@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from tests.test_architecture import MODULES, tree_of
 
-DOCUMENTED = {"_exit"}
-"""Private by its spelling alone: os._exit."""
+DOCUMENTED = {"_exit", "_asdict", "_replace"}
+"""Private by their spelling alone: os._exit, and methods of every NamedTuple."""
 BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
 
 
