@@ -231,9 +231,11 @@ finally:
         ("export --help", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("convert merge --help", {"pydantic", "rich", "mmengine", "subprocess"}),
         ("runs", {"pydantic", "rich", "mmengine", "plotly", "jinja2"}),
-        ("show tiny_full_sample_e1", {"rich", "mmengine", "subprocess"}),
+        ("list *qlora*", {"pydantic", "rich", "mmengine", "subprocess"}),
+        ("show tiny_full_sample_e1", {"rich", "mmengine", "subprocess", "psutil", "concurrent"}),
+        ("plan tiny_full_sample_e1 --gpu a100-80g", {"rich", "mmengine", "subprocess", "psutil", "pynvml"}),
         ("copy tiny_full_sample_e1", {"rich", "mmengine", "subprocess"}),
-        ("train tiny_qlora_sample_e1 --dry-run --deepspeed zero2", {"rich", "mmengine"}),
+        ("train tiny_qlora_sample_e1 --dry-run --deepspeed zero2", {"rich", "mmengine", "psutil"}),
         ("submit tiny_qlora_sample_e1 --gpus-per-node 0 --dry-run", {"rich", "mmengine"}),
     ],
 )

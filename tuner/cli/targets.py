@@ -58,7 +58,6 @@ def kind_of(name: str | None) -> Kind:
         UsageError: a folder that is no run directory.
     """
     from tuner.recipes import catalog, foreign, starting_weights
-    from tuner.runs import directory
 
     if name is None:
         return "recipe"
@@ -66,6 +65,8 @@ def kind_of(name: str | None) -> Kind:
     if foreign.trains(path):
         return "recipe"
     if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
+        from tuner.runs import directory  # which other names do not need
+
         if directory.is_run(path):
             return "run"
         if starting_weights.holds_model(path):

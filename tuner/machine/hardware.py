@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -110,6 +110,8 @@ def has_libaio(environ: Mapping[str, str]) -> bool:
     compiler = shutil.which("g++", path=path) or shutil.which("c++", path=path)
     if compiler is None:
         return False
+    import subprocess  # what only plans compiles nothing
+
     before, after = (shlex.split(environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
     with tempfile.TemporaryDirectory() as folder:
         argv = [compiler, *before, "-x", "c++", "-", "-o", f"{folder}/program", *after, "-laio"]
@@ -171,10 +173,10 @@ def _host_memory_bytes() -> int:
 
 def _with_nvml(ask: Callable[[Any], Answer]) -> Answer | None:
     """Return NVML's answer, or None where there is no NVML or it fails."""
-    try:
-        import pynvml  # only this function needs it, and a machine without NVIDIA's driver has no use for it
-    except ImportError:
+    if not has_driver():
         return None
+    import pynvml  # which takes 12 ms, and would only look for the driver's library
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -185,6 +187,15 @@ def _with_nvml(ask: Callable[[Any], Answer]) -> Answer | None:
         return None
     finally:
         pynvml.nvmlShutdown()
+
+
+def has_driver() -> bool:
+    """Return whether the library of NVIDIA's driver is here."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _handles(nvml: Any) -> list[Any]:

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 from tuner.errors import did_you_mean
 
 Meaning = TypeVar("Meaning")
 
 
-@dataclass(frozen=True)
-class Alias:
+class Alias(NamedTuple):
     """One word of another tool: a key of a recipe, a flag that does the same, or what to do instead."""
 
     key: str | None = None
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = MappingProxyType({})
     """Pattern of the whole value, in any case -> how it is written here; any other value stays as it is."""
     instead: str | None = None
     """What to do where there is no key, or where no pattern of `values` fits."""

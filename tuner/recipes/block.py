@@ -18,7 +18,8 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 class Block(BaseModel):
     """A part of a recipe: unknown keys, other types, NaN and infinity are errors; immutable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    # Built when a value is first checked: as a part of RecipeConfig, and not once more for each block by itself.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def wrong_key(key: str, why: str) -> PydanticCustomError:
