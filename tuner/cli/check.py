@@ -77,7 +77,6 @@ def command(
     nodes: int,
     as_json: bool,
     allow_code: bool,
-    debug: bool,
     **changes: Any,
 ) -> None:
     """Check NAME and start nothing: a recipe with its DeepSpeed config, a DeepSpeed config alone, or a run directory.

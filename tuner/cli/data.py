@@ -39,7 +39,6 @@ def command(
     check: bool,
     as_json: bool,
     allow_code: bool,
-    debug: bool,
     **changes: Any,
 ) -> None:
     """Read the data of recipe NAME as training would, and show what becomes of it.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import fnmatch
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from tuner.cli import complete
+from tuner.cli.options import Decorator, all_of
 from tuner.cli.say import wrapped
 from tuner.recipes import catalog, patterns
 
@@ -22,22 +23,19 @@ _NEXT = (
     "Next: tuner show NAME, tuner data NAME, tuner train NAME --dry-run, tuner copy NAME",
 )
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Parts = Mapping[str, Sequence[str]]
 """Kind -> names."""
 
 
-def _kind_options(command: Command) -> Command:
-    """Add an option for each kind of part; its value may be left out."""
-    for kind in reversed(catalog.KINDS):
-        told = f"The {kind}, or those of them that hold TEXT or match a glob."
-        command = click.option(f"--{kind}", is_flag=False, flag_value="", metavar="[TEXT]", help=told)(command)
-    return command
+def _kind_option(kind: str) -> Decorator[Any]:
+    """Return the option for a kind of part; its value may be left out."""
+    told = f"The {kind}, or those of them that hold TEXT or match a glob."
+    return click.option(f"--{kind}", is_flag=False, flag_value="", metavar="[TEXT]", help=told)
 
 
 @click.command()
 @click.argument("pattern", required=False, shell_complete=complete.recipes)
-@_kind_options
+@all_of(*map(_kind_option, catalog.KINDS))
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with paths and numbers of parameters.")
 def command(pattern: str | None, as_json: bool, **texts: str | None) -> None:
     """List the parts of recipe names: MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS.

@@ -58,7 +58,6 @@ def command(
     utilisation: float,
     as_json: bool,
     allow_code: bool,
-    debug: bool,
     **changes: Any,
 ) -> None:
     """Show what RECIPE needs on each GPU and host, for every preset, and which fits."""

@@ -48,7 +48,6 @@ def command(
     other: str | None,
     as_json: bool,
     allow_code: bool,
-    debug: bool,
     **changes: Any,
 ) -> None:
     """Show NAME as training would see it, and where each value comes from and what it beat.

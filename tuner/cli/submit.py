@@ -87,7 +87,6 @@ def command(
     ignore_fit: bool,
     dry_run: bool,
     allow_code: bool,
-    debug: bool,
     **rest: Any,
 ) -> None:
     """Train RECIPE as a job of Slurm. It resumes whenever Slurm starts it again."""

@@ -79,7 +79,6 @@ def command(
     dry_run: bool,
     as_json: bool,
     allow_code: bool,
-    debug: bool,
     launcher: str,
     nproc_per_node: int | None,
     nnodes: int | None,
