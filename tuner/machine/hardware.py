@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -110,7 +109,8 @@ def has_libaio(environ: Mapping[str, str]) -> bool:
     compiler = shutil.which("g++", path=path) or shutil.which("c++", path=path)
     if compiler is None:
         return False
-    import subprocess  # what only plans compiles nothing
+    import subprocess  # a plan compiles nothing
+    import tempfile
 
     before, after = (shlex.split(environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
     with tempfile.TemporaryDirectory() as folder:

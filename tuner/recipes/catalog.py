@@ -82,7 +82,7 @@ def names(kind: str) -> tuple[str, ...]:
 @cache
 def presets() -> tuple[str, ...]:
     """Return the names of the DeepSpeed presets."""
-    return tuple(sorted(path.stem for path in PRESETS.glob("*.json")))
+    return tuple(sorted(path.stem for path in PRESETS.iterdir() if path.suffix == ".json"))
 
 
 def is_of_xtuner(name: str) -> bool:

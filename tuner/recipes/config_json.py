@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic_core import ValidationError
 
 from tuner.files import read_json_object
 from tuner.recipes.architecture import LACKS, Architecture
