@@ -89,7 +89,7 @@ def overrides(sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[st
     Raises:
         UsageError: an argument that belongs to nothing, or two validations.
     """
-    from tuner.recipes.recipe import Overrides  # imports pydantic, which --help does not need
+    from tuner.recipes.recipe import Overrides  # pydantic's core, which --help does not need
 
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:
