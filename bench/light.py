@@ -4,22 +4,18 @@
 
 A figure is the median of all rounds. On a machine that others use too, the processor's seconds say more than the
 wall's. Reach: `tuner --help` and `tuner list` at 1.5 of bare click, `show`, `plan` and a dry run at 3. Python must have
-written its compiled files: PYTHONDONTWRITEBYTECODE is not set, and the first round does not count.
+written its compiled files: PYTHONDONTWRITEBYTECODE is not set, and a round before the first does not count.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import resource
-import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
+
+from bench.table import Spent, Table, arguments, in_turns, median
 
 RECIPE = "internlm2_chat_7b_qlora_oasst1_e3"
 BARE_CLICK = """
@@ -46,33 +42,24 @@ COMMANDS = {
 }
 
 
-def seconds(command: list[str]) -> tuple[float, float]:
-    """Return the wall's and the processor's seconds of one call; one that fails ends it."""
+def spent(command: list[str]) -> list[Spent]:
+    """Return what one call took; one that fails is a mistake here, not a fast answer."""
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True)
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return [Spent(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
-    given = parser.parse_args()
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
-    for _ in range(given.rounds + 1):  # all of them in each round, so that a busy moment hits every one
-        for name, command in COMMANDS.items():
-            found[name].append(seconds(command))
-    medians = {name: tuple(map(statistics.median, zip(*each[1:], strict=True))) for name, each in found.items()}
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    print(f"{machine}, click {version('click')}, pydantic {version('pydantic')}, rounds: {given.rounds}\n")
-    print("| command | s wall | s cpu | x bare click, wall | x bare click, cpu |\n|---|---|---|---|---|")
-    bare_wall, bare_cpu = medians["bare click"]
-    for name, (wall, cpu) in medians.items():
-        print(f"| `{name}` | {wall:.3f} | {cpu:.3f} | {wall / bare_wall:.2f} | {cpu / bare_cpu:.2f} |")
-    if given.json:
-        lines = [{"command": name, "wall_s": wall, "cpu_s": cpu} for name, (wall, cpu) in medians.items()]
-        given.json.write_text(json.dumps({"machine": machine, "rounds": given.rounds, "lines": lines}, indent=2))
+    given = arguments(__doc__, rounds=9).parse_args()
+    in_turns(COMMANDS, 1, lambda name: spent(COMMANDS[name]))
+    found = in_turns(COMMANDS, given.rounds, lambda name: spent(COMMANDS[name]))
+    medians = {name: median(each) for name, each in found.items() if not isinstance(each, str)}
+    what = f"Commands that train nothing, in turns. Medians of {given.rounds}. Seconds of the wall (cpu)."
+    table = Table("light", what)
+    for name, took in medians.items():
+        table.rows.append({"command": f"`{name}`", "seconds": took, "x bare click": took.over(medians["bare click"])})
+    table.show(given.json)
 
 
 if __name__ == "__main__":
