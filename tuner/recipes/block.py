@@ -7,7 +7,8 @@ pydantic_core, which is all that checks a value, takes 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from copy import copy
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
@@ -87,6 +88,7 @@ class Block:
 
     # Where pydantic_core keeps an instance's values and which of them were given.
     __slots__ = ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__")
+    __pydantic_fields_set__: set[str]
     model_fields: ClassVar[dict[str, Key]]
 
     def __init_subclass__(cls) -> None:
@@ -95,12 +97,12 @@ class Block:
         cls.model_fields = {name: _key(hint, getattr(cls, name, _REQUIRED)) for name, hint in named.items()}
 
     def __init__(self, **values: Any) -> None:
-        _validator(type(self)).validate_python(values, self_instance=self)
+        type(self)._validator().validate_python(values, self_instance=self)
 
     @classmethod
     def model_validate(cls, values: Any) -> Self:
         """Return the block that these values are, or a block itself as it is."""
-        block: Self = _validator(cls).validate_python(values)
+        block: Self = cls._validator().validate_python(values)
         return block
 
     @classmethod
@@ -113,27 +115,25 @@ class Block:
 
     def model_copy(self, *, update: dict[str, Any]) -> Self:
         """Return the block with other values, which are not checked."""
-        state = {name: getattr(self, name) for name in _slots(type(self)) if hasattr(self, name)}
-        state["__pydantic_fields_set__"] = self.model_fields_set | update.keys()
-        copy = type(self).__new__(type(self))
-        copy.__setstate__((self.__dict__ | update, state))
-        return copy
+        other = copy(self)
+        other.__dict__.update(update)
+        object.__setattr__(other, "__pydantic_fields_set__", self.model_fields_set | update.keys())
+        return other
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
         """Return plain nested values; `mode="json"` makes lists of tuples, `exclude` leaves keys out."""
-        values: dict[str, Any] = _serializer(type(self)).to_python(self, **options)
+        values: dict[str, Any] = type(self)._serializer().to_python(self, **options)
         return values
 
     @property
     def model_fields_set(self) -> set[str]:
         """The keys that were given."""
-        given: set[str] = self.__pydantic_fields_set__
-        return given
+        return self.__pydantic_fields_set__
 
     @classmethod
     def schema(cls) -> core.CoreSchema:
         """Return what pydantic_core checks and writes a block by; blocks may put their own around it."""
-        checks = [method for method in map(cls.__dict__.get, cls.__dict__) if hasattr(method, "__func__")]
+        checks = [method for one in cls.__mro__ for method in vars(one).values() if isinstance(method, classmethod)]
         fields = {}
         for name, key in cls.model_fields.items():
             schema = _schema(key)
@@ -147,13 +147,29 @@ class Block:
         of_fields = core.model_fields_schema(fields, model_name=cls.__name__)
         return core.model_schema(cls, of_fields, config=core.CoreConfig(title=cls.__name__, **_CONFIG))
 
+    @classmethod
+    @cache
+    def built_schema(cls) -> core.CoreSchema:
+        """Return the schema, which is made once."""
+        return cls.schema()
+
+    @classmethod
+    @cache
+    def _validator(cls) -> SchemaValidator:
+        return SchemaValidator(cls.built_schema(), _CONFIG)
+
+    @classmethod
+    @cache
+    def _serializer(cls) -> SchemaSerializer:
+        return SchemaSerializer(cls.built_schema(), _CONFIG)
+
     def __setattr__(self, name: str, value: Any) -> None:
         detail: Any = {"type": "frozen_instance", "loc": (name,), "input": value}
         raise ValidationError.from_exception_data(type(self).__name__, [detail])
 
     def __setstate__(self, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
         values, slots = state
-        for name, value in {"__dict__": values, **slots}.items():
+        for name, value in {"__dict__": dict(values), **slots}.items():
             object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
@@ -176,25 +192,6 @@ def _key(hint: Any, default: Any) -> Key:
     return Key(annotation, tuple(marks), default)
 
 
-def _slots(block: type[Block]) -> Iterator[str]:
-    yield from (name for one in block.__mro__ for name in getattr(one, "__slots__", ()) if name != "__dict__")
-
-
-@cache
-def _built(block: type[Block]) -> core.CoreSchema:
-    return block.schema()
-
-
-@cache
-def _validator(block: type[Block]) -> SchemaValidator:
-    return SchemaValidator(_built(block), _CONFIG)
-
-
-@cache
-def _serializer(block: type[Block]) -> SchemaSerializer:
-    return SchemaSerializer(_built(block), _CONFIG)
-
-
 def _schema(key: Key) -> Any:
     """Return what pydantic_core checks a key's value by."""
     limits = {name: limit for mark in key.marks if isinstance(mark, Field) for name, limit in mark.limits.items()}
@@ -202,9 +199,9 @@ def _schema(key: Key) -> Any:
     limits.pop("validate_default", None)
     if discriminator:
         blocks = {get_args(one.model_fields[discriminator].annotation)[0]: one for one in get_args(key.annotation)}
-        choices = {tag: _built(block) for tag, block in blocks.items()}
+        choices = {tag: block.built_schema() for tag, block in blocks.items()}
         return core.tagged_union_schema(choices, discriminator, from_attributes=True)
-    schema = {**_of_type(key.annotation), **limits}
+    schema: Any = {**_of_type(key.annotation), **limits}
     for mark in key.marks:
         if isinstance(mark, Before):
             schema = core.no_info_before_validator_function(mark.function, schema)
@@ -229,7 +226,7 @@ def _of_type(kind: Any) -> Any:
         return core.list_schema(_of_type(inner[0]))
     if origin is dict:
         return core.dict_schema(*map(_of_type, inner))
-    return _built(kind) if is_block(kind) else {"type": _PLAIN[kind]}
+    return kind.built_schema() if is_block(kind) else {"type": _PLAIN[kind]}
 
 
 def is_block(kind: Any) -> bool:
