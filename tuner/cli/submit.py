@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
-from tuner.cli.announce import announce
 from tuner.cli.options import ONE_VALUE, override_options, overrides
 from tuner.cli.say import say
+from tuner.cli.text import announce
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:

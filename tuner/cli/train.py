@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
-from tuner.cli.announce import announce
 from tuner.cli.options import Finite, override_options, overrides
 from tuner.cli.say import say
+from tuner.cli.text import announce, origins_json, with_origins
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -138,7 +138,6 @@ def command(
 
 def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) -> None:
     """Print everything that would run on standard output."""
-    from tuner.cli.text import origins_json, with_origins
     from tuner.files import dump_json
     from tuner.launch import render
 

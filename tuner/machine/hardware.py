@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,10 +62,7 @@ class Hardware:
         """Return one line, such as '8 x NVIDIA A100 (80 GiB)' or 'CPU, 2 cores'."""
         if not self.gpus:
             return f"CPU, {self.num_cpus} cores, no GPU"
-        kinds: dict[str, int] = {}
-        for gpu in self.gpus:
-            label = f"{gpu.name} ({gpu.memory_bytes / 1024**3:.0f} GiB)"
-            kinds[label] = kinds.get(label, 0) + 1
+        kinds = Counter(f"{gpu.name} ({gpu.memory_bytes / 1024**3:.0f} GiB)" for gpu in self.gpus)
         return ", ".join(f"{count} x {label}" for label, count in kinds.items())
 
     def to_json(self) -> dict[str, Any]:
