@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tuner.machine import kernel
 
@@ -31,8 +31,7 @@ class Gpu:
     uuid: str = ""
 
 
-@dataclass(frozen=True)
-class GpuUse:
+class GpuUse(NamedTuple):
     """One GPU's free memory, and its processes as (pid, bytes); inside a container those outside are not listed."""
 
     free_bytes: int

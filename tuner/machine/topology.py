@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tuner.errors import MachineError, UsageError
 from tuner.machine import slurm
@@ -26,8 +26,7 @@ _VARIABLES = {
 _MAX_COUNT = 1 << 20
 
 
-@dataclass(frozen=True)
-class LaunchFlags:
+class LaunchFlags(NamedTuple):
     """What the command line says; None where it says nothing."""
 
     launcher: Launcher = "torchrun"
@@ -66,8 +65,7 @@ class Topology:
         return f"{nodes}, {self.world_size} process{'es' * (self.world_size > 1)} ({self.launcher})"
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(NamedTuple):
     """Which rank a worker process is."""
 
     rank: int
@@ -83,8 +81,7 @@ class Rank:
         return cls(rank, local_rank, int(environ.get("WORLD_SIZE", "1")), "TORCHELASTIC_RUN_ID" in environ)
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """micro_batch x accumulation x ranks = global_batch, in samples (packed rows, with packing)."""
 
     micro_batch: int
