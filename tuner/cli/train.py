@@ -166,8 +166,5 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
         "deepspeed.json": with_origins(run.final.config, run.final.origins, width=64),
     }
     for title, lines in sections.items():
-        click.echo(f"{title}:")
-        for line in lines:
-            say(f"  {line}")
-        click.echo()
+        say("\n".join((f"{title}:", *(f"  {line}" for line in lines), "")))
     click.echo("Nothing was started (--dry-run).")
