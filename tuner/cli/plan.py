@@ -146,7 +146,7 @@ def _print(made: Report, said: str, notes: list[str]) -> None:
         say(wrapped(line))
     if made.steps:
         click.secho("Sent by each rank in one step", italic=True)
-        say_table(_traffic_rows(made))
+        say_table(_traffic_rows(made), gap=2)
     say(wrapped(_ESTIMATES), dim=True)
 
 

@@ -30,8 +30,12 @@ def wrapped(line: str, indent: str = "") -> str:
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def say_table(rows: Iterable[Sequence[str]], bold: int | None = None) -> None:
-    """Print rows of as many cells: the first column begins on the left, the others end on the right; one is bold."""
+def say_table(rows: Iterable[Sequence[str]], *, gap: int = 1, bold: int | None = None) -> None:
+    """Print rows of as many cells: the first column begins on the left, the others end on the right; one is bold.
+
+    Args:
+        gap: Characters between two columns.
+    """
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -41,4 +45,4 @@ def say_table(rows: Iterable[Sequence[str]], bold: int | None = None) -> None:
         ]
         if bold is not None:
             padded[bold] = click.style(padded[bold], fg="green", bold=True)
-        click.echo(" ".join(padded))
+        click.echo((" " * gap).join(padded))

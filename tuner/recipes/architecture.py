@@ -176,6 +176,7 @@ class Architecture(Block):
     num_ln_in_parallel_attn: Width | None = None
 
     __slots__ = ("_config",)
+    _config: dict[str, Any]
     """As it was written."""
 
     @classmethod
