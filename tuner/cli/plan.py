@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tuner.recipes.recipe import Recipe
     from tuner.recipes.schema import RecipeConfig
 
-_ASSUMED = "a100-80g"
 _PARTS = {
     "weights": ("weights",),
     "gradients": ("gradients",),
@@ -107,7 +106,7 @@ def _machines(
     host_bytes = sizes.parse_bytes(host_memory, "--host-memory") if host_memory else 0
     here, assumed = Hardware() if gpu or gpu_memory else detect(os.environ), ""
     if not (gpu or gpu_memory or here.gpus):
-        gpus, gpu = gpus or 8, _ASSUMED
+        gpus, gpu = gpus or 8, targets.ASSUMED_GPU
         assumed = " (assumed, since no GPU is here; say which with --gpus and --gpu)"
     if gpu_memory:
         # The capability tells bf16 from fp16, which take as much.

@@ -26,6 +26,8 @@ Kind = Literal["recipe", "config", "run"]
 Machines = tuple[int | None, str | None, int]
 """What --gpus, --gpu and --nodes say."""
 _RUN_FACTS = ("versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform")
+ASSUMED_GPU = "a100-80g"
+"""Where none is here and none is named."""
 machine_options = all_of(
     click.option("--gpus", type=click.IntRange(1), help="GPUs of each node. Default: those of this machine."),
     click.option("--gpu", metavar="NAME", help="Their product, such as a100-80g or h100."),

@@ -15,11 +15,10 @@ from tuner.cli.options import Finite, override_options, overrides
 from tuner.cli.say import say
 from tuner.cli.text import announce, origins_json, with_origins
 from tuner.errors import UsageError
+from tuner.machine.topology import LAUNCHERS, LaunchFlags
 
 if TYPE_CHECKING:
     from tuner.launch.run import ResolvedRun
-
-LAUNCHERS = ("torchrun", "slurm", "none")
 
 
 @click.command()
@@ -97,7 +96,6 @@ def command(
     from tuner.launch.resolve import resolve_run
     from tuner.launch.run import Request
     from tuner.machine import hardware, slurm
-    from tuner.machine.topology import LaunchFlags
 
     if launcher == "slurm":
         slurm.prepare_for_signals()
