@@ -6,13 +6,13 @@ model from, and reads them in the common names, for counting. It counts nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Annotated, Any
 
 from pydantic_core import PydanticCustomError
 from pydantic_core import core_schema as core
 
-from tuner.recipes.block import Block, Field, Lax, wrong_key
+from tuner.recipes.block import Block, Field, Lax, Mode, plain, wrong_key
 
 _MOST = 2**31 - 1
 MAX_LAYERS = 10_000
@@ -181,10 +181,8 @@ class Architecture(Block):
 
     @classmethod
     def schema(cls) -> core.CoreSchema:
-        """Return a schema that works out the common names of what is read, and writes the names that were read."""
-        written = core.plain_serializer_function_ser_schema(lambda facts: dict(facts._config))
-        inner: Any = {**super().schema(), "serialization": written}
-        return core.no_info_wrap_validator_function(cls._read, inner, serialization=written)
+        """Return a schema that works out the common names of what is read."""
+        return core.no_info_wrap_validator_function(cls._read, super().schema())
 
     @classmethod
     def _read(cls, config: Any, validate: core.ValidatorFunctionWrapHandler) -> Architecture:
@@ -200,6 +198,10 @@ class Architecture(Block):
         for key, why in _contradictions(facts):
             raise wrong_key(key, why)
         return facts
+
+    def model_dump(self, *, mode: Mode = "python", exclude: Container[str] = ()) -> dict[str, Any]:
+        """Return the keys as they were written."""
+        return {key: plain(value, mode) for key, value in self._config.items() if key not in exclude}
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, holds experts."""

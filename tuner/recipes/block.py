@@ -7,7 +7,7 @@ pydantic_core, which is all that checks a value, takes 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from copy import copy
 from functools import cache
 from types import NoneType, UnionType
@@ -25,12 +25,13 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic_core import PydanticCustomError, SchemaSerializer, SchemaValidator, ValidationError
+from pydantic_core import PydanticCustomError, SchemaValidator, ValidationError
 from pydantic_core import core_schema as core
 
 _CONFIG = core.CoreConfig(strict=True, extra_fields_behavior="forbid", allow_inf_nan=False)
 _PLAIN = {str: "str", int: "int", float: "float", bool: "bool", Any: "any"}
 _REQUIRED = object()
+Mode = Literal["python", "json"]
 
 
 class Field:
@@ -120,10 +121,9 @@ class Block:
         object.__setattr__(other, "__pydantic_fields_set__", self.model_fields_set | update.keys())
         return other
 
-    def model_dump(self, **options: Any) -> dict[str, Any]:
-        """Return plain nested values; `mode="json"` makes lists of tuples, `exclude` leaves keys out."""
-        values: dict[str, Any] = type(self)._serializer().to_python(self, **options)
-        return values
+    def model_dump(self, *, mode: Mode = "python", exclude: Container[str] = ()) -> dict[str, Any]:
+        """Return plain nested values; mode 'json' makes lists of tuples, `exclude` leaves keys out."""
+        return {key: plain(getattr(self, key), mode) for key in self.model_fields if key not in exclude}
 
     @property
     def model_fields_set(self) -> set[str]:
@@ -132,7 +132,7 @@ class Block:
 
     @classmethod
     def schema(cls) -> core.CoreSchema:
-        """Return what pydantic_core checks and writes a block by; blocks may put their own around it."""
+        """Return what pydantic_core checks a block by; blocks may put their own around it."""
         checks = [method for one in cls.__mro__ for method in vars(one).values() if isinstance(method, classmethod)]
         fields = {}
         for name, key in cls.model_fields.items():
@@ -158,11 +158,6 @@ class Block:
     def _validator(cls) -> SchemaValidator:
         return SchemaValidator(cls.built_schema(), _CONFIG)
 
-    @classmethod
-    @cache
-    def _serializer(cls) -> SchemaSerializer:
-        return SchemaSerializer(cls.built_schema(), _CONFIG)
-
     def __setattr__(self, name: str, value: Any) -> None:
         detail: Any = {"type": "frozen_instance", "loc": (name,), "input": value}
         raise ValidationError.from_exception_data(type(self).__name__, [detail])
@@ -180,6 +175,18 @@ class Block:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
+
+
+def plain(value: Any, mode: Mode) -> Any:
+    """Return a value with plain dicts in the place of blocks, and in mode 'json' with lists in that of tuples."""
+    if isinstance(value, Block):
+        return value.model_dump(mode=mode)
+    if isinstance(value, dict):
+        return {key: plain(one, mode) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        items = [plain(one, mode) for one in value]
+        return tuple(items) if isinstance(value, tuple) and mode == "python" else items
+    return value
 
 
 def wrong_key(key: str, why: str) -> PydanticCustomError:

@@ -5,7 +5,7 @@ Values and defaults stand in `configs/base.py`; a field has a default here only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args
 
 from pydantic_core import core_schema as core
@@ -16,6 +16,7 @@ from tuner.recipes.block import (
     Field,
     Fraction,
     Lax,
+    Mode,
     PositiveFloat,
     PositiveInt,
     check_key,
@@ -87,15 +88,10 @@ class Share(Rows):
 
     weight: PositiveFloat = 1.0
 
-    @classmethod
-    def schema(cls) -> core.CoreSchema:
-        """Return a schema that writes the keys that were given alone."""
-        written = core.wrap_serializer_function_ser_schema(lambda share, dump: _given(share, dump(share)))
-        return {**super().schema(), "serialization": written}
-
-
-def _given(share: Share, values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key in share.model_fields_set}
+    def model_dump(self, *, mode: Mode = "python", exclude: Container[str] = ()) -> dict[str, Any]:
+        """Return the keys that were given alone."""
+        values = super().model_dump(mode=mode, exclude=exclude)
+        return {key: value for key, value in values.items() if key in self.model_fields_set}
 
 
 OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))
