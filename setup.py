@@ -32,7 +32,7 @@ setup(
         "plotly>=6",
         "protobuf>=5",
         "psutil>=5.9",
-        "pydantic>=2.11",
+        "pydantic>=2.11",  # its core is what tuner imports, and each version pins one
         "rich>=13",
         "sentencepiece>=0.2",
         "tensorboard>=2.16",

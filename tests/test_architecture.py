@@ -221,19 +221,21 @@ finally:
 @pytest.mark.parametrize(
     ("command", "kept_out"),
     [
-        ("--help", {"pydantic", "rich", "mmengine", "subprocess"}),
-        ("list", {"pydantic", "rich", "mmengine", "subprocess"}),
-        ("list tiny_*lora_alpaca*", {"pydantic", "rich", "mmengine", "subprocess"}),
-        ("train --help", {"pydantic", "rich", "mmengine", "subprocess"}),
-        ("chat --help", {"pydantic", "rich", "mmengine", "subprocess"}),
-        ("eval --help", {"pydantic", "rich", "mmengine", "subprocess"}),
-        ("serve --help", {"pydantic", "rich", "mmengine", "subprocess"}),
-        ("export --help", {"pydantic", "rich", "mmengine", "subprocess"}),
-        ("convert merge --help", {"pydantic", "rich", "mmengine", "subprocess"}),
-        ("runs", {"pydantic", "rich", "mmengine", "plotly", "jinja2"}),
-        ("show tiny_full_sample_e1", {"rich", "mmengine", "subprocess"}),
+        ("--help", {"pydantic_core", "rich", "mmengine", "subprocess"}),
+        ("list", {"pydantic_core", "rich", "mmengine", "subprocess"}),
+        ("list tiny_*lora_alpaca*", {"pydantic_core", "rich", "mmengine", "subprocess"}),
+        ("train --help", {"pydantic_core", "rich", "mmengine", "subprocess"}),
+        ("chat --help", {"pydantic_core", "rich", "mmengine", "subprocess"}),
+        ("eval --help", {"pydantic_core", "rich", "mmengine", "subprocess"}),
+        ("serve --help", {"pydantic_core", "rich", "mmengine", "subprocess"}),
+        ("export --help", {"pydantic_core", "rich", "mmengine", "subprocess"}),
+        ("convert merge --help", {"pydantic_core", "rich", "mmengine", "subprocess"}),
+        ("runs", {"pydantic_core", "rich", "mmengine", "plotly", "jinja2"}),
+        ("list *qlora*", {"pydantic_core", "rich", "mmengine", "subprocess"}),
+        ("show tiny_full_sample_e1", {"rich", "mmengine", "subprocess", "psutil", "concurrent"}),
+        ("plan tiny_full_sample_e1 --gpu a100-80g", {"rich", "mmengine", "subprocess", "psutil", "pynvml"}),
         ("copy tiny_full_sample_e1", {"rich", "mmengine", "subprocess"}),
-        ("train tiny_qlora_sample_e1 --dry-run --deepspeed zero2", {"rich", "mmengine"}),
+        ("train tiny_qlora_sample_e1 --dry-run --deepspeed zero2", {"rich", "mmengine", "psutil"}),
         ("submit tiny_qlora_sample_e1 --gpus-per-node 0 --dry-run", {"rich", "mmengine"}),
     ],
 )
@@ -244,7 +246,7 @@ def test_a_command_that_trains_nothing_loads_nothing_heavy(command: str, kept_ou
     assert done.returncode == 0, done.stderr
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
     assert "click" in loaded
-    assert loaded & (HEAVY | {"numpy"} | kept_out) == set()
+    assert loaded & (HEAVY | {"numpy", "pydantic"} | kept_out) == set()
 
 
 @each(EFFECTS)

@@ -43,6 +43,7 @@ def nvml_has(monkeypatch: pytest.MonkeyPatch, gpus: Iterable[Gpu]) -> None:
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
+    monkeypatch.setattr(hardware, "has_driver", lambda: True)
 
 
 def no_driver() -> None:
@@ -104,7 +105,7 @@ def test_without_an_answer_from_nvml_there_is_no_gpu(silent: str, monkeypatch: p
 
 
 def test_without_a_driver_its_version_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    monkeypatch.setattr(hardware, "has_driver", lambda: False)
 
     assert hardware.cuda_driver_version() is None
 

@@ -14,7 +14,7 @@ from tuner.fit.parameters import Built, built
 from tuner.models.shrink import config_of
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.config_json import read_architecture
+from tuner.recipes.model_facts import read_architecture
 from tuner.recipes.part import read_part
 
 LLAMA: dict[str, Any] = {

@@ -46,7 +46,6 @@ def command(
     top_p: float | None,
     seed: int,
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Ask SOURCE, with the chat template and the stop tokens that it was trained with.
 

@@ -77,7 +77,6 @@ def command(
     nodes: int,
     as_json: bool,
     allow_code: bool,
-    debug: bool,
     **changes: Any,
 ) -> None:
     """Check NAME and start nothing: a recipe with its DeepSpeed config, a DeepSpeed config alone, or a run directory.
@@ -185,7 +184,7 @@ def _settled(report: Report, loaded: Recipe, deepspeed: str | None, machines: ta
     made = report.attempt(resolve)
     if made is None:
         return
-    report.attempt(lambda: fitting.refuse_hopeless(made.fit, loaded.config))
+    report.attempt(lambda: fitting.refuse_hopeless(made.fit, made.recipe.config))
     told = () if is_auto else made.final.config_warnings
     report.warn(warning for warning in made.warnings if warning not in told)
 

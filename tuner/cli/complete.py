@@ -33,7 +33,7 @@ def files(context: Context, parameter: Parameter, incomplete: str) -> Items:
 
 def keys(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """Offer a recipe's keys, by their full path and by their last word."""
-    from tuner.recipes.schema import schema_keys  # pydantic
+    from tuner.recipes.schema import schema_keys  # pydantic's core
 
     known = schema_keys()
     names = {".".join(path) for path in known} | {path[-1] for path in known}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tuner.cli import complete
+from tuner.cli.options import all_of, debug_option
 from tuner.cli.say import say
 from tuner.errors import UsageError, did_you_mean
 
@@ -30,14 +31,16 @@ def command() -> None:
     """Export in XTuner's words; each prints the `tuner export` that does the same."""
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("--max-shard-size", default="2GB", show_default=True, metavar="SIZE", help="Of one file."),
-        click.option("--safe-serialization", is_flag=True, help="Changes nothing: weights are always safetensors."),
-        click.option("--debug", is_flag=True, help="Show tracebacks of users' mistakes too."),
-    ):
-        command = option(command)
-    return command
+_options = all_of(
+    click.option("--max-shard-size", default="2GB", show_default=True, metavar="SIZE", help="Of one file."),
+    click.option(
+        "--safe-serialization",
+        is_flag=True,
+        expose_value=False,
+        help="Changes nothing: weights are always safetensors.",
+    ),
+    debug_option,
+)
 
 
 @command.command("pth_to_hf")
@@ -46,7 +49,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--fp32", is_flag=True, help="Write the weights in fp32.")
 @_options
-def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str, safe_serialization: bool, debug: bool) -> None:
+def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str) -> None:
     """Write what SOURCE, a run directory or a checkpoint, trained to DEST.
 
     The CONFIG that XTuner asks for is not needed: a run directory holds its recipe.
@@ -63,16 +66,18 @@ def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str, safe_ser
 @click.argument("base", shell_complete=complete.files)
 @click.argument("adapter", type=_Path, shell_complete=complete.files)
 @click.argument("dest", type=_Path, shell_complete=complete.files)
-@click.option("--device", type=click.Choice(("cuda", "cpu", "auto")), help="Changes nothing: no GPU is needed.")
+@click.option(
+    "--device",
+    type=click.Choice(("cuda", "cpu", "auto")),
+    expose_value=False,
+    help="Changes nothing: no GPU is needed.",
+)
 @_options
 def merge(
     base: str,
     adapter: Path,
     dest: Path,
-    device: str | None,
     max_shard_size: str,
-    safe_serialization: bool,
-    debug: bool,
 ) -> None:
     """Merge ADAPTER, a run directory or a folder with an adapter, into BASE and write the whole model to DEST."""
     words = ["--merge", "--base", base, "--max-shard-size", max_shard_size]

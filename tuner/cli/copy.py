@@ -16,7 +16,7 @@ from tuner.cli.say import say
 @click.argument("name", required=False, shell_complete=complete.recipes)
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options
-def command(name: str | None, dest: Path | None, allow_code: bool, debug: bool, **changes: Any) -> None:
+def command(name: str | None, dest: Path | None, allow_code: bool, **changes: Any) -> None:
     """Write recipe NAME to DEST (default: ./NAME.py), every value in it and every comment kept."""
     from tuner.errors import UsageError
     from tuner.files import write_new_text

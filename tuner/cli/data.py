@@ -39,7 +39,6 @@ def command(
     check: bool,
     as_json: bool,
     allow_code: bool,
-    debug: bool,
     **changes: Any,
 ) -> None:
     """Read the data of recipe NAME as training would, and show what becomes of it.
@@ -55,6 +54,7 @@ def command(
     path_checks.check_model(loaded.config)
     path_checks.check_data(loaded.config)
     quiet_libraries()
+    from tuner.data.inspection import template_check
     from tuner.models.load import source, tokenizer_of
 
     tokenizer = tokenizer_of(loaded.config, source(loaded.config.model))
@@ -63,7 +63,8 @@ def command(
         split: _view(dataset, tokenizer, objective, samples if split == "train" else 0, bad=bad, as_json=as_json)
         for split, dataset in _splits(loaded.config, every)
     }
-    differences = _differences(loaded.config, tokenizer) if check else None
+    rows = loaded.config.train_dataloader.dataset
+    differences = [*template_check(rows, tokenizer, objective)] if check else None
     if as_json:
         _print_json(loaded.name, objective, views, differences, bad=bad)
     else:
@@ -76,12 +77,6 @@ def _splits(config: RecipeConfig, every: bool) -> Iterable[tuple[str, Dataset]]:
             rows = loader.dataset.max_rows
             limit = rows if every else min(rows or _FIRST_ROWS, _FIRST_ROWS)
             yield split, loader.dataset.model_copy(update={"max_rows": limit})
-
-
-def _differences(config: RecipeConfig, tokenizer: Any) -> list[Difference]:
-    from tuner.data.inspection import template_check
-
-    return list(template_check(config.train_dataloader.dataset, tokenizer, config.objective.type))
 
 
 def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, bad: bool, as_json: bool) -> View:

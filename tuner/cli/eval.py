@@ -51,7 +51,6 @@ def command(
     num_fewshot: int | None,
     apply_chat_template: bool,
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Judge SOURCE: loss and perplexity on rows, or what it prefers where it was trained on judged answers.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from tuner.cli import complete
+from tuner.cli.options import debug_option
 from tuner.cli.say import say
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--as", "layout", type=click.Choice(("llama", "gguf")), help="InternLM in Llama's layout; GGUF for Ollama."
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks of users' mistakes too.")
+@debug_option
 def command(
     source: Path,
     dest: Path,
@@ -39,7 +40,6 @@ def command(
     dtype: str | None,
     max_shard_size: str,
     layout: Literal["llama", "gguf"] | None,
-    debug: bool,
 ) -> None:
     """Write what SOURCE trained to the folder DEST, for transformers and peft alone.
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
-import shutil
 import sys
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from tuner.cli import complete
+from tuner.cli.options import Decorator, all_of
+from tuner.cli.say import wrapped
 from tuner.recipes import catalog, patterns
 
 _MAX_NAMES = 1_000
@@ -23,22 +23,19 @@ _NEXT = (
     "Next: tuner show NAME, tuner data NAME, tuner train NAME --dry-run, tuner copy NAME",
 )
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Parts = Mapping[str, Sequence[str]]
 """Kind -> names."""
 
 
-def _kind_options(command: Command) -> Command:
-    """Add an option for each kind of part; its value may be left out."""
-    for kind in reversed(catalog.KINDS):
-        told = f"The {kind}, or those of them that hold TEXT or match a glob."
-        command = click.option(f"--{kind}", is_flag=False, flag_value="", metavar="[TEXT]", help=told)(command)
-    return command
+def _kind_option(kind: str) -> Decorator[Any]:
+    """Return the option for a kind of part; its value may be left out."""
+    told = f"The {kind}, or those of them that hold TEXT or match a glob."
+    return click.option(f"--{kind}", is_flag=False, flag_value="", metavar="[TEXT]", help=told)
 
 
 @click.command()
 @click.argument("pattern", required=False, shell_complete=complete.recipes)
-@_kind_options
+@all_of(*map(_kind_option, catalog.KINDS))
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with paths and numbers of parameters.")
 def command(pattern: str | None, as_json: bool, **texts: str | None) -> None:
     """List the parts of recipe names: MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS.
@@ -69,17 +66,18 @@ def _parts(wanted: Mapping[str, str]) -> Parts:
     Raises:
         RecipeError: no name fits.
     """
-    fitting = {kind: [name for name in catalog.names(kind) if _fits(text, name)] for kind, text in wanted.items()}
+    fitting = {kind: _fitting(text, catalog.names(kind)) for kind, text in wanted.items()}
     if any(wanted.values()) and not any(fitting.values()):
         raise _nothing(wanted)
     return {kind: names for kind, names in fitting.items() if names or not wanted[kind]}
 
 
-def _fits(text: str, name: str) -> bool:
-    """Say whether a name matches a glob or holds a text; people write 'Qwen2.5-7B' for qwen2_5_7b."""
+def _fitting(text: str, names: Iterable[str]) -> list[str]:
+    """Return the names that match a glob or hold a text; people write 'Qwen2.5-7B' for qwen2_5_7b."""
     if _is_glob(text):
-        return fnmatchcase(name, text.lower())
-    return re.sub(r"[-. ]", "_", text.lower()) in name
+        return fnmatch.filter(names, text.lower())
+    held = re.sub(r"[-. ]", "_", text.lower())
+    return [name for name in names if held in name]
 
 
 def _nothing(wanted: Mapping[str, str]) -> Exception:
@@ -123,28 +121,25 @@ def _print_json(parts: Parts) -> None:
 
 def _print_summaries(parts: Parts) -> None:
     width = max(len(name) for names in parts.values() for name in names)
-    # What reads a pipe has no width: a line a part, however long.
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    lines: list[str] = []
     for kind, names in parts.items():
-        click.echo(f"{kind}:")
+        lines.append(f"{kind}:")
         for name in names:
-            line = f"  {name:<{width}}  {catalog.summary(kind, name)}"
-            click.echo("\n".join(_wrapped(line, columns, " " * (width + 4)) if columns else [line]))
+            lines.append(wrapped(f"  {name:<{width}}  {catalog.summary(kind, name)}", " " * (width + 4)))
     if set(parts) == set(catalog.KINDS):
-        click.echo(f"presets:\n  {', '.join(catalog.presets())}")
+        lines += ["presets:", f"  {', '.join(catalog.presets())}"]
+    click.echo("\n".join(lines))
 
 
 def _print_compactly(parts: Parts) -> None:
-    width = shutil.get_terminal_size().columns
-    for line in _wrapped(_WHAT_IT_IS, width, ""):
-        click.echo(line)
+    click.echo(wrapped(_WHAT_IT_IS))
     for kind, names in {**parts, "presets": catalog.presets()}.items():
         click.echo(f"\n{kind} ({len(names)}):")
         for line in _families(names) if kind == "models" else ["  ".join(names)]:
-            click.echo("\n".join(_wrapped(f"  {line}", width)))
+            click.echo(wrapped(f"  {line}", "    "))
     click.echo()
     for told in _NEXT:
-        click.echo("\n".join(_wrapped(told, width, "  ")))
+        click.echo(wrapped(told, "  "))
 
 
 def _families(names: Iterable[str]) -> Iterator[str]:
@@ -158,7 +153,3 @@ def _families(names: Iterable[str]) -> Iterator[str]:
             yield "  ".join(group)
     if small:
         yield "  ".join(small)
-
-
-def _wrapped(line: str, width: int, indent: str = "    ") -> list[str]:
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from tuner.cli import complete
+from tuner.cli.options import all_of, debug_option
 
 if TYPE_CHECKING:
     from tuner.machine.hardware import Hardware
     from tuner.results.model import LoadedModel, ModelSpec
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-_OPTIONS = (
+model_options = all_of(
     click.argument("source", shell_complete=complete.files),
     click.option(
         "--adapter", metavar="PATH", shell_complete=complete.files, help="Load this adapter on SOURCE, its base."
@@ -28,15 +27,8 @@ _OPTIONS = (
         type=click.Choice(("4", "8", "16")),
         help="Of each weight.  [default: as the base was trained on, or 16]",
     ),
-    click.option("--debug", is_flag=True, help="Show tracebacks of users' mistakes too."),
+    debug_option,
 )
-
-
-def model_options(command: Command) -> Command:
-    """Add SOURCE, --adapter, --bits and --debug to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 @contextmanager

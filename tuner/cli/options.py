@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, TypeVar
 
 import click
@@ -12,6 +13,14 @@ from tuner.cli import complete
 from tuner.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Command], Command]
+debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of users' mistakes too.")
+"""`cli.main` looks for it."""
+
+
+def all_of(*options: Decorator[Any]) -> Decorator[Any]:
+    """Return what adds several options to a command, as they stand in its --help."""
+    return lambda command: reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
 
 class Finite(click.FloatRange):
@@ -34,15 +43,15 @@ def _after_options(ctx: click.Context, _: click.Parameter, more: tuple[str, ...]
     return more
 
 
-def _path(flag: str, told: str) -> Callable[[Command], Command]:
+def _path(flag: str, told: str) -> Decorator[Any]:
     return click.option(flag, metavar="PATH", shell_complete=complete.files, help=told)
 
 
-def _pairs(flag: str, name: str, metavar: str, told: str) -> Callable[[Command], Command]:
+def _pairs(flag: str, name: str, metavar: str, told: str) -> Decorator[Any]:
     return click.option(flag, name, multiple=True, metavar=metavar, shell_complete=complete.keys, help=told)
 
 
-_OVERRIDES = (
+override_options = all_of(
     _path("--model", "Train this model: a folder, a run's result, or an id on the hub. It needs no recipe."),
     click.option("--method", metavar="NAME", help="How a model without a recipe is trained. Default: lora."),
     _path("--adapter", "Go on training this adapter: a run's result, or a folder that PEFT saved."),
@@ -63,18 +72,12 @@ _OVERRIDES = (
         is_flag=True,
         help="Run the code that a recipe file holds, or names of an installed package, instead of refusing it.",
     ),
-    click.option("--debug", is_flag=True, help="Show tracebacks of users' mistakes too."),
+    debug_option,
     click.argument("more", nargs=-1, metavar="", callback=_after_options),
 )
+"""What changes a recipe: --model, --data, --set and the others, --allow-code and --debug."""
 ONE_VALUE = ("model", "data", "seed", "method", "adapter", "val", "val_split", "epochs")
 """The options of one value that `override_options` adds."""
-
-
-def override_options(command: Command) -> Command:
-    """Add to a command what changes a recipe: --model, --data, --set and the others, --allow-code and --debug."""
-    for option in reversed(_OVERRIDES):
-        command = option(command)
-    return command
 
 
 def overrides(sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[str], **given: Any) -> Any:
@@ -86,7 +89,7 @@ def overrides(sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[st
     Raises:
         UsageError: an argument that belongs to nothing, or two validations.
     """
-    from tuner.recipes.recipe import Overrides  # imports pydantic, which --help does not need
+    from tuner.recipes.recipe import Overrides  # pydantic's core, which --help does not need
 
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:

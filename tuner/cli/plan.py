@@ -10,7 +10,8 @@ import click
 
 from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
-from tuner.errors import UsageError, visible
+from tuner.cli.say import say, say_table, wrapped
+from tuner.errors import UsageError
 
 if TYPE_CHECKING:
     from tuner.fit.communication import Cluster
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tuner.recipes.recipe import Recipe
     from tuner.recipes.schema import RecipeConfig
 
-_ASSUMED = "a100-80g"
 _PARTS = {
     "weights": ("weights",),
     "gradients": ("gradients",),
@@ -31,6 +31,10 @@ _PARTS = {
     "buffers": ("buckets", "gathered_weights"),
     "context": ("context", "fragmentation"),
 }
+_ESTIMATES = (
+    "Estimates: model states by the published formulas, activations as transformers saves them; "
+    "see docs/plan.md for what was measured."
+)
 
 
 @click.command()
@@ -53,7 +57,6 @@ def command(
     utilisation: float,
     as_json: bool,
     allow_code: bool,
-    debug: bool,
     **changes: Any,
 ) -> None:
     """Show what RECIPE needs on each GPU and host, for every preset, and which fits."""
@@ -103,7 +106,7 @@ def _machines(
     host_bytes = sizes.parse_bytes(host_memory, "--host-memory") if host_memory else 0
     here, assumed = Hardware() if gpu or gpu_memory else detect(os.environ), ""
     if not (gpu or gpu_memory or here.gpus):
-        gpus, gpu = gpus or 8, _ASSUMED
+        gpus, gpu = gpus or 8, targets.ASSUMED_GPU
         assumed = " (assumed, since no GPU is here; say which with --gpus and --gpu)"
     if gpu_memory:
         # The capability tells bf16 from fp16, which take as much.
@@ -134,24 +137,16 @@ def _cluster(num_nodes: int, interconnect: str | None, product: KnownGpu | None,
 
 
 def _print(made: Report, said: str, notes: list[str]) -> None:
-    from rich.console import Console
-
-    piped = not Console().is_terminal
-    console = Console(width=160 if piped else None, highlight=False, markup=False, soft_wrap=piped)
     for line in (_size(made, said), *notes):
-        console.print(visible(line))
-    console.print("GiB on each GPU at the peak of a step, and on each host", style="italic")
-    console.print(_memory_table(made), soft_wrap=False)
+        say(wrapped(line))
+    click.secho("GiB on each GPU at the peak of a step, and on each host", italic=True)
+    say_table(_memory_rows(made), bold=made.fits.index(made.recommended) + 1 if made.recommended else None)
     for line in _advice(made):
-        console.print(line, soft_wrap=True)
+        say(wrapped(line))
     if made.steps:
-        console.print("Sent by each rank in one step", style="italic")
-        console.print(_traffic_table(made), soft_wrap=False)
-    console.print(
-        "Estimates: model states by the published formulas, activations as transformers saves them; "
-        "see docs/plan.md for what was measured.",
-        style="dim",
-    )
+        click.secho("Sent by each rank in one step", italic=True)
+        say_table(_traffic_rows(made), gap=2)
+    say(wrapped(_ESTIMATES), dim=True)
 
 
 def _size(made: Report, said: str) -> str:
@@ -181,30 +176,19 @@ def _advice(made: Report) -> Iterator[str]:
         yield f"  {number}. {change.what}: {f'{change.flags} --deepspeed {change.level}'.strip()}"
 
 
-def _memory_table(made: Report) -> Any:
-    """Return a column for each level: six levels and their longest line stand in 80 columns, eleven sizes do not."""
-    table = _table(gap=1)
-    table.add_column("", no_wrap=True)
-    for fit in made.fits:
-        style = "bold green" if fit is made.recommended else ("" if fit.fits else "dim")
-        table.add_column(fit.level.removeprefix("deepspeed_"), justify="right", no_wrap=True, style=style)
+def _memory_rows(made: Report) -> Iterator[list[str]]:
+    """Yield a column for each level: six levels and their longest line stand in 80 columns, eleven sizes do not."""
+    yield ["", *(fit.level.removeprefix("deepspeed_") for fit in made.fits)]
     for title, keys in _PARTS.items():
-        cells = (sum(fit.peak.gpu.get(key, 0.0) for key in keys) for fit in made.fits)
-        table.add_row(title, *(f"{size / 2**30:.2f}" for size in cells))
-    for title, sizes in (
-        ("total", (fit.peak.gpu_bytes for fit in made.fits)),
-        ("spare", (fit.spare_gpu_bytes for fit in made.fits)),
-        ("host", (fit.peak.host_bytes for fit in made.fits)),
+        sizes = (sum(fit.peak.gpu.get(key, 0.0) for key in keys) for fit in made.fits)
+        yield [title, *(f"{size / 2**30:.2f}" for size in sizes)]
+    for title, totals in (
+        ("total", [fit.peak.gpu_bytes for fit in made.fits]),
+        ("spare", [fit.spare_gpu_bytes for fit in made.fits]),
+        ("host", [fit.peak.host_bytes for fit in made.fits]),
     ):
-        table.add_row(title, *(f"{size / 2**30:.1f}" for size in sizes))
-    table.add_row("fits", *map(_verdict, made.fits))
-    return table
-
-
-def _table(gap: int) -> Any:
-    from rich.table import Table
-
-    return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+        yield [title, *(f"{size / 2**30:.1f}" for size in totals)]
+    yield ["fits", *map(_verdict, made.fits)]
 
 
 def _verdict(fit: Fit) -> str:
@@ -213,20 +197,12 @@ def _verdict(fit: Fit) -> str:
     return "no" if fit.spare_gpu_bytes < 0 else "no: host"
 
 
-def _traffic_table(made: Report) -> Any:
-    table = _table(gap=2)
-    timed = any(step.time for step in made.steps)
-    for title in (
-        "level",
-        "GB",
-        *(("compute s", "communication s", "not hidden s", "step s", "tokens/s") if timed else ()),
-    ):
-        table.add_column(title, justify="left" if title == "level" else "right", no_wrap=True)
+def _traffic_rows(made: Report) -> Iterator[list[str]]:
+    timed = ("compute s", "communication s", "not hidden s", "step s", "tokens/s")
+    yield ["level", "GB", *(timed if any(step.time for step in made.steps) else ())]
     for step in made.steps:
         cells = [step.level.removeprefix("deepspeed_"), f"{step.traffic.total_bytes / 1e9:.1f}"]
-        if step.time:
-            time = step.time
+        if time := step.time:
             cells += [f"{value:.2f}" for value in (time.compute_s, time.communication_s, time.visible_communication_s)]
             cells += [f"{time.total_s:.2f}", f"{made.tokens_per_step / time.total_s:,.0f}"]
-        table.add_row(*cells)
-    return table
+        yield cells

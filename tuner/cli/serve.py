@@ -34,7 +34,6 @@ def command(
     port: int,
     name: str | None,
     engine: Literal["transformers", "vllm"] | None,
-    debug: bool,
 ) -> None:
     """Serve SOURCE at http://HOST:PORT/v1 as OpenAI's clients ask, with the chat template that it was trained with.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +11,7 @@ import click
 
 from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
-from tuner.cli.say import say
+from tuner.cli.say import columns, say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +46,6 @@ def command(
     other: str | None,
     as_json: bool,
     allow_code: bool,
-    debug: bool,
     **changes: Any,
 ) -> None:
     """Show NAME as training would see it, and where each value comes from and what it beat.
@@ -154,14 +151,11 @@ def _print(shown: Shown, *, as_json: bool) -> None:
         origins = {key: origins_json(shown.sections[name].origins) for key, name in named.items()}
         click.echo(dump_json({**values, **origins, **shown.facts}), nl=False)
         return
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in shown.head:
-        say(line)
+    lines, alone = [*shown.head], len(shown.sections) == 1
     for title, section in shown.sections.items():
-        alone = len(shown.sections) == 1
-        click.echo("" if alone else f"{_TITLES[title]}:\n", nl=False)
-        for line in with_origins(section.values, section.origins, width=44 if alone else 64, columns=columns):
-            say(line if alone else f"  {line}")
+        told = with_origins(section.values, section.origins, width=44 if alone else 64, columns=columns())
+        lines += told if alone else [f"{_TITLES[title]}:", *(f"  {line}" for line in told)]
+    say("\n".join(lines))
     for warning in shown.warnings:
         say(f"WARNING: {warning}", err=True)
 

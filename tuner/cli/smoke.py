@@ -26,9 +26,7 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
 @targets.deepspeed_option
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options
-def command(
-    recipe: str | None, deepspeed: str | None, as_json: bool, allow_code: bool, debug: bool, **changes: Any
-) -> None:
+def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code: bool, **changes: Any) -> None:
     """Try RECIPE with a small random model of its architecture on two CPU ranks.
 
     Two steps, a checkpoint, a resumption, and the result loaded again; of the data, the first rows. Exit code 0, or

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
-from tuner.cli.announce import announce
 from tuner.cli.options import ONE_VALUE, override_options, overrides
 from tuner.cli.say import say
+from tuner.cli.text import announce
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tuner.machine.hardware import Hardware
 
 SCRIPT = "submit.sh"
-_ASSUMED = "a100-80g"
 _UNKNOWN = "which GPUs the job gets is not known here, so memory was not judged: --gpu a100-80g says it."
 _UNKNOWN_HOSTS = (
     "the memory of the job's hosts is not known here, so it was not judged: --mem or --host-memory says it."
@@ -87,7 +86,6 @@ def command(
     ignore_fit: bool,
     dry_run: bool,
     allow_code: bool,
-    debug: bool,
     **rest: Any,
 ) -> None:
     """Train RECIPE as a job of Slurm. It resumes whenever Slurm starts it again."""
@@ -167,7 +165,7 @@ def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Har
 
     here = hardware.detect(os.environ)
     is_known = bool(gpu or here.gpus or not gpus_per_node)
-    kind = targets.known_gpu(gpu or _ASSUMED) if gpu or not here.gpus else None
+    kind = targets.known_gpu(gpu or targets.ASSUMED_GPU) if gpu or not here.gpus else None
     node = targets.node(here, gpus_per_node, kind) if gpus_per_node else replace(here, gpus=())
     # Nobody here knows the memory of the job's hosts: where it is not said, it is not judged.
     return replace(node, host_memory_bytes=host_bytes), is_known

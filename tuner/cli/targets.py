@@ -6,13 +6,13 @@ It prints nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from tuner.cli import complete
+from tuner.cli.options import all_of
 from tuner.errors import TunerError, UsageError
 
 if TYPE_CHECKING:
@@ -22,33 +22,24 @@ if TYPE_CHECKING:
     from tuner.recipes.diff import Section
     from tuner.zero.jsonfile import Document
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Kind = Literal["recipe", "config", "run"]
 Machines = tuple[int | None, str | None, int]
 """What --gpus, --gpu and --nodes say."""
 _RUN_FACTS = ("versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform")
-_MACHINES = (
+ASSUMED_GPU = "a100-80g"
+"""Where none is here and none is named."""
+machine_options = all_of(
     click.option("--gpus", type=click.IntRange(1), help="GPUs of each node. Default: those of this machine."),
     click.option("--gpu", metavar="NAME", help="Their product, such as a100-80g or h100."),
     click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of that kind."),
 )
-
-
-def deepspeed_option(command: Command) -> Command:
-    """Add --deepspeed."""
-    return click.option(
-        "--deepspeed",
-        metavar="PRESET|JSON",
-        shell_complete=complete.deepspeed,
-        help="A preset, a path to a DeepSpeed JSON, auto, or none.",
-    )(command)
-
-
-def machine_options(command: Command) -> Command:
-    """Add --gpus, --gpu and --nodes: machines that need not be here."""
-    for option in reversed(_MACHINES):
-        command = option(command)
-    return command
+"""Machines that need not be here."""
+deepspeed_option = click.option(
+    "--deepspeed",
+    metavar="PRESET|JSON",
+    shell_complete=complete.deepspeed,
+    help="A preset, a path to a DeepSpeed JSON, auto, or none.",
+)
 
 
 def kind_of(name: str | None) -> Kind:
@@ -58,7 +49,6 @@ def kind_of(name: str | None) -> Kind:
         UsageError: a folder that is no run directory.
     """
     from tuner.recipes import catalog, foreign, starting_weights
-    from tuner.runs import directory
 
     if name is None:
         return "recipe"
@@ -66,6 +56,8 @@ def kind_of(name: str | None) -> Kind:
     if foreign.trains(path):
         return "recipe"
     if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
+        from tuner.runs import directory  # which other names do not need
+
         if directory.is_run(path):
             return "run"
         if starting_weights.holds_model(path):

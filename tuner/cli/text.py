@@ -1,14 +1,39 @@
-"""How values with origins, and what differs between two sides of them, are printed."""
+"""How a run before its start, values with origins, and what differs between two sides of them are printed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tuner.cli.say import say
 from tuner.recipes.diff import Difference
 from tuner.recipes.merging import leaves
 from tuner.recipes.origin import DEFAULT, Origin
+
+if TYPE_CHECKING:
+    from tuner.launch.run import ResolvedRun
+
+
+def announce(run: ResolvedRun, warnings: tuple[str, ...]) -> None:
+    """Say in a few lines what is about to run, and every warning: the run's, and those of the machine."""
+    why = f" ({run.level_reason})" if run.level_reason else ""
+    from tuner.launch import fitting
+
+    batch = run.batch
+    memory = [f"memory: {fitting.describe(run.fit)}"] if run.fit and run.fit.fits else []
+    lines = [
+        f"{run.recipe.name} on {run.hardware.describe()}; {run.topology.describe()}",
+        f"DeepSpeed: {run.level}{why}; {run.precision.dtype}: {run.precision.reason}",
+        f"batch: {batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks = {batch.global_batch}",
+        f"steps: {run.steps.describe()}",
+        *memory,
+        f"run directory: {run.run_path}",
+        *run.notes,
+        *(f"WARNING: {warning}" for warning in (*run.warnings, *warnings)),
+    ]
+    for line in lines:
+        say(line, err=True)
 
 
 def with_origins(

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
-from tuner.cli.announce import announce
 from tuner.cli.options import Finite, override_options, overrides
 from tuner.cli.say import say
+from tuner.cli.text import announce, origins_json, with_origins
 from tuner.errors import UsageError
+from tuner.machine.topology import LAUNCHERS, LaunchFlags
 
 if TYPE_CHECKING:
     from tuner.launch.run import ResolvedRun
-
-LAUNCHERS = ("torchrun", "slurm", "none")
 
 
 @click.command()
@@ -79,7 +78,6 @@ def command(
     dry_run: bool,
     as_json: bool,
     allow_code: bool,
-    debug: bool,
     launcher: str,
     nproc_per_node: int | None,
     nnodes: int | None,
@@ -98,7 +96,6 @@ def command(
     from tuner.launch.resolve import resolve_run
     from tuner.launch.run import Request
     from tuner.machine import hardware, slurm
-    from tuner.machine.topology import LaunchFlags
 
     if launcher == "slurm":
         slurm.prepare_for_signals()
@@ -139,7 +136,6 @@ def command(
 
 def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) -> None:
     """Print everything that would run on standard output."""
-    from tuner.cli.text import origins_json, with_origins
     from tuner.files import dump_json
     from tuner.launch import render
 
@@ -168,8 +164,5 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
         "deepspeed.json": with_origins(run.final.config, run.final.origins, width=64),
     }
     for title, lines in sections.items():
-        click.echo(f"{title}:")
-        for line in lines:
-            say(f"  {line}")
-        click.echo()
+        say("\n".join((f"{title}:", *(f"  {line}" for line in lines), "")))
     click.echo("Nothing was started (--dry-run).")

@@ -43,7 +43,6 @@ def command(
     output: Path | None,
     as_json: bool,
     allow_code: bool,
-    debug: bool,
     **changes: Any,
 ) -> None:
     """Measure how RECIPE trains fastest on this machine, and write that as a recipe.

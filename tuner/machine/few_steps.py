@@ -5,8 +5,6 @@ Arithmetic alone: who knows the number of rows says what they are.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tuner.machine.topology import Batch
 
 MIN_STEPS = 10
@@ -40,7 +38,7 @@ def warning(
 def _ways(batch: Batch, epochs: int, rows: int, unpacked: int | None) -> list[str]:
     """Return the overrides that give more steps, each with how many."""
     each, ways = batch.steps_per_epoch(rows), []
-    single = replace(batch, accumulation=1).steps_per_epoch(rows)
+    single = batch._replace(accumulation=1).steps_per_epoch(rows)
     if single > each:
         # Both: alone, accumulation of a recipe whose split is 'auto' would be of micro-batches of 1.
         size = f"--set train_dataloader.batch_size={batch.micro_batch} " if batch.micro_batch > 1 else ""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import shutil
-import subprocess
 import sys
-import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tuner.machine import kernel
 
@@ -31,8 +31,7 @@ class Gpu:
     uuid: str = ""
 
 
-@dataclass(frozen=True)
-class GpuUse:
+class GpuUse(NamedTuple):
     """One GPU's free memory, and its processes as (pid, bytes); inside a container those outside are not listed."""
 
     free_bytes: int
@@ -62,10 +61,7 @@ class Hardware:
         """Return one line, such as '8 x NVIDIA A100 (80 GiB)' or 'CPU, 2 cores'."""
         if not self.gpus:
             return f"CPU, {self.num_cpus} cores, no GPU"
-        kinds: dict[str, int] = {}
-        for gpu in self.gpus:
-            label = f"{gpu.name} ({gpu.memory_bytes / 1024**3:.0f} GiB)"
-            kinds[label] = kinds.get(label, 0) + 1
+        kinds = Counter(f"{gpu.name} ({gpu.memory_bytes / 1024**3:.0f} GiB)" for gpu in self.gpus)
         return ", ".join(f"{count} x {label}" for label, count in kinds.items())
 
     def to_json(self) -> dict[str, Any]:
@@ -110,6 +106,9 @@ def has_libaio(environ: Mapping[str, str]) -> bool:
     compiler = shutil.which("g++", path=path) or shutil.which("c++", path=path)
     if compiler is None:
         return False
+    import subprocess  # a plan compiles nothing
+    import tempfile
+
     before, after = (shlex.split(environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
     with tempfile.TemporaryDirectory() as folder:
         argv = [compiler, *before, "-x", "c++", "-", "-o", f"{folder}/program", *after, "-laio"]
@@ -171,10 +170,10 @@ def _host_memory_bytes() -> int:
 
 def _with_nvml(ask: Callable[[Any], Answer]) -> Answer | None:
     """Return NVML's answer, or None where there is no NVML or it fails."""
-    try:
-        import pynvml  # only this function needs it, and a machine without NVIDIA's driver has no use for it
-    except ImportError:
+    if not has_driver():
         return None
+    import pynvml  # which takes 12 ms, and would only look for the driver's library
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -185,6 +184,15 @@ def _with_nvml(ask: Callable[[Any], Answer]) -> Answer | None:
         return None
     finally:
         pynvml.nvmlShutdown()
+
+
+def has_driver() -> bool:
+    """Return whether the library of NVIDIA's driver is here."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _handles(nvml: Any) -> list[Any]:

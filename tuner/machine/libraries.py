@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,6 +155,8 @@ def _flaws(name: str, version: str) -> str:
 
 def _at_odds(ours: set[str]) -> Iterator[MachineError]:
     """Yield each library whose own package says that it does not work with the version of another that is here."""
+    from importlib import metadata
+
     from packaging.requirements import Requirement  # transformers depends on it, which is not missing here
 
     for name in sorted(ours):
@@ -213,6 +214,8 @@ def torch_cuda_version() -> str | None:
 
 
 def _version(name: str) -> str | None:
+    from importlib import metadata  # it takes 8 ms, and a dry run asks for no version
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -9,8 +9,7 @@ import hashlib
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from tuner.errors import MachineError, TunerError, UsageError
 
@@ -27,8 +26,7 @@ _MAX_NODES = 1 << 20
 _ANSWER_S = 30
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """The job of this process, where it may requeue itself.
 
     Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tuner.errors import MachineError, UsageError
 from tuner.machine import slurm
@@ -26,8 +26,7 @@ _VARIABLES = {
 _MAX_COUNT = 1 << 20
 
 
-@dataclass(frozen=True)
-class LaunchFlags:
+class LaunchFlags(NamedTuple):
     """What the command line says; None where it says nothing."""
 
     launcher: Launcher = "torchrun"
@@ -66,8 +65,7 @@ class Topology:
         return f"{nodes}, {self.world_size} process{'es' * (self.world_size > 1)} ({self.launcher})"
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(NamedTuple):
     """Which rank a worker process is."""
 
     rank: int
@@ -83,8 +81,7 @@ class Rank:
         return cls(rank, local_rank, int(environ.get("WORLD_SIZE", "1")), "TORCHELASTIC_RUN_ID" in environ)
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """micro_batch x accumulation x ranks = global_batch, in samples (packed rows, with packing)."""
 
     micro_batch: int
@@ -156,29 +153,21 @@ def _torchrun(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> 
     nproc = nproc or max(num_gpus, 1)
     if nodes == 1:
         return Topology("torchrun", 1, 0, nproc, nproc)
-    return Topology(
-        "torchrun",
-        nodes,
-        rank or 0,
-        nproc,
-        nodes * nproc,
-        master_addr=address,
-        master_port=port or DEFAULT_PORT,
-    )
+    port = port or DEFAULT_PORT
+    return Topology("torchrun", nodes, rank or 0, nproc, nodes * nproc, master_addr=address, master_port=port)
 
 
 def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     _refuse_inside_a_launcher(environ)
-    nproc = _count(flags.nproc_per_node, "--nproc-per-node", environ)
-    nodes = _count(flags.nnodes, "--nnodes", environ)
-    for value, name in ((nproc, "--nproc-per-node / NPROC_PER_NODE"), (nodes, "--nnodes / NNODES")):
-        if value not in (None, 1):
+    for name, given, only in (
+        ("--nproc-per-node", flags.nproc_per_node, 1),
+        ("--nnodes", flags.nnodes, 1),
+        ("--node-rank", flags.node_rank, 0),
+    ):
+        value = _count(given, name, environ, minimum=only)
+        if value not in (None, only):
             fix = "Leave it out, or leave out --launcher none."
             raise UsageError(f"{value} with --launcher none, which is one process", where=name, fix=fix)
-    rank = _count(flags.node_rank, "--node-rank", environ, minimum=0)
-    if rank:
-        fix = "Leave it out, or leave out --launcher none."
-        raise UsageError(f"node rank {rank} with --launcher none, which is one process", where="--node-rank", fix=fix)
     address = _text(flags.master_addr, "--master-addr", environ) or "127.0.0.1"
     port = _count(flags.master_port, "--master-port", environ, maximum=65535)
     return Topology("none", 1, 0, 1, 1, rank=0, local_rank=0, master_addr=address, master_port=port or 0)
@@ -187,11 +176,8 @@ def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topo
 def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     # The batch shell has SLURM_PROCID=0 as rank 0 has; only a task of srun has a step.
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
-        raise UsageError(
-            "not inside srun",
-            where="--launcher slurm",
-            fix="Write: srun ... tuner train ... --launcher slurm.",
-        )
+        fix = "Write: srun ... tuner train ... --launcher slurm."
+        raise UsageError("not inside srun", where="--launcher slurm", fix=fix)
     world = slurm.count(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     nodes = slurm.count(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
     node_rank, local_rank = slurm.count(environ, "SLURM_NODEID"), slurm.count(environ, "SLURM_LOCALID")
@@ -223,14 +209,14 @@ _RESOLVERS = {"torchrun": _torchrun, "none": _none, "slurm": _slurm}
 
 
 def _refuse_other_geometry(flags: LaunchFlags, environ: Mapping[str, str], nproc: int, nodes: int) -> None:
-    given = _count(flags.nproc_per_node, "--nproc-per-node", environ)
-    if given not in (None, nproc):
-        fix = f"Leave it out, or write srun --ntasks-per-node={given}."
-        raise UsageError(f"{given} processes a node, but srun started {nproc}", where="--nproc-per-node", fix=fix)
-    given = _count(flags.nnodes, "--nnodes", environ)
-    if given not in (None, nodes):
-        fix = f"Leave it out, or write srun --nodes={given}."
-        raise UsageError(f"{given} nodes, but srun started {nodes}", where="--nnodes", fix=fix)
+    for name, flag, started, what, option in (
+        ("--nproc-per-node", flags.nproc_per_node, nproc, "processes a node", "--ntasks-per-node"),
+        ("--nnodes", flags.nnodes, nodes, "nodes", "--nodes"),
+    ):
+        given = _count(flag, name, environ)
+        if given not in (None, started):
+            fix = f"Leave it out, or write srun {option}={given}."
+            raise UsageError(f"{given} {what}, but srun started {started}", where=name, fix=fix)
 
 
 def _refuse_inside_a_launcher(environ: Mapping[str, str]) -> None:

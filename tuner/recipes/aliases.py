@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 from tuner.errors import did_you_mean
 
 Meaning = TypeVar("Meaning")
 
 
-@dataclass(frozen=True)
-class Alias:
+class Alias(NamedTuple):
     """One word of another tool: a key of a recipe, a flag that does the same, or what to do instead."""
 
     key: str | None = None
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = MappingProxyType({})
     """Pattern of the whole value, in any case -> how it is written here; any other value stays as it is."""
     instead: str | None = None
     """What to do where there is no key, or where no pattern of `values` fits."""
@@ -135,6 +134,7 @@ _CONVERTED = {
     ),
 }
 """Words -> the key, and its values. A word that is a recipe's own key stands here for another tool's values of it."""
+_DECIDED = "tuner decides that by itself: leave it out."
 _REFUSED = {
     "template prompt_template": (
         "The tokenizer's own chat template is taken; another one: --set model.chat_template=FILE.jinja."
@@ -145,8 +145,6 @@ _REFUSED = {
     ),
     "load_in_4bit load_in_8bit": "Take a recipe with qlora in its name; --set quantization.bits=8 makes it 8 bits.",
     "adapter_name_or_path": "Go on from a run: --resume RUN --resume-weights.",
-    "bias": "PEFT's bias stays 'none': leave it out.",
-    "task_type": "The objective decides it: leave it out.",
     "stage rlhf_type": (
         "What is learned is a word of the recipe's name: qwen3_8b_lora_alpaca_e3, llama3_1_8b_dpo_qlora_..._e1."
     ),
@@ -154,8 +152,8 @@ _REFUSED = {
     "dataset_text_field": f"Say which column is the text: --set \"{_ROWS}.columns=dict(text='COLUMN')\".",
     "use_varlen_attn neat_packing": "Packed samples never see each other: always so in tuner. Leave it out.",
     "padding_free": f"Pack instead: --set {_ROWS}.packing=true.",
-    "preprocessing_num_workers dataset_num_proc": "Data is prepared once and kept: leave it out.",
-    "overwrite_cache": "Prepared data is made anew where its rows changed: leave it out.",
+    "bias task_type preprocessing_num_workers dataset_num_proc overwrite_cache tf32 lr_scheduler_kwargs": _DECIDED,
+    "min_lr gradient_checkpointing_kwargs overwrite_output_dir do_train remove_unused_columns": _DECIDED,
     "group_by_length": f"tuner does not do that: leave it out. Packing wastes less: --set {_ROWS}.packing=true.",
     "train_on_prompt train_on_inputs mask_history streaming neftune_noise_alpha": (
         "tuner does not do that: leave it out."
@@ -165,12 +163,8 @@ _REFUSED = {
     ),
     "adam_beta1 adam_beta2": f"Write both at once: --set {_OPTIMIZER}.betas=0.9,0.999.",
     "train_batch_size": f"Set train_cfg.global_batch_size, or {_LOADER}.batch_size for that of one GPU.",
-    "tf32": "torch's own setting stands: leave it out.",
     "loss_scale": "Write it into a DeepSpeed JSON and name it: --deepspeed my.json.",
     "warmup_steps num_warmup_steps": "The warm-up is a part of all steps: --set param_scheduler.warmup_ratio=0.03.",
-    "lr_scheduler_kwargs": "The schedules have no settings but warmup_ratio: leave it out.",
-    "min_lr": "The schedules end at 0: leave it out.",
-    "gradient_checkpointing_kwargs": "The form without reentrance is taken: leave it out.",
     "ddp_timeout": "How long a run may stand still, in seconds: --set train_cfg.hang_timeout=1800.",
     "save_strategy eval_strategy evaluation_strategy saves_per_epoch evals_per_epoch": (
         "Steps decide, never epochs: --set checkpoint.interval=STEPS, --set train_cfg.val_interval=STEPS."
@@ -183,10 +177,8 @@ _REFUSED = {
         "Trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...); which ones: --set log.trackers=wandb."
     ),
     "output_dir work_dir": "Write --work-dir DIR.",
-    "overwrite_output_dir": "A run directory is never overwritten: each run gets its own. Leave it out.",
     "resume_from_checkpoint load_from auto_resume": "Write --resume CHECKPOINT, or --resume auto.",
     "push_to_hub": "Export the run, then: huggingface-cli upload NAME DEST.",
-    "do_train remove_unused_columns": "tuner always does that: leave it out.",
     "data_seed": "One seed decides: --seed N.",
     "local_rank": "The launcher sets it; several machines: --nnodes, --node-rank, --master-addr.",
     "num_processes": "Write --nproc-per-node N.",

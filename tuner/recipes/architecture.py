@@ -6,13 +6,13 @@ model from, and reads them in the common names, for counting. It counts nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Annotated, Any
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, Strict, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
+from pydantic_core import core_schema as core
 
-from tuner.recipes.block import Block, wrong_key
+from tuner.recipes.block import Block, Field, Lax, Mode, plain, wrong_key
 
 _MOST = 2**31 - 1
 MAX_LAYERS = 10_000
@@ -22,7 +22,7 @@ LACKS = "lacks_a_key"
 Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
 Width = Annotated[int, Field(gt=0, le=_MOST)]
 NotNegative = Annotated[int, Field(ge=0, le=_MOST)]
-Kinds = Annotated[tuple[str, ...], Strict(False), Field(max_length=MAX_LAYERS)]
+Kinds = Annotated[tuple[str, ...], Lax, Field(max_length=MAX_LAYERS)]
 
 _ATTENTION_BIAS = {"attention_bias": True}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
@@ -117,7 +117,7 @@ class Architecture(Block):
     shared_expert_intermediate_size: NotNegative | None = None
     # Layers that have none: the first ones, those named, and all but every so many-th.
     first_k_dense_replace: NotNegative = 0
-    mlp_only_layers: Annotated[tuple[NotNegative, ...], Strict(False)] = ()
+    mlp_only_layers: Annotated[tuple[NotNegative, ...], Lax] = ()
     mlp_layer_types: Kinds = ()
     decoder_sparse_step: Width = 1
 
@@ -175,17 +175,23 @@ class Architecture(Block):
     parallel_attn: bool = False
     num_ln_in_parallel_attn: Width | None = None
 
-    _config: dict[str, Any] = PrivateAttr()
+    __slots__ = ("_config",)
+    _config: dict[str, Any]
+    """As it was written."""
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _read(cls, config: Any, validate: ModelWrapValidatorHandler[Architecture]) -> Architecture:
+    def schema(cls) -> core.CoreSchema:
+        """Return a schema that works out the common names of what is read."""
+        return core.no_info_wrap_validator_function(cls._read, super().schema())
+
+    @classmethod
+    def _read(cls, config: Any, validate: core.ValidatorFunctionWrapHandler) -> Architecture:
         if isinstance(config, Architecture):
             return config
-        facts = validate(config)
-        facts._config = dict(config)
+        facts: Architecture = validate(config)
+        object.__setattr__(facts, "_config", dict(config))  # the same object is to be returned, which is frozen
         for key, value in _in_common(_DEFAULTS.get(facts.model_type, {}) | config).items():
-            object.__setattr__(facts, key, value)  # a model validator returns the same object, which is frozen
+            facts.__dict__[key] = value
         for key in ("intermediate_size", *_NEEDS.get(facts.model_type, ())):
             if not getattr(facts, key):
                 raise PydanticCustomError(LACKS, "{kind} needs {key}", {"kind": facts.model_type, "key": key})
@@ -193,9 +199,9 @@ class Architecture(Block):
             raise wrong_key(key, why)
         return facts
 
-    @model_serializer
-    def _as_written(self) -> dict[str, Any]:
-        return dict(self._config)
+    def model_dump(self, *, mode: Mode = "python", exclude: Container[str] = ()) -> dict[str, Any]:
+        """Return the keys as they were written."""
+        return {key: plain(value, mode) for key, value in self._config.items() if key not in exclude}
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, holds experts."""

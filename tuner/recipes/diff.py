@@ -6,15 +6,13 @@ It loads nothing and prints nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.recipes.merging import leaves
 from tuner.recipes.origin import DEFAULT, Origin
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """Nested values, and where each leaf comes from (by dotted key)."""
 
     values: Mapping[str, Any]
@@ -25,8 +23,7 @@ class Section:
         return {key: Side(value, self.origins.get(key, DEFAULT)) for key, value in leaves(self.values)}
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """One side's value and its origin."""
 
     value: Any
@@ -36,8 +33,7 @@ class Side:
         return {"value": self.value, **self.origin.to_json()}
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """A key that differs; a side that has no such key is None."""
 
     key: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic_core import ValidationError
 
 from tuner.errors import RecipeError, brief_repr, did_you_mean, together
 from tuner.recipes.aliases import key_hint

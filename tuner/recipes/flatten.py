@@ -36,14 +36,19 @@ def flatten(base: str, delta: dict[str, Any], header: str) -> str:
 
 def render(value: Any, indent: int) -> str:
     """Return a value as recipe source; a dict or a list that does not fit on the line gets one item a line."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # every escape of JSON means the same in Python
     if isinstance(value, dict) and all(_is_word(key) for key in value):
         words = [f"{key}={render(item, indent + 4)}" for key, item in value.items()]
         start, end = "dict(", ")"
+    elif isinstance(value, dict):
+        words = [f"{render(key, 0)}: {render(item, indent + 4)}" for key, item in value.items()]
+        start, end = "{", "}"
     elif isinstance(value, list | tuple) and value:
         words = [render(item, indent + 4) for item in value]
         start, end = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
     else:
-        return _literal(value)
+        return repr(value)
     line = f"{start}{', '.join(words)}{end}"
     if len(line) + indent <= 90 and "\n" not in line:
         return line
@@ -86,19 +91,6 @@ def _is_word(key: Any) -> bool:
     # Python reads names beyond ASCII in a normal form of its own, and cannot pass `class` or `__debug__` as a word.
     plain = isinstance(key, str) and key.isascii() and key.isidentifier()
     return plain and not keyword.iskeyword(key) and not key.startswith("__")
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # every escape of JSON means the same in Python
-    if isinstance(value, list | tuple):
-        inner = ", ".join(_literal(item) for item in value)
-        if isinstance(value, list):
-            return f"[{inner}]"
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
-    return repr(value)
 
 
 def _replace(node: ast.expr, value: Any, indent: int, text: _Text, edits: list[tuple[int, int, str]]) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.recipes.origin import DEFAULT, Keys, Origin, Place
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """Values to lay over those before, where each stands, and what the user must be told of them."""
 
     values: dict[str, Any]

@@ -1,17 +1,47 @@
-"""The facts of the model that a recipe starts from: of its own config.json, or of the catalog's part for it.
+"""A model's facts: what `recipes.architecture` knows of its folder's config.json, or of the catalog's part for it.
 
-It looks at small files and asks no hub; `architecture` says which facts there are.
+It looks at small files and asks no hub.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import ValidationError
+
+from tuner.files import read_json_object
 from tuner.recipes import catalog, paths
-from tuner.recipes.config_json import read_architecture, read_type
+from tuner.recipes.architecture import LACKS, Architecture
 from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
 
 _MODEL = ("model", "path")
+_NAMES = {
+    "n_embed": "hidden_size",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "seq_length": "max_position_embeddings",
+}
+"""transformers' attribute_map of its oldest families; and the context of BLOOM's tokenizer, which has no limit."""
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "bloom": {"max_position_embeddings": 2048},
+    "falcon": {"max_position_embeddings": 2048},
+    # Published Gemma 3 configs hold of their text half what differs from transformers' class alone.
+    "gemma3_text": {
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 262208,
+    },
+}
+"""What published configs leave out because it is their class's default."""
+_LAYERS_OF_TWO_KINDS = ("gemma4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""In other types, layer_types tell windows from full attention, which have the same size."""
 
 
 def derive_architecture(merged: Merged) -> None:
@@ -34,3 +64,54 @@ def kind_of(merged: Merged) -> str | None:
     if isinstance(merged.get(("architecture",)), dict):
         return kind if isinstance(kind, str) else None
     return read_type(paths.expanded(catalog.asset(path))) if isinstance(path, str) else None
+
+
+def read_architecture(folder: Path) -> dict[str, Any] | None:
+    """Return the architecture block for a model folder, or None where config.json does not hold all of it."""
+    config = _read(folder)
+    kind = config.get("model_type")
+    # transformers 4 left tie_word_embeddings out where it was True (Gemma), and wrote every False.
+    config = {"tie_word_embeddings": True} | _DEFAULTS.get(str(kind), {}) | config
+    if kind not in _LAYERS_OF_TWO_KINDS:
+        config.pop("layer_types", None)
+    if kind == "gemma4_text":
+        config |= _of_full_attention(config)
+    if isinstance(inner := config.get("intermediate_size"), list):  # Gemma 3n names each layer's
+        config["intermediate_size"] = inner[0] if inner and inner.count(inner[0]) == len(inner) else None
+    known = {key: config[key] for key in Architecture.model_fields if config.get(key) is not None}
+    if known.get("kv_lora_rank") and "q_lora_rank" in config:  # None says that queries are not compressed
+        known["q_lora_rank"] = config["q_lora_rank"]
+    try:
+        Architecture.model_validate(known)
+    except ValidationError as error:  # a strange value is refused where the recipe is validated
+        return None if any(detail["type"] in ("missing", LACKS) for detail in error.errors()) else known
+    return known
+
+
+def num_layers(folder: Path) -> int:
+    """Return the number of layers that a model folder's config.json says, or 0 where it says none."""
+    count = _read(folder).get("num_hidden_layers")
+    return count if isinstance(count, int) else 0
+
+
+def read_type(folder: Path) -> str | None:
+    """Return the model_type of a model folder, its text half's where it has one, or None where there is none."""
+    kind = _read(folder).get("model_type")
+    return kind if isinstance(kind, str) else None
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Return config.json with the text half's values laid over it; nothing where it is no JSON object."""
+    config = read_json_object(folder / "config.json")
+    if isinstance(half := config.get("text_config"), dict):
+        config |= half
+    return {_NAMES[key]: config[key] for key in _NAMES if config.get(key) is not None} | config
+
+
+def _of_full_attention(config: dict[str, Any]) -> dict[str, Any]:
+    """Return Gemma 4's two keys of its full-attention layers from what transformers 5 writes layer by layer."""
+    layers = config.get("per_layer_config")
+    if not isinstance(layers, dict) or not layers:
+        return {}
+    layer = next(iter(layers.values()))
+    return {"global_head_dim": layer.get("head_dim"), "num_global_key_value_heads": layer.get("num_key_value_heads")}

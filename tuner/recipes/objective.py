@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, Strict, ValidationInfo, field_validator
+from pydantic_core import core_schema as core
 
-from tuner.recipes.block import Block, PositiveFloat, PositiveInt
+from tuner.recipes.block import Before, Block, Field, Lax, PositiveFloat, PositiveInt, check_key
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
@@ -60,15 +60,15 @@ class Dpo(Block):
     precompute_ref_batch_size: PositiveInt | None = None
     loss_type: Annotated[
         tuple[DpoLoss, ...],
-        Strict(False),
-        BeforeValidator(_several),
+        Lax,
+        Before(_several),
         Field(min_length=1, validate_default=True),
     ] = ("sigmoid",)
-    loss_weights: Annotated[tuple[PositiveFloat, ...], Strict(False)] | None = None
+    loss_weights: Annotated[tuple[PositiveFloat, ...], Lax] | None = None
 
-    @field_validator("loss_type")
+    @check_key("loss_type")
     @classmethod
-    def _settings_that_the_losses_take(cls, losses: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    def _settings_that_the_losses_take(cls, losses: tuple[str, ...], info: core.ValidationInfo) -> tuple[str, ...]:
         # TRL refuses these only after the model is loaded.
         if "exo_pair" in losses and info.data.get("label_smoothing") == 0:
             raise ValueError("exo_pair needs a label_smoothing above 0; its paper takes 1e-3")
@@ -78,10 +78,10 @@ class Dpo(Block):
             raise ValueError(f"{min(sorting)} sorts its samples, so use_weighting has no meaning for it")
         return losses
 
-    @field_validator("loss_weights")
+    @check_key("loss_weights")
     @classmethod
     def _one_weight_for_each_loss(
-        cls, weights: tuple[float, ...] | None, info: ValidationInfo
+        cls, weights: tuple[float, ...] | None, info: core.ValidationInfo
     ) -> tuple[float, ...] | None:
         losses = info.data.get("loss_type")
         if weights is not None and losses and len(weights) != len(losses):

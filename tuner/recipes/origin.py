@@ -5,7 +5,6 @@ It decides nothing; whatever does asks for the kind, never for the text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -30,8 +29,7 @@ class Kind(Enum):
     """The schema."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a value stands: `name` is a file as messages call it, or what was typed; line and column count from 1."""
 
     kind: Kind
@@ -50,8 +48,7 @@ class Overridden(NamedTuple):
     place: Place
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a value came from, and the values that it overrode, latest first."""
 
     place: Place

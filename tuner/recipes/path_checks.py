@@ -9,7 +9,7 @@ from pathlib import Path
 from tuner.errors import DataError, ModelError
 from tuner.recipes import catalog, paths
 from tuner.recipes.architecture import MAX_LAYERS
-from tuner.recipes.config_json import num_layers
+from tuner.recipes.model_facts import num_layers
 from tuner.recipes.schema import LOADERS, RecipeConfig
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")

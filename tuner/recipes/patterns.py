@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fnmatch import translate
 from itertools import islice
+from typing import NamedTuple
 
 from tuner.recipes import catalog
 
@@ -21,8 +21,7 @@ Suits = Callable[[str, str], bool]
 """Whether (objective, data set) belong together."""
 
 
-@dataclass(frozen=True)
-class Expansion:
+class Expansion(NamedTuple):
     """The first names that match, models in order, and how many match in all."""
 
     names: tuple[str, ...]
@@ -49,18 +48,22 @@ def complete(start: str, suits: Suits) -> list[str]:
 
 def _matching(pattern: str, suits: Suits) -> Iterator[str]:
     matches, epochs = re.compile(translate(pattern)).match, catalog.with_epochs(pattern)[1] or _EPOCHS
+    open_end = pattern.endswith("*")  # it matches no name without its epochs that it does not match with them
     recipes = {name: None for name in catalog.names("recipes") if matches(name)}
     yield from recipes
     literal = re.split(r"[*?[]", pattern, maxsplit=1)[0]
+    word = "" if "[" in pattern else max(re.split(r"[*?_]+", pattern), key=len)
     after_model = [f"{training}_{dataset}" for _, training, dataset in _after_model(suits)]
+    holding = [rest for rest in after_model if word in f"{rest}_e{epochs}"]
     for model in catalog.names("models"):
-        # Nearly all patterns begin with a model: the others' names need not be made.
+        # All names are nearly a million: those of a model that the pattern does not begin with, or whose parts all
+        # lack its longest word, are not made.
         if not (model.startswith(literal) or literal.startswith(model)):
             continue
-        for rest in after_model:
+        for rest in after_model if word in model else holding:
             stem = f"{model}_{rest}"
             name = f"{stem}_e{epochs}"
-            if (matches(stem) or matches(name)) and name not in recipes:
+            if (matches(name) or (not open_end and matches(stem))) and name not in recipes:
                 yield name
 
 

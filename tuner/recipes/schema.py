@@ -1,25 +1,28 @@
-"""What a recipe may hold: every key, its type, its range; one pydantic model, checked without torch.
+"""What a recipe may hold: every key, its type, its range; one block of blocks, checked without torch.
 
 Values and defaults stand in `configs/base.py`; a field has a default here only inside a block that may be None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args
 
-from pydantic import (
-    BaseModel,
-    Field,
-    SerializerFunctionWrapHandler,
-    Strict,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-)
+from pydantic_core import core_schema as core
 
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.block import Block, Fraction, PositiveFloat, PositiveInt, wrong_key
+from tuner.recipes.block import (
+    Block,
+    Field,
+    Fraction,
+    Lax,
+    Mode,
+    PositiveFloat,
+    PositiveInt,
+    check_key,
+    is_block,
+    wrong_key,
+)
 from tuner.recipes.objective import Objective, least_batch_size
 from tuner.recipes.origin import Keys
 
@@ -39,9 +42,9 @@ class Model(Block):
     remote_code: bool
     resize_embeddings: bool
 
-    @field_validator("trust_remote_code")
+    @check_key("trust_remote_code")
     @classmethod
-    def _remote_code_needs_a_commit(cls, trusted: bool, info: ValidationInfo) -> bool:
+    def _remote_code_needs_a_commit(cls, trusted: bool, info: core.ValidationInfo) -> bool:
         revision = info.data.get("revision") or ""
         if trusted and not (len(revision) == 40 and set(revision) <= set("0123456789abcdef")):
             raise ValueError("model.revision must be a full 40-digit commit for that")
@@ -85,9 +88,10 @@ class Share(Rows):
 
     weight: PositiveFloat = 1.0
 
-    @model_serializer(mode="wrap")
-    def _as_it_is_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in dump(self).items() if key in self.model_fields_set}
+    def model_dump(self, *, mode: Mode = "python", exclude: Container[str] = ()) -> dict[str, Any]:
+        """Return the keys that were given alone."""
+        values = super().model_dump(mode=mode, exclude=exclude)
+        return {key: value for key, value in values.items() if key in self.model_fields_set}
 
 
 OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))
@@ -105,7 +109,7 @@ class Dataset(Rows):
     `val_split` of the rows are held out by `val_seed`; `held_out`: these rows, not the others.
     """
 
-    mixture: Annotated[tuple[Share, ...], Strict(False), Field(min_length=1)] | None = None
+    mixture: Annotated[tuple[Share, ...], Lax, Field(min_length=1)] | None = None
     max_rows: PositiveInt | None = None
     val_split: Annotated[float, Field(gt=0, lt=1)] | None = None
     val_seed: Annotated[int, Field(ge=0)] | None = None
@@ -142,7 +146,7 @@ class Optimizer(Block):
 
     type: OptimizerType
     lr: PositiveFloat
-    betas: Annotated[tuple[Fraction, Fraction], Strict(False)]
+    betas: Annotated[tuple[Fraction, Fraction], Lax]
     eps: PositiveFloat
     weight_decay: Annotated[float, Field(ge=0)]
 
@@ -202,7 +206,7 @@ class Log(Block):
     """What is recorded; interval in optimizer steps."""
 
     interval: PositiveInt
-    trackers: Annotated[tuple[Tracker, ...], Strict(False)]
+    trackers: Annotated[tuple[Tracker, ...], Lax]
     num_samples: Annotated[int, Field(ge=0)]
 
 
@@ -264,16 +268,18 @@ class RecipeConfig(Block):
         train_cfg = self.train_cfg.model_copy(update={"gradient_checkpointing": split.recompute})
         return self.model_copy(update={**loaders, "optim_wrapper": optim, "train_cfg": train_cfg})
 
-    @field_validator("adapter")
+    @check_key("adapter")
     @classmethod
-    def _quantized_weights_need_an_adapter(cls, adapter: Adapter | None, info: ValidationInfo) -> Adapter | None:
+    def _quantized_weights_need_an_adapter(cls, adapter: Adapter | None, info: core.ValidationInfo) -> Adapter | None:
         if info.data.get("quantization") and not adapter:
             raise ValueError("quantized weights cannot be trained; set adapter too, or quantization=None")
         return adapter
 
-    @field_validator("train_dataloader", "val_dataloader")
+    @check_key("train_dataloader", "val_dataloader")
     @classmethod
-    def _an_answer_needs_others_in_its_batch(cls, loader: Dataloader | None, info: ValidationInfo) -> Dataloader | None:
+    def _an_answer_needs_others_in_its_batch(
+        cls, loader: Dataloader | None, info: core.ValidationInfo
+    ) -> Dataloader | None:
         objective = info.data.get("objective")
         if (
             loader
@@ -285,24 +291,24 @@ class RecipeConfig(Block):
             raise wrong_key("batch_size", why)
         return loader
 
-    @field_validator("train_cfg", "checkpoint")
+    @check_key("train_cfg", "checkpoint")
     @classmethod
-    def _what_is_best_is_known_by_validation(cls, block: TrainCfg | Checkpoint, info: ValidationInfo) -> Any:
+    def _what_is_best_is_known_by_validation(cls, block: TrainCfg | Checkpoint, info: core.ValidationInfo) -> Any:
         for key in ("val_interval", "early_stopping_patience", "save_best"):
             if getattr(block, key, None) and info.data.get("val_dataloader", block) is None:
                 raise wrong_key(key, "needs a validation loss; set val_dataloader too")
         return block
 
-    @field_validator("train_cfg")
+    @check_key("train_cfg")
     @classmethod
-    def _an_adapter_freezes_every_layer(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
+    def _an_adapter_freezes_every_layer(cls, train_cfg: TrainCfg, info: core.ValidationInfo) -> TrainCfg:
         if train_cfg.trainable_layers and info.data.get("adapter"):
             raise wrong_key("trainable_layers", "has no meaning beside an adapter, which freezes every layer; take one")
         return train_cfg
 
-    @field_validator("train_cfg")
+    @check_key("train_cfg")
     @classmethod
-    def _some_losses_are_computed_one_way_alone(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
+    def _some_losses_are_computed_one_way_alone(cls, train_cfg: TrainCfg, info: core.ValidationInfo) -> TrainCfg:
         objective = info.data.get("objective")
         if objective and train_cfg.loss != "auto" and objective.type not in CHOOSES_LOSS:
             raise wrong_key("loss", f"= {train_cfg.loss!r} has no meaning for {objective.type}; leave it 'auto'")
@@ -313,7 +319,7 @@ def schema_keys() -> dict[Keys, Any]:
     """Return every key of the schema, by path, with its annotation; where blocks exclude each other, that of any."""
     found: dict[Keys, Any] = {}
 
-    def walk(block: type[BaseModel], prefix: Keys) -> None:
+    def walk(block: type[Block], prefix: Keys) -> None:
         for name, info in block.model_fields.items():
             keys = (*prefix, name)
             found[keys] = Union[found[keys], info.annotation] if keys in found else info.annotation  # noqa: UP007
@@ -324,6 +330,6 @@ def schema_keys() -> dict[Keys, Any]:
     return found
 
 
-def _blocks(annotation: Any) -> Iterable[type[BaseModel]]:
+def _blocks(annotation: Any) -> Iterable[type[Block]]:
     options = (annotation, *get_args(annotation))
-    return [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+    return [option for option in options if is_block(option)]

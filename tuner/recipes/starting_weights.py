@@ -6,9 +6,8 @@ It reads small JSON files of a folder and asks no hub; whether weights are there
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.errors import RecipeError
 from tuner.files import read_json_object
@@ -29,8 +28,7 @@ _LEFT_OUT = {"use_dora": False, "use_rslora": False, "lora_dropout": 0.0}
 """What older versions of PEFT do not write of a LoRA without it."""
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """Whole weights (a folder or a hub id, and its commit), and the folder of the adapter on them, if there is one."""
 
     path: str

@@ -6,9 +6,8 @@ It reads a folder's small files, without the tokenizer itself, and asks no hub.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.errors import ModelError
 from tuner.files import read_json_object
@@ -17,8 +16,7 @@ _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _KEY = "model.resize_embeddings"
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """A tokenizer's tokens with their ids; `idle`: special ones that are in no chat template and that it never adds.
 
     The tokenizer of Gemma 3's text model holds one for images that way, past the last row.

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Values = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Spelling:
+class Spelling(NamedTuple):
     """One of XTuner's words: `pattern` is found once in a name, `ours` takes its place."""
 
     written: str
@@ -29,8 +27,7 @@ class Spelling:
     """What XTuner does at this word and tuner does not: told before training."""
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """One spelling as it stands in a name."""
 
     spelling: Spelling

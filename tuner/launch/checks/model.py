@@ -22,7 +22,7 @@ from tuner.launch.run import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes import catalog, paths, template, vocabulary
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.config_json import read_type
+from tuner.recipes.model_facts import read_type
 from tuner.recipes.schema import LOADERS
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})

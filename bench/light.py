@@ -1,0 +1,66 @@
+"""What commands that train nothing cost: each beside a bare click group with one command that prints, in turns.
+
+    python -m bench light [--rounds 9] [--json FILE]
+
+A figure is the median of all rounds. On a machine that others use too, the processor's seconds say more than the
+wall's. Reach: `tuner --help` and `tuner list` at 1.5 of bare click, `show`, `plan` and a dry run at 3. Python must have
+written its compiled files: PYTHONDONTWRITEBYTECODE is not set, and a round before the first does not count.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench.table import Spent, Table, arguments, in_turns, median
+
+RECIPE = "internlm2_chat_7b_qlora_oasst1_e3"
+BARE_CLICK = """
+import click
+@click.group()
+def main(): pass
+@main.command("list")
+def listing(): click.echo("one line")
+main(["list"])
+"""
+TUNER = [sys.executable, "-c", "from tuner.cli import main; main()"]
+SCRIPTS = Path(sys.executable).parent
+COMMANDS = {
+    "bare click": [sys.executable, "-c", BARE_CLICK],
+    "tuner --help": [*TUNER, "--help"],
+    "tuner list": [*TUNER, "list"],
+    "tuner list '*qlora*'": [*TUNER, "list", "*qlora*"],
+    "tuner show": [*TUNER, "show", RECIPE],
+    "tuner plan": [*TUNER, "plan", RECIPE, "--gpus", "8", "--gpu", "a100-80g"],
+    "tuner train --dry-run": [*TUNER, "train", RECIPE, "--deepspeed", "deepspeed_zero2", "--dry-run"],
+    "torchrun --help": [str(SCRIPTS / "torchrun"), "--help"],
+    "accelerate --help": [str(SCRIPTS / "accelerate"), "--help"],
+    "trl --help": [str(SCRIPTS / "trl"), "--help"],
+}
+
+
+def spent(command: list[str]) -> list[Spent]:
+    """Return what one call took; one that fails is a mistake here, not a fast answer."""
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True)
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return [Spent(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)]
+
+
+def main() -> None:
+    given = arguments(__doc__, rounds=9).parse_args()
+    in_turns(COMMANDS, 1, lambda name: spent(COMMANDS[name]))
+    found = in_turns(COMMANDS, given.rounds, lambda name: spent(COMMANDS[name]))
+    medians = {name: median(each) for name, each in found.items() if not isinstance(each, str)}
+    what = f"Commands that train nothing, in turns. Medians of {given.rounds}. Seconds of the wall (cpu)."
+    table = Table("light", what)
+    for name, took in medians.items():
+        table.rows.append({"command": f"`{name}`", "seconds": took, "x bare click": took.over(medians["bare click"])})
+    table.show(given.json)
+
+
+if __name__ == "__main__":
+    main()

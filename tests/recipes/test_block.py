@@ -1,0 +1,73 @@
+"""A block is checked by pydantic's core and behaves as a value: it is copied, sent and compared whole."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Annotated, Literal
+
+import pytest
+from pydantic_core import ValidationError, core_schema
+
+from tuner.recipes import loading
+from tuner.recipes.block import Block, Field, Lax, check_key
+
+CONFIG = loading.load("tiny_dpo_qlora_sample_preferences_e1").config
+
+
+class Inner(Block):
+    sizes: Annotated[tuple[int, ...], Lax, Field(min_length=1)]
+    kind: Literal["a", "b"] = "a"
+
+
+class Outer(Block):
+    least: int
+    inner: Inner | None
+    most: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+
+    @check_key("most")
+    @classmethod
+    def _no_less(cls, most: int | str, info: core_schema.ValidationInfo) -> int | str:
+        if isinstance(most, int) and most < info.data.get("least", most):
+            raise ValueError("less than least")
+        return most
+
+
+def test_values_are_taken_with_their_defaults_and_a_list_for_a_tuple() -> None:
+    block = Outer.model_validate({"least": 1, "inner": {"sizes": [1, 2]}})
+
+    assert block.model_dump() == {"least": 1, "inner": {"sizes": (1, 2), "kind": "a"}, "most": "auto"}
+    assert block.model_dump(mode="json", exclude={"least", "most"}) == {"inner": {"sizes": [1, 2], "kind": "a"}}
+    assert block.model_fields_set == {"least", "inner"}
+
+
+def test_every_mistake_is_told_with_its_place() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate({"least": "1", "inner": {"sizes": [], "kind": "c", "odd": 1}, "most": -1})
+
+    told = {(error["loc"][:2], error["type"]) for error in caught.value.errors()}
+    assert told == {
+        (("least",), "int_type"),
+        (("inner", "sizes"), "too_short"),
+        (("inner", "kind"), "literal_error"),
+        (("inner", "odd"), "extra_forbidden"),
+        (("most", "constrained-int"), "greater_than_equal"),
+        (("most", "literal['auto']"), "literal_error"),
+    }
+
+
+def test_a_check_of_a_key_sees_the_keys_before_it() -> None:
+    with pytest.raises(ValidationError, match="less than least"):
+        Outer(least=2, inner=None, most=1)
+
+
+def test_a_block_is_copied_and_sent_whole_and_a_change_of_the_copy_is_the_copy_s_alone() -> None:
+    sent = pickle.loads(pickle.dumps(CONFIG))  # noqa: S301  as `datasets` sends it to its processes
+    for again in (sent, copy.deepcopy(CONFIG), copy.copy(CONFIG)):
+        assert again == CONFIG
+        assert again.model_dump() == CONFIG.model_dump()
+
+    changed = CONFIG.model_copy(update={"deepspeed": "none"})
+
+    assert (changed.deepspeed, CONFIG.deepspeed) == ("none", "auto")
+    assert changed != CONFIG
