@@ -40,9 +40,10 @@ def command(
     from tuner.worker.quiet import quiet_libraries
 
     quiet_libraries()
-    from tuner.launch.smoke import UNKNOWN, SmokeRequest, smoke
+    from tuner.launch.run import Request
+    from tuner.launch.smoke import UNKNOWN, smoke
 
-    asked = SmokeRequest(recipe, overrides(**changes), deepspeed, allow_code, ("tuner", *sys.argv[1:]))
+    asked = Request(recipe, overrides(**changes), deepspeed, allow_code=allow_code, command=("tuner", *sys.argv[1:]))
     verdict = smoke(asked, dict(os.environ), lambda stage: None if as_json else _print(stage))
     if as_json:
         value = {

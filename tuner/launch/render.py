@@ -15,7 +15,7 @@ from tuner.launch import fitting, remedies
 from tuner.launch.run import ResolvedRun
 from tuner.machine.hardware import tool_path
 from tuner.machine.libraries import versions
-from tuner.machine.topology import Topology
+from tuner.machine.topology import SUPERVISED, Topology
 from tuner.runs.lock import WORKER
 
 _UNSAFE_LOAD = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -29,7 +29,7 @@ _ORPHANED_S = 3600
 
 
 def argv(run: ResolvedRun) -> list[str]:
-    """Return the command of this node's torchrun, or of the one rank that this process becomes."""
+    """Return the command of this node's torchrun, or of the one rank that this process starts or becomes."""
     if run.topology.launcher != "torchrun":
         return [sys.executable, "-m", WORKER, str(run.run_path)]
     return [
@@ -69,6 +69,8 @@ def environment(run: ResolvedRun) -> dict[str, str]:
         # Checkpoints are pickles: whatever asks torch.load for more, they hold no code that is run.
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
     }
+    if run.topology.is_supervised:
+        env[SUPERVISED] = "1"
     if _UNSAFE_LOAD in environ:
         env[_UNSAFE_LOAD] = "0"
     env |= {name: value for name, value in _defaults(run).items() if name not in environ}
@@ -92,7 +94,7 @@ def _defaults(run: ResolvedRun) -> dict[str, str]:
 
 
 def _of_one_rank(topology: Topology) -> dict[str, str]:
-    """Return what tells torch which rank it is, where srun, or nobody (--launcher none), has started it."""
+    """Return what tells torch which rank it is, where no torchrun does."""
     return {
         "RANK": str(topology.rank),
         "WORLD_SIZE": str(topology.world_size),

@@ -64,7 +64,8 @@ def builds(run: ResolvedRun) -> Iterator[Finding]:
 def shadows(run: ResolvedRun) -> Iterator[Finding]:
     """Find what can put other modules or variables into a run than those that are installed and set."""
     if folders := [folder for folder in run.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]:
-        hidden = [name for name in _LIBRARIES for folder in folders if _is_module(Path(folder) / name)]
+        places = [(name, Path(folder) / name) for name in _LIBRARIES for folder in folders]
+        hidden = [name for name, place in places if place.with_suffix(".py").is_file() or place.is_dir()]
         what = f", and finds {', '.join(hidden)} there" if hidden else ""
         yield f"PYTHONPATH is set: Python looks for modules in {', '.join(folders)} first{what}."
     for folder in dict.fromkeys((Path.cwd(), Path(run.environ.get("HOME") or Path.cwd()))):
@@ -78,10 +79,6 @@ def forgotten_srun(run: ResolvedRun) -> Iterator[Finding]:
     if run.topology.num_nodes == 1 and nodes > 1:
         all_of_them = "srun ... tuner train ... --launcher slurm takes all"
         yield f"this job of Slurm has {nodes} nodes, and the run takes one: {all_of_them}."
-
-
-def _is_module(path: Path) -> bool:
-    return path.with_suffix(".py").is_file() or path.is_dir()
 
 
 def port(run: ResolvedRun) -> Iterator[Finding]:
@@ -105,8 +102,7 @@ def port(run: ResolvedRun) -> Iterator[Finding]:
 
 def open_files(run: ResolvedRun) -> Iterator[Finding]:
     """Find a limit of open files under which nothing starts, or that many dataloader workers reach."""
-    config = run.recipe.config
-    workers = sum(one.num_workers for one in (config.train_dataloader, config.val_dataloader) if one)
+    workers = sum(loader.num_workers for loader in run.recipe.config.loaders.values())
     needed, (soft, hard) = _FILES_OF_A_RANK + _FILES_OF_A_WORKER * workers, resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = f"ulimit -n {needed}" if hard == resource.RLIM_INFINITY or hard >= needed else "fewer workers"
