@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tests.launch.plans import PATH, made, task
+from tests.launch.test_preflight_model import LLAMA, folder
 from tests.machine.gpus import A100, CPU, machine
 from tuner.launch import render
 from tuner.machine.topology import SUPERVISED
@@ -24,6 +26,28 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _env(*, environ: Mapping[str, str] = PATH, **request: Any) -> dict[str, str]:
     return render.environment(made(environ=environ, **request))
+
+
+# The files
+
+
+@pytest.mark.parametrize(
+    ("sets", "stored", "needs"),
+    [
+        ([], {}, False),
+        (["optimizer.type=AdamW8bit"], {}, True),
+        ([], {"quantization_config": {"quant_method": "bitsandbytes"}}, True),
+    ],
+)
+def test_ranks_import_bitsandbytes_where_something_may_need_it(
+    tmp_path: Path, sets: list[str], stored: dict[str, Any], needs: bool
+) -> None:
+    model = folder(tmp_path / "model", {**LLAMA, **stored})
+
+    files = render.files(made(*sets, model=str(model)))
+
+    assert json.loads(files["run.json"])["needs_bitsandbytes"] is needs
+    assert json.loads(render.files(made(*sets))["run.json"])["needs_bitsandbytes"] is bool(sets), "the package's model"
 
 
 # The command

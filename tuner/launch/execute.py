@@ -35,7 +35,7 @@ def execute(resolved: ResolvedRun) -> int:
                     env,
                     run,
                     resolved.topology.node_rank,
-                    is_rank=resolved.topology.rank is not None,
+                    is_rank=resolved.topology.launcher == "direct",
                     grace_s=resolved.request.grace_s,
                     shows_rank_0=not prints_events,  # its lines are in its log
                 )

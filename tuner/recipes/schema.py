@@ -142,6 +142,9 @@ OptimizerType = Literal[
 ]  # fmt: skip
 
 
+BITSANDBYTES_OPTIMIZERS = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit")
+
+
 class Optimizer(Block):
     """One optimizer by its class name; lr per optimizer step."""
 
@@ -255,6 +258,12 @@ class RecipeConfig(Block):
     def loaders(self) -> dict[str, Dataloader]:
         """The dataloaders that the recipe has, by their keys."""
         return {key: loader for key in LOADERS if (loader := getattr(self, key))}
+
+    @property
+    def needs_bitsandbytes(self) -> bool:
+        """Whether something in it may come from bitsandbytes; a model's own code is not known."""
+        by_type = self.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS
+        return self.quantization is not None or by_type or self.model.remote_code
 
     @property
     def split(self) -> Split:

@@ -19,6 +19,7 @@ from tuner.launch.checks import Finding
 from tuner.launch.run import ResolvedRun
 from tuner.machine import libraries, slurm
 from tuner.recipes import paths
+from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS
 from tuner.zero import needs
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")
@@ -39,7 +40,7 @@ def installed(run: ResolvedRun) -> Iterator[Finding]:
     yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=bool(run.hardware.gpus))
     for tracker in config.log.trackers:
         yield from _missing(tracker, f"log.trackers = {tracker!r}")
-    if config.optim_wrapper.optimizer.type in ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit"):
+    if config.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS:
         yield from _missing("bitsandbytes", "optim_wrapper.optimizer.type")
 
 
