@@ -29,6 +29,7 @@ _INSISTING = (signal.SIGTERM, signal.SIGINT)
 _FORWARDED = (*_INSISTING, signal.SIGHUP, signal.SIGUSR2)
 _POLL_S = 0.1
 _REAP_S = 10.0
+"""A killed process that is in a write of a slow disk, or in a driver's call, ends only when that returns."""
 _LOOK_S = 1.0
 _AFTER_FAILURE_S = 10.0
 """What the other ranks get once one has failed: they save nothing any more."""
@@ -125,6 +126,7 @@ class _Watch:
     def begin(self, pid: int) -> None:
         """Watch the process that was started."""
         self.child = psutil.Process(pid)
+        # The rank itself has its stacks written and is killed after the grace; torchrun ends when its ranks have.
         self.ranks = {self.child} if self.is_rank else set()
 
     def remember_ranks(self) -> None:
