@@ -192,7 +192,8 @@ def train(made: ResolvedRun) -> list[dict[str, Any]]:
     run = directory.create(made.run_path, render.files(made), resume=False)
     argv = render.argv(made)
     at = argv.index(render.WORKER)
-    argv = [*argv[: at - 2], "--", str(RANK), *argv[at + 1 :]]  # a script in the place of --module
+    before = argv[: at - 1] if made.topology.launcher == "direct" else [*argv[: at - 2], "--"]
+    argv = [*before, str(RANK), *argv[at + 1 :]]  # a script in the place of a module
     env = os.environ | render.environment(made) | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(RANK.parents[1])}
     run.ranks.mkdir()
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)

@@ -98,9 +98,10 @@ def test_one_process_without_any_launcher_trains(tmp_path: Path) -> None:
     assert not (alone.path / "lock").exists(), "the rank lets go of what it took as the launcher"
 
 
-def test_sigterm_ends_a_run_at_a_step_with_a_valid_checkpoint_and_code_75(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sigterm_ends_a_run_at_a_step_with_a_valid_checkpoint_and_code_75(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
-    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG)
+    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 2)
 
     process.send_signal(signal.SIGTERM)
@@ -139,15 +140,16 @@ def test_a_signal_before_training_leaves_no_process(tmp_path: Path) -> None:
     assert processes_of(work_dir) == []
 
 
-def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
-    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG)
+    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
 
-    ranks = [
+    of_ranks = [
         one for one in processes_of(work_dir) if "tuner.worker" in one.cmdline() and "--module" not in one.cmdline()
     ]
-    ranks[-1].kill()
+    of_ranks[-1].kill()
     run = finish(process, work_dir)
 
     assert run.code == 128 + signal.SIGKILL, run.text
@@ -155,9 +157,10 @@ def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path:
     assert processes_of(work_dir) == []
 
 
-def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path, ranks: int) -> None:
     work_dir = tmp_path / "run"
-    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG)
+    process = start(quick(tmp_path, "full"), "--work-dir", work_dir, *LONG, ranks=ranks)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
 
     process.kill()

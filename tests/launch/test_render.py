@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from tests.launch.plans import PATH, made, task
+from tests.launch.test_preflight_model import LLAMA, folder
 from tests.machine.gpus import A100, CPU, machine
 from tuner.launch import render
+from tuner.machine.topology import SUPERVISED
 
 TWO_GPUS = machine(A100, A100)
 
@@ -23,6 +26,28 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _env(*, environ: Mapping[str, str] = PATH, **request: Any) -> dict[str, str]:
     return render.environment(made(environ=environ, **request))
+
+
+# The files
+
+
+@pytest.mark.parametrize(
+    ("sets", "stored", "needs"),
+    [
+        ([], {}, False),
+        (["optimizer.type=AdamW8bit"], {}, True),
+        ([], {"quantization_config": {"quant_method": "bitsandbytes"}}, True),
+    ],
+)
+def test_ranks_import_bitsandbytes_where_something_may_need_it(
+    tmp_path: Path, sets: list[str], stored: dict[str, Any], needs: bool
+) -> None:
+    model = folder(tmp_path / "model", {**LLAMA, **stored})
+
+    files = render.files(made(*sets, model=str(model)))
+
+    assert json.loads(files["run.json"])["needs_bitsandbytes"] is needs
+    assert json.loads(render.files(made(*sets))["run.json"])["needs_bitsandbytes"] is bool(sets), "the package's model"
 
 
 # The command
@@ -44,6 +69,22 @@ def test_one_machine_finds_its_port_itself_and_the_worker_stands_behind_two_dash
     ]
 
 
+def test_one_process_on_one_machine_is_the_rank_itself(tmp_path: Path) -> None:
+    found = made(work_dir=tmp_path / "run")
+
+    env = render.environment(found)
+
+    assert render.argv(found) == [sys.executable, "-m", "tuner.worker", str(tmp_path / "run")]
+    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"]) == ("0", "1", "0", "1")
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("127.0.0.1", "0")
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in env
+
+
+@pytest.mark.parametrize(("flags", "told"), [({}, True), ({"nproc_per_node": 2}, True), ({"launcher": "none"}, False)])
+def test_a_rank_is_told_of_a_supervisor_where_there_is_one(flags: dict[str, Any], told: bool) -> None:
+    assert (SUPERVISED in _env(flags=flags)) is told
+
+
 def test_several_machines_meet_at_the_given_address(tmp_path: Path) -> None:
     flags = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 1234}
 
@@ -62,7 +103,7 @@ def test_several_machines_meet_at_the_given_address(tmp_path: Path) -> None:
 def test_torchrun_understands_the_command_it_is_given(tmp_path: Path) -> None:
     from torch.distributed.run import get_args_parser
 
-    for flags in ({}, {"nnodes": 2, "node_rank": 1, "master_addr": "h", "master_port": 1234}):
+    for flags in ({"nproc_per_node": 2}, {"nnodes": 2, "node_rank": 1, "master_addr": "h", "master_port": 1234}):
         argv = render.argv(made(flags=flags, work_dir=tmp_path / "a b" / "--nnodes=9"))
 
         read = get_args_parser().parse_args(argv[3:])
@@ -71,7 +112,7 @@ def test_torchrun_understands_the_command_it_is_given(tmp_path: Path) -> None:
         assert read.training_script == "tuner.worker"
         assert read.training_script_args == [str(tmp_path / "a b" / "--nnodes=9")]
         assert read.nnodes == str(flags.get("nnodes", "1:1"))
-        assert read.standalone is not bool(flags)
+        assert read.standalone is ("nnodes" not in flags)
 
 
 @pytest.mark.parametrize("name", ["a b", "größe", "$HOME", "a$$b", "${local_rank}", "it's", '"quoted"', "-n", "a;b"])
@@ -80,8 +121,9 @@ def test_a_path_reaches_the_ranks_as_it_is(tmp_path: Path, name: str) -> None:
 
     path = tmp_path / name
 
-    argv = render.argv(made(work_dir=path))
+    argv = render.argv(made(work_dir=path, flags={"nproc_per_node": 2}))
 
+    assert render.argv(made(work_dir=path))[-1] == str(path)
     assert macros.substitute(argv, "0")[-1] == str(path)
 
 
@@ -147,12 +189,12 @@ def test_the_settings_of_the_allocator_have_the_names_that_torch_reads() -> None
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
 def test_what_the_user_set_stays(name: str) -> None:
-    assert name in _env()
-    assert name not in _env(environ=PATH | {name: "17"})
+    assert name in _env(flags={"nproc_per_node": 2})
+    assert name not in _env(flags={"nproc_per_node": 2}, environ=PATH | {name: "17"})
 
 
 def test_ranks_get_longer_than_torchruns_30_seconds_to_save() -> None:
-    assert int(_env()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) >= 120
+    assert int(_env(flags={"nproc_per_node": 2})["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) >= 120
 
 
 def test_the_interpreters_own_scripts_are_on_path_once() -> None:

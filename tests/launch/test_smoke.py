@@ -13,7 +13,8 @@ from tests.launch.plans import PATH, checkpoint
 from tuner.data.sample import KINDS
 from tuner.data.templates import answers_end
 from tuner.errors import ModelError
-from tuner.launch.smoke import SmokeRequest, Stage, Verdict, smaller, smoke
+from tuner.launch.run import Request
+from tuner.launch.smoke import Stage, Verdict, smaller, smoke
 from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Rows
@@ -36,7 +37,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def tried(name: str, **overrides: str) -> tuple[Verdict, list[Stage]]:
     told: list[Stage] = []
-    asked = SmokeRequest(name, Overrides(**overrides), None, False, ())  # type: ignore[arg-type]
+    asked = Request(name, Overrides(**overrides))  # type: ignore[arg-type]
     return smoke(asked, PATH, told.append), told
 
 

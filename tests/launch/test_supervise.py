@@ -32,8 +32,8 @@ import json, os, sys
 from pathlib import Path
 from tuner.launch import supervise
 from tuner.runs.directory import RunDirectory
-run, grace_s = RunDirectory(Path(sys.argv[2])), float(sys.argv[3])
-sys.exit(supervise.run(json.loads(sys.argv[1]), os.environ, run, grace_s=grace_s))
+run = RunDirectory(Path(sys.argv[2]))
+sys.exit(supervise.run(json.loads(sys.argv[1]), os.environ, run, **json.loads(sys.argv[3])))
 """
 TERM_SAVES = "signal.signal(signal.SIGTERM, lambda *_: (report(0, 75, 'saved'), sys.exit(1)))\n"
 SAVES_LATER = """
@@ -61,8 +61,9 @@ def _status(run: RunDirectory) -> dict[str, Any]:
     return found
 
 
-def _driver(run: RunDirectory, code: str, grace_s: float = 300) -> list[str]:
-    return [sys.executable, "-c", DRIVER, json.dumps(process(run.path, code)), str(run.path), str(grace_s)]
+def _driver(run: RunDirectory, code: str, **options: Any) -> list[str]:
+    options = {"grace_s": 300, **options}
+    return [sys.executable, "-c", DRIVER, json.dumps(process(run.path, code)), str(run.path), json.dumps(options)]
 
 
 class _Driven:
@@ -72,12 +73,12 @@ class _Driven:
         self,
         run: RunDirectory,
         code: str,
-        grace_s: float = 300,
         stderr: Any = subprocess.PIPE,
         before: Sequence[str] = (),
+        **options: Any,
     ) -> None:
         self.run = run
-        command = [*before, *_driver(run, code, grace_s)]
+        command = [*before, *_driver(run, code, **options)]
         self.process = subprocess.Popen(command, stderr=stderr, text=True, start_new_session=True)
         wait_until((run.path / "ready").exists)
 
@@ -254,7 +255,7 @@ def test_an_exit_at_once_without_a_report_keeps_its_code_and_shows_what_was_said
     told = capfd.readouterr().err
     assert "no module named torch" in told
     assert str(run.ranks) in told
-    assert (run.ranks / "torchrun-0.log").read_text() == "no module named torch\n"
+    assert (run.ranks / "launcher-0.log").read_text() == "no module named torch\n"
     assert _status(run)["exit_code"] == 3
 
 
@@ -525,6 +526,29 @@ def test_a_killed_supervisor_takes_torchrun_along(run: RunDirectory) -> None:
 
     wait_until(lambda: alive(run.path) == [])
     assert run.failures()[0]["exit_code"] == 75, "it was asked to stop, not killed"
+
+
+# The only rank, without a torchrun
+
+
+def test_the_only_rank_is_told_to_stop_itself_and_killed_when_it_does_not(run: RunDirectory) -> None:
+    driven = _Driven(run, f"{IGNORES_TERM}beat(0)\n{STAYS}", grace_s=0.5, is_rank=True)
+
+    driven.send(signal.SIGTERM)
+
+    code, text = driven.end()
+    assert code == 128 + signal.SIGKILL
+    assert text.startswith("did-not-stop: a rank did not stop within ")
+    assert _status(run)["diagnosis"]["cause"] == "did-not-stop"
+
+
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", 137), ("sys.exit(3)", 3)])
+def test_the_only_ranks_end_is_told_as_its_own(run: RunDirectory, end: str, code: int) -> None:
+    orphan = "spawn('time.sleep(60)', start_new_session=True); time.sleep(1.5)"
+
+    assert _watched(process(run.path, f"{orphan}; {end}"), os.environ, run, is_rank=True) == code
+    assert _status(run)["diagnosis"]["rank"] == 0
+    assert alive(run.path) == []
 
 
 # The log of the real torchrun

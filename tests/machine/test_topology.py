@@ -13,6 +13,7 @@ from tuner.errors import MachineError, TunerError, UsageError
 from tuner.machine import slurm
 from tuner.machine.topology import (
     DEFAULT_PORT,
+    SUPERVISED,
     Batch,
     LaunchFlags,
     Rank,
@@ -36,14 +37,24 @@ def _refusal(num_gpus: int = 0, environ: dict[str, str] | None = None, **flags: 
 # One machine
 
 
-@pytest.mark.parametrize(("num_gpus", "processes"), [(0, 1), (1, 1), (2, 2), (8, 8)])
-def test_one_process_a_visible_gpu_and_one_on_a_cpu(num_gpus: int, processes: int) -> None:
+@pytest.mark.parametrize("num_gpus", [2, 8])
+def test_one_process_a_visible_gpu(num_gpus: int) -> None:
     found = _resolved(num_gpus)
 
-    assert (found.launcher, found.num_nodes, found.nproc_per_node) == ("torchrun", 1, processes)
-    assert found.world_size == processes
+    assert (found.launcher, found.num_nodes, found.nproc_per_node) == ("torchrun", 1, num_gpus)
+    assert found.world_size == num_gpus
     assert found.rank is None, "torchrun assigns it"
     assert found.master_port is None, "the rendezvous picks a free one"
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_one_process_on_one_machine_needs_no_torchrun_and_is_supervised_all_the_same(num_gpus: int) -> None:
+    found = _resolved(num_gpus, {"MASTER_PORT": "29400"})
+
+    assert (found.launcher, found.rank, found.world_size) == ("direct", 0, 1)
+    assert found.is_supervised
+    assert found.leads
+    assert found.master_port == 0, "torch's store takes a free one"
 
 
 @pytest.mark.parametrize(
@@ -459,7 +470,7 @@ def test_a_worker_reads_its_rank_and_whether_it_is_watched() -> None:
 
     assert Rank.of({}) == Rank(0, 0, 1, supervised=False)
     assert Rank.of(environ) == Rank(3, 1, 4, supervised=False)
-    assert Rank.of(environ | {"TORCHELASTIC_RUN_ID": "x"}).supervised
+    assert Rank.of(environ | {SUPERVISED: "1"}).supervised
 
 
 @pytest.mark.parametrize(("samples", "steps"), [(1, 1), (24, 1), (25, 2), (48, 2), (49, 3)])

@@ -167,7 +167,7 @@ def test_torchruns_own_error_is_told_where_no_rank_began() -> None:
 
 
 def test_a_killed_torchrun_is_called_that() -> None:
-    found = _found(agent_code=-9)
+    found = _found(child_code=-9)
 
     assert (found.cause, found.what, found.exit_code) == (
         "killed",
@@ -180,6 +180,16 @@ def test_where_nothing_could_be_written_a_full_disk_is_the_cause() -> None:
     assert _found(free_bytes=4096).cause == "disk"
     assert _found(free_bytes=4096).exit_code == 74
     assert _found(free_bytes=1 << 30).cause == "unknown"
+    assert _found(free_bytes=4096, is_rank=True, child_code=74).cause == "disk"
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "exit_code"), [(-9, "killed", 137), (-11, "crashed", 139), (3, "unknown", 3)]
+)
+def test_the_only_ranks_end_is_its_own_and_no_torchruns(code: int, cause: str, exit_code: int) -> None:
+    found = _found(world=1, is_rank=True, child_code=code)
+
+    assert (found.cause, found.rank, found.exit_code) == (cause, 0, exit_code)
 
 
 # A collective that timed out
@@ -312,7 +322,7 @@ def test_the_ends_of_logs_are_read_by_rank(run: RunDirectory) -> None:
     run.report_failure(1, 1, "failed", step=2)
     (run.ranks / "1.log").write_text("x" * 100_000 + "\nlast")
     (run.ranks / "10.log").write_bytes(b"\xff torn")
-    (run.ranks / "torchrun-0.log").write_text("agent")
+    (run.ranks / "launcher-0.log").write_text("agent")
 
     found = gather(run, num_oom_kills=1)
 

@@ -15,6 +15,7 @@ import pytest
 from tests.launch.processes import wait_until
 from tests.machine.fake_slurm import FakeSlurm
 from tuner.files import write_json
+from tuner.machine import topology
 from tuner.runs import beats
 from tuner.runs.causes import classify
 from tuner.runs.diagnose import diagnose
@@ -38,7 +39,7 @@ def work():
     {work}
 guard.finish(work)
 """
-SUPERVISED = {"TORCHELASTIC_RUN_ID": "1"}
+SUPERVISED = {topology.SUPERVISED: "1"}
 
 
 @pytest.fixture

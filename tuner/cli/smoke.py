@@ -38,9 +38,10 @@ def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code
     from tuner.worker.quiet import quiet_libraries
 
     quiet_libraries()
-    from tuner.launch.smoke import UNKNOWN, SmokeRequest, smoke
+    from tuner.launch.run import Request
+    from tuner.launch.smoke import UNKNOWN, smoke
 
-    asked = SmokeRequest(recipe, overrides(**changes), deepspeed, allow_code, ("tuner", *sys.argv[1:]))
+    asked = Request(recipe, overrides(**changes), deepspeed, allow_code=allow_code, command=("tuner", *sys.argv[1:]))
     verdict = smoke(asked, dict(os.environ), lambda stage: None if as_json else _print(stage))
     if as_json:
         value = {

@@ -28,7 +28,6 @@ _DETECT_ROWS = 8
 def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     """Return the training data set, or those of the mixture, as far as it can be counted here."""
     dataset = config.train_dataloader.dataset
-    shares: tuple[Rows, ...] = dataset.mixture or (dataset,)
     is_kto = config.objective.type == "kto"
     return tuple(
         replace(
@@ -36,7 +35,7 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
             weight=share.weight if isinstance(share, Share) else 1.0,
             samples_a_row=_answers_a_row(share) if is_kto else 1,
         )
-        for number, share in enumerate(shares)
+        for number, share in enumerate(dataset.shares)
     )
 
 

@@ -25,7 +25,7 @@ def execute(resolved: ResolvedRun) -> int:
         while True:
             run = _directory(resolved)
             argv, env = render.argv(resolved), leftovers.without(resolved.environ) | render.environment(resolved)
-            if resolved.topology.launcher != "torchrun":
+            if not resolved.topology.is_supervised:
                 os.execve(argv[0], argv, env)  # noqa: S606 (a list built by us, no shell)
             prints_events, leads = resolved.request.prints_events, resolved.topology.leads
             events = Events(run) if prints_events and leads else None
@@ -35,6 +35,7 @@ def execute(resolved: ResolvedRun) -> int:
                     env,
                     run,
                     resolved.topology.node_rank,
+                    is_rank=resolved.topology.launcher == "direct",
                     grace_s=resolved.request.grace_s,
                     shows_rank_0=not prints_events,  # its lines are in its log
                 )

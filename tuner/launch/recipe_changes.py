@@ -49,8 +49,11 @@ def compare(saved: Path | None, new: Recipe) -> tuple[str, ...]:
         return tuple(f"changed since the checkpoint: {_arrow(one)}" for one in changed)
     lines = [f"{_arrow(one)}: {why}" for one, why in refused]
     what = f"the checkpoint means nothing with {'; '.join(lines)}"
-    fix = f"Put back {' and '.join(_back(one) for one, _ in refused)}, or start a new run without --resume."
-    raise RecipeError(what, where=_source(refused[0][0]), fix=fix)
+    back = [f"{one.key} = {one.left.value!r}" if one.left else f"no {one.key}" for one, _ in refused]
+    first = refused[0][0]
+    where = f"{first.key} ({first.right.origin.source})" if first.right else first.key
+    fix = f"Put back {' and '.join(back)}, or start a new run without --resume."
+    raise RecipeError(what, where=where, fix=fix)
 
 
 def _reason(key: str) -> str | None:
@@ -62,11 +65,3 @@ def _reason(key: str) -> str | None:
 def _arrow(one: Difference) -> str:
     old, new = (repr(side.value) if side else "(absent)" for side in (one.left, one.right))
     return f"{one.key} {old} -> {new}"
-
-
-def _back(one: Difference) -> str:
-    return f"{one.key} = {one.left.value!r}" if one.left else f"no {one.key}"
-
-
-def _source(one: Difference) -> str:
-    return f"{one.key} ({one.right.origin.source})" if one.right else one.key

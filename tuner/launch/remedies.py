@@ -37,24 +37,16 @@ class Lighter:
         return [*sets, "--deepspeed", self.level] if self.level else sets
 
 
-def check_on_oom(choice: str, topology: Topology) -> None:
-    """Refuse --on-oom retry where no single supervisor sees all ranks end.
+def check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
+    """Refuse --on-oom retry and --max-restarts where no supervisor of ours could start the ranks again.
 
     Raises:
-        UsageError: the ranks are started by something else, or on several nodes.
+        UsageError: something else starts the ranks, or, for --on-oom, no single supervisor sees all of them end.
     """
-    if choice == "retry" and (topology.launcher != "torchrun" or topology.num_nodes > 1):
-        fix = "Leave it out: after a failure the lighter command is printed. Or start one node with torchrun."
+    if on_oom == "retry" and (not topology.is_supervised or topology.num_nodes > 1):
+        fix = "Leave it out: after a failure the lighter command is printed. Or start one node without --launcher."
         raise UsageError(f"retry on {topology.describe()}", where="--on-oom", fix=fix)
-
-
-def check_max_restarts(number: int, topology: Topology) -> None:
-    """Refuse --max-restarts where no supervisor of ours could start the ranks again.
-
-    Raises:
-        UsageError: the ranks are started by something else.
-    """
-    if number and topology.launcher != "torchrun":
+    if max_restarts and not topology.is_supervised:
         fix = "Leave it out: under Slurm, `tuner submit --max-requeues` and Slurm itself start a run again."
         raise UsageError(f"restarts with {topology.describe()}", where="--max-restarts", fix=fix)
 
@@ -93,8 +85,8 @@ def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:
     return None
 
 
-def _need_weights_alone(level: str, other: str) -> bool:
-    return not share_states(Level.of_preset(level, 1).stage, Level.of_preset(other, 1).stage)
+def _share_states(level: str, other: str) -> bool:
+    return share_states(Level.of_preset(level, 1).stage, Level.of_preset(other, 1).stage)
 
 
 def commands(
@@ -111,7 +103,7 @@ def commands(
         run_path: Its directory.
     """
     again = _without(command, "--resume", "--work-dir")
-    if topology.launcher == "torchrun" and topology.nproc_per_node != max(num_gpus, 1):
+    if topology.is_supervised and topology.nproc_per_node != max(num_gpus, 1):
         again = [*_without(again, "--nproc-per-node"), "--nproc-per-node", str(topology.nproc_per_node)]
     goes_on = ["--work-dir", str(run_path), "--resume", "auto"]
     typed_next = {"again": [*again, *goes_on]}
@@ -119,7 +111,7 @@ def commands(
         change = lighter(config, level, topology.world_size, cause)
         if change:
             typed = _without(again, "--deepspeed") if change.level else again
-            alone = change.level and "--resume-weights" not in again and _need_weights_alone(level, change.level)
+            alone = change.level and "--resume-weights" not in again and not _share_states(level, change.level)
             typed_next[cause] = [*typed, *goes_on, *(["--resume-weights"] if alone else []), *change.flags]
     slower = f"optim_wrapper.optimizer.lr={config.optim_wrapper.optimizer.lr * _LESS_LR:g}"
     typed_next[NOT_A_NUMBER] = [*again, *goes_on, "--set", slower]

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 from tuner import __version__
-from tuner.files import dump_json
+from tuner.files import dump_json, read_json_object
 from tuner.launch import fitting, remedies
 from tuner.launch.run import ResolvedRun
 from tuner.machine.hardware import tool_path
 from tuner.machine.libraries import versions
-from tuner.machine.topology import Topology
+from tuner.machine.topology import SUPERVISED, Topology
+from tuner.recipes import catalog, paths
+from tuner.recipes.schema import Model
 from tuner.runs.lock import WORKER
 
 _UNSAFE_LOAD = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -29,7 +32,7 @@ _ORPHANED_S = 3600
 
 
 def argv(run: ResolvedRun) -> list[str]:
-    """Return the command of this node's torchrun, or of the one rank that this process becomes."""
+    """Return the command of this node's torchrun, or of the one rank that this process starts or becomes."""
     if run.topology.launcher != "torchrun":
         return [sys.executable, "-m", WORKER, str(run.run_path)]
     return [
@@ -69,6 +72,8 @@ def environment(run: ResolvedRun) -> dict[str, str]:
         # Checkpoints are pickles: whatever asks torch.load for more, they hold no code that is run.
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
     }
+    if run.topology.is_supervised:
+        env[SUPERVISED] = "1"
     if _UNSAFE_LOAD in environ:
         env[_UNSAFE_LOAD] = "0"
     env |= {name: value for name, value in _defaults(run).items() if name not in environ}
@@ -92,7 +97,7 @@ def _defaults(run: ResolvedRun) -> dict[str, str]:
 
 
 def _of_one_rank(topology: Topology) -> dict[str, str]:
-    """Return what tells torch which rank it is, where srun, or nobody (--launcher none), has started it."""
+    """Return what tells torch which rank it is, where no torchrun does."""
     return {
         "RANK": str(topology.rank),
         "WORLD_SIZE": str(topology.world_size),
@@ -134,6 +139,7 @@ def _run_facts(run: ResolvedRun) -> dict[str, Any]:
         "num_nodes": run.topology.num_nodes,
         "batch": batch_json(run),
         "state": dict(run.state),
+        "needs_bitsandbytes": config.needs_bitsandbytes or _is_stored_in_fewer_bits(config.model),
         "arithmetic": fitting.arithmetic(config, run.hardware, run.precision.dtype),
         "fit": run.fit.to_json() if run.fit else None,
         "warnings": list(run.warnings),
@@ -142,6 +148,20 @@ def _run_facts(run: ResolvedRun) -> dict[str, Any]:
         "platform": platform.platform(),
         "interpreter": sys.executable,
     }
+
+
+def _is_stored_in_fewer_bits(model: Model) -> bool:
+    """Say whether a model's weights may be quantized already, which a config.json that is not here cannot tell."""
+    path = str(model.path)
+    if path.startswith(catalog.ASSET):
+        return False
+    folder = paths.local(path)
+    if folder is None:
+        from huggingface_hub import try_to_load_from_cache  # 0.01 s, which a dry run does without
+
+        cached = try_to_load_from_cache(path, "config.json", revision=model.revision)
+        folder = Path(cached).parent if isinstance(cached, str) else None
+    return folder is None or "quantization_config" in read_json_object(folder / "config.json")
 
 
 def batch_json(run: ResolvedRun) -> dict[str, int | str | None]:

@@ -45,8 +45,7 @@ def resolve_run(
     """
     asked = _load(request)
     topology = topology or resolve(request.flags, environ, len(hardware.gpus))
-    remedies.check_on_oom(request.on_oom, topology)
-    remedies.check_max_restarts(request.max_restarts, topology)
+    remedies.check_retries(request.on_oom, request.max_restarts, topology)
     start = resuming.find_start(
         request.resume, request.work_dir, WORK_DIRS / asked.name, _default_name(topology, now), topology
     )

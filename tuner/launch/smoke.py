@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tuner.machine import hardware, leftovers
 from tuner.machine.topology import LaunchFlags, without_variables
 from tuner.recipes import loading, path_checks
 from tuner.recipes.recipe import Overrides, Recipe
-from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows
+from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, Dataset, RecipeConfig, Rows
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
 from tuner.worker import stand_ins
@@ -34,19 +34,8 @@ UNKNOWN = "Not tried: GPU kernels and their memory, NCCL, and the real weights; 
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
 _LEAST_SPLIT = 0.25
 _ON_A_CPU = {None, "auto", "sdpa", "eager"}
-_ON_GPUS_ALONE = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit", "Lamb", "Lion")
+_ON_GPUS_ALONE = (*BITSANDBYTES_OPTIMIZERS, "Lamb", "Lion")
 _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
-
-
-@dataclass(frozen=True)
-class SmokeRequest:
-    """What the user asked for."""
-
-    recipe: str | None
-    overrides: Overrides
-    deepspeed: str | None
-    allow_code: bool
-    command: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -80,7 +69,7 @@ class _Failed(TunerError):
         self.exit_code = exit_code
 
 
-def smoke(asked: SmokeRequest, environ: Mapping[str, str], tell: Callable[[Stage], None]) -> Verdict:
+def smoke(asked: Request, environ: Mapping[str, str], tell: Callable[[Stage], None]) -> Verdict:
     """Try a recipe in a scratch folder, which is removed when every stage went well.
 
     Args:
@@ -129,7 +118,7 @@ def _stages(bench: _Smoke, tell: Callable[[Stage], None]) -> tuple[Stage, ...]:
 class _Smoke:
     """The stages of one smoke test; each returns what to tell of it, and the next builds on what it left."""
 
-    def __init__(self, asked: SmokeRequest, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, asked: Request, loaded: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
         self.asked, self.loaded, self.scratch = asked, loaded, scratch
         self.environ = without_variables(environ)  # they are meant for the run that will follow
         self.values, self.notes = smaller(lightest(loaded, _RANKS).config)
@@ -206,15 +195,15 @@ class _Smoke:
             raise TunerError(what)
 
     def _plan(self, name: str, resume: Path | None = None) -> ResolvedRun:
-        request = Request(
-            str(self.scratch / f"{self.loaded.name}.py"),
-            deepspeed=self.asked.deepspeed,
+        request = replace(
+            self.asked,
+            recipe=str(self.scratch / f"{self.loaded.name}.py"),
+            overrides=Overrides(),
             flags=LaunchFlags(nproc_per_node=_RANKS),
             work_dir=self.scratch / name,
             resume=str(resume) if resume else None,
             allow_code=True,  # that file is data, and what it names was allowed at the start
             ignore_fit=True,
-            command=self.asked.command,
         )
         return resolve_run(request, self.environ, hardware.detect(self.environ), datetime.now().astimezone())
 

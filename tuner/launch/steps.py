@@ -51,10 +51,6 @@ class Count:
         """A number that the true one does not pass, if one is known."""
         return None if self.certainty is Certainty.UNLESS_SPLIT else self.value
 
-    def times(self, factor: int) -> Count:
-        """Return so many times the count."""
-        return replace(self, value=None if self.value is None else self.value * factor)
-
     def __str__(self) -> str:
         return f"{self.certainty.value}: {self.why}" if self.why else self.certainty.value
 
@@ -171,7 +167,8 @@ def too_few(config: RecipeConfig, batch: Batch, found: Steps) -> str | None:
 
 def _total(config: RecipeConfig, per_epoch: Count) -> Count:
     cfg = config.train_cfg
-    total = Count(cfg.max_steps) if cfg.max_steps else per_epoch.times(cfg.max_epochs)
+    epochs = replace(per_epoch, value=None if per_epoch.value is None else per_epoch.value * cfg.max_epochs)
+    total = Count(cfg.max_steps) if cfg.max_steps else epochs
     if cfg.early_stopping_patience and total.most is not None:
         return replace(total, certainty=Certainty.AT_MOST, why="early stopping may end the run sooner")
     return total

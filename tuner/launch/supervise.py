@@ -1,4 +1,4 @@
-"""The only place that spawns: one torchrun agent, its signals, its end, and an exit code that tells the truth.
+"""The only place that spawns: one torchrun or the only rank, its signals, its end, an exit code that tells the truth.
 
 torchrun turns every failure into 1, so the code comes from what the ranks left in the run directory.
 """
@@ -29,6 +29,7 @@ _INSISTING = (signal.SIGTERM, signal.SIGINT)
 _FORWARDED = (*_INSISTING, signal.SIGHUP, signal.SIGUSR2)
 _POLL_S = 0.1
 _REAP_S = 10.0
+"""A killed process that is in a write of a slow disk, or in a driver's call, ends only when that returns."""
 _LOOK_S = 1.0
 _AFTER_FAILURE_S = 10.0
 """What the other ranks get once one has failed: they save nothing any more."""
@@ -44,26 +45,28 @@ def run(
     directory: RunDirectory,
     node_rank: int = 0,
     *,
+    is_rank: bool = False,
     grace_s: float,
     shows_rank_0: bool = True,
 ) -> int:
-    """Run this node's torchrun to its end and return the exit code of the run; leave no process behind.
+    """Run torchrun, or the only rank, to its end and return the exit code of the run; leave no process behind.
 
     A failure is told in three lines on standard error and written into status.json.
 
     Args:
+        is_rank: The command is that of the only rank itself.
         grace_s: What ranks that are told to stop have, in seconds; they get longer where saves take long.
         shows_rank_0: What rank 0 prints is shown on standard output, and not in its log alone.
     """
-    watch = _Watch(directory, grace_s)
+    watch = _Watch(directory, grace_s, is_rank)
     shows = shows_rank_0 and node_rank == 0
     shown = Follower(
         directory.ranks / "0.log", _STDOUT, lambda: beats.has_failed(directory, 0) or bool(directory.failures())
     )
     with watch.signals():
         directory.ranks.mkdir(exist_ok=True)
-        with (directory.ranks / f"torchrun-{node_rank}.log").open("wb") as log:
-            agent = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
+        with (directory.ranks / f"launcher-{node_rank}.log").open("wb") as log:
+            child = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
                 list(argv),
                 env=dict(env),
                 stdout=None if shows_rank_0 else subprocess.DEVNULL,  # a terminal is where rank 0 draws its bar
@@ -71,10 +74,10 @@ def run(
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        watch.agent = psutil.Process(agent.pid)
+        watch.begin(child.pid)
         if shows:
             shown.start()
-        while agent.poll() is None:
+        while child.poll() is None:
             watch.forward()
             watch.look()
             time.sleep(_POLL_S)
@@ -83,13 +86,14 @@ def run(
         checkpoints.clear_unfinished(directory.checkpoints)
     if shows:
         shown.stop()
-    return watch.verdict(agent.returncode)
+    return watch.verdict(child.returncode)
 
 
 class _Watch:
-    def __init__(self, directory: RunDirectory, grace_s: float) -> None:
+    def __init__(self, directory: RunDirectory, grace_s: float, is_rank: bool) -> None:
         self.directory, self.num_oom_kills, self.grace_s = directory, num_oom_kills(), grace_s
-        self.agent: psutil.Process | None = None
+        self.is_rank = is_rank
+        self.child: psutil.Process | None = None
         self.ranks: set[psutil.Process] = set()
         self.received: list[int] = []
         self.forwarded = 0
@@ -119,23 +123,29 @@ class _Watch:
     def insisted(self) -> bool:
         return sum(number in _INSISTING for number in self.received) > 1
 
+    def begin(self, pid: int) -> None:
+        """Watch the process that was started."""
+        self.child = psutil.Process(pid)
+        # The rank itself has its stacks written and is killed after the grace; torchrun ends when its ranks have.
+        self.ranks = {self.child} if self.is_rank else set()
+
     def remember_ranks(self) -> None:
-        """Note the agent's descendants while they have a parent: orphans cannot be found later."""
+        """Note the child's descendants while they have a parent: orphans cannot be found later."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            if self.agent:
-                self.ranks |= set(self.agent.children(recursive=True))
+            if self.child:
+                self.ranks |= set(self.child.children(recursive=True))
 
     def forward(self) -> None:
         """Pass the first signal on as SIGTERM (finish the step, save, stop); at the second, kill at once."""
         if self.insisted:  # the ranks are killed as soon as it is gone
-            if self.agent:
-                _send(self.agent, signal.SIGSTOP)  # it may be starting one, which nobody could find afterwards
+            if self.child:
+                _send(self.child, signal.SIGSTOP)  # it may be starting one, which nobody could find afterwards
                 self.remember_ranks()
-                _kill(self.agent)
+                _kill(self.child)
         elif self.received and not self.forwarded:
             self.forwarded, self.ending_since_s = self.received[0], time.monotonic()
-            if self.agent:
-                _send(self.agent, signal.SIGTERM)
+            if self.child:
+                _send(self.child, signal.SIGTERM)
 
     def look(self) -> None:
         """Note the ranks and end the late ones, once a second: finding them reads of every process of the machine."""
@@ -182,31 +192,31 @@ class _Watch:
         return [process for process in self.ranks if process.pid in wanted]
 
     def kill_ranks(self) -> None:
-        """Kill what is left of the agent's descendants; a psutil.Process never means a reused pid."""
+        """Kill what is left of the child's descendants; a psutil.Process never means a reused pid."""
         for process in self.ranks:
             _kill(process)
         deadline = time.monotonic() + _REAP_S
         while any(_runs(process) for process in self.ranks) and time.monotonic() < deadline:
             time.sleep(_POLL_S / 10)
 
-    def verdict(self, agent_code: int) -> int:
+    def verdict(self, child_code: int) -> int:
         """Return the run's exit code, write status.json, and print what went wrong."""
         reports = self.directory.failures()
         if self._is_done():
-            if reports or (agent_code != 0 and not self.forwarded):  # torchrun fails at a signal, whatever its ranks do
+            if reports or (child_code != 0 and not self.forwarded):  # torchrun fails at a signal, whatever its ranks do
                 text = "WARNING: the run is done and its result is whole; what comes after it was cut short."
                 with contextlib.suppress(OSError):
                     print(text, file=sys.stderr)
             return 0
         if self.insisted:
             return self._end("failed", 128 + self.received[-1], "killed at the second signal")
-        if agent_code == 0 and not reports and not self.overdue:
+        if child_code == 0 and not reports and not self.overdue:
             return 0
         if self.forwarded and not reports and not self.overdue:
             return self._end("failed", 128 + self.forwarded, f"stopped by {signal.Signals(self.forwarded).name}")
         if reports and reports[0]["exit_code"] == Stopped.exit_code:
             return self._end("stopped", Stopped.exit_code, str(reports[0]["message"]))
-        return self._diagnose(agent_code, reports)
+        return self._diagnose(child_code, reports)
 
     def _is_done(self) -> bool:
         """Return whether rank 0 has said so, when the result was in its place: nothing after that can undo it."""
@@ -214,12 +224,13 @@ class _Watch:
             return bool(self.directory.read_json(self.directory.status).get("state") == "done")
         return False
 
-    def _diagnose(self, agent_code: int, reports: Sequence[Mapping[str, Any]]) -> int:
+    def _diagnose(self, child_code: int, reports: Sequence[Mapping[str, Any]]) -> int:
         kills = (num_oom_kills() or 0) - (self.num_oom_kills or 0)
         try:
             evidence = gather(
                 self.directory,
-                agent_code=agent_code,
+                child_code=child_code,
+                is_rank=self.is_rank,
                 num_oom_kills=max(kills, 0),
                 stopped=self.stopped,
                 overdue=self.overdue,

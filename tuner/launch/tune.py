@@ -243,7 +243,8 @@ class _Bench:
         made = directory.create(run.run_path, render.files(run), resume=False)
         env = leftovers.without(self.environ) | render.environment(run)
         with contextlib.redirect_stderr(io.StringIO()):  # what a failure says is in its row
-            code = supervise.run(render.argv(run), env, made, grace_s=_GRACE_S, shows_rank_0=False)
+            is_rank = run.topology.launcher == "direct"
+            code = supervise.run(render.argv(run), env, made, is_rank=is_rank, grace_s=_GRACE_S, shows_rank_0=False)
         status = made.read_json(made.status)
         if "signal" in status:
             raise _Interrupted

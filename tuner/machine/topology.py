@@ -15,6 +15,8 @@ from tuner.machine import slurm
 Launcher = Literal["torchrun", "slurm", "none"]
 LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "slurm", "none")
 DEFAULT_PORT = 29500
+SUPERVISED = "TUNER_SUPERVISED"
+"""The variable by which a supervisor of ours tells its ranks that it is there."""
 _VARIABLES = {
     "--nproc-per-node": ("NPROC_PER_NODE",),
     "--nnodes": ("NNODES",),
@@ -41,7 +43,8 @@ class LaunchFlags(NamedTuple):
 class Topology:
     """Where this process stands among all. rank and local_rank are None where torchrun will assign them."""
 
-    launcher: Launcher
+    launcher: Launcher | Literal["direct"]
+    """`direct`: one rank on one machine needs no torchrun in between, which takes seconds to start."""
     num_nodes: int
     node_rank: int
     nproc_per_node: int
@@ -60,6 +63,11 @@ class Topology:
         """This process writes the run directory: the first task of Slurm, or the launcher on node 0."""
         return self.rank == 0 if self.rank is not None else self.node_rank == 0
 
+    @property
+    def is_supervised(self) -> bool:
+        """This process starts its ranks and watches them; by `slurm` and `none` it becomes a rank itself."""
+        return self.launcher in ("torchrun", "direct")
+
     def describe(self) -> str:
         nodes = f"{self.num_nodes} nodes" if self.num_nodes > 1 else "1 node"
         return f"{nodes}, {self.world_size} process{'es' * (self.world_size > 1)} ({self.launcher})"
@@ -76,9 +84,9 @@ class Rank(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Rank:
-        """Read the variables that torchrun, or the plan of one rank, has set."""
+        """Read the variables that torchrun, or `launch.render` for one rank, has set."""
         rank, local_rank = int(environ.get("RANK", "0")), int(environ.get("LOCAL_RANK", "0"))
-        return cls(rank, local_rank, int(environ.get("WORLD_SIZE", "1")), "TORCHELASTIC_RUN_ID" in environ)
+        return cls(rank, local_rank, int(environ.get("WORLD_SIZE", "1")), SUPERVISED in environ)
 
 
 class Batch(NamedTuple):
@@ -151,6 +159,8 @@ def _torchrun(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> 
         fix = f"Node ranks run from 0 to {nodes - 1}."
         raise UsageError(f"node rank {rank} of {nodes} nodes", where="--node-rank / NODE_RANK", fix=fix)
     nproc = nproc or max(num_gpus, 1)
+    if nodes == nproc == 1:
+        return _alone("direct")
     if nodes == 1:
         return Topology("torchrun", 1, 0, nproc, nproc)
     port = port or DEFAULT_PORT
@@ -170,7 +180,12 @@ def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topo
             raise UsageError(f"{value} with --launcher none, which is one process", where=name, fix=fix)
     address = _text(flags.master_addr, "--master-addr", environ) or "127.0.0.1"
     port = _count(flags.master_port, "--master-port", environ, maximum=65535)
-    return Topology("none", 1, 0, 1, 1, rank=0, local_rank=0, master_addr=address, master_port=port or 0)
+    return _alone("none", address, port or 0)
+
+
+def _alone(launcher: Literal["direct", "none"], address: str = "127.0.0.1", port: int = 0) -> Topology:
+    # At port 0 torch's store listens on a free one; nobody else has to find it.
+    return Topology(launcher, 1, 0, 1, 1, rank=0, local_rank=0, master_addr=address, master_port=port)
 
 
 def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:

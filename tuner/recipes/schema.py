@@ -119,6 +119,11 @@ class Dataset(Rows):
     packing: bool
     thinking: Literal["keep", "strip", "last"] | None = None
 
+    @property
+    def shares(self) -> tuple[Rows, ...]:
+        """The data sets whose rows are read: those of the mixture, or this one alone."""
+        return self.mixture or (self,)
+
 
 class Dataloader(Block):
     """Samples into micro-batches, per process."""
@@ -139,6 +144,9 @@ OptimizerType = Literal[
     "AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit",  # bitsandbytes
     "Lamb", "Lion",  # DeepSpeed, on GPUs
 ]  # fmt: skip
+
+
+BITSANDBYTES_OPTIMIZERS = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit")
 
 
 class Optimizer(Block):
@@ -251,6 +259,17 @@ class RecipeConfig(Block):
     deepspeed: str | dict[str, Any]
 
     @property
+    def loaders(self) -> dict[str, Dataloader]:
+        """The dataloaders that the recipe has, by their keys."""
+        return {key: loader for key in LOADERS if (loader := getattr(self, key))}
+
+    @property
+    def needs_bitsandbytes(self) -> bool:
+        """Whether something in it may come from bitsandbytes; a model's own code is not known."""
+        by_type = self.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS
+        return self.quantization is not None or by_type or self.model.remote_code
+
+    @property
     def split(self) -> Split:
         """The split, of a recipe in which it is settled."""
         accumulation, recompute = self.optim_wrapper.accumulative_counts, self.train_cfg.gradient_checkpointing
@@ -261,8 +280,8 @@ class RecipeConfig(Block):
         """Return the recipe with this split; validation takes its micro-batch where it has none of its own."""
         loaders = {
             key: loader.model_copy(update={"batch_size": split.micro_batch})
-            for key in LOADERS
-            if (loader := getattr(self, key)) and (key == LOADERS[0] or loader.batch_size == "auto")
+            for key, loader in self.loaders.items()
+            if key == LOADERS[0] or loader.batch_size == "auto"
         }
         optim = self.optim_wrapper.model_copy(update={"accumulative_counts": split.accumulation})
         train_cfg = self.train_cfg.model_copy(update={"gradient_checkpointing": split.recompute})

@@ -37,8 +37,9 @@ class Evidence:
         folder: The run directory.
         reports: What ranks reported of their own end, the earliest first.
         logs: The end of each rank's log.
-        launcher: The end of torchrun's logs.
-        agent_code: How torchrun itself ended; below 0: by a signal.
+        launcher: The end of what torchrun logged, and ranks before they had logs of their own.
+        child_code: How torchrun itself ended, or the only rank; below 0: by a signal.
+        is_rank: It is that of the only rank.
         num_oom_kills: Processes that the kernel killed for lack of memory while the run was on.
         last_step: The last optimizer step in the metrics.
         free_bytes: Space left on the disk of the run directory.
@@ -52,7 +53,8 @@ class Evidence:
     reports: Sequence[Mapping[str, Any]] = ()
     logs: Mapping[int, str] = field(default_factory=dict)
     launcher: str = ""
-    agent_code: int = 1
+    child_code: int = 1
+    is_rank: bool = False
     num_oom_kills: int = 0
     last_step: int | None = None
     free_bytes: int | None = None
@@ -164,13 +166,13 @@ def _reported(evidence: Evidence) -> Iterator[_Suspect]:
 
 
 def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
-    """Yield the ranks that ended without a report; torchrun's log names the one that it saw end first.
+    """Yield the ranks that ended without a report; of several torchrun's log names the one that it saw end first.
 
     Where the others only report a lost peer, a killed rank is that peer, whatever torchrun saw first: it looks every
     tenth of a second, and in that time they can end too.
     """
     told = {int(report["rank"]) for report in evidence.reports}
-    for place, (rank, code) in enumerate(_exits(evidence.launcher)):
+    for place, (rank, code) in enumerate(_exits(evidence)):
         if rank in told or code == Stopped.exit_code:
             continue
         first = place == 0 or (others_lost_it and code == -signal.SIGKILL)
@@ -193,8 +195,12 @@ def _exit_code(cause: Cause, code: int) -> int:
     return cause.exit_code if cause.exit_code != 1 else code or 1
 
 
-def _exits(launcher: str) -> list[tuple[int | None, int]]:
+def _exits(evidence: Evidence) -> list[tuple[int | None, int]]:
     """Return rank and exit code of the ranks that failed, the one that torchrun saw first at the head."""
+    if evidence.is_rank:
+        ended_by_itself = evidence.child_code and not evidence.overdue
+        return [(0, evidence.child_code)] if ended_by_itself else []
+    launcher = evidence.launcher
     before, _, after = launcher.partition(_ROOT)
     exits = [pair for text in (after, before) for pair in _SUMMARY.findall(text)]
     exits = exits or [("", code) for code in _EXIT_CODE.findall(launcher)]
@@ -211,7 +217,7 @@ def _ended(evidence: Evidence, rank: int | None, code: int, first: bool) -> tupl
         return _killed(who, evidence.num_oom_kills, known)
     if code == -signal.SIGBUS:
         known = known or (causes.named(causes.SHARED_MEMORY), "Bus error")
-    if known:
+    if known := known or (_full_disk(evidence) if code > 0 else None):
         return known[0], f"{known[0].says}: {known[1]}"
     if code < 0:
         return causes.CRASHED, f"{who} was killed by {signal.Signals(-code).name}"
@@ -236,18 +242,23 @@ def _overdue(evidence: Evidence) -> _Suspect:
 
 def _launcher(evidence: Evidence) -> _Suspect:
     """Return what torchrun itself ended with: no rank left a trace."""
-    code, known = evidence.agent_code, classify(evidence.launcher)
+    code, known = evidence.child_code, classify(evidence.launcher)
     if code < 0:
         is_killed = -code == signal.SIGKILL
         text = f"torchrun was killed by {signal.Signals(-code).name}{' (out of memory?)' * is_killed}"
         return _Suspect(None, causes.KILLED if is_killed else causes.CRASHED, text, _exit_code(causes.KILLED, code), 0)
-    if not known and evidence.free_bytes is not None and evidence.free_bytes < _FULL_BYTES:
-        known = causes.named("disk"), f"{evidence.free_bytes} bytes are left at {evidence.folder}"
-    if known:
+    if known := known or _full_disk(evidence):
         cause, line = known
         return _Suspect(None, cause, f"{cause.says}: {line}", _exit_code(cause, code), 0)
     text = f"a rank ended with code {code} and without a report"
     return _Suspect(None, causes.SILENT, text, code or 1, 0, detail=_tail(evidence, None))
+
+
+def _full_disk(evidence: Evidence) -> tuple[Cause, str] | None:
+    """Return what is likely where nothing could be written down."""
+    if evidence.free_bytes is None or evidence.free_bytes >= _FULL_BYTES:
+        return None
+    return causes.named("disk"), f"{evidence.free_bytes} bytes are left at {evidence.folder}"
 
 
 def _tail(evidence: Evidence, rank: int | None) -> str:
@@ -309,7 +320,7 @@ def _known_step(evidence: Evidence) -> int | None:
 def _next_command(evidence: Evidence, suspect: _Suspect) -> str:
     commands = evidence.facts.get("next") or {}
     recipe = shlex.quote(str(evidence.folder / "recipe.py"))
-    log = evidence.folder / "ranks" / (f"{suspect.rank}.log" if suspect.rank is not None else "torchrun-0.log")
+    log = evidence.folder / "ranks" / (f"{suspect.rank}.log" if suspect.rank is not None else "launcher-0.log")
     again = commands.get("again") or f"tuner train {recipe}"
     command = commands.get(suspect.cause.name) or suspect.cause.command
     places = {"again": again, "log": shlex.quote(str(log)), "run": shlex.quote(str(evidence.folder)), "recipe": recipe}

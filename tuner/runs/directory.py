@@ -8,7 +8,7 @@ metrics.jsonl   one line for each logged step
 data.json       counts of the data's rows and tokens, and of samples that are not trained on as they are, by reason
 data_report.jsonl  one line for each of those samples: place, what happened, reason, tokens before and after
 ranks/          N.log for all that a rank prints, N.beat for its last sign of life, N.json for one that ended badly,
-                torchrun-NODE.log for its launcher, warnings.jsonl for what rank 0 warned of
+                launcher-NODE.log for what came before those and from torchrun, warnings.jsonl for what rank 0 warned of
 attempts/       N/ for what an earlier attempt left, with checkpoints and metrics of steps that were taken again
 lock            while a run is at work: who it is
 submit.sh       the batch script of `tuner submit`, and beside it Slurm's slurm-JOB.out

@@ -25,6 +25,9 @@ def main() -> None:
 
 
 def _train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
+    if not run.read_json(run.run).get("needs_bitsandbytes", True):
+        # PEFT imports whatever of it is installed, and it torch's compiler: 0.6 s of a rank's start.
+        sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
     gc.disable()  # what is imported stays: looking through it for garbage was a fifth of the time
     from tuner.worker.train import train  # heavy: signals are handled before torch is imported
 

@@ -67,7 +67,7 @@ class Guard:
     def install(self) -> None:
         """Listen for stop signals in a thread of their own: Python's handlers wait while a collective blocks."""
         if self.rank.supervised:
-            die_with_parent()  # a killed torchrun cannot end its ranks
+            die_with_parent()  # a launcher that was killed cannot end its ranks
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         for number in heard(_STOPS):

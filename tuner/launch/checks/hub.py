@@ -15,7 +15,6 @@ from tuner.launch.checks import Finding
 from tuner.launch.checks.model import missing_weights
 from tuner.launch.run import ResolvedRun
 from tuner.recipes import paths
-from tuner.recipes.schema import Rows
 
 DEADLINE_S = 5.0
 """For all questions together."""
@@ -39,7 +38,8 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
         elif constants.is_offline_mode():
             answers.put(_offline(name) if kind == "model" else None)
         else:
-            threading.Thread(target=_ask_into, args=(answers, kind, name, revision), daemon=True).start()
+            about = (kind, name, revision)
+            threading.Thread(target=lambda about=about: answers.put(_ask(*about)), daemon=True).start()
     yield from _gather(answers, len(wanted))
 
 
@@ -59,9 +59,8 @@ def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None]]:
     model = run.recipe.config.model
     if model.path and paths.local(model.path) is None:
         yield "model", model.path, model.revision
-    for loader in (run.recipe.config.train_dataloader, run.recipe.config.val_dataloader):
-        shares: tuple[Rows, ...] = (loader.dataset.mixture or (loader.dataset,)) if loader else ()
-        for path in {one.path for one in shares}:
+    for loader in run.recipe.config.loaders.values():
+        for path in {rows.path for rows in loader.dataset.shares}:
             if path and not path.startswith(paths.URL) and paths.local(path) is None:
                 yield "dataset", path, None
 
@@ -76,10 +75,6 @@ def _cached(kind: str, name: str, revision: str | None) -> Path | None:
 def _offline(name: str) -> MachineError:
     fix = "Unset HF_HUB_OFFLINE, fetch it first (hf download), or name a local folder with --model."
     return MachineError(f"{name!r} is not in the cache, and HF_HUB_OFFLINE is set", where="model.path", fix=fix)
-
-
-def _ask_into(answers: queue.Queue[Finding | None], kind: str, name: str, revision: str | None) -> None:
-    answers.put(_ask(kind, name, revision))
 
 
 def _ask(kind: str, name: str, revision: str | None) -> Finding | None:

@@ -23,7 +23,6 @@ from tuner.machine import libraries
 from tuner.recipes import catalog, paths, template, vocabulary
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.model_facts import read_type
-from tuner.recipes.schema import LOADERS
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.models registers itself."""
@@ -160,9 +159,7 @@ def context(run: ResolvedRun) -> Iterator[Finding]:
     if facts is None:
         return
     longest, where = max(
-        (loader.dataset.max_length, f"{key}.dataset.max_length")
-        for key in ("train_dataloader", "val_dataloader")
-        if (loader := getattr(run.recipe.config, key))
+        (loader.dataset.max_length, f"{key}.dataset.max_length") for key, loader in run.recipe.config.loaders.items()
     )
     limit = int(facts.max_position_embeddings * _rope_factor(read_json_object(place / "config.json") if place else {}))
     if longest <= limit:
@@ -180,9 +177,8 @@ def packed(run: ResolvedRun) -> Iterator[Finding]:
     config = run.recipe.config
     if not config.model.remote_code or config.objective.type not in ("sft", "pretrain"):
         return
-    for key in LOADERS:
-        loader = getattr(config, key)
-        if loader and loader.dataset.packing:
+    for key, loader in config.loaders.items():
+        if loader.dataset.packing:
             where, what = f"{key}.dataset.packing", "packed samples may see each other in a model with code of its own"
             yield ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
 

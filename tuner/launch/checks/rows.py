@@ -19,11 +19,8 @@ _NUM_ROWS = 8
 def first_rows(run: ResolvedRun) -> Iterator[Finding]:
     """Find data whose first rows cannot be read or do not fit; raises the error of the first such row."""
     config = run.recipe.config
-    for loader in (config.train_dataloader, config.val_dataloader):
-        if not loader:
-            continue
-        shares: tuple[Rows, ...] = loader.dataset.mixture or (loader.dataset,)
-        for rows in shares:
+    for loader in config.loaders.values():
+        for rows in loader.dataset.shares:
             _read(rows, loader.dataset, config.objective.type)
     yield from ()
 

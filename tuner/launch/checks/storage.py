@@ -57,7 +57,9 @@ def conversion(run: ResolvedRun) -> Iterator[Finding]:
     needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(run)
     if free < needed:
         what = f"{gib(free)} are free, and {point.path.name} needs {gib(needed)} to be written as these ranks load it"
-        fix = f"Free space, choose another --work-dir, or take the {_ranks_of(point)} that saved it."
+        saved = point.checkpoint.facts
+        savers = f"{saved['world_size']} ranks and --deepspeed {saved['deepspeed']}"
+        fix = f"Free space, choose another --work-dir, or take the {savers} that saved it."
         yield DiskError(f"{what}, until the next one is saved", where=place, fix=fix)
 
 
@@ -75,19 +77,10 @@ def _conversion_bytes(run: ResolvedRun, point: ResumePoint) -> tuple[float, floa
     return weights, weights
 
 
-def _ranks_of(point: ResumePoint) -> str:
-    saved = point.checkpoint.facts
-    return f"{saved['world_size']} ranks and --deepspeed {saved['deepspeed']}"
-
-
 def _free(run: ResolvedRun) -> int:
     # What a killed save has left is removed before the next one.
-    left = _bytes_below(unfinished(run.run_path / "checkpoints"))
-    return shutil.disk_usage(existing(run.run_path)).free + left
-
-
-def _bytes_below(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    left = unfinished(run.run_path / "checkpoints").rglob("*")
+    return shutil.disk_usage(existing(run.run_path)).free + sum(path.stat().st_size for path in left if path.is_file())
 
 
 def checkpoint_bytes(run: ResolvedRun) -> tuple[float, float] | None:
@@ -154,11 +147,9 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def _batches_bytes(run: ResolvedRun) -> int:
-    loaders = (run.recipe.config.train_dataloader, run.recipe.config.val_dataloader)
     return sum(
         loader.num_workers * _PREFETCHED * loader.micro_batch * loader.dataset.max_length * _BATCH_BYTES_A_TOKEN
-        for loader in loaders
-        if loader
+        for loader in run.recipe.config.loaders.values()
     )
 
 

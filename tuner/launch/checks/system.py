@@ -19,6 +19,7 @@ from tuner.launch.checks import Finding
 from tuner.launch.run import ResolvedRun
 from tuner.machine import libraries, slurm
 from tuner.recipes import paths
+from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS
 from tuner.zero import needs
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")
@@ -39,7 +40,7 @@ def installed(run: ResolvedRun) -> Iterator[Finding]:
     yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=bool(run.hardware.gpus))
     for tracker in config.log.trackers:
         yield from _missing(tracker, f"log.trackers = {tracker!r}")
-    if config.optim_wrapper.optimizer.type in ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit"):
+    if config.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS:
         yield from _missing("bitsandbytes", "optim_wrapper.optimizer.type")
 
 
@@ -64,7 +65,8 @@ def builds(run: ResolvedRun) -> Iterator[Finding]:
 def shadows(run: ResolvedRun) -> Iterator[Finding]:
     """Find what can put other modules or variables into a run than those that are installed and set."""
     if folders := [folder for folder in run.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]:
-        hidden = [name for name in _LIBRARIES for folder in folders if _is_module(Path(folder) / name)]
+        places = [(name, Path(folder) / name) for name in _LIBRARIES for folder in folders]
+        hidden = [name for name, place in places if place.with_suffix(".py").is_file() or place.is_dir()]
         what = f", and finds {', '.join(hidden)} there" if hidden else ""
         yield f"PYTHONPATH is set: Python looks for modules in {', '.join(folders)} first{what}."
     for folder in dict.fromkeys((Path.cwd(), Path(run.environ.get("HOME") or Path.cwd()))):
@@ -78,10 +80,6 @@ def forgotten_srun(run: ResolvedRun) -> Iterator[Finding]:
     if run.topology.num_nodes == 1 and nodes > 1:
         all_of_them = "srun ... tuner train ... --launcher slurm takes all"
         yield f"this job of Slurm has {nodes} nodes, and the run takes one: {all_of_them}."
-
-
-def _is_module(path: Path) -> bool:
-    return path.with_suffix(".py").is_file() or path.is_dir()
 
 
 def port(run: ResolvedRun) -> Iterator[Finding]:
@@ -105,8 +103,7 @@ def port(run: ResolvedRun) -> Iterator[Finding]:
 
 def open_files(run: ResolvedRun) -> Iterator[Finding]:
     """Find a limit of open files under which nothing starts, or that many dataloader workers reach."""
-    config = run.recipe.config
-    workers = sum(one.num_workers for one in (config.train_dataloader, config.val_dataloader) if one)
+    workers = sum(loader.num_workers for loader in run.recipe.config.loaders.values())
     needed, (soft, hard) = _FILES_OF_A_RANK + _FILES_OF_A_WORKER * workers, resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = f"ulimit -n {needed}" if hard == resource.RLIM_INFINITY or hard >= needed else "fewer workers"
