@@ -198,13 +198,15 @@ class Attempt:
         trainer = _Trainer(
             model=LlamaForCausalLM(LlamaConfig(**SIZES)), args=arguments, train_dataset=_ROWS, callbacks=[told]
         )
-        self.program.attach(trainer, self.home)
+        saver = self.program.attach(trainer, self.home)
         save = trainer._save_checkpoint
 
         def timed(*given: Any) -> None:
             began = time.monotonic()
             self.saving.touch()
             save(*given)
+            if isinstance(saver, CheckpointSaver):
+                saver.wait()
             with self.saved.open("a") as stream:
                 stream.write(f"{trainer.state.global_step} {time.monotonic() - began}\n")
             self.saving.unlink()

@@ -234,7 +234,7 @@ def _continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, w
     trainer: Any = Resumed()
     trainer.optimizer, trainer.lr_scheduler, trainer.state = optimizer, schedule, state
     point = _point(_stage_0(tmp_path), "universal")
-    return resume.LoadCheckpoint(trainer, RunDirectory(tmp_path), point, 42).trainer
+    return resume.LoadCheckpoint(trainer, point, 42).trainer
 
 
 def test_settings_are_the_recipes_and_not_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,14 +33,6 @@ class TellsLosses:
         if self.consensus is not None and self.model.training:
             self.consensus.hear(loss)
         return loss
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What is wrong on one rank."""
-
-    what: str
-    rows: str
 
 
 class RankConsensus(TrainerCallback):  # type: ignore[misc]
@@ -123,20 +114,20 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         dist.all_reduce(numbers)
         return [int(one) for one in numbers.tolist()]
 
-    def _describe_loss(self, losses: list[float]) -> _Found | None:
+    def _describe_loss(self, losses: list[float]) -> str | None:
         """Return what is wrong with this rank's first bad micro-batch, or None."""
         bad = [(index, loss) for index, loss in enumerate(losses) if not math.isfinite(loss)]
         if not bad:
             return None
         index, loss = bad[0]
-        return _Found(f"loss is {loss} in step {self.guard.step} on rank {dist.get_rank()}", self._rows(index))
+        return f"loss is {loss} in step {self.guard.step} on rank {dist.get_rank()}, from {self._rows(index)}"
 
     def _end_by_gradient(self) -> None:
         """End the run for the gradient of this step, which is no number; every rank calls it."""
         for index, norm in enumerate(self._gradient_norms()):
             if not math.isfinite(norm):
                 what = f"the gradient's norm is {norm} in step {self.guard.step} on rank {dist.get_rank()}"
-                self._end(_Found(what, self._rows(index)))
+                self._end(f"{what}, from {self._rows(index)}")
         self._end(None)
 
     def _gradient_norms(self) -> list[float]:
@@ -188,12 +179,13 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         if self._sums(~norms.isfinite().all())[0]:
             raise NotANumber(f"weights are no numbers after step {step}", rank=0, fix="Lower the learning rate.")
 
-    def _end(self, found: _Found | None) -> None:
-        everywhere: list[_Found | None] = [None] * dist.get_world_size()
+    def _end(self, found: str | None) -> None:
+        """End the run with what the first rank has `found` that found anything; every rank calls it."""
+        everywhere: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, found)
         for rank, one in enumerate(everywhere):
             if one:
-                raise NotANumber(f"{one.what}, from {one.rows}; no weight was changed by it", rank=rank, fix=_FIX)
+                raise NotANumber(f"{one}; no weight was changed by it", rank=rank, fix=_FIX)
         # Each micro-batch has one on its own, and their sum has none.
         raise NotANumber(f"the sum of all ranks' gradients is infinite in step {self.guard.step}", rank=0, fix=_FIX)
 

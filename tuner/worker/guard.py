@@ -56,6 +56,8 @@ class Guard:
         self._insisted = False
         self.can_stop_at_a_step = False
         """True while training: before it there is no step to finish, and a signal ends the rank at once."""
+        self.before_leaving: Callable[[], None] = lambda: None
+        """What a rank does first that ends because another one failed: a checkpoint that all have written is kept."""
         self.step: int | None = None
         """The optimizer step at work, from 1; None before the first."""
         self.terminal: TextIO | None = None
@@ -126,6 +128,9 @@ class Guard:
             self._requeue(None)
         insists = number in _INSISTING
         again, self._insisted = insists and self._insisted, insists or self._insisted
+        if peer_failed and not again:
+            with contextlib.suppress(Exception):  # the other's failure is the cause
+                self.before_leaving()
         if again or peer_failed or not self.can_stop_at_a_step:
             # srun returns the highest code of all: 128 + 15 would hide that of the rank that failed.
             self._leave(TunerError.exit_code if peer_failed and not self.rank.supervised else 128 + number)

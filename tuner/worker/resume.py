@@ -28,7 +28,6 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import TrainerCallback
 
 from tuner.data.prepared import Prepared
 from tuner.errors import DataError, RunDirectoryError, TunerError
@@ -194,22 +193,17 @@ def data_alone(checkpoint: Path | None) -> Iterator[None]:
         raise RunDirectoryError(what, where="--resume", fix="Take a checkpoint of your own.") from error
 
 
-class LoadCheckpoint(TrainerCallback):  # type: ignore[misc]
+class LoadCheckpoint:
     """Loads the checkpoint's state into a trainer and leaves the settings to the recipe.
 
     DeepSpeed and transformers put back learning rate, betas, eps, weight decay and clipping too (measured: a changed lr
     had no effect), and ZeRO-3's universal checkpoints give all groups the settings of the first.
     """
 
-    def __init__(self, trainer: Any, run: RunDirectory, point: ResumePoint, seed: int) -> None:
-        self.trainer, self.run, self.point, self.seed = trainer, run, point, seed
+    def __init__(self, trainer: Any, point: ResumePoint, seed: int) -> None:
+        self.trainer, self.point, self.seed = trainer, point, seed
         trainer.on_engine_ready, trainer.load_states = self._note_settings, self._load_states
         trainer.load_random_states = self._load_random_states
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        newest = self.run.checkpoints / f"checkpoint-{state.global_step}" / checkpoints.MANIFEST
-        if dist.get_rank() == 0 and self.run.universal.is_dir() and newest.is_file():
-            shutil.rmtree(self.run.universal)
 
     def _note_settings(self) -> None:
         self.lrs = list(self._schedule.base_lrs)

@@ -74,14 +74,16 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     trainer = trainers.trainer(config, arguments, models, tokenizer, data, run)
     keeps_best = bool(config.checkpoint.save_best)
     saved_facts = {**facts["state"], "data": resume.data_of(data[0])}
-    CheckpointSaver(trainer, run, saved_facts, config.checkpoint.max_keep_ckpts, keeps_best=keeps_best)
+    keep = config.checkpoint.max_keep_ckpts
+    saver = CheckpointSaver(trainer, run, saved_facts, keep, keeps_best=keeps_best, on_valid=guard.heart.saved)
+    guard.before_leaving = saver.wait
     consensus, moves = RankConsensus(trainer, guard, tokenizer), CheckWeightsMoved(trainer)
     mended = CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)
     for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *mended):
         trainer.add_callback(callback)
     if point:
-        trainer.add_callback(resume.LoadCheckpoint(trainer, run, point, config.randomness.seed))
-    with resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
+        resume.LoadCheckpoint(trainer, point, config.randomness.seed)
+    with saver.waited_for(), resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if consensus.stopped_at:
         again = f"Go on: {shlex.join(('tuner', 'train', str(run.recipe), '--resume', str(run.path)))}"

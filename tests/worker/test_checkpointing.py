@@ -1,0 +1,100 @@
+"""A checkpoint becomes valid beside the next steps, and before whatever relies on it; tests/faults has real ranks."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tuner.errors import DiskError
+from tuner.runs import checkpoints
+from tuner.runs.directory import RunDirectory
+from tuner.worker import checkpointing
+from tuner.worker.checkpointing import CheckpointSaver
+
+
+@pytest.fixture
+def seal(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Hold up what makes a checkpoint valid until `goes_on`; `error` is raised by it then."""
+    held = SimpleNamespace(goes_on=threading.Event(), error=None, commit=checkpoints.commit)
+
+    def commit(*given: Any) -> int:
+        held.goes_on.wait(10)
+        if held.error:
+            raise held.error
+        return int(held.commit(*given))
+
+    monkeypatch.setattr(checkpoints, "commit", commit)
+    return held
+
+
+@pytest.fixture
+def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointSaver:
+    """Return that of a rank that is alone, whose trainer and engine are stand-ins."""
+    group = {"get_rank": lambda: 0, "barrier": lambda: None, "all_reduce": lambda _: None}
+    alone = SimpleNamespace(**group, broadcast_object_list=lambda _: None)
+    monkeypatch.setattr(checkpointing, "dist", alone)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    engine = SimpleNamespace(
+        module=model, basic_optimizer=optimizer, zero_optimization_stage=lambda: 0, device=torch.device("cpu")
+    )
+    state = SimpleNamespace(global_step=1, log_history=[])
+    trainer = SimpleNamespace(model=model, model_wrapped=engine, state=state, add_callback=lambda _: None)
+    run = RunDirectory(tmp_path)
+    run.checkpoints.mkdir()
+    run.recipe.write_text("")
+    return CheckpointSaver(trainer, run, {}, 2)
+
+
+def save(saver: CheckpointSaver, step: int) -> Path:
+    saver.trainer.state.global_step = step
+    folder = checkpoints.unfinished(saver.home) / f"checkpoint-{step}"
+
+    def write() -> None:
+        folder.mkdir(parents=True)
+        (folder / "weights").write_text("1 2 3")
+
+    saver.save(write)
+    return saver.home / folder.name
+
+
+def test_steps_go_on_while_a_checkpoint_becomes_valid_and_the_next_save_waits_for_it(
+    saver: CheckpointSaver, seal: SimpleNamespace
+) -> None:
+    first = save(saver, 1)
+    assert not first.exists()
+    threading.Timer(0.1, seal.goes_on.set).start()
+
+    save(saver, 2)
+
+    assert checkpoints.inspect(first) is None
+    saver.wait()
+    assert [step for step, _ in checkpoints.newest_first(saver.home)] == [2, 1]
+
+
+def test_a_failure_waits_for_the_checkpoint_and_stays_the_cause(saver: CheckpointSaver, seal: SimpleNamespace) -> None:
+    threading.Timer(0.1, seal.goes_on.set).start()
+
+    with pytest.raises(RuntimeError, match="the step"), saver.waited_for():
+        first = save(saver, 1)
+        raise RuntimeError("the step")
+
+    assert checkpoints.inspect(first) is None
+
+
+def test_a_disk_found_full_late_ends_the_run_and_nothing_is_left_of_the_checkpoint(
+    saver: CheckpointSaver, seal: SimpleNamespace
+) -> None:
+    seal.error = OSError(errno.ENOSPC, "No space left on device")
+    seal.goes_on.set()
+
+    with pytest.raises(DiskError, match=r"checkpoint-1 .* could not be written: No space left"), saver.waited_for():
+        save(saver, 1)
+
+    assert not checkpoints.unfinished(saver.home).exists()
