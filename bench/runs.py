@@ -8,14 +8,11 @@ A figure is the median of the rounds, which go over all commands in turn. Reach:
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-import platform
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +20,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.table import Spent, Table, arguments, in_turns, median
 from tuner.launch import render
 from tuner.launch.resolve import resolve_run
 from tuner.launch.run import Request
@@ -76,21 +74,21 @@ def make_runs(folder: Path, num_runs: int, num_lines: int) -> Path:
     return first.path
 
 
-def seconds(command: list[str]) -> tuple[float, float]:
-    """Return the wall's and the processor's seconds of one call, which must not fail."""
+def spent(command: list[str]) -> list[Spent]:
+    """Return what one call took, which must not fail."""
     used, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return wall, after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+    return [Spent(wall, after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=500)
-    parser.add_argument("--lines", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser = arguments(__doc__, rounds=5)
+    parser.add_argument("--runs", type=int, default=500, help="%(default)s")
+    parser.add_argument("--lines", type=int, default=200_000, help="steps that the long run has logged; %(default)s")
     given = parser.parse_args()
+    what = (__doc__ or "").split("\n\n")[2].replace("\n", " ").strip()
+    table = Table("runs", f"{what} Rounds: {given.rounds}. Seconds of the wall (cpu).")
     with tempfile.TemporaryDirectory(prefix="runs-") as name:
         long = make_runs(Path(name), given.runs, given.lines)
         commands = {
@@ -99,17 +97,11 @@ def main() -> None:
             f"tuner runs --json, {given.runs} runs": [*TUNER, "runs", name, "--json"],
             f"tuner report, {given.lines:,} steps": [*TUNER, "report", str(long)],
         }
-        found: dict[str, list[tuple[float, float]]] = {title: [] for title in commands}
-        for _ in range(given.rounds):
-            for title, command in commands.items():
-                found[title].append(seconds(command))
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, rounds: {given.rounds}\n")
-    print("| command | s wall | s processor |\n|---|---|---|")
-    medians = {title: [statistics.median(times) for times in zip(*one, strict=True)] for title, one in found.items()}
-    for title, (wall, processor) in medians.items():
-        print(f"| `{title}` | {wall:.2f} | {processor:.2f} |")
-    if given.json:
-        given.json.write_text(json.dumps(medians, indent=2), encoding="utf-8")
+        found = in_turns(commands, given.rounds, lambda title: spent(commands[title]))
+    for title, figures in found.items():
+        assert not isinstance(figures, str), "a command that fails ends the measurement"
+        table.rows.append({"command": f"`{title}`", "seconds": median(figures)})
+    table.show(given.json)
 
 
 if __name__ == "__main__":
