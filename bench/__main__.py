@@ -22,7 +22,7 @@ SUITE: dict[str, tuple[str, ...]] = {
     "defaults": ("--tiny", "--rounds", "1"),
     "save": ("--tiny", "--ranks", "1", "--methods", "full", "--rounds", "1"),
     "light": ("--rounds", "1"),
-    "runs": ("--rounds", "1"),
+    "runs": ("--runs", "20", "--lines", "5000", "--rounds", "1"),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.report import made
 from tuner.report import end, page
-from tuner.report.curves import _thinned
+from tuner.report.curves import thinned
 from tuner.report.gathered import gather, recipe_differences
 from tuner.runs.directory import RunDirectory
 
@@ -145,21 +145,18 @@ def test_values_of_another_kind_in_its_files_do_no_harm(tmp_path: Path) -> None:
     assert "Machine and versions" in page.render(gather([run.path]))
 
 
-def test_many_points_are_thinned_and_the_last_is_kept() -> None:
-    points = [(step, float(step)) for step in range(1, 100_001)]
+def test_a_long_runs_curves_are_thinned_and_keep_their_extremes_and_their_ends(tmp_path: Path) -> None:
+    run = made.trained(tmp_path / "run", num_steps=1)
+    losses = {step: step / 100_000 for step in range(1, 20_001)} | {12_345: 9.0, 12_346: -9.0}
+    lines = [json.dumps({"step": step, "loss": loss}) for step, loss in losses.items()]
+    run.metrics.write_text("\n".join([*lines, '{"step": 20001, "lo']))  # it was killed while it wrote
 
-    thinned = _thinned(points)
+    (found,) = gather([run.path])
+    steps, values = thinned(found.curves["loss"])
 
-    assert 1000 < len(thinned) <= 2001
-    assert (thinned[0], thinned[-1]) == (points[0], points[-1])
-    assert _thinned(points[:3]) == points[:3] and _thinned([]) == []
-
-
-def test_no_peak_is_lost_among_many_points() -> None:
-    points = [(step, 0.0) for step in range(1, 100_001)]
-    points[54_320], points[54_321] = (54_321, 9.0), (54_322, -9.0)
-
-    assert {(54_321, 9.0), (54_322, -9.0)} < set(_thinned(points))
+    assert len(found.curves["loss"].steps) == 20_000 and 1000 < len(steps) < 2100
+    assert {1, 12_345, 12_346, 20_000} < set(steps)
+    assert all(losses[step] == value for step, value in zip(steps, values, strict=True))
 
 
 def test_a_warning_at_the_start_of_a_long_run_and_long_samples_are_shown(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from tests.machine.gpus import CPU
 from tests.results.made import make_result
 from tuner.errors import MachineError, UsageError
-from tuner.results.benchmarks import Harness, check, scores
+from tuner.results.benchmarks import check, scores
 from tuner.results.model import LoadedModel, load, spec_of
 
 TASK = """
@@ -56,7 +56,7 @@ def test_a_task_is_scored_by_lm_eval(tmp_path: Path) -> None:
     make_result(tmp_path / "run", "tiny_lora_sample_e1")
     tiny = load(spec_of(str(tmp_path / "run"), None), CPU)
 
-    found = scores(tiny, Harness((str(task),), limit=4), 2)
+    found = scores(tiny, [str(task)], 2, limit=4)
     assert found["colours"]["sample_len"] == 4
     assert found["colours"]["acc,none"] == sum(likelier(tiny, f"{n}?") == n % 2 for n in range(4)) / 4
     with pytest.raises(UsageError, match=r"lm-eval has no task 'hellaswak'.*'hellaswag'"):

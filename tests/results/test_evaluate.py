@@ -19,7 +19,7 @@ from tuner.errors import DataError, ModelError, TunerError, UsageError
 from tuner.models.load import load_model, source
 from tuner.recipes.loading import load as load_recipe
 from tuner.recipes.schema import Dataset
-from tuner.results.evaluate import RowSelection, generations, judged, likelihood, questions, rows_of
+from tuner.results.evaluate import generations, judged, likelihood, questions, rows_of
 from tuner.results.model import LoadedModel, load, spec_of, tokenizer_of
 from tuner.worker.generation import Settings
 
@@ -32,7 +32,7 @@ def result(folder: Path, recipe: str, *sets: str) -> LoadedModel:
 
 
 def prepared(found: LoadedModel, **asked: Any) -> Prepared:
-    return prepare(rows_of(found.spec, RowSelection(**asked)), found.tokenizer, objective=found.spec.objective)
+    return prepare(rows_of(found.spec, **asked), found.tokenizer, objective=found.spec.objective)
 
 
 def logits(model: Any, ids: list[int]) -> torch.Tensor:
@@ -54,7 +54,7 @@ def test_the_loss_is_the_mean_over_trained_tokens_whatever_the_batches(tmp_path:
         rows.counts.trained_tokens
     )
 
-    packed = rows_of(found.spec, RowSelection()).model_copy(update={"packing": True})
+    packed = rows_of(found.spec).model_copy(update={"packing": True})
     for batch_size, some in ((1, rows), (3, rows), (2, prepare(packed, found.tokenizer))):
         measured = likelihood(found, some, batch_size)
         assert measured["loss"] == pytest.approx(by_hand, rel=1e-5)
@@ -119,7 +119,7 @@ def test_every_other_objective_is_judged_by_its_trainer(objective: str, tmp_path
 def test_the_users_rows_take_the_place_of_the_recipes_own(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1")
 
-    block = rows_of(found.spec, RowSelection("mine.jsonl", "alpaca", "test", 5))
+    block = rows_of(found.spec, "mine.jsonl", "alpaca", "test", 5)
 
     assert (block.path, block.format, block.split, block.max_rows, block.max_length) == (
         "mine.jsonl",
@@ -128,20 +128,20 @@ def test_the_users_rows_take_the_place_of_the_recipes_own(tmp_path: Path) -> Non
         5,
         256,
     )
-    assert rows_of(found.spec, RowSelection(max_rows=3)).path.endswith("validation.jsonl")
+    assert rows_of(found.spec, max_rows=3).path.endswith("validation.jsonl")
 
 
 def test_rows_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1", "val_dataloader=None")
 
     with pytest.raises(UsageError, match=r"names no validation data. In --data. Name some"):
-        rows_of(found.spec, RowSelection())
+        rows_of(found.spec)
 
 
 def test_generations_stand_beside_the_right_answers(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1")
 
-    asked = questions(found.spec, found.tokenizer, rows_of(found.spec, RowSelection()), 3)
+    asked = questions(found.spec, found.tokenizer, rows_of(found.spec), 3)
     lines = generations(found, asked, Settings(4, temperature=0))
 
     assert len(lines) == 3
@@ -162,16 +162,16 @@ def test_what_cannot_be_asked_generates_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         questions(found.spec, found.tokenizer, plain, 1)
     with pytest.raises(ModelError, match="scores answers and writes none"):
-        questions(scores.spec, scores.tokenizer, rows_of(scores.spec, RowSelection()), 1)
+        questions(scores.spec, scores.tokenizer, rows_of(scores.spec), 1)
     with pytest.raises(UsageError, match=r"a prompt has [\d,]+ tokens, and the model's context 512"):
-        questions(found.spec, found.tokenizer, rows_of(found.spec, RowSelection(str(long))), 2)
+        questions(found.spec, found.tokenizer, rows_of(found.spec, str(long)), 2)
 
 
 def test_questions_are_spread_evenly_over_the_rows_and_no_more_than_there_are(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"instruction": f"{n}?", "output": "So."}) + "\n" for n in range(7)))
     spec = spec_of("package:tiny", None)
-    block, tokenizer = rows_of(spec, RowSelection(str(rows))), tokenizer_of(spec)
+    block, tokenizer = rows_of(spec, str(rows)), tokenizer_of(spec)
 
     asked = [[one[0]["content"] for one in questions(spec, tokenizer, block, count)] for count in (4, 9)]
 

@@ -164,18 +164,13 @@ def test_a_run_that_is_done_came_further_than_it_logged(tmp_path: Path) -> None:
     assert one(tmp_path).step == 4006
 
 
-def test_of_steps_that_were_done_twice_the_later_lines_count(tmp_path: Path) -> None:
+def test_what_is_no_number_is_left_out_of_a_curve(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run")
-    lines(
-        run, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "eval_loss": 2.5}, {"step": 3, "loss": 1.0}
-    )
-    lines(run, {"step": 2, "loss": 2.1}, {"step": 2, "eval_loss": 2.6})
+    odd = ('"low"', "null", "NaN", "-Infinity", "1e999", "9" * 400, "[1]")
+    values = ("3.0", *odd, "2")
+    run.metrics.write_text("".join(f'{{"step": {step}, "loss": {value}}}\n' for step, value in enumerate(values)))
 
-    assert metrics.course(run) == [
-        {"step": 1, "loss": 3.0},
-        {"step": 2, "loss": 2.1},
-        {"step": 2, "eval_loss": 2.6},
-    ]
+    assert metrics.curves(run, ["loss", "eval_loss"]) == {"loss": ([0, len(odd) + 1], [3.0, 2]), "eval_loss": ([], [])}
 
 
 # What one damaged run does to the others

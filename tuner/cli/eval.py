@@ -66,13 +66,13 @@ def command(
             from tuner.results.benchmarks import check
 
             check(names)
-        from tuner.results.benchmarks import Harness, scores
-        from tuner.results.evaluate import RowSelection, rows_of
+        from tuner.results.benchmarks import scores
+        from tuner.results.evaluate import rows_of
         from tuner.results.model import spec_of
 
         spec = spec_of(source, adapter)
         on_rows = data or generate or not names
-        rows = rows_of(spec, RowSelection(data, row_format, split, max_rows)) if on_rows else None
+        rows = rows_of(spec, data, row_format, split, max_rows) if on_rows else None
         prepared, asked = _prepared(spec, rows, generate or 0) if rows else (None, [])
         found, hardware = loaded(spec, bits)
         value: dict[str, Any] = {"source": spec.description, "dtype": str(found.dtype)[6:], "bits": found.bits}
@@ -82,7 +82,8 @@ def command(
             _write_answers(found, asked, out, max_new_tokens)
             value |= {"generations": str(out), "num_generations": len(asked)}
         if names:
-            value["tasks"] = scores(found, Harness(names, num_fewshot, apply_chat_template, max_rows), batch_size or 1)
+            options = {"num_fewshot": num_fewshot, "apply_chat_template": apply_chat_template, "limit": max_rows}
+            value["tasks"] = scores(found, names, batch_size or 1, **options)
     if as_json:
         from tuner.files import dump_json
 

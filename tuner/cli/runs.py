@@ -62,6 +62,8 @@ def _print(folder: Path, runs: Sequence[Listed]) -> None:
 def _shown(runs: Sequence[Listed], console: Console) -> Table | Group:
     """Return the table, or where the terminal is too narrow for it, three lines for each run."""
     table = _table(runs)
+    if not console.is_terminal:  # a pipe is never too narrow, and measuring costs as much as printing
+        return table
     needed = console.measure(table, options=console.options.update(max_width=_PIPE_COLUMNS)).maximum
     return table if needed <= console.width else _stacked(runs)
 

@@ -8,43 +8,16 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import plotly.io
 
-from tuner.report.gathered import Gathered
+from tuner.report.gathered import QUANTITIES, Gathered, Quantity
+from tuner.runs.metrics import Curve
 
 COLOURS = ("#3b7ddd", "#e0700f", "#1a9c55", "#cf3f80", "#8b62d4", "#0f9a9a", "#b08914", "#78808c")
 """Of the runs, told apart on white and on black; the ninth run begins again."""
 _MAX_POINTS = 2000
-_GIB = 1024**3
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """What one chart shows: `key` of metrics.jsonl, and `validation`, its counterpart there, dashed."""
-
-    key: str
-    title: str
-    validation: str = ""
-    unit: float = 1.0
-    exponents: str = "none"
-    range: str = "normal"
-    note: str = ""
-
-
-QUANTITIES = (
-    Quantity("loss", "Loss", "eval_loss"),
-    Quantity("rewards/margins", "Margin of chosen over rejected answers", "eval_rewards/margins"),
-    Quantity("margin", "Margin of chosen over rejected answers", "eval_margin"),
-    Quantity("mean_token_accuracy", "Tokens predicted right", "eval_mean_token_accuracy"),
-    Quantity("grad_norm", "Gradient norm"),
-    Quantity("learning_rate", "Learning rate", exponents="e", range="tozero"),  # a constant one has no range of its own
-    Quantity("tokens_per_second", "Tokens per second", note="of all ranks together"),
-    Quantity("mfu", "Model FLOPs utilisation", note="of the GPU's peak"),
-    Quantity("memory_bytes", "Memory, GiB", unit=_GIB, note="the peak so far of rank 0"),
-)
 
 
 @dataclass(frozen=True)
@@ -96,14 +69,14 @@ def _chart(quantity: Quantity, runs: Sequence[Gathered]) -> Chart | None:
 
 def _traces(quantity: Quantity, run: Gathered, index: int) -> Iterator[dict[str, Any]]:
     for key, dash, suffix in ((quantity.key, "solid", ""), (quantity.validation, "dot", " (validation)")):
-        points = _thinned(run.values(key)) if key else []
-        if points:
+        curve = thinned(run.curves[key]) if key else Curve([], [])
+        if curve.steps:
             yield {
                 "type": "scatter",
                 # A lone point has no line to be seen by.
-                "mode": "lines+markers" if len(points) < 30 else "lines",
-                "x": [step for step, _ in points],
-                "y": [value / quantity.unit for _, value in points],
+                "mode": "lines+markers" if len(curve.steps) < 30 else "lines",
+                "x": curve.steps,
+                "y": [value / quantity.unit for value in curve.values],
                 # Plotly reads tags in names, which come from folders.
                 "name": html.escape(f"{run.name}{suffix}"),
                 "line": {"color": COLOURS[index % len(COLOURS)], "width": 1.8, "dash": dash},
@@ -112,11 +85,15 @@ def _traces(quantity: Quantity, run: Gathered, index: int) -> Iterator[dict[str,
             }
 
 
-def _thinned(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
+def thinned(curve: Curve) -> Curve:
     """Return so many points as can be told apart: of neighbours the lowest and the highest, so that no peak is lost."""
-    if len(points) <= _MAX_POINTS:
-        return points
-    size = -(-2 * len(points) // _MAX_POINTS)
-    parts = [points[first : first + size] for first in range(0, len(points), size)]
-    ends = [end(part, key=itemgetter(1)) for part in parts for end in (min, max)]
-    return sorted({points[0], *ends, points[-1]})
+    steps, values = curve
+    if len(steps) <= _MAX_POINTS:
+        return curve
+    size = -(-2 * len(steps) // _MAX_POINTS)
+    kept = {0, len(steps) - 1}
+    for first in range(0, len(steps), size):
+        part = values[first : first + size]
+        kept |= {first + part.index(min(part)), first + part.index(max(part))}
+    places = sorted(kept)
+    return Curve([steps[place] for place in places], [values[place] for place in places])

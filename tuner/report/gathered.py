@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tuner.recipes.recipe_file import read_file
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.listing import Listed
+from tuner.runs.metrics import Curve
 
 Facts = dict[str, Any]
 _NOT_COMPARED = "architecture"
@@ -31,11 +33,38 @@ _MAX_WARNINGS = 200
 
 
 @dataclass(frozen=True)
+class Quantity:
+    """What one chart shows: `key` of metrics.jsonl, and `validation`, its counterpart there, dotted."""
+
+    key: str
+    title: str
+    validation: str = ""
+    unit: float = 1.0
+    exponents: str = "none"
+    range: str = "normal"
+    note: str = ""
+
+
+QUANTITIES = (
+    Quantity("loss", "Loss", "eval_loss"),
+    Quantity("rewards/margins", "Margin of chosen over rejected answers", "eval_rewards/margins"),
+    Quantity("margin", "Margin of chosen over rejected answers", "eval_margin"),
+    Quantity("mean_token_accuracy", "Tokens predicted right", "eval_mean_token_accuracy"),
+    Quantity("grad_norm", "Gradient norm"),
+    Quantity("learning_rate", "Learning rate", exponents="e", range="tozero"),  # a constant one has no range of its own
+    Quantity("tokens_per_second", "Tokens per second", note="of all ranks together"),
+    Quantity("mfu", "Model FLOPs utilisation", note="of the GPU's peak"),
+    Quantity("memory_bytes", "Memory, GiB", unit=1024**3, note="the peak so far of rank 0"),
+)
+
+
+@dataclass(frozen=True)
 class Gathered:
     """One run. `facts` and `status` are run.json and status.json, empty where they cannot be read.
 
     Args:
         name: What tells it from the others.
+        curves: Of each key of QUANTITIES what was logged.
         checkpoints: `step`, `bytes`, `problem` of each, newest first.
         data: Of each split name, counts, and `what`, `reason`, `samples`, `tokens` of what is not trained whole.
         attempts: `started`, `resume_step`, `state`, `why` of each earlier one, the first first.
@@ -46,7 +75,7 @@ class Gathered:
     listed: Listed
     facts: Facts
     status: Facts
-    course: Sequence[Facts]
+    curves: Mapping[str, Curve]
     samples: Sequence[Facts]
     checkpoints: Sequence[Facts]
     attempts: Sequence[Facts]
@@ -54,14 +83,10 @@ class Gathered:
     data: Sequence[tuple[str, Facts, Sequence[Facts]]]
     recipe: Section | None
 
-    def values(self, key: str) -> list[tuple[int, float]]:
-        """Return (step, value) of everything logged under a key."""
-        return [(line["step"], line[key]) for line in self.course if isinstance(line.get(key), int | float)]
-
-    @property
-    def peak_bytes(self) -> int | None:
+    @cached_property
+    def peak_bytes(self) -> float | None:
         """The most memory that rank 0 held: tensors on its GPU, or its process on a CPU."""
-        return max((int(value) for _, value in self.values("memory_bytes")), default=None)
+        return max(self.curves["memory_bytes"].values, default=None)
 
 
 def gather(paths: Sequence[Path]) -> list[Gathered]:
@@ -93,7 +118,7 @@ def _gather(run: RunDirectory, name: str) -> Gathered:
         listed=listing.look(run.path, name),
         facts=_object(run, run.run),
         status=_object(run, run.status),
-        course=metrics.course(run),
+        curves=metrics.curves(run, filter(None, (key for one in QUANTITIES for key in (one.key, one.validation)))),
         samples=list(itertools.islice(_objects(run.samples), MAX_SAMPLES)),
         checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run.checkpoints)],
         attempts=[_attempt(folder) for folder in _earlier(run)],

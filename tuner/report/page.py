@@ -69,7 +69,7 @@ def render(runs: Sequence[Gathered]) -> str:
         memory=[_memory(run) for run in runs],
         machines=[_machine(run.facts) for run in runs],
         ended_early=[_ended_early(run.status) for run in runs],
-        best=[min((value for _, value in run.values("eval_loss")), default=None) for run in runs],
+        best=[min(run.curves["eval_loss"].values, default=None) for run in runs],
         commands=[shlex.join(map(str, listed(run.facts, "command"))) for run in runs],
         resumes=[_resume(run.listed.path) for run in runs],
         max_samples=MAX_SAMPLES,

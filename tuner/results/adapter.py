@@ -92,26 +92,18 @@ class Adapter:
         modules = dict(adapted.base_model.model.named_modules())
         layers = {name: module for name, module in modules.items() if isinstance(module, LoraLayer)}
         self._of_weight = {_weight(name, layer): (name, layer) for name, layer in layers.items()}
-        self._replaced = {
+        # Of the base's tensors: those that the adapter holds whole, and with them those that merging makes others of.
+        self.replaced = {
             f"{name}.{key}"
             for name, module in modules.items()
             if isinstance(module, ModulesToSaveWrapper)
             for key in module.modules_to_save[_NAME].state_dict()
         }
+        self.changed = self.replaced | self._of_weight.keys()
 
     def _misfit(self, what: str) -> ModelError:
         fix = "Name the base that it was trained on: --base PATH."
         return ModelError(f"the adapter does not fit the base {self._base!r}: {what}", where="--base", fix=fix)
-
-    @property
-    def replaced(self) -> set[str]:
-        """The base's tensors that the adapter holds whole."""
-        return self._replaced
-
-    @property
-    def changed(self) -> set[str]:
-        """The base's tensors that merging makes others of."""
-        return self._replaced | self._of_weight.keys()
 
     def change(self, name: str, weight: torch.Tensor | None) -> torch.Tensor:
         """Return what the adapter makes of one of the base's tensors, in the base's type; on 'meta' its shape.
@@ -120,7 +112,7 @@ class Adapter:
             TunerError: it makes something that is no number.
         """
         shape_alone = weight is not None and weight.is_meta
-        if name in self._replaced:
+        if name in self.replaced:
             stored = f"{_PREFIX}{name}"
             tensor = self._stored.shapes[stored] if shape_alone else self._stored.load(stored)
             return tensor if weight is None else tensor.to(weight.dtype)

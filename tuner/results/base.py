@@ -21,17 +21,9 @@ _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.m
 
 
 def model_of(path: str, revision: str | None = None, trusted: bool = False) -> Model:
-    """Return the block of a model that no recipe names."""
-    return Model.model_construct(
-        path=path,
-        revision=revision,
-        chat_template=None,
-        attn_implementation=None,
-        use_liger_kernel=False,
-        trust_remote_code=trusted,
-        remote_code=False,
-        resize_embeddings=False,
-    )
+    """Return the block of a model that no recipe names: of what a recipe says besides, nothing."""
+    none = dict.fromkeys(Model.model_fields)
+    return Model.model_construct(**none | {"path": path, "revision": revision, "trust_remote_code": trusted})
 
 
 def hub_id(model: Model) -> str | None:
@@ -108,8 +100,7 @@ def read_model_config(folder: Path, *, trust_remote_code: bool, **changes: Any) 
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **changes)
     stored = getattr(config, "quantization_config", None)
     if stored:
-        what = (
-            f"the weights in {folder} are stored in {stored.get('quant_method', 'fewer bits')}: nothing is merged there"
-        )
+        kind = stored.get("quant_method", "fewer bits")
+        what = f"the weights in {folder} are stored in {kind}: nothing is merged there"
         raise ModelError(what, where="--merge", fix="Export the adapter alone, or take a 16-bit copy with --base.")
     return config

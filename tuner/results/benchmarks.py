@@ -7,22 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from tuner.errors import MachineError, UsageError, did_you_mean
 from tuner.results.model import LoadedModel
-
-
-@dataclass(frozen=True)
-class Harness:
-    """What lm-eval's own command line takes: --num_fewshot, --apply_chat_template, --limit."""
-
-    tasks: tuple[str, ...]
-    num_fewshot: int | None = None
-    chat_template: bool = False
-    limit: int | None = None
 
 
 def check(tasks: Sequence[str]) -> None:
@@ -44,20 +33,22 @@ def check(tasks: Sequence[str]) -> None:
             raise UsageError(f"lm-eval has no task {name!r}", where="--tasks", fix=fix)
 
 
-def scores(loaded: LoadedModel, asked: Harness, batch_size: int) -> dict[str, Any]:
-    """Return lm-eval's results by task: metrics with their standard errors, by lm-eval's names."""
+def scores(loaded: LoadedModel, tasks: Sequence[str], batch_size: int, **options: Any) -> dict[str, Any]:
+    """Return lm-eval's results by task: metrics with their standard errors, by lm-eval's names.
+
+    Args:
+        options: As lm-eval's own command line takes them: num_fewshot, apply_chat_template, limit.
+    """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
     done = simple_evaluate(
         model=HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size),
-        tasks=[*asked.tasks],
+        tasks=[*tasks],
         task_manager=TaskManager(),
-        num_fewshot=asked.num_fewshot,
-        apply_chat_template=asked.chat_template,
-        limit=asked.limit,
         log_samples=False,
+        **options,
     )
     assert done is not None, "this process is rank 0"
     # numpy's numbers, and NaN where a task has too few rows for an error

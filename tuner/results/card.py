@@ -16,7 +16,7 @@ from tuner.recipes.schema import Model, RecipeConfig
 from tuner.results.base import hub_id
 from tuner.results.saved import SavedModel
 from tuner.runs.directory import RunDirectory
-from tuner.runs.metrics import course
+from tuner.runs.metrics import curves
 
 Kind = Literal["adapter", "merged", "whole"]
 _KINDS: dict[Kind, str] = {
@@ -68,7 +68,10 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
         f"## Use\n\n```python\n{_USE.format(imports=imports, auto=auto, name=name, head=head)}```\n",
     ]
     if run:
-        parts += [_table("Results", _losses(run, saved.step)), _table("Versions", _versions(run))]
+        parts += [
+            _table("Results", _losses(run, saved.step)),
+            _table("Versions", run.read_json(run.run)["versions"].items()),
+        ]
     return ModelCard("\n".join(part for part in parts if part))
 
 
@@ -108,15 +111,11 @@ def _training(recipe: RecipeConfig, run: RunDirectory, step: int | None) -> Iter
 
 
 def _losses(run: RunDirectory, step: int | None) -> Iterator[Row]:
-    upto = [line for line in course(run) if step is None or line["step"] <= step]
-    for name, key in (("training loss", "loss"), ("validation loss", "eval_loss")):
-        found = [line for line in upto if key in line]
-        if found:
-            yield name, f"{found[-1][key]:.4f} at step {found[-1]['step']}"
-
-
-def _versions(run: RunDirectory) -> Iterator[Row]:
-    yield from run.read_json(run.run)["versions"].items()
+    names = {"loss": "training loss", "eval_loss": "validation loss"}
+    for key, (steps, values) in curves(run, names).items():
+        upto = [point for point in zip(steps, values, strict=True) if step is None or point[0] <= step]
+        if upto:
+            yield names[key], f"{upto[-1][1]:.4f} at step {upto[-1][0]}"
 
 
 def _table(title: str, rows: Iterable[Row]) -> str:

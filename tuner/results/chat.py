@@ -68,7 +68,7 @@ class Chat:
         """
         turns = [*self.turns, {"role": "user", "content": text}]
         ids, num_dropped = self._fitting(turns)
-        found = _within_context(self._loaded, ids, self._settings, on_text, interruptible=interruptible)
+        found = answer(self._loaded, ids, self._settings, on_text, interruptible=interruptible)
         turns.append({"role": "assistant", "content": found.text})
         self.turns = turns[num_dropped:]
         return replace(found, num_dropped=num_dropped)
@@ -85,12 +85,7 @@ class Chat:
         return ids, num_dropped
 
 
-def answer(loaded: LoadedModel, messages: list[Message], settings: Settings) -> Answer:
-    """Return the answer to a conversation that ends with the user's turn. Errors as `Chat.ask`."""
-    return _within_context(loaded, prompt_ids(loaded.tokenizer, messages), settings)
-
-
-def _within_context(
+def answer(
     loaded: LoadedModel,
     ids: torch.Tensor,
     settings: Settings,
@@ -98,6 +93,7 @@ def _within_context(
     *,
     interruptible: bool = False,
 ) -> Answer:
+    """Return the answer to a prompt, shape (1, tokens), within the model's context. Errors as `Chat.ask`."""
     check_room(loaded.spec, ids)
     if (most := loaded.spec.context_tokens) is not None:
         settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, most - ids.shape[1]))

@@ -37,9 +37,8 @@ def compare_merged(
     """
     needed, free = int(_BYTES * _BESIDES * num_parameters), available_host_bytes()
     if free is not None and needed > free:
-        return (
-            f"Its logits were not compared with the adapter's: in fp32 that needs {gib(needed)}, of {gib(free)} free."
-        )
+        why = f"in fp32 that needs {gib(needed)}, of {gib(free)} free"
+        return f"Its logits were not compared with the adapter's: {why}."
     path = str(folder_of(base))
     of_base = model_of(path, None, base.trust_remote_code)
     spec = ModelSpec(f"the adapter {adapter}", of_base, path, scores, None, adapter)

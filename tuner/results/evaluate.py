@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import tempfile
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -37,33 +37,31 @@ _MOST_NATS = 700.0
 """Above it, exp(loss) is more than a float holds."""
 
 
-@dataclass(frozen=True)
-class RowSelection:
-    """The rows that the user names instead of the recipe's own; None: as the recipe, or a data set, says."""
-
-    data: str | None = None
-    format: str | None = None
-    split: str | None = None
-    max_rows: int | None = None
-
-
-def rows_of(spec: ModelSpec, asked: RowSelection) -> Dataset:
+def rows_of(
+    spec: ModelSpec,
+    data: str | None = None,
+    row_format: str | None = None,
+    split: str | None = None,
+    max_rows: int | None = None,
+) -> Dataset:
     """Return the rows to judge a model on: the user's, or the validation rows of the run that it comes from.
+
+    None: as the recipe, or a data set, says.
 
     Raises:
         UsageError: the user names none, and there are none.
     """
     recipe = spec.recipe
-    if asked.data is not None:
+    if data is not None:
         context = spec.context_tokens or _LENGTH
         block = recipe.train_dataloader.dataset if recipe else Dataset(path=None, max_length=context, packing=False)
-        block = block.model_copy(update=one_data_set(asked.data) | {"format": asked.format, "val_split": None})
+        block = block.model_copy(update=one_data_set(data) | {"format": row_format, "val_split": None})
     elif recipe and recipe.val_dataloader:
         block = recipe.val_dataloader.dataset
     else:
         what = f"{spec.description} names no validation data"
         raise UsageError(what, where="--data", fix="Name some: --data FILE, or an id on the hub.")
-    given = {"split": asked.split, "max_rows": asked.max_rows}
+    given = {"split": split, "max_rows": max_rows}
     return block.model_copy(update={name: value for name, value in given.items() if value is not None})
 
 
@@ -76,7 +74,7 @@ def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict
     collate = DataCollatorForLanguageModeling(loaded.tokenizer.pad_token_id, padding_free=lays_end_to_end(loaded.model))
     total, num_tokens = 0.0, 0
     for batch in DataLoader(prepared.dataset, batch_size, collate_fn=collate):
-        inputs = {name: _placed(value, loaded.model.device) for name, value in batch.items()}
+        inputs = send_to_device(batch, loaded.model.device)
         labels_BT = inputs.pop("labels")
         with torch.inference_mode():
             logits_BTV = loaded.model(**inputs, use_cache=False).logits
@@ -93,15 +91,10 @@ def _nats(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> float:
     return float(F.cross_entropy(logits_TV[is_trained_T].float(), labels_T[is_trained_T], reduction="sum"))
 
 
-def _placed(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
-
-
 def _finite(loss: float, loaded: LoadedModel) -> float:
     if not math.isfinite(loss):
-        raise TunerError(
-            f"the loss of {loaded.spec.description} is {loss}", fix="Its weights are damaged, or overflow fp16."
-        )
+        what = f"the loss of {loaded.spec.description} is {loss}"
+        raise TunerError(what, fix="Its weights are damaged, or overflow fp16.")
     return loss
 
 
@@ -153,15 +146,8 @@ def questions(spec: ModelSpec, tokenizer: Any, dataset: Dataset, count: int) -> 
 def generations(loaded: LoadedModel, asked: list[list[Message]], settings: Settings) -> list[dict[str, Any]]:
     """Return the model's answers to what `questions` returned, beside the right ones."""
     found = []
-    for messages in asked:
-        said = answer(loaded, messages[:-1], settings)
-        found.append(
-            {
-                "prompt": shown(messages[:-1]),
-                "right": messages[-1]["content"],
-                "answer": said.text,
-                "tokens": said.num_tokens,
-                "is_whole": said.is_whole,
-            }
-        )
+    for *prompt, right in asked:
+        said = answer(loaded, prompt_ids(loaded.tokenizer, prompt), settings)
+        told = {"answer": said.text, "tokens": said.num_tokens, "is_whole": said.is_whole}
+        found.append({"prompt": shown(prompt), "right": right["content"], **told})
     return found

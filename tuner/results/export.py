@@ -165,10 +165,9 @@ def _content(saved: SavedModel, options: Options) -> _Content:
     generation = _generation((saved.folder,), tokenizer) if adapter.task_type == "CAUSAL_LM" else None
     # A folder that the user names may hold the base as Llama.
     facts = recipe.architecture if recipe and (options.base is None or hub_id(base)) else None
-    pieces = Stored(saved.folder, STEM).pieces()
-    return _Content(
-        "adapter", pieces, adapter, tokenizer, generation, base, scores, facts.model_type if facts else None
-    )
+    stored = Stored(saved.folder, STEM)
+    pieces, model_type = [stored.piece(name) for name in stored.shapes], facts.model_type if facts else None
+    return _Content("adapter", pieces, adapter, tokenizer, generation, base, scores, model_type)
 
 
 def _whole(saved: SavedModel, options: Options) -> _Content:
@@ -179,7 +178,7 @@ def _whole(saved: SavedModel, options: Options) -> _Content:
     model = empty_model(config, scores=scores, trust_remote_code=trusted)
     layout = Layout(model, Stored(saved.folder), scores=scores)
     layout.check(set())
-    pieces = list(layout.pieces(set(), lambda name, _: _never(name), published=not options.as_llama(config)))
+    pieces = list(layout.pieces(set(), _never, published=not options.as_llama(config)))
     config.use_cache = True  # switched off while training
     tokenizer = _tokenizer((saved.folder,))
     base = recipe.model if recipe and recipe.model.path else None
@@ -210,7 +209,7 @@ def _merged(saved: SavedModel, options: Options, adapter: Any, base: Model) -> _
     return _as_asked(content, model, options)
 
 
-def _never(name: str) -> torch.Tensor:
+def _never(name: str, _: torch.Tensor | None) -> torch.Tensor:
     raise AssertionError(f"nothing changes {name}")
 
 

@@ -53,10 +53,8 @@ def export_gguf(saved: SavedModel, dest: Path, options: Options, environ: Mappin
     with disk_errors(dest, "Free space or choose another DEST."):
         dest.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
-            whole, draft = (
-                Path(temporary) / "whole" / dest.name,
-                Path(temporary) / dest.name,
-            )  # its name goes into the file
+            # The name of the whole model goes into the file.
+            whole, draft = Path(temporary) / "whole" / dest.name, Path(temporary) / dest.name
             done = export(saved, whole, replace(options, merge=saved.is_adapter, layout="gguf"))
             draft.mkdir()
             weights = draft / f"{dest.name}.gguf"

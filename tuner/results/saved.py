@@ -82,23 +82,24 @@ def _of_run(run: RunDirectory) -> SavedModel:
     paths.refuse_forbidden(run.final, UsageError, "SOURCE")
     if status["state"] == "done" and has_weights(run.final):
         return SavedModel(run.final, f"the result of {run.path}", run, status.get("step"))
-    newest, passed = checkpoints.newest_valid(run.checkpoints)
+    newest, passed_over = checkpoints.newest_valid(run.checkpoints)
+    why = "".join(f"; {line}" for line in passed_over)
     if newest is None:
-        what = f"the run {run.path} has no result and no valid checkpoint" + "".join(f"; {line}" for line in passed)
+        what = f"the run {run.path} has no result and no valid checkpoint{why}"
         fix = f"Go on with it first: tuner train {run.recipe} --resume {run.path}"
         raise RunDirectoryError(what, where="SOURCE", fix=fix)
-    why = "".join(f"; {line}" for line in passed)
     told = f"checkpoint {newest.step} of {run.path}, whose training is not done{why}"
     return _whole(SavedModel(newest.path, told, run, newest.step))
 
 
 def _of_checkpoint(path: Path) -> SavedModel:
-    problem = checkpoints.inspect(path)
-    if problem:
-        what = f"{path} is not a valid checkpoint: {problem}"
+    checkpoint = checkpoints.read(path)
+    if checkpoint.problem:
+        what = f"{path} is not a valid checkpoint: {checkpoint.problem}"
         raise RunDirectoryError(what, where="SOURCE", fix="Take an older checkpoint, or name the run directory.")
-    run, step = _run_around(path.absolute().parent.parent), checkpoints.facts(path).get("step")
-    return _whole(SavedModel(path, f"the checkpoint {path}", run, step))
+    return _whole(
+        SavedModel(path, f"the checkpoint {path}", _run_around(path.absolute().parent.parent), checkpoint.step)
+    )
 
 
 def _whole(source: SavedModel) -> SavedModel:
@@ -106,9 +107,8 @@ def _whole(source: SavedModel) -> SavedModel:
     if not has_weights(source.folder):
         pickled = next((file.name for file in sorted(source.folder.iterdir()) if _PICKLED.fullmatch(file.name)), None)
         if pickled:
-            what = (
-                f"{source.description}, holds its weights as pickles ({pickled}), which can hold code: safetensors only"
-            )
+            pickles = f"its weights as pickles ({pickled}), which can hold code: safetensors only"
+            what = f"{source.description}, holds {pickles}"
             fix = "Load and save it once with transformers, where you trust it."
             raise UsageError(what, where="SOURCE", fix=fix)
         if source.run and checkpoints.inspect(source.folder, hashes=False) is None:

@@ -116,8 +116,6 @@ def vllm_argv(vllm: str, spec: ModelSpec, name: str, host: str, port: int) -> li
     rank = max(8, 1 << (max([config.r, *config.rank_pattern.values()]) - 1).bit_length())  # vLLM takes powers of two
     argv += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name}={spec.adapter}"]
     template = spec.adapter / "chat_template.jinja"
-    return [*argv, *(["--chat-template", str(template)] if template.is_file() else []), *_generation(spec.adapter)]
-
-
-def _generation(folder: Path) -> list[str]:
-    return ["--generation-config", str(folder)] if (folder / "generation_config.json").is_file() else []
+    argv += ["--chat-template", str(template)] if template.is_file() else []
+    has_generation = (spec.adapter / "generation_config.json").is_file()
+    return argv + (["--generation-config", str(spec.adapter)] if has_generation else [])

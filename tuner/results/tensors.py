@@ -61,10 +61,6 @@ class Stored:
             tensor: Tensor = opened.get_tensor(name)
         return tensor
 
-    def pieces(self) -> list[Piece]:
-        """Return every tensor as it is."""
-        return [self.piece(name) for name in self.shapes]
-
     def piece(self, name: str) -> Piece:
         """Return one tensor as it is."""
         return Piece({name: self.shapes[name]}, lambda: {name: self.load(name)})

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -159,13 +160,15 @@ def inspect(folder: Path, *, hashes: bool = True) -> str | None:
 
 def _first_difference(folder: Path, expected: dict[str, tuple[int, str]], hashes: bool) -> str | None:
     root = folder.resolve()
+    # Every place is resolved once: a listing looks at thousands of files, and a name at a time is a third of its time.
+    is_inside = cache(lambda place: place.resolve().is_relative_to(root))
     if _leads_out(folder):
         return f"{LATEST} names a folder outside of the checkpoint"
     for name, (size, _) in expected.items():
         path = folder / name
         if not os.path.isfile(path):  # noqa: PTH113 (a name too long is no file, and no error)
             return f"{name} is missing"
-        if not path.resolve().is_relative_to(root):
+        if not is_inside(path if path.is_symlink() else path.parent):
             return f"{name} leads out of the checkpoint"
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes, not {size}"
@@ -223,7 +226,7 @@ def prune(folder: Path, keep: int, step: int, protected: int | None = None) -> N
         if at > step or not (path / MANIFEST).is_file():
             continue
         if num_whole < keep:
-            num_whole += inspect(path, hashes=False) is None
+            num_whole += read(path, hashes=False).problem is None
             continue
         if at == protected:
             continue

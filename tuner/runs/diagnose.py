@@ -104,13 +104,7 @@ class Diagnosis:
         return "\n".join([self.detail, *self.lines] if self.detail else self.lines)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "cause": self.cause,
-            "what": self.what,
-            "rank": self.rank,
-            "step": self.step,
-            "next_command": self.next_command,
-        }
+        return {name: getattr(self, name) for name in ("cause", "what", "rank", "step", "next_command")}
 
 
 @dataclass(frozen=True)

@@ -135,24 +135,20 @@ def check_free(path: Path, *, resume: bool) -> None:
         DiskError: it cannot be written to, or not even looked at.
     """
     with disk_errors(path):
-        _check_free(path, resume)
-
-
-def _check_free(path: Path, resume: bool) -> None:
-    if _UNPRINTABLE.search(str(path)):
-        what = f"{str(path)!r} holds a control character, or bytes that are not UTF-8"
-        raise RunDirectoryError(what, where="--work-dir", fix="Choose a name that fits on a line.")
-    if os.path.lexists(path) and not path.is_dir():
-        raise RunDirectoryError(f"{path} is a file", where="--work-dir", fix="Choose a folder.")
-    if not resume and path.is_dir() and not _is_empty(path):
-        lock.check(path)
-        hint = "Add --resume auto to go on with it, or choose another." if is_run(path) else "Choose another."
-        raise RunDirectoryError(f"{path} is not empty", where="--work-dir", fix=hint)
-    parent = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not parent.is_dir():
-        raise RunDirectoryError(f"{parent} is a file", where="--work-dir", fix="Choose a folder.")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise DiskError(f"cannot write to {parent}", where="--work-dir", fix="Choose a folder you may write to.")
+        if _UNPRINTABLE.search(str(path)):
+            what = f"{str(path)!r} holds a control character, or bytes that are not UTF-8"
+            raise RunDirectoryError(what, where="--work-dir", fix="Choose a name that fits on a line.")
+        if os.path.lexists(path) and not path.is_dir():
+            raise RunDirectoryError(f"{path} is a file", where="--work-dir", fix="Choose a folder.")
+        if not resume and path.is_dir() and not _is_empty(path):
+            lock.check(path)
+            hint = "Add --resume auto to go on with it, or choose another." if is_run(path) else "Choose another."
+            raise RunDirectoryError(f"{path} is not empty", where="--work-dir", fix=hint)
+        parent = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not parent.is_dir():
+            raise RunDirectoryError(f"{parent} is a file", where="--work-dir", fix="Choose a folder.")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise DiskError(f"cannot write to {parent}", where="--work-dir", fix="Choose a folder you may write to.")
 
 
 def _is_empty(path: Path) -> bool:

@@ -243,9 +243,8 @@ def _opened(path: Path, mode: str) -> Iterator[IO[str]]:
     """Open the lock so that no other process looks at it until it is closed."""
     while True:
         with path.open(mode, encoding="utf-8") as file:
-            with suppress(
-                OSError
-            ):  # a file system without flock: two that start in the same instant are not kept apart
+            # A file system may have no flock: two that start in the same instant are not kept apart there.
+            with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())

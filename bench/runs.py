@@ -1,0 +1,108 @@
+"""Seconds that `tuner runs` takes over 500 runs, and `tuner report` over one that logged 200,000 steps.
+
+    python -m bench runs [--runs 500] [--lines 200000] [--rounds 5]
+
+Each run has a recipe, a status, metrics and two checkpoints of 16 files; one of them is the long one.
+A figure is the median of the rounds, which go over all commands in turn. Reach: about a second of the processor each.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.table import Spent, Table, arguments, in_turns, median
+from tuner.launch import render
+from tuner.launch.resolve import resolve_run
+from tuner.launch.run import Request
+from tuner.machine.hardware import Hardware
+from tuner.recipes.recipe import Overrides
+from tuner.runs import checkpoints, directory
+from tuner.runs.directory import RunDirectory
+
+SHORT_LINES, NUM_FILES, EVALUATE_EVERY = 400, 16, 500
+TUNER = [sys.executable, "-m", "tuner"]
+
+
+def make_run(path: Path) -> RunDirectory:
+    """Write a run of one CPU that is done, with two checkpoints and no metrics."""
+    asked = Request("tiny_full_sample_e1", Overrides(), work_dir=path)
+    files = render.files(resolve_run(asked, os.environ, Hardware(host_memory_bytes=16 << 30), datetime.now(UTC)))
+    run = directory.create(path, files, resume=False)
+    run.write_status("done", exit_code=0, step=SHORT_LINES, seconds=60.0)
+    state = run.read_json(run.run)["state"]
+    for step in (SHORT_LINES // 2, SHORT_LINES):
+        folder = run.checkpoints / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        for number in range(NUM_FILES):
+            (folder / f"rank_{number:02}_optim_states.pt").write_bytes(b"states")
+        checkpoints.seal(folder, {**state, "step": step})
+    return run
+
+
+def log_steps(run: RunDirectory, num_lines: int) -> None:
+    """Write the metrics of so many steps, as training logs them."""
+    with run.metrics.open("w", encoding="utf-8") as stream:
+        for step in range(1, num_lines + 1):
+            noise = math.sin(step * 7.3) * 0.06
+            line = {"step": step, "loss": 2.2 * math.exp(-step / num_lines) + 0.5 + noise, "grad_norm": 1.2 + noise}
+            line |= {"learning_rate": 2e-4 * (1 - step / num_lines), "mean_token_accuracy": 0.5 + noise}
+            line |= {"entropy": 1.5 + noise, "num_tokens": 8192 * step, "epoch": step / num_lines}
+            line |= {"tokens_per_second": 41_000.0 + 900 * noise, "memory_bytes": 52 << 30}
+            stream.write(f"{json.dumps(line)}\n")
+            if step % EVALUATE_EVERY == 0:
+                stream.write(f"{json.dumps({'step': step, 'eval_loss': line['loss'] + 0.1})}\n")
+
+
+def make_runs(folder: Path, num_runs: int, num_lines: int) -> Path:
+    """Write `num_runs` runs below a folder, and return the one among them with `num_lines` steps."""
+    first = make_run(folder / "run-0000")
+    for number in range(1, num_runs):
+        path = folder / f"run-{number:04}"
+        shutil.copytree(first.path, path)
+        log_steps(RunDirectory(path), SHORT_LINES)
+    log_steps(first, num_lines)
+    return first.path
+
+
+def spent(command: list[str]) -> list[Spent]:
+    """Return what one call took, which must not fail."""
+    used, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return [Spent(wall, after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime)]
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=5)
+    parser.add_argument("--runs", type=int, default=500, help="%(default)s")
+    parser.add_argument("--lines", type=int, default=200_000, help="steps that the long run has logged; %(default)s")
+    given = parser.parse_args()
+    what = (__doc__ or "").split("\n\n")[2].replace("\n", " ").strip()
+    table = Table("runs", f"{what} Rounds: {given.rounds}. Seconds of the wall (cpu).")
+    with tempfile.TemporaryDirectory(prefix="runs-") as name:
+        long = make_runs(Path(name), given.runs, given.lines)
+        commands = {
+            "tuner --help": [*TUNER, "--help"],
+            f"tuner runs, {given.runs} runs": [*TUNER, "runs", name],
+            f"tuner runs --json, {given.runs} runs": [*TUNER, "runs", name, "--json"],
+            f"tuner report, {given.lines:,} steps": [*TUNER, "report", str(long)],
+        }
+        found = in_turns(commands, given.rounds, lambda title: spent(commands[title]))
+    for title, figures in found.items():
+        assert not isinstance(figures, str), "a command that fails ends the measurement"
+        table.rows.append({"command": f"`{title}`", "seconds": median(figures)})
+    table.show(given.json)
+
+
+if __name__ == "__main__":
+    main()
