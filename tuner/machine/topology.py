@@ -177,7 +177,7 @@ def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topo
         value = _count(given, name, environ, minimum=only)
         if value not in (None, only):
             fix = "Leave it out, or leave out --launcher none."
-            raise UsageError(f"{value} with --launcher none, which is one process", where=name, fix=fix)
+            raise UsageError(f"{value} with --launcher none, which is one process", where=_where(name), fix=fix)
     address = _text(flags.master_addr, "--master-addr", environ) or "127.0.0.1"
     port = _count(flags.master_port, "--master-port", environ, maximum=65535)
     return _alone("none", address, port or 0)
@@ -231,7 +231,7 @@ def _refuse_other_geometry(flags: LaunchFlags, environ: Mapping[str, str], nproc
         given = _count(flag, name, environ)
         if given not in (None, started):
             fix = f"Leave it out, or write srun {option}={given}."
-            raise UsageError(f"{given} {what}, but srun started {started}", where=name, fix=fix)
+            raise UsageError(f"{given} {what}, but srun started {started}", where=_where(name), fix=fix)
 
 
 def _refuse_inside_a_launcher(environ: Mapping[str, str]) -> None:
@@ -265,7 +265,11 @@ def _count(
     if text is None:
         return None
     if not slurm.COUNT.fullmatch(text) or not minimum <= int(text) <= maximum:
-        where = " / ".join((name, *_VARIABLES[name]))
         fix = f"Write a whole number from {minimum} to {maximum}."
-        raise UsageError(f"{text!r} is not a count that fits", where=where, fix=fix)
+        raise UsageError(f"{text!r} is not a count that fits", where=_where(name), fix=fix)
     return int(text)
+
+
+def _where(name: str) -> str:
+    """Return a flag with the variables that say the same."""
+    return " / ".join((name, *_VARIABLES[name]))
