@@ -181,13 +181,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fp16 masters without ZeRO": ({"fp16": {"fp16_master_weights_and_grads": True}}, "needs ZeRO stage"),
     "bf16 masters without ZeRO": ({"bf16": {"bf16_master_weights_and_grads": True}}, "needs ZeRO stage"),
     "bf16 states alone": (_zero(stage=2) | {"bf16": {"bf16_optimizer_states": True}}, "needs bf16.bf16_master"),
-    "ZenFlow's interval by auto": (_zero(stage=2, zenflow={"select_interval": 5}), 'select_strategy "auto" sets it'),
-    "ZenFlow without interval": (_zero(stage=2, zenflow={"select_strategy": "step"}), "need a number"),
     "ZenFlow's strategy": (_zero(stage=2, zenflow={"select_strategy": "batch"}), 'is not "auto", "step" or'),
-    "ZenFlow's order": (
-        _zero(stage=2, zenflow={"select_strategy": "step", "select_interval": 2, "update_interval": 4}),
-        "smaller than update_interval",
-    ),
     "a checkpoint writer": ({"checkpoint": {"writer": {"type": "fast"}}}, "crashes at the first checkpoint"),
     "an unknown optimizer": ({"optimizer": {"type": "AdamWW"}}, "Did you mean 'AdamW'?"),
     "a removed optimizer": ({"optimizer": {"type": "OneBitAdam"}}, "1-bit optimizers were removed"),

@@ -80,13 +80,6 @@ REFUSED: list[tuple[str, str, str]] = [
         "1:75",
         "super_offload needs ZeRO stage 3",
     ),
-    ('{"zero_optimization": {"stage": 2, "zenflow": {"select_interval": 4}}}', "1:48", "sets it by itself"),
-    (
-        '{"zero_optimization": {"stage": 2, "zenflow":'
-        ' {"select_strategy": "step", "select_interval": 2, "update_interval": 4}}}',
-        "1:75",
-        "smaller than update_interval",
-    ),
     ('{"bf16": {"bf16_optimizer_states": true}}', "1:11", "needs bf16.bf16_master_weights_and_grads"),
     ('{"compile": {"disable": false, "backend": "inductor"}}', "1:14", "no key 'disable' in compile"),
     # What only fails when the engine is built, or at the first checkpoint.
