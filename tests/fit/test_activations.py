@@ -14,7 +14,6 @@ from tests.fit.recipes import lightest
 from tuner.fit.activations import layer_bytes, of_recipe
 from tuner.fit.parameters import built
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
 
 TOKENS = 256
@@ -138,7 +137,7 @@ def test_orpo_holds_six_bytes_a_logit_and_the_fused_head_of_others_one_tile() ->
     facts = Architecture(model_type="llama", **{**FACTS, "vocab_size": 128_256})
     for objective, pair in (("orpo", 2), ("dpo", 2), ("kto", 1), ("pretrain", 1)):
         data = "sample" if objective == "pretrain" else "sample_preferences"
-        recipe = load(f"tiny_{objective}_full_{data}_e1").config
+        recipe = lightest(f"tiny_{objective}_full_{data}_e1")
         dataset = recipe.train_dataloader.dataset.model_copy(update={"max_length": 4096})
         loader = recipe.train_dataloader.model_copy(update={"dataset": dataset, "batch_size": 2})
         tokens = 2 * pair * 4096
@@ -155,7 +154,7 @@ def test_a_frozen_layer_saves_nothing_and_a_pair_is_two_samples() -> None:
     whole = of_recipe(changed(train_dataloader=batch, train_cfg={"gradient_checkpointing": False}, model=flash), facts)
     freeze = {"gradient_checkpointing": False, "trainable_layers": 2}
     last = of_recipe(changed(train_dataloader=batch, train_cfg=freeze, model=flash), facts)
-    pairs = load("tiny_dpo_full_sample_e1").config
+    pairs = lightest("tiny_dpo_full_sample_e1")
     one = pairs.train_dataloader.model_copy(update={"batch_size": 1})
     model = pairs.model.model_copy(update=flash)
     cfg = pairs.train_cfg.model_copy(update={"gradient_checkpointing": False})
@@ -167,7 +166,7 @@ def test_a_frozen_layer_saves_nothing_and_a_pair_is_two_samples() -> None:
 
 
 def test_a_4_bit_base_has_one_weight_unpacked_while_a_layer_runs() -> None:
-    recipe = load("tiny_qlora_sample_e1").config
+    recipe = lightest("tiny_qlora_sample_e1")
     facts = Architecture(model_type="llama", **FACTS)
 
     plain, packed = (of_recipe(one, facts) for one in (recipe.model_copy(update={"quantization": None}), recipe))

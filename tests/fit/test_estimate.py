@@ -12,7 +12,6 @@ from tuner.fit.parameters import num_parameters
 from tuner.fit.trainable import Parameters, count
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
 
 GB = 10**9
@@ -199,7 +198,7 @@ def test_a_config_without_the_blocks_has_deepspeeds_defaults(zero: dict[str, obj
 
 def test_a_model_whose_linear_layers_are_all_its_own_has_nothing_to_unpack_from_4_bits() -> None:
     """bitsandbytes leaves Falcon's layers as they are."""
-    recipe = load("falcon_7b_qlora_alpaca_e1").config
+    recipe = lightest("falcon_7b_qlora_alpaca_e1")
 
     found = peak(recipe, facts(recipe), preset("deepspeed_zero2"), 8, 8)
 

@@ -33,7 +33,7 @@ def _config(*sets: str, recipe: str = "tiny_full_sample_e1") -> RecipeConfig:
 
 def _batches(micro: int, accumulation: int, recipe: str = "tiny_full_sample_e1") -> RecipeConfig:
     sets = (f"train_dataloader.batch_size={micro}", f"accumulative_counts={accumulation}", "val_dataloader=none")
-    return _config(*sets, recipe=recipe)
+    return _config(*sets, "gradient_checkpointing=True", recipe=recipe)
 
 
 def _commands(
@@ -108,13 +108,21 @@ def test_at_micro_batch_1_the_next_level_that_helps_is_taken(
 
 
 def test_a_run_is_made_lighter_a_finite_number_of_times() -> None:
-    config, level, num = _batches(8, 1), "none", 0
+    config, level, num, sets = _batches(8, 1), "none", 0, ["gradient_checkpointing=False"]
     while change := lighter(config, level, 2, GPU):
         num += 1
         level = change.level or level
-        config = _config("val_dataloader=none", *change.sets) if change.sets else config
+        sets += change.sets
+        config = _config("val_dataloader=none", *sets)
 
-    assert (level, num) == ("deepspeed_zero3_offload", 3 + len(LEVELS) - 1)
+    assert (level, num) == ("deepspeed_zero3_offload", 3 + 1 + len(LEVELS) - 1)
+
+
+def test_activations_are_computed_again_before_the_next_level() -> None:
+    config = _config("train_dataloader.batch_size=1", "val_dataloader=none", "gradient_checkpointing=False")
+
+    assert lighter(config, "deepspeed_zero2", 2, GPU) == Lighter(("train_cfg.gradient_checkpointing=True",))
+    assert lighter(config, "deepspeed_zero2", 2, HOST) == Lighter(level="deepspeed_zero3")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.launch.plans import made
+import pytest
+
+from tests.launch.plans import PATH, made
 from tests.machine.gpus import A100, CPU, machine
+from tuner.errors import UsageError
+from tuner.launch import tune
 from tuner.launch.run import ResolvedRun
-from tuner.launch.tune import Candidate, Measured, Tuned, candidates, for_some_steps
+from tuner.launch.tune import Candidate, Measured, Tuned, TuneRequest, candidates, for_some_steps
+from tuner.machine.topology import LaunchFlags
 from tuner.recipes.merging import leaves
+from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Split
 
 OPEN = "tiny_lora_sample_e1"
@@ -77,3 +83,29 @@ def test_a_candidate_trains_and_does_nothing_else() -> None:
     assert (short.train_cfg.max_steps, short.val_dataloader, short.log.interval) == (3, None, 1)
     assert short.checkpoint.interval > 3
     assert short.split == config.split
+
+
+def _asked(**flags: int | str) -> TuneRequest:
+    return TuneRequest(OPEN, Overrides(), None, LaunchFlags(**flags), False, ("tuner", "tune"), 3, 10.0)  # type: ignore[arg-type]
+
+
+def test_ctrl_c_leaves_what_was_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = iter([Measured(Candidate(Split(1, 16, recompute=True), "none", "whole"), 10.0)])
+
+    def measure(*_: object) -> Measured:
+        if one := next(done, None):
+            return one
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune._Bench, "measure", measure)
+    told: list[Measured] = []
+
+    tuned = tune.tune(_asked(), PATH, told.append)
+
+    assert tuned.measured == told and len(told) == 1
+    assert (tuned.fastest, tuned.is_whole, tuned.exit_code) == (told[0], False, 130)
+
+
+def test_several_nodes_are_refused() -> None:
+    with pytest.raises(UsageError, match="measures on one machine"):
+        tune.tune(_asked(nnodes=2, node_rank=0, master_addr="n1"), PATH, lambda _: None)

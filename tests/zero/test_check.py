@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tests.zero.presets import PRESETS
 from tuner.errors import DeepSpeedConfigError
 from tuner.zero.config_schema import AUTO, schema
+from tuner.zero.conflicts import check_device
 from tuner.zero.jsonfile import Document, parse, read
-from tuner.zero.lint import check, check_device
+from tuner.zero.lint import check
 
 DATA = Path(__file__).parent / "data"
 SHIPPED = Path(__file__).parents[2] / "tuner" / "deepspeed_presets"
@@ -149,8 +150,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a key two blocks down": (_zero(offload_optimizer={"devise": "cpu"}), "Did you mean 'device'?"),
     "a key in the wrong place": ({"reduce_bucket_size": 5}, "It belongs into zero_optimization."),
     "two spellings": (_zero(stage3_prefetch_bucket_size=1, prefetch_bucket_size=1), "another spelling of"),
-    "true for an integer": (_zero(reduce_bucket_size=True), "DeepSpeed would read it as 1"),
-    "a string for a number": (_zero(reduce_bucket_size="500000000"), "DeepSpeed would read it as the number"),
+    "true for an integer": (_zero(reduce_bucket_size=True), "is not an integer"),
+    "a string for a number": (_zero(reduce_bucket_size="500000000"), "is not an integer"),
     "a string for a batch size": ({"gradient_accumulation_steps": "8"}, "is not an integer"),
     "a string for a boolean": ({"bf16": {"enabled": "true"}}, "is not true or false"),
     "a half batch": ({"train_micro_batch_size_per_gpu": 1.5}, "= 1.5 is not an integer"),
@@ -181,13 +182,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fp16 masters without ZeRO": ({"fp16": {"fp16_master_weights_and_grads": True}}, "needs ZeRO stage"),
     "bf16 masters without ZeRO": ({"bf16": {"bf16_master_weights_and_grads": True}}, "needs ZeRO stage"),
     "bf16 states alone": (_zero(stage=2) | {"bf16": {"bf16_optimizer_states": True}}, "needs bf16.bf16_master"),
-    "ZenFlow's interval by auto": (_zero(stage=2, zenflow={"select_interval": 5}), 'select_strategy "auto" sets it'),
-    "ZenFlow without interval": (_zero(stage=2, zenflow={"select_strategy": "step"}), "need a number"),
     "ZenFlow's strategy": (_zero(stage=2, zenflow={"select_strategy": "batch"}), 'is not "auto", "step" or'),
-    "ZenFlow's order": (
-        _zero(stage=2, zenflow={"select_strategy": "step", "select_interval": 2, "update_interval": 4}),
-        "smaller than update_interval",
-    ),
     "a checkpoint writer": ({"checkpoint": {"writer": {"type": "fast"}}}, "crashes at the first checkpoint"),
     "an unknown optimizer": ({"optimizer": {"type": "AdamWW"}}, "Did you mean 'AdamW'?"),
     "a removed optimizer": ({"optimizer": {"type": "OneBitAdam"}}, "1-bit optimizers were removed"),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.machine.gpus import A100, CPU, H200, T4, V100, machine
 from tests.zero.presets import PRESETS
 from tuner.errors import DeepSpeedConfigError, MachineError, RecipeError
+from tuner.launch.splitting import lightest
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog, loading
@@ -34,12 +35,11 @@ logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
 def _recipe(*sets: str, name: str = TINY) -> Recipe:
-    return loading.load(name, Overrides(pairs=[("--set", text) for text in sets]))
+    return lightest(loading.load(name, Overrides(pairs=[("--set", text) for text in sets])), 1)
 
 
 def _batch(loaded: Recipe, ranks: int) -> Batch:
-    config = loaded.config
-    return Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
+    return Batch(*loaded.config.split[:2], ranks)
 
 
 def _merge(

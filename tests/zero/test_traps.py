@@ -63,7 +63,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ('{"gradient_accumulation_steps": "8"}', "1:2", "is not an integer"),
     ('{"train_micro_batch_size_per_gpu": 1.5}', "1:2", "= 1.5 is not an integer"),
     ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "5e8"}}', "1:36", "is not an integer"),
-    ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "500000000"}}', "1:36", "read it as the number"),
+    ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "500000000"}}', "1:36", "is not an integer"),
     ('{"zero_optimization": {"stage": "2"}}', "1:24", "is not 0, 1, 2 or 3"),
     ('{"zero_optimization": {"stage": 4}}', "1:24", "is not 0, 1, 2 or 3"),
     ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "gpu"}}}', "1:54", '"none", "cpu" or "nvme"'),
@@ -79,13 +79,6 @@ REFUSED: list[tuple[str, str, str]] = [
         '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": true}}}',
         "1:75",
         "super_offload needs ZeRO stage 3",
-    ),
-    ('{"zero_optimization": {"stage": 2, "zenflow": {"select_interval": 4}}}', "1:48", "sets it by itself"),
-    (
-        '{"zero_optimization": {"stage": 2, "zenflow":'
-        ' {"select_strategy": "step", "select_interval": 2, "update_interval": 4}}}',
-        "1:75",
-        "smaller than update_interval",
     ),
     ('{"bf16": {"bf16_optimizer_states": true}}', "1:11", "needs bf16.bf16_master_weights_and_grads"),
     ('{"compile": {"disable": false, "backend": "inductor"}}', "1:14", "no key 'disable' in compile"),

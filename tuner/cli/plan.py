@@ -71,7 +71,7 @@ def command(
     assumed = Cluster.of(product, nodes) if product else None
     made = summary.make(loaded, machines, _cluster(nodes, interconnect, product, utilisation), assumed)
     counted, warnings = _steps(loaded, made.config, machines.world_size)
-    split = [] if made.config == loaded.config else [f"split: {made.config.split} on {machines.world_size} ranks"]
+    split = [] if made.config == loaded.config else [f"split: {made.config.split}"]
     if as_json:
         value = summary.to_json(made) | {"batch": counted.to_json(), "notes": loaded.notes, "warnings": warnings}
         click.echo(dump_json(value), nl=False)

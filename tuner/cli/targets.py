@@ -124,7 +124,8 @@ def lacks(document: Document) -> list[TunerError]:
     """Return what this machine lacks for a DeepSpeed config by itself."""
     from tuner.launch.checks import zero
     from tuner.machine import hardware
-    from tuner.zero.lint import check_device, inspect
+    from tuner.zero.conflicts import check_device
+    from tuner.zero.lint import inspect
 
     here, value, found = hardware.detect(os.environ), inspect(document)[0].value, []
     try:

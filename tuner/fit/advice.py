@@ -28,7 +28,6 @@ class Change:
     what: str
     flags: str
     level: str
-    recipe: RecipeConfig
     machines: Machines
 
 
@@ -58,7 +57,7 @@ def changes(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> li
             continue
         free, flags = changed[0], f"{flags} {changed[1]}".strip()
         if best := _best(free, facts, machines):
-            return [Change(what, flags, best.level, free, machines)]
+            return [Change(what, flags, best.level, machines)]
     return list(_costly(free, facts, machines, flags))
 
 
@@ -66,7 +65,7 @@ def _costly(recipe: RecipeConfig, facts: Architecture, machines: Machines, flags
     for what, step in _COSTLY:
         changed = step(recipe)
         if changed and (best := _best(changed[0], facts, machines)):
-            yield Change(what, f"{flags} {changed[1]}".strip(), best.level, changed[0], machines)
+            yield Change(what, f"{flags} {changed[1]}".strip(), best.level, machines)
     for change in (_shorter(recipe, facts, machines, flags), _more_gpus(recipe, facts, machines, flags)):
         if change:
             yield change
@@ -136,7 +135,7 @@ def _shorter(recipe: RecipeConfig, facts: Architecture, machines: Machines, flag
         changed = _with(recipe, "train_dataloader", dataset=dataset)
         if best := _best(changed, facts, machines):
             flags = f"{flags} --set train_dataloader.dataset.max_length={length}".strip()
-            return Change(f"samples of at most {length} tokens", flags, best.level, changed, machines)
+            return Change(f"samples of at most {length} tokens", flags, best.level, machines)
         length //= 2
     return None
 
@@ -150,5 +149,5 @@ def _more_gpus(recipe: RecipeConfig, facts: Architecture, machines: Machines, fl
             machines = replace(machines, num_nodes=machines.num_nodes * 2)
         if best := _best(recipe, facts, machines):
             nodes = f" on {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
-            return Change(f"{machines.world_size} GPUs{nodes}", flags, best.level, recipe, machines)
+            return Change(f"{machines.world_size} GPUs{nodes}", flags, best.level, machines)
     return None

@@ -5,7 +5,7 @@ It holds no number of any model; those are the recipe's `architecture` facts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Names = tuple[str, ...]
@@ -71,6 +71,14 @@ _SPLIT_LINEAR = (
     ("linear_attn.in_proj_a", 0, 0, 1),
 )
 _LLAMA = Family()
+_BLOOM = Family(
+    embeddings="word_embeddings",
+    attention=("self_attention.query_key_value", "self_attention.dense"),
+    mlp=_NEOX_MLP,
+    gated=False,
+    norm_bias=True,
+)
+_QWEN3_5 = Family(double_queries=True, qk_norm="head", linear_attention=_SPLIT_LINEAR)
 _MIXTRAL_NAMES = ("gate", "w1", "w3", "w2")
 _QWEN_NAMES = ("gate", "gate_proj", "up_proj", "down_proj")
 
@@ -79,31 +87,16 @@ FAMILIES: dict[str, Family] = {
         ("llama", "internlm", "internlm2", "internlm3", "mistral", "ministral", "ministral3", "smollm3", "gemma"),
         _LLAMA,
     ),
-    **dict.fromkeys(("granite", "ernie4_5", "cwm"), _LLAMA),
+    **dict.fromkeys(("granite", "granitemoe", "ernie4_5", "cwm", "minicpm3"), _LLAMA),
     "apertus": Family(qk_norm="head", mlp=_UP_DOWN, gated=False, mlp_numbers=2),
     "arcee": Family(mlp=_UP_DOWN, gated=False),
-    "bloom": Family(
-        embeddings="word_embeddings",
-        attention=("self_attention.query_key_value", "self_attention.dense"),
-        mlp=_NEOX_MLP,
-        gated=False,
-        norm_bias=True,
-        embedding_norm=True,
-    ),
+    "bloom": replace(_BLOOM, embedding_norm=True),
     "cohere": Family(norms=1, qk_norm="whole", qk_norm_optional=True),
     "cohere2": Family(norms=1),
     "deepseek_v2": Family(split_experts=_QWEN_NAMES),
     "deepseek_v3": Family(split_experts=_QWEN_NAMES),
     "exaone4": Family(qk_norm="head"),
-    "falcon": Family(
-        embeddings="word_embeddings",
-        attention=("self_attention.query_key_value", "self_attention.dense"),
-        mlp=_NEOX_MLP,
-        gated=False,
-        norms=1,
-        norm_bias=True,
-        own_linears="all",
-    ),
+    "falcon": replace(_BLOOM, norms=1, own_linears="all"),
     "gemma2": Family(norms=4),
     "gemma3_text": Family(norms=4, qk_norm="head"),
     "gemma3n_text": Family(norms=4, qk_norm="head"),
@@ -120,15 +113,8 @@ FAMILIES: dict[str, Family] = {
         norm_bias=True,
         positions=0,
     ),
-    "gpt_neox": Family(
-        embeddings="embed_in",
-        attention=("attention.query_key_value", "attention.dense"),
-        mlp=_NEOX_MLP,
-        gated=False,
-        norm_bias=True,
-    ),
+    "gpt_neox": replace(_BLOOM, embeddings="embed_in", attention=("attention.query_key_value", "attention.dense")),
     "gpt_oss": Family(sinks=True, expert_bias=True),
-    "granitemoe": Family(),
     "granitemoeshared": Family(shared=("shared_mlp.input_linear", "shared_mlp.output_linear")),
     "hunyuan_v1_dense": Family(qk_norm="head"),
     "llama4_text": Family(
@@ -141,7 +127,6 @@ FAMILIES: dict[str, Family] = {
         router="feed_forward.router",
         own_linears="router",
     ),
-    "minicpm3": Family(),
     "mixtral": Family(split_experts=_MIXTRAL_NAMES),
     "nemotron": Family(mlp=_UP_DOWN, gated=False, norm_bias=True),
     "olmo": Family(norms=0),
@@ -170,18 +155,11 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(output_bias=False),
     "qwen2_moe": Family(output_bias=False, shared=_ONE_SHARED, shared_gate=True),
     "qwen3": Family(qk_norm="head"),
-    "qwen3_5_moe_text": Family(
-        double_queries=True, qk_norm="head", linear_attention=_SPLIT_LINEAR, shared=_ONE_SHARED, shared_gate=True
-    ),
-    "qwen3_5_text": Family(double_queries=True, qk_norm="head", linear_attention=_SPLIT_LINEAR),
+    "qwen3_5_moe_text": replace(_QWEN3_5, shared=_ONE_SHARED, shared_gate=True),
+    "qwen3_5_text": _QWEN3_5,
     "qwen3_moe": Family(qk_norm="head", split_experts=_QWEN_NAMES),
-    "qwen3_next": Family(
-        double_queries=True,
-        qk_norm="head",
-        linear_attention=_NEXT_LINEAR,
-        shared=_ONE_SHARED,
-        shared_gate=True,
-        split_experts=_QWEN_NAMES,
+    "qwen3_next": replace(
+        _QWEN3_5, linear_attention=_NEXT_LINEAR, shared=_ONE_SHARED, shared_gate=True, split_experts=_QWEN_NAMES
     ),
     "seed_oss": Family(output_bias=False),
     "stablelm": Family(output_bias=False, norm_bias=True, qk_norm="whole", qk_norm_optional=True),

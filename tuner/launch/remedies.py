@@ -54,14 +54,16 @@ def check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
 def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Lighter | None:
     """Return the next lighter change after running out of memory, or None: there is none, or the cause is another.
 
-    Half the micro-batch with the same global batch comes first, then the next level. Each change strictly shrinks the
-    micro-batch or climbs the levels, so a run is made lighter a finite number of times.
+    Half the micro-batch with the same global batch comes first, then recomputation, then the next level. Each change
+    shrinks the micro-batch, recomputes or climbs the levels, so a run is made lighter a finite number of times.
     """
     if cause not in _OFFLOADS:
         return None
     smaller = _smaller_batch(config)
     if smaller:
         return Lighter(smaller)
+    if cause == GPU_MEMORY and not config.split.recompute:
+        return Lighter(("train_cfg.gradient_checkpointing=True",))
     higher = _next_level(level, world_size, offload=_OFFLOADS[cause])
     return Lighter(level=higher) if higher else None
 

@@ -12,11 +12,8 @@ from typing import Any
 from tuner.errors import did_you_mean, nearest
 from tuner.zero import conflicts, obsolete
 from tuner.zero.config_schema import Field, Misfit, fit, schema
-from tuner.zero.conflicts import check_device
 from tuner.zero.findings import Findings
 from tuner.zero.jsonfile import Document, Keys, named
-
-__all__ = ["Checked", "check", "check_device", "inspect"]
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from tuner.zero import blocks
 from tuner.zero.blocks import Wish
 from tuner.zero.choice import AUTO, NONE
 from tuner.zero.config_schema import schema
+from tuner.zero.conflicts import check_device
 from tuner.zero.final_config import FinalConfig
 from tuner.zero.jsonfile import Document
-from tuner.zero.lint import Checked, check, check_device
+from tuner.zero.lint import Checked, check
 from tuner.zero.precision import Precision
 from tuner.zero.rules import needs_cpu_adam, short
 from tuner.zero.unrunnable import FINAL

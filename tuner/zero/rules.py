@@ -51,12 +51,12 @@ def device(config: Config, block: str) -> str:
     return str(lookup(config, (ZERO, block, "device"), "none"))
 
 
-def _no_path(block: str) -> Callable[[Config], bool]:
-    return lambda config: device(config, block) == "nvme" and not lookup(config, (ZERO, block, "nvme_path"))
+def _no_path(config: Config, block: str) -> bool:
+    return device(config, block) == "nvme" and not lookup(config, (ZERO, block, "nvme_path"))
 
 
-def _zenflow(config: Config, key: str, default: Any = "auto") -> Any:
-    return lookup(config, (ZERO, "zenflow", key), default)
+def _masters_without_zero(config: Config, block: str) -> bool:
+    return is_on(config, block, f"{block}_master_weights_and_grads") and stage(config) not in STEPPING
 
 
 def has_zenflow(config: Config) -> bool:
@@ -107,10 +107,6 @@ def _sums(config: Config) -> bool:
     return str(config.get("gradient_allreduce_op")).lower() == "sum"
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         ("bf16", "enabled"),
@@ -118,17 +114,14 @@ RULES: tuple[Rule, ...] = (
         "fp16.enabled and bf16.enabled are both true",
         "Keep one of the two.",
     ),
-    Rule(
-        (ZERO, "offload_optimizer", "device"),
-        _no_path("offload_optimizer"),
-        'offload_optimizer.device is "nvme" without nvme_path',
-        "Add nvme_path, a folder on the NVMe disk.",
-    ),
-    Rule(
-        (ZERO, "offload_param", "device"),
-        _no_path("offload_param"),
-        'offload_param.device is "nvme" without nvme_path',
-        "Add nvme_path, a folder on the NVMe disk.",
+    *(
+        Rule(
+            (ZERO, block, "device"),
+            partial(_no_path, block=block),
+            f'{block}.device is "nvme" without nvme_path',
+            "Add nvme_path, a folder on the NVMe disk.",
+        )
+        for block in ("offload_optimizer", "offload_param")
     ),
     Rule(
         (ZERO, "offload_optimizer", "ratio"),
@@ -149,37 +142,6 @@ RULES: tuple[Rule, ...] = (
         "Remove compute_grad_norm.",
     ),
     Rule(
-        (ZERO, "zenflow", "select_interval"),
-        lambda config: _zenflow(config, "select_strategy") == "auto" and _whole(_zenflow(config, "select_interval")),
-        'zenflow.select_interval is a number, but select_strategy "auto" sets it by itself',
-        'Remove select_interval or set select_strategy to "step".',
-    ),
-    Rule(
-        (ZERO, "zenflow"),
-        lambda config: (
-            _zenflow(config, "select_strategy") in ("step", "epoch") and not _whole(_zenflow(config, "select_interval"))
-        ),
-        'zenflow.select_strategy "step" and "epoch" need a number as select_interval',
-        "Set select_interval.",
-    ),
-    Rule(
-        (ZERO, "zenflow", "select_interval"),
-        lambda config: (
-            _zenflow(config, "select_strategy") == "step"
-            and _whole(_zenflow(config, "update_interval"))
-            and _whole(_zenflow(config, "select_interval"))
-            and _zenflow(config, "select_interval") < _zenflow(config, "update_interval")
-        ),
-        "zenflow.select_interval is smaller than update_interval",
-        "Make select_interval at least update_interval.",
-    ),
-    Rule(
-        (ZERO, "zenflow", "steps_per_epoch"),
-        lambda config: _zenflow(config, "steps_per_epoch", None) is not None,
-        "zenflow.steps_per_epoch is set by DeepSpeed itself",
-        "Remove it.",
-    ),
-    Rule(
         ("gradient_allreduce_op",),
         lambda config: _sums(config) and stage(config) == 3,
         'gradient_allreduce_op = "sum" does not work with ZeRO stage 3',
@@ -191,17 +153,14 @@ RULES: tuple[Rule, ...] = (
         'gradient_allreduce_op = "sum" does not work with zenflow or compile.deepcompile',
         'Write "mean".',
     ),
-    Rule(
-        ("fp16", "fp16_master_weights_and_grads"),
-        lambda config: is_on(config, "fp16", "fp16_master_weights_and_grads") and stage(config) not in STEPPING,
-        "fp16.fp16_master_weights_and_grads needs ZeRO stage 1, 2 or 3",
-        "Set zero_optimization.stage.",
-    ),
-    Rule(
-        ("bf16", "bf16_master_weights_and_grads"),
-        lambda config: is_on(config, "bf16", "bf16_master_weights_and_grads") and stage(config) not in STEPPING,
-        "bf16.bf16_master_weights_and_grads needs ZeRO stage 1, 2 or 3",
-        "Set zero_optimization.stage.",
+    *(
+        Rule(
+            (block, f"{block}_master_weights_and_grads"),
+            partial(_masters_without_zero, block=block),
+            f"{block}.{block}_master_weights_and_grads needs ZeRO stage 1, 2 or 3",
+            "Set zero_optimization.stage.",
+        )
+        for block in ("fp16", "bf16")
     ),
     *(
         Rule(
