@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,22 +173,18 @@ def pieces(folder: Path) -> Iterator[Piece]:
     kernels, training = "tests/gpu/test_kernels.py", "tests/gpu/test_training.py"
     yield Piece("ceiling", 30, ceiling)
     yield from (speed_piece("1b", method, tool, 90, folder) for method, tool in itertools.product(METHODS, TOOLS))
-    yield Piece("resume", 120, lambda: resumes(folder))
+    yield Piece("resume", 120, partial(resumes, folder))
     yield from (speed_piece("8b", method, tool, 180, folder) for method, tool in itertools.product(METHODS, TOOLS))
-    yield Piece("tests-kernels", 300, lambda: tests(kernels))
-    yield Piece("tests-runs", 150, lambda: tests(training, "-k", "not every_preset"))
+    yield Piece("tests-kernels", 300, partial(tests, kernels))
+    yield Piece("tests-runs", 150, partial(tests, training, "-k", "not every_preset"))
     # The first of them compiles DeepSpeed's Adam for offloading, which the others find.
     for method in ("full", "qlora", "lora and not qlora", "freeze", "dora"):
-        wanted = f"every_preset and {method}"
-        yield Piece(
-            f"tests-{method.split()[0]}",
-            240 if method == "full" else 180,
-            lambda wanted=wanted: tests(training, "-k", wanted),
-        )  # type: ignore
+        wanted, allowed_s = f"every_preset and {method}", 240 if method == "full" else 180
+        yield Piece(f"tests-{method.split()[0]}", allowed_s, partial(tests, training, "-k", wanted))
 
 
 def speed_piece(size: str, method: str, tool: str, allowed_s: int, folder: Path) -> Piece:
-    return Piece(f"speed-{size}-{method}-{tool}", allowed_s, lambda: speed(size, method, tool, folder))
+    return Piece(f"speed-{size}-{method}-{tool}", allowed_s, partial(speed, size, method, tool, folder))
 
 
 def run(piece: Piece, out: Path) -> None:

@@ -108,7 +108,8 @@ def make_job(folder: Path, setting: Setting, steps: int, model: Path | None = No
     model = model or make_model(folder / "model", llama(**SMALL))
     rows = make_rows(folder / "rows.jsonl", setting.row_tokens)
     recipe = folder / "recipe.py"
-    sizes = {"micro_batch": setting.micro_batch, "row_tokens": setting.row_tokens, "recompute": setting.recompute}
+    sizes: dict[str, Any] = {"micro_batch": setting.micro_batch, "row_tokens": setting.row_tokens}
+    sizes |= {"recompute": setting.recompute}
     values = {"method": setting.method, "dtype": setting.dtype, "model": model, "rows": rows, "steps": steps}
     recipe.write_text(RECIPE.format(**values, **sizes, accumulation=ACCUMULATION), encoding="utf-8")
     made = resolved(recipe, setting, folder / "never")

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -66,8 +67,8 @@ def main() -> None:
         model = make_model(Path(scratch) / "model", llama(**(TINY if given.tiny else SMALL)))
         for ranks in given.ranks:
             job = make_job(Path(scratch), Setting(ranks, "bf16", "full"), 2, model)
-            in_turns(given.peers, 1, lambda tool, job=job: first_step(tool, job))  # type: ignore
-            found = in_turns(given.peers, given.rounds, lambda tool, job=job: first_step(tool, job))  # type: ignore
+            in_turns(given.peers, 1, partial(first_step, job=job))
+            found = in_turns(given.peers, given.rounds, partial(first_step, job=job))
             table.rows.append({"ranks": ranks, **cells(found)})
     table.show(given.json)
 

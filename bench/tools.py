@@ -190,7 +190,7 @@ def environment(peer: str) -> Path:
 
 
 def surroundings(command: Command, ranks: int, peer: str) -> dict[str, str]:
-    """Return the environment variables of a command: no hub, no GPUs but those asked for, one thread share a rank."""
+    """Return the environment variables of a command: the clock, no hub, and for each rank its share of the cores."""
     threads = str(max(1, (os.cpu_count() or 1) // ranks))
     more = {
         "OMP_NUM_THREADS": threads,
