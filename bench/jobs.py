@@ -19,7 +19,7 @@ from tuner.machine.topology import LaunchFlags
 ACCUMULATION = 2
 RECIPE = """
 _base_ = "tiny_pretrain_{method}_custom_e1"
-model = dict(path="{model}")
+model = dict(path="{model}", attn_implementation="sdpa", use_liger_kernel=False)
 train_dataloader = dict(batch_size={micro_batch}, dataset=dict(path="{rows}", max_length={row_tokens}, packing=False))
 val_dataloader = None
 optim_wrapper = dict(optimizer=dict(lr=1e-4), accumulative_counts={accumulation}, dtype="{dtype}")

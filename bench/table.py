@@ -77,11 +77,7 @@ class Table:
 
     def markdown(self) -> str:
         """Return the paragraph, the machine, and the rows."""
-        columns = list(dict.fromkeys(column for row in self.rows for column in row))
-        lines = [columns, ["---"] * len(columns)]
-        lines += [[_text(row.get(column, "")) for column in columns] for row in self.rows]
-        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        return f"{self.what}\n\n{machine_line()}\n\n{table}\n"
+        return f"{self.what}\n\n{machine_line()}\n\n{grid(self.rows)}\n"
 
     def to_json(self) -> str:
         rows = [{name: _plain(value) for name, value in row.items()} for row in self.rows]
@@ -94,6 +90,14 @@ class Table:
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(self.to_json(), encoding="utf-8")
+
+
+def grid(rows: list[dict[str, Any]]) -> str:
+    """Return rows as a Markdown table, in the order in which columns first come."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[_text(row.get(column, "")) for column in columns] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _plain(value: Any) -> Any:
