@@ -20,8 +20,8 @@ import psutil
 
 from bench.jobs import SMALL, TINY, Setting, llama, make_job, make_model
 from bench.steps import cells
-from bench.table import Spent, Table, arguments, in_turns
-from bench.tools import LONGEST_S, NAMES, Job, end, failed, start, ticks
+from bench.table import Spent, Table, arguments, failed, in_turns
+from bench.tools import LONGEST_S, NAMES, Job, end, start, ticks
 
 PEERS = ("loop", "trainer", "trl", "llamafactory", "tuner")
 POLL_S = 0.02

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,15 +19,13 @@ from typing import Any
 
 import psutil
 
-from bench.table import NOT_INSTALLED, Unmeasured
+from bench.table import NOT_INSTALLED, Unmeasured, failed
 from tuner.machine.topology import without_variables
 
 ROOT = Path(__file__).parents[1]
 CLOCK = ROOT / "bench" / "clock"
 PEERS = Path(os.environ.get("PEERS", ROOT / "build" / "peers")).absolute()
 LONGEST_S = 1800
-_WRAPPERS = ("ChildFailedError", "CalledProcessError")
-"""Errors that only say that a process below has failed."""
 
 
 @dataclass(frozen=True)
@@ -250,10 +247,3 @@ def end(process: subprocess.Popen[str]) -> str:
 
 def ticks(clock: Path) -> list[Tick]:
     return [Tick(**json.loads(line)) for line in clock.read_text().splitlines()]
-
-
-def failed(tool: str, said: str) -> Unmeasured:
-    """Return the reason why a tool has no figure, and leave all that it said on standard error."""
-    print(f"{tool} failed:\n{said[-6000:]}", file=sys.stderr, flush=True)
-    lines = [line for line in re.findall(r"\w*(?:Error|Exception): .*", said) if not line.startswith(_WRAPPERS)]
-    return Unmeasured(f"failed: {lines[-1][:200]}" if lines else "failed")
