@@ -12,7 +12,7 @@ level that `tuner plan` chooses, and the same for the minimal loop, TRL and tune
 
 Not run on a GPU so far: none of it. On a CPU every piece was tried with `BENCH_DEVICE=cpu`, which takes the catalog's
 `tiny`, rows of 64 tokens, two ranks and small matrices, and only collects the tests; its figures mean nothing. Never
-run at all: CUDA's side of `ceiling`, the 8B sizes, `trl sft` started by accelerate on GPUs, and peaks.
+run at all: CUDA's side of `ceiling`, the 1B and 8B sizes, and peaks.
 """
 
 from __future__ import annotations

@@ -99,13 +99,10 @@ def trl(job: Job, folder: Path) -> Command:
     if job.method == "qlora":
         arguments |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
     flags = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
-    home = environment("trl")
-    if job.device == "cuda":
-        return Command([str(home / "bin" / "trl"), "sft", "--num_processes", str(job.ranks), *flags], {})
-    # On CPUs accelerate starts several ranks only through MPI, and DeepSpeed asks a single process for mpi4py.
-    script = ["-m", "trl.scripts.sft", *flags]
+    # Its own launcher, accelerate's, starts several CPU ranks only through MPI, and with DeepSpeed a single process asks
+    # for mpi4py; so what `trl sft` starts is started by torchrun.
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(job.ranks), "--standalone"]
-    return Command([str(home / "bin" / "python"), *launcher, *script], {})
+    return Command([str(environment("trl") / "bin" / "python"), *launcher, "-m", "trl.scripts.sft", *flags], {})
 
 
 def llamafactory(job: Job, folder: Path) -> Command:
@@ -121,7 +118,7 @@ def llamafactory(job: Job, folder: Path) -> Command:
     if job.method != "full":
         adapter = job.adapter
         config |= {"lora_rank": adapter["r"], "lora_alpha": adapter["lora_alpha"], "lora_target": "all"}
-        config |= {"lora_dropout": adapter["lora_dropout"], "pure_bf16": job.dtype == "bf16"}
+        config["lora_dropout"] = adapter["lora_dropout"]
     if job.method == "qlora":
         config |= {"quantization_bit": 4, "quantization_method": "bnb", "quantization_type": "nf4"}
     file = folder / "llamafactory.yaml"  # JSON is YAML, and its reader of JSON fails on any file
