@@ -99,8 +99,8 @@ def trl(job: Job, folder: Path) -> Command:
     if job.method == "qlora":
         arguments |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
     flags = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
-    # Its own launcher, accelerate's, starts several CPU ranks only through MPI, and with DeepSpeed a single process asks
-    # for mpi4py; so what `trl sft` starts is started by torchrun.
+    # Its own launcher, accelerate's, starts several CPU ranks only through MPI, and under DeepSpeed a single process
+    # asks for mpi4py; so what `trl sft` starts is started by torchrun.
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(job.ranks), "--standalone"]
     return Command([str(environment("trl") / "bin" / "python"), *launcher, "-m", "trl.scripts.sft", *flags], {})
 
