@@ -38,3 +38,18 @@ def test_what_one_measurement_takes_is_handed_on(monkeypatch: pytest.MonkeyPatch
     suite.main()
 
     assert asked == ["start", "--ranks", "2"]
+
+
+def test_a_table_takes_the_place_of_the_one_before_on_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "## Start\n\n<!-- table: start -->\n\nold\n\n<!-- end -->\n\n<!-- table: save -->\nother\n<!-- end -->\n"
+    )
+    monkeypatch.setattr(suite, "run", lambda name, arguments: "What it is.\n\na machine\n\n| a\\1 |\n")
+    monkeypatch.setattr("sys.argv", ["bench", "start", "--page", str(page)])
+
+    suite.main()
+
+    text = page.read_text()
+    assert "<!-- table: start -->\n\na machine\n\n| a\\1 |\n\n<!-- end -->" in text
+    assert "old" not in text and "What it is." not in text and "other" in text
