@@ -114,8 +114,8 @@ def make_job(folder: Path, setting: Setting, steps: int, model: Path | None = No
     recipe.write_text(RECIPE.format(**values, **sizes, accumulation=ACCUMULATION), encoding="utf-8")
     made = resolved(recipe, setting, folder / "never")
     zero = folder / "zero.json"
-    # Without the product of the others: on CPUs the Trainer reads the config at ZeRO-3 before it knows how many ranks there
-    # are, and refuses the product (accelerate 1.15).
+    # Without the product of the others: on CPUs the Trainer reads the config at ZeRO-3 before it knows how many ranks
+    # there are, and refuses the product (accelerate 1.15).
     zero.write_text(json.dumps({key: made.final.config[key] for key in made.final.config if key != "train_batch_size"}))
     adapter, config = made.recipe.config.adapter, made.final.config["zero_optimization"]
     return Job(
