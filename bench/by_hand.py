@@ -65,8 +65,8 @@ def loop(job: dict[str, Any]) -> None:
     else:
         optimizer = torch.optim.AdamW(trained, lr=job["lr"], weight_decay=0.0, fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=zero)
-    sampler = DistributedSampler(rows)  # type: ignore[arg-type, var-annotated]
-    batches = DataLoader(rows, batch_size=job["micro_batch"], sampler=sampler)  # type: ignore[arg-type, var-annotated]
+    sampler = DistributedSampler(rows)
+    batches = DataLoader(rows, batch_size=job["micro_batch"], sampler=sampler)
     engine.train()
     steps = 0
     while True:

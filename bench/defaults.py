@@ -13,20 +13,17 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.jobs import make_model, of_catalog
-from bench.table import Spent, Table, arguments, in_turns, median
-from bench.tools import CLOCK, NAMES, ROOT, Command, environment, failed, surroundings, ticks
+from bench.table import Spent, Table, Unmeasured, arguments, in_turns, median, spent
+from bench.tools import CLOCK, NAMES, ROOT, Command, environment, surroundings, ticks
 from tuner.machine import hardware
 from tuner.recipes import catalog
 
@@ -120,14 +117,11 @@ def trained(tool: str, task: Task, held_out: Path, found: Found) -> list[Found]:
         folder = Path(name)
         asked, clock = PEERS[tool](task, folder), folder / "clock.jsonl"
         env = surroundings(asked.command, 1, tool) | {"BENCH_CLOCK": str(clock)}
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        done = subprocess.run(asked.command.argv, env=env, cwd=folder, capture_output=True, text=True)
-        after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began
-        if done.returncode or not clock.is_file():
-            raise failed(tool, done.stdout + done.stderr)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        took = spent(asked.command.argv, env=env, cwd=folder)
+        if not clock.is_file():
+            raise Unmeasured("it ended well, but took no step")
         steps = ticks(clock)
-        found.whole.append(Spent(wall, cpu))
+        found.whole.append(took)
         found.training.append((steps[-1].wall - steps[0].wall) * len(steps) / max(1, len(steps) - 1))
         found.losses.append(score(asked.result, held_out))
         found.steps, found.beside = len(steps), asked.beside

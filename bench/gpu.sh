@@ -4,17 +4,16 @@
 #     bash bench/gpu.sh            one call of under ten minutes; exit code 75: run it again, 0: all is done
 #     bash bench/gpu.sh all        calls itself until all is done, about forty minutes on one GPU of 80 GB or more
 #
-# Before, where there is a network, a folder of wheels for the GPU machine's Python (here 3.11):
+# Before, where there is a network, with the GPU machine's system and Python, a folder of wheels:
 #
-#     pip download --dest wheels --only-binary :all: --python-version 3.11 --platform manylinux_2_28_x86_64 \
-#         --requirement requirements.txt "setuptools>=77" pip wheel
+#     pip wheel --wheel-dir wheels --requirement requirements.txt "setuptools>=77" wheel
 #
 # WHEELS (default: wheels) is that folder; OUT (build/gpu-tables) gets the tables; FOR (540) is a call's seconds;
 # PYTHON (python3) makes the environment build/gpu, in which TRL's command line is measured too: the same versions.
 # HOME_OF_TUNER, an environment that has everything already, takes the installation's place.
 #
-# Not run on a GPU so far; what of it was tried on a CPU is said at the top of bench/gpu.py. The installation was tried
-# without a network up to the point where wheels for a GPU would be needed.
+# Not run on a GPU so far; what of it was tried on a CPU is said at the top of bench/gpu.py. Of the
+# installation the folder of wheels was made, with torch's for CPUs; installing from it was not run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 WHEELS=${WHEELS:-wheels}

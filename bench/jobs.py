@@ -19,7 +19,7 @@ from tuner.machine.topology import LaunchFlags
 ACCUMULATION = 2
 RECIPE = """
 _base_ = "tiny_pretrain_{method}_custom_e1"
-model = dict(path="{model}")
+model = dict(path="{model}", attn_implementation="sdpa", use_liger_kernel=False)
 train_dataloader = dict(batch_size={micro_batch}, dataset=dict(path="{rows}", max_length={row_tokens}, packing=False))
 val_dataloader = None
 optim_wrapper = dict(optimizer=dict(lr=1e-4), accumulative_counts={accumulation}, dtype="{dtype}")
@@ -108,12 +108,15 @@ def make_job(folder: Path, setting: Setting, steps: int, model: Path | None = No
     model = model or make_model(folder / "model", llama(**SMALL))
     rows = make_rows(folder / "rows.jsonl", setting.row_tokens)
     recipe = folder / "recipe.py"
-    sizes = {"micro_batch": setting.micro_batch, "row_tokens": setting.row_tokens, "recompute": setting.recompute}
+    sizes: dict[str, Any] = {"micro_batch": setting.micro_batch, "row_tokens": setting.row_tokens}
+    sizes |= {"recompute": setting.recompute}
     values = {"method": setting.method, "dtype": setting.dtype, "model": model, "rows": rows, "steps": steps}
     recipe.write_text(RECIPE.format(**values, **sizes, accumulation=ACCUMULATION), encoding="utf-8")
     made = resolved(recipe, setting, folder / "never")
     zero = folder / "zero.json"
-    zero.write_text(json.dumps(made.final.config))
+    # Without the product of the others: on CPUs the Trainer reads the config at ZeRO-3 before it knows how many ranks
+    # there are, and refuses the product (accelerate 1.15).
+    zero.write_text(json.dumps({key: made.final.config[key] for key in made.final.config if key != "train_batch_size"}))
     adapter, config = made.recipe.config.adapter, made.final.config["zero_optimization"]
     return Job(
         model=str(model),

@@ -9,13 +9,10 @@ written its compiled files: PYTHONDONTWRITEBYTECODE is not set, and a round befo
 
 from __future__ import annotations
 
-import resource
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-from bench.table import Spent, Table, arguments, in_turns, median
+from bench.table import Table, arguments, in_turns, median, spent
 
 RECIPE = "internlm2_chat_7b_qlora_oasst1_e3"
 BARE_CLICK = """
@@ -42,18 +39,10 @@ COMMANDS = {
 }
 
 
-def spent(command: list[str]) -> list[Spent]:
-    """Return what one call took; one that fails is a mistake here, not a fast answer."""
-    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, capture_output=True)
-    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return [Spent(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)]
-
-
 def main() -> None:
     given = arguments(__doc__, rounds=9).parse_args()
-    in_turns(COMMANDS, 1, lambda name: spent(COMMANDS[name]))
-    found = in_turns(COMMANDS, given.rounds, lambda name: spent(COMMANDS[name]))
+    in_turns(COMMANDS, 1, lambda name: [spent(COMMANDS[name])])
+    found = in_turns(COMMANDS, given.rounds, lambda name: [spent(COMMANDS[name])])
     medians = {name: median(each) for name, each in found.items() if not isinstance(each, str)}
     what = f"Commands that train nothing, in turns. Medians of {given.rounds}. Seconds of the wall (cpu)."
     table = Table("light", what)

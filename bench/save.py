@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from bench.jobs import SMALL, TINY, Setting, llama, make_job, make_model
@@ -68,7 +69,7 @@ def main() -> None:
         for ranks, method in itertools.product(given.ranks, given.methods):
             setting, sizes = Setting(ranks, "bf16", method), dict[str, int]()
             job = make_job(Path(scratch), setting, STEPS, model, save_every=EVERY)
-            found = in_turns(PEERS, given.rounds, lambda tool, job=job, sizes=sizes: measured(tool, job, sizes))  # type: ignore
+            found = in_turns(PEERS, given.rounds, partial(measured, job=job, sizes=sizes))
             written = {f"{tool}, MB": round(size / 1e6, 1) for tool, size in sizes.items()}
             table.rows.append({"setting": str(setting), **cells(found, floor="trainer"), **written})
     table.show(given.json)

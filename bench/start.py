@@ -13,14 +13,15 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from bench.jobs import SMALL, TINY, Setting, llama, make_job, make_model
 from bench.steps import cells
-from bench.table import Spent, Table, arguments, in_turns
-from bench.tools import LONGEST_S, NAMES, Job, end, failed, start, ticks
+from bench.table import Spent, Table, arguments, failed, in_turns
+from bench.tools import LONGEST_S, NAMES, Job, end, start, ticks
 
 PEERS = ("loop", "trainer", "trl", "llamafactory", "tuner")
 POLL_S = 0.02
@@ -66,8 +67,8 @@ def main() -> None:
         model = make_model(Path(scratch) / "model", llama(**(TINY if given.tiny else SMALL)))
         for ranks in given.ranks:
             job = make_job(Path(scratch), Setting(ranks, "bf16", "full"), 2, model)
-            in_turns(given.peers, 1, lambda tool, job=job: first_step(tool, job))  # type: ignore
-            found = in_turns(given.peers, given.rounds, lambda tool, job=job: first_step(tool, job))  # type: ignore
+            in_turns(given.peers, 1, partial(first_step, job=job))
+            found = in_turns(given.peers, given.rounds, partial(first_step, job=job))
             table.rows.append({"ranks": ranks, **cells(found)})
     table.show(given.json)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from bench.jobs import SMALL, TINY, Setting, llama, make_job, make_model
@@ -58,7 +59,7 @@ def main() -> None:
         for ranks, zero, dtype, method in itertools.product(given.ranks, given.zero, given.dtypes, given.methods):
             setting = Setting(ranks, dtype, method, zero)
             job = make_job(Path(scratch), setting, given.steps, model)
-            found = in_turns(given.peers, given.rounds, lambda tool, job=job: measured(tool, job))  # type: ignore
+            found = in_turns(given.peers, given.rounds, partial(measured, job=job))
             table.rows.append({"setting": str(setting), **cells(found)})
     table.show(given.json)
 

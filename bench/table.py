@@ -9,8 +9,12 @@ import argparse
 import json
 import os
 import platform
+import re
+import resource
 import statistics
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +23,8 @@ from typing import Any, TypeVar
 
 LIBRARIES = ("torch", "deepspeed", "transformers", "trl", "accelerate", "peft", "datasets", "tuner")
 NOT_INSTALLED = "not installed"
+_WRAPPERS = ("ChildFailedError", "CalledProcessError")
+"""Errors that only say that a process below has failed."""
 Measured = TypeVar("Measured")
 
 
@@ -62,8 +68,34 @@ def in_turns(
     return found
 
 
+def spent(command: list[str], **options: Any) -> Spent:
+    """Run a command, and return what it took together with all that it waited for.
+
+    Raises:
+        Unmeasured: it failed.
+    """
+    began, before = time.perf_counter(), _of_children()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    found = Spent(time.perf_counter() - began, _of_children() - before)
+    if done.returncode:
+        raise failed(command[0], done.stdout)
+    return found
+
+
+def _of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 class Unmeasured(Exception):
     """A peer has no figure here; the message is its row."""
+
+
+def failed(tool: str, said: str) -> Unmeasured:
+    """Return the reason why a tool has no figure, its own last error, and leave what it said on standard error."""
+    print(f"{tool} failed:\n{said[-6000:]}", file=sys.stderr, flush=True)
+    lines = [line for line in re.findall(r"\w*(?:Error|Exception): .*", said) if not line.startswith(_WRAPPERS)]
+    return Unmeasured(f"failed: {lines[-1][:200]}" if lines else "failed")
 
 
 @dataclass
@@ -77,11 +109,7 @@ class Table:
 
     def markdown(self) -> str:
         """Return the paragraph, the machine, and the rows."""
-        columns = list(dict.fromkeys(column for row in self.rows for column in row))
-        lines = [columns, ["---"] * len(columns)]
-        lines += [[_text(row.get(column, "")) for column in columns] for row in self.rows]
-        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        return f"{self.what}\n\n{machine_line()}\n\n{table}\n"
+        return f"{self.what}\n\n{machine_line()}\n\n{grid(self.rows)}\n"
 
     def to_json(self) -> str:
         rows = [{name: _plain(value) for name, value in row.items()} for row in self.rows]
@@ -94,6 +122,14 @@ class Table:
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(self.to_json(), encoding="utf-8")
+
+
+def grid(rows: list[dict[str, Any]]) -> str:
+    """Return rows as a Markdown table, in the order in which columns first come."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[_text(row.get(column, "")) for column in columns] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _plain(value: Any) -> Any:

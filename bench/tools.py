@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,15 +19,13 @@ from typing import Any
 
 import psutil
 
-from bench.table import NOT_INSTALLED, Unmeasured
+from bench.table import NOT_INSTALLED, Unmeasured, failed
 from tuner.machine.topology import without_variables
 
 ROOT = Path(__file__).parents[1]
 CLOCK = ROOT / "bench" / "clock"
 PEERS = Path(os.environ.get("PEERS", ROOT / "build" / "peers")).absolute()
 LONGEST_S = 1800
-_WRAPPERS = ("ChildFailedError", "CalledProcessError")
-"""Errors that only say that a process below has failed."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +99,10 @@ def trl(job: Job, folder: Path) -> Command:
     if job.method == "qlora":
         arguments |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
     flags = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
-    home = environment("trl")
-    if job.device == "cuda":
-        return Command([str(home / "bin" / "trl"), "sft", "--num_processes", str(job.ranks), *flags], {})
-    # On CPUs accelerate starts several ranks only through MPI, and DeepSpeed asks a single process for mpi4py.
-    script = ["-m", "trl.scripts.sft", *flags]
+    # Its own launcher, accelerate's, starts several CPU ranks only through MPI, and under DeepSpeed a single process
+    # asks for mpi4py; so what `trl sft` starts is started by torchrun.
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(job.ranks), "--standalone"]
-    return Command([str(home / "bin" / "python"), *launcher, *script], {})
+    return Command([str(environment("trl") / "bin" / "python"), *launcher, "-m", "trl.scripts.sft", *flags], {})
 
 
 def llamafactory(job: Job, folder: Path) -> Command:
@@ -124,7 +118,7 @@ def llamafactory(job: Job, folder: Path) -> Command:
     if job.method != "full":
         adapter = job.adapter
         config |= {"lora_rank": adapter["r"], "lora_alpha": adapter["lora_alpha"], "lora_target": "all"}
-        config |= {"lora_dropout": adapter["lora_dropout"], "pure_bf16": job.dtype == "bf16"}
+        config["lora_dropout"] = adapter["lora_dropout"]
     if job.method == "qlora":
         config |= {"quantization_bit": 4, "quantization_method": "bnb", "quantization_type": "nf4"}
     file = folder / "llamafactory.yaml"  # JSON is YAML, and its reader of JSON fails on any file
@@ -190,7 +184,7 @@ def environment(peer: str) -> Path:
 
 
 def surroundings(command: Command, ranks: int, peer: str) -> dict[str, str]:
-    """Return the environment variables of a command: no hub, no GPUs but those asked for, one thread share a rank."""
+    """Return the environment variables of a command: the clock, no hub, and for each rank its share of the cores."""
     threads = str(max(1, (os.cpu_count() or 1) // ranks))
     more = {
         "OMP_NUM_THREADS": threads,
@@ -250,10 +244,3 @@ def end(process: subprocess.Popen[str]) -> str:
 
 def ticks(clock: Path) -> list[Tick]:
     return [Tick(**json.loads(line)) for line in clock.read_text().splitlines()]
-
-
-def failed(tool: str, said: str) -> Unmeasured:
-    """Return the reason why a tool has no figure, and leave all that it said on standard error."""
-    print(f"{tool} failed:\n{said[-6000:]}", file=sys.stderr, flush=True)
-    lines = [line for line in re.findall(r"\w*(?:Error|Exception): .*", said) if not line.startswith(_WRAPPERS)]
-    return Unmeasured(f"failed: {lines[-1][:200]}" if lines else "failed")

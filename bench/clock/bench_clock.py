@@ -81,7 +81,7 @@ class _Hooked(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
-        handler: Any = module.CallbackHandler  # type: ignore[attr-defined]
+        handler: Any = module.CallbackHandler
         on_step_end = handler.on_step_end
 
         def timed(*given: Any, **more: Any) -> Any:

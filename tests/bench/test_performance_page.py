@@ -46,3 +46,12 @@ def test_each_measurement_has_its_place_and_its_command() -> None:
     for name in SUITE:
         assert f"<!-- table: {name} -->" in PAGE, name
         assert f"python -m bench {name}`" in PAGE, name
+
+
+def test_what_the_page_cites_is_there() -> None:
+    sources = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+
+    for name in set(re.findall(r"`(test_\w+)`", PAGE)):
+        assert f"def {name}(" in sources, name
+    for path in set(re.findall(r"`((?:tests|bench|tuner|docs)/[\w/.]+)`", PAGE)):
+        assert (ROOT / path).exists(), path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from bench import tools
 from bench.save import saves
 from bench.steps import cells
-from bench.table import Spent, Table, Unmeasured, in_turns, median
+from bench.table import Spent, Table, Unmeasured, failed, in_turns, median, spent
 
 
 def test_peers_take_turns_and_a_peer_without_figures_is_not_tried_again() -> None:
@@ -70,4 +71,14 @@ def test_a_peer_that_no_script_has_installed_is_told_so(tmp_path: Path, monkeypa
 def test_why_a_tool_failed_is_its_own_last_error() -> None:
     said = "ValueError: no such model\nsubprocess.CalledProcessError: Command 'torchrun' died\nChildFailedError: \n"
 
-    assert str(tools.failed("trl", said)) == "failed: ValueError: no such model"
+    assert str(failed("trl", said)) == "failed: ValueError: no such model"
+
+
+def test_what_a_command_took_counts_what_it_started_and_a_failing_one_is_no_figure() -> None:
+    work = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(3_000_000))'])"
+
+    took = spent([sys.executable, "-c", work])
+
+    assert took.cpu > 0 and took.wall > 0
+    with pytest.raises(Unmeasured, match="failed: ValueError: no"):
+        spent([sys.executable, "-c", "raise ValueError('no')"])
