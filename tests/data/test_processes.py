@@ -71,7 +71,7 @@ def test_no_more_values_are_taken_ahead_than_two_for_each_process() -> None:
     [
         ((0, 7), DataError, "seven"),
         ((0, 8), MachineError, "with code -9"),
-        ((0, 9), ZeroDivisionError, "division"),
+        ((0, 9), ZeroDivisionError, "none"),
     ],
 )
 def test_an_error_in_a_process_is_that_of_the_caller(values: Any, error: type[Exception], text: str) -> None:

@@ -26,8 +26,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _MOST = 16
-"""'auto' takes no more. One process takes 23 s for 30,000 conversations, and where others do the work, 2.7 s to read them,
-hand them out and write what comes back (measured): nine would wait for it, some more where a template is slow."""
+"""'auto' takes no more. One process takes 23 s for 30,000 conversations; where others do the work, 2.7 s to read them,
+to hand them out and to write what comes back (measured): nine would wait for it, some more where a template is slow."""
 _ALONE = 4
 """With 'auto', so many values are worked on before other processes start: what is over by then was small."""
 
