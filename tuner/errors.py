@@ -19,6 +19,7 @@ An exception outside this tree is a bug of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,6 +61,10 @@ class TunerError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(f"{error.code}: {error.message}" for error in self.each())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # From one process to another: `Exception` would call the class with its positional arguments alone.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def each(self) -> Iterator[TunerError]:
         """Yield this error, and every other one that it tells of."""

@@ -16,8 +16,7 @@ from tests.cli.command import Result, Tuner
 from tuner.cli import data as command
 from tuner.cli.data_tables import print_samples
 from tuner.data import inspection
-from tuner.data.inspection import Shown
-from tuner.data.serving import Difference
+from tuner.data.inspection import Difference, Shown
 from tuner.models import load
 from tuner.models.load import load_tokenizer
 

@@ -76,6 +76,7 @@ class Settings:
     mixture: Any = None
     max_rows: int | None = None
     bad_rows: int = 0
+    num_proc: Any = "auto"
     thinking: Any = None
     val_split: float | None = None
     val_seed: int | None = None

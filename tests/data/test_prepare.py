@@ -112,7 +112,7 @@ def test_the_result_is_the_same_with_any_cache_and_batch_size(
     settings = Settings(str(jsonl(texts(60))), max_length=32)
     first = prepare(settings, tokenizer, objective="pretrain").dataset.to_list()
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "other")
-    monkeypatch.setattr("tuner.data.encoding._BATCH_ROWS", 7)
+    monkeypatch.setattr("tuner.data.encoding.BATCH_ROWS", 7)
 
     assert prepare(settings, tokenizer, objective="pretrain").dataset.to_list() == first
 

@@ -171,6 +171,7 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
         ("Dataset", "mixture"),
         ("Dataset", "max_rows"),
         ("Dataset", "bad_rows"),
+        ("Dataset", "num_proc"),
         ("Dataset", "thinking"),
         *(("Dataset", key) for key in ("val_split", "val_seed", "held_out")),
         ("Share", "weight"),

@@ -15,8 +15,7 @@ from tuner.cli.options import override_options, overrides
 from tuner.errors import DataError, visible
 
 if TYPE_CHECKING:
-    from tuner.data.inspection import View
-    from tuner.data.serving import Difference
+    from tuner.data.inspection import Difference, View
     from tuner.recipes.schema import Dataset, RecipeConfig
 
 _FIRST_ROWS = 1_000

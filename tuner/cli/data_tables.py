@@ -14,8 +14,7 @@ from rich.text import Text
 from tuner.errors import visible
 
 if TYPE_CHECKING:
-    from tuner.data.inspection import Piece, Shown, View
-    from tuner.data.serving import Difference
+    from tuner.data.inspection import Difference, Piece, Shown, View
 
 _BAR_WIDTH = 40
 _MAX_DIFFERENCES = 10

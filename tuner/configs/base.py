@@ -72,6 +72,9 @@ train_dataloader = dict(
         max_length=2048,
         # Fill rows of max_length with whole samples, best fit first; samples never attend to each other.
         packing=True,
+        # Processes that make tokens of rows; the result is the same with any number. 'auto': one for each core that the
+        # process may use, and no other one for a few thousand rows.
+        num_proc="auto",
         # The thinking of answers: 'strip' it, keep that of the 'last' answer alone, or 'keep' all of it and refuse rows
         # that the chat template would take it from. None: as the template does; what it changes is counted.
         thinking=None,

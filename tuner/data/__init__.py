@@ -2,7 +2,7 @@
 
     sources     a path or hub id         -> files, or the rows of the hub
     readers     a file                   -> rows with their line
-    mixing      rows of several sources  -> one order, by weight; less those that are held out (`holdout`)
+    mixing      rows of several sources  -> one order, by weight; less those that are held out
     formats     a row                    -> a sample: a conversation, a text, a pair, feedback (`sample`)
     pipeline    all of the above; the caller's `on_error` decides what a wrong row means
     encoding    samples                  -> `tokens`, and which of them carry loss (`templates`, `rendering`, `masks`)
@@ -11,6 +11,6 @@
     prepare     all of the above, counted (`outcomes`) and kept in a cache: `prepared`
     batches     rows                     -> what a trainer computes on
 
-`inspection` and `serving` show people what comes of it; `limits` bounds what one row may become, `thinking` says what
-becomes of that of answers.
+`inspection` shows people what comes of it; `processes` takes all cores; `limits` bounds what one row may become,
+`thinking` says what becomes of that of answers.
 """

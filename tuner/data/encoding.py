@@ -6,12 +6,12 @@ It does not cut, pack or write.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tuner.data import limits, masks
+from tuner.data import masks
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
@@ -20,21 +20,8 @@ from tuner.data.thinking import Thinking
 from tuner.data.tokens import Encoded, Labelled
 from tuner.errors import DataError
 
-_BATCH_ROWS = 512
-
-
-def encoded(
-    pipeline: Pipeline, tokenizer: Any, tally: Tally, on_error: OnError, *, batch_rows: int | None = None
-) -> Iterator[list[Encoded]]:
-    """Yield the samples of a pipeline with their tokens, batch by batch; in a batch, what cannot be read is told first.
-
-    Raises:
-        DataError: the data set or the chat template is wrong, or `on_error` raises what is wrong with a row.
-        MachineError: the hub cannot be reached.
-    """
-    encoder = Encoder.of(pipeline, tokenizer)
-    for batch in limits.batches(pipeline.samples(tally, on_error), batch_rows or _BATCH_ROWS):
-        yield encoder.encode(batch, tally, on_error)
+BATCH_ROWS = 512
+"""Samples that are tokenized at once."""
 
 
 def chats_of(sample: Sample) -> Sequence[Chat | str]:

@@ -7,30 +7,32 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from tuner.data import layouts, masks, serving, thinking
-from tuner.data.encoding import Encoder, chats_of, encoded
+from tuner.data import layouts, masks, thinking
+from tuner.data.encoding import Encoder, chats_of
 from tuner.data.outcomes import num_trained
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import OnError
-from tuner.data.rendering import num_alike
+from tuner.data.rendering import Template, Unrendered, num_alike, rendered
 from tuner.data.sample import IGNORED, JUDGED, Chat, Feedback, Pair, Sample
-from tuner.data.serving import Difference
 from tuner.data.tokens import Labelled
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 
 CHECKED_SAMPLES = 100
 """Of the training split, whose training text is set beside the one of serving."""
+
+_AROUND = 8
+"""Tokens that are shown before and after the first that differs."""
 
 Piece = tuple[str, bool]
 """Some text, and whether its tokens carry loss."""
@@ -56,6 +58,21 @@ class Shown:
             name: [{"text": text, "trained": trained} for text, trained in part] for name, part in self.parts.items()
         }
         return asdict(self) | {"parts": parts}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token that differs up to the end of one assistant turn: `turn` counts from 1, `token` from 0.
+
+    `part` is 'prompt' where it lies before the answer. The texts are the tokens around it, on both sides.
+    """
+
+    place: str
+    turn: int
+    part: str
+    token: int
+    serving: str
+    training: str
 
 
 @dataclass(frozen=True)
@@ -166,7 +183,37 @@ def template_check(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator
     for place, sample in _first_samples(Pipeline(dataset, objective), CHECKED_SAMPLES):
         for chat in chats_of(sample):
             if isinstance(chat, Chat):
-                yield from serving.compare(template, thinking.applied(chat, dataset.thinking), place)
+                yield from _compare(template, thinking.applied(chat, dataset.thinking), place)
+
+
+def _compare(template: Template, chat: Chat, place: str) -> Iterator[Difference]:
+    """Yield for each assistant turn where training reads otherwise than serving.
+
+    Serving renders, by the tokenizer's own template, the turns before the answer with the start of one, and then the
+    conversation up to the answer; training renders all turns once. Each of the first is to begin the second.
+    """
+    tokenizer = template.tokenizer
+    own = replace(template, text=tokenizer.get_chat_template(), has_markers=False)
+    trained = _ids(tokenizer, rendered(template, chat)[0])
+    for number, turn in enumerate(chat.messages):
+        if turn["role"] != "assistant":
+            continue
+        for part, end, prompt in (("prompt", number, True), ("answer", number + 1, False)):
+            try:
+                served = _ids(tokenizer, rendered(own, Chat(chat.messages[:end], chat.tools), prompt=prompt)[0])
+            except Unrendered as error:
+                yield Difference(place, number + 1, part, 0, f"(not rendered: {error})", "")
+                break
+            at = num_alike(served, trained)
+            if at < len(served):
+                around = (tokenizer.decode(ids[max(at - _AROUND, 0) : at + _AROUND]) for ids in (served, trained))
+                yield Difference(place, number + 1, part, at, *around)
+                break
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids
 
 
 def bad_rows(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[DataError]:
@@ -190,7 +237,9 @@ def bad_rows(dataset: Dataset, tokenizer: Any, objective: str) -> Iterator[DataE
 def _one_by_one(pipeline: Pipeline, tokenizer: Any, on_error: OnError) -> Iterator[None]:
     """Take all rows through the pipeline; the last time, as far as they can be read."""
     try:
-        for _ in encoded(pipeline, tokenizer, pipeline.tally(), on_error, batch_rows=1):
+        tally, encoder = pipeline.tally(), Encoder.of(pipeline, tokenizer)
+        for one in pipeline.samples(tally, on_error):
+            encoder.encode([one], tally, on_error)
             yield
     except Unreadable as error:
         on_error(error)

@@ -109,11 +109,15 @@ def _teaches_nothing(
     return None
 
 
-def write_rows(path: Path, batches: Iterable[Sequence[Row]], layout: Layout) -> datasets.Dataset:
-    """Write batches of rows to `path` and return them memory-mapped."""
+def table(rows: Sequence[Row], layout: Layout) -> pa.RecordBatch:
+    """Return rows as columns."""
     schema = layout.schema
-    with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_stream(stream, schema) as writer:
-        for batch in batches:
-            columns = {name: [row[name] for row in batch] for name in schema.names}
-            writer.write_batch(pa.RecordBatch.from_pydict(columns, schema=schema))
+    return pa.RecordBatch.from_pydict({name: [row[name] for row in rows] for name in schema.names}, schema=schema)
+
+
+def write_rows(path: Path, tables: Iterable[pa.RecordBatch], layout: Layout) -> datasets.Dataset:
+    """Write rows to `path` and return them memory-mapped."""
+    with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_stream(stream, layout.schema) as writer:
+        for one in tables:
+            writer.write_batch(one)
     return datasets.Dataset.from_file(str(path))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from tuner.data.readers.text_files import OnError
 from tuner.data.sample import IGNORED
 from tuner.errors import DataError
 from tuner.files import load_json
@@ -68,19 +69,40 @@ class Counts:
         return self.tokens / (self.packed_rows * self.max_length)
 
 
+_SUMS = ("read", "kept", "dropped", "truncated", "split", "tokens", "trained_tokens", "truncated_tokens")
+"""Of `Counts`; which rows are bad, and how many the result has, the whole alone can say."""
+
+
 @dataclass
 class Tally:
     """Counts while rows go by, and writes to `stream` the first `MAX_LISTED` samples of each reason.
 
     `max_bad` is how many rows may be left out; `read_of_set` the rows read of each data set, by its number.
+    `kept_back`, of a part: what is told in its order when the part is added to the whole.
     """
 
     counts: Counts
     max_bad: int = 0
     stream: TextIO | None = None
+    kept_back: list[DataError | tuple[Any, ...]] | None = None
     read_of_set: Counter[int] = field(default_factory=Counter)
     _bad_places: set[str] = field(default_factory=set)
     _reasons: dict[tuple[What, str], list[int]] = field(default_factory=dict)
+
+    def part(self) -> Tally:
+        """Return a tally of some rows for `add`, which refuses none."""
+        return Tally(Counts(self.counts.max_length, self.counts.packing), kept_back=[])
+
+    def add(self, part: Tally, on_error: OnError) -> None:
+        """Count what a part has counted, as if it had been met here; `on_error` is called for its bad rows."""
+        for name in _SUMS:
+            setattr(self.counts, name, getattr(self.counts, name) + getattr(part.counts, name))
+        self.read_of_set += part.read_of_set
+        for one in part.kept_back or ():
+            if isinstance(one, DataError):
+                on_error(one)
+            else:
+                self._list(*one)
 
     def read(self, number: int) -> None:
         """Count one row of data set `number` as read."""
@@ -93,6 +115,9 @@ class Tally:
         Raises:
             DataError: it is one more than may be left out.
         """
+        if self.kept_back is not None:
+            self.kept_back.append(error)
+            return
         place = str(error.where)
         if place in self._bad_places:
             return
@@ -133,6 +158,9 @@ class Tally:
         self, where: str, what: What, reason: str, tokens_before: int | None = None, tokens_after: int | None = None
     ) -> None:
         """Count one sample under its reason, and write it down; its tokens where they are known."""
+        if self.kept_back is not None:
+            self.kept_back.append((where, what, reason, tokens_before, tokens_after))
+            return
         counted = self._reasons.setdefault((what, reason), [0, 0])
         counted[0] += 1
         counted[1] += (tokens_before or 0) - (tokens_after or 0)

@@ -7,15 +7,15 @@ a row that is wrong. No library that training waits for is imported before one i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TextIO
 
 from tuner.data import formats, mixing
-from tuner.data.mixing import WeightedSource
 from tuner.data.outcomes import Counts, Tally
-from tuner.data.readers.text_files import OnError, fail
+from tuner.data.readers import Unreadable
+from tuner.data.readers.text_files import OnError, PlacedRow, fail
 from tuner.data.sample import JUDGED, Sample, WrongKind, for_objective, lacks
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
@@ -23,8 +23,14 @@ from tuner.recipes.schema import Dataset
 _DETECT_ROWS = 8
 _SHAPE_ROWS = 1_000
 
+NumberedRow = tuple[int, PlacedRow]
+"""A row, its place, and the number of its data set in the mixture."""
 PlacedSample = tuple[str, Sample]
 """`file:line` and what the row there became."""
+
+
+class _TooMany(Exception):
+    """More rows are bad than may be."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +65,43 @@ class Pipeline:
 
     def samples(self, tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield what the objective learns from; `on_error` is called for each row that it cannot learn from."""
-        for one, (place, row) in self.mixture.read(on_error):
-            tally.read(one.number)
-            name = self.formats[one.number]
+        rows = ((one.number, placed) for one, placed in self.mixture.read(on_error))
+        return self.samples_of(rows, tally, on_error)
+
+    def rows(self) -> Iterator[NumberedRow | DataError]:
+        """Yield the rows, and in their order what is wrong with those that cannot be read.
+
+        It ends where more follow each other than may be left out.
+        """
+        errors: dict[str | None, DataError] = {}  # a mixture may meet the same row again
+        try:
+            for one, placed in self.mixture.read(partial(self._keep_back, errors)):
+                yield from errors.values()
+                errors.clear()
+                yield one.number, placed
+        except _TooMany:
+            pass
+        except Unreadable as error:
+            errors[error.where] = error
+        yield from errors.values()
+
+    def _keep_back(self, errors: dict[str | None, DataError], error: DataError) -> None:
+        errors[error.where] = error
+        if len(errors) > self.dataset.bad_rows:
+            raise _TooMany
+
+    def samples_of(self, rows: Iterable[NumberedRow], tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
+        """Yield what the objective learns from of some rows; `on_error` as for `samples`."""
+        for number, (place, row) in rows:
+            one, name = self.mixture.sets[number], self.formats[number]
+            tally.read(number)
             try:
                 sample = formats.read(name, row, place, columns=one.columns, system=one.system)
                 parts = for_objective(sample, self.objective, name, place)
             except DataError as error:
                 if not (error.of_row or isinstance(error, WrongKind)):
                     raise
-                self._refuse(error, one, on_error if error.of_row else fail)
+                self.refuse(error, on_error if error.of_row else fail)
                 continue
             for part in parts:
                 if reason := lacks(part):
@@ -76,13 +109,22 @@ class Pipeline:
                 else:
                     yield place, part
 
-    def _refuse(self, error: DataError, one: WeightedSource, on_error: OnError) -> None:
+    def refuse(self, error: DataError, on_error: OnError) -> None:
         """Call `on_error`; where it raises, and the rows have several shapes, raise that: one row's advice misleads."""
+        if isinstance(error, Unreadable):  # nothing is known of the rows that follow
+            raise error
         try:
             on_error(error)
         except DataError as refused:
-            if ":" in self.formats[one.number]:  # what a function of the user's takes, nobody knows
+            if not (error.of_row or isinstance(error, WrongKind)):
                 raise
+            raise (self._several_shapes() or refused) from error
+
+    def _several_shapes(self) -> DataError | None:
+        for one, name in zip(self.mixture.sets, self.formats, strict=True):
+            if ":" in name:  # what a function of the user's takes, nobody knows
+                continue
             rows = itertools.islice(one.source.read(lambda _: None), _SHAPE_ROWS)
-            shapes = formats.mixed(rows, one.place, columns=one.columns, objective=self.objective)
-            raise (shapes or refused) from error
+            if shapes := formats.mixed(rows, one.place, columns=one.columns, objective=self.objective):
+                return shapes
+        return None

@@ -5,12 +5,14 @@ It does not set up the trainer, and it prints nothing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,12 @@ import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuner.data import encoding, formats, layouts, packing
+from tuner.data import encoding, formats, layouts, limits, packing, processes
+from tuner.data.layouts import Layout
 from tuner.data.outcomes import Counts, Tally, Total
-from tuner.data.pipeline import Pipeline
+from tuner.data.pipeline import NumberedRow, Pipeline
 from tuner.data.prepared import Prepared, SetCounts
 from tuner.data.sample import JUDGED
-from tuner.data.tokens import Row
 from tuner.errors import DataError
 from tuner.files import disk_errors, make_folder, sha256, write_json
 from tuner.recipes.schema import Dataset
@@ -167,14 +169,47 @@ def _write(
 ) -> datasets.Dataset:
     layout, is_packed = layouts.of(pipeline.objective), tally.counts.packing
 
-    def batches() -> Iterator[list[Row]]:
-        for batch in encoding.encoded(pipeline, tokenizer, tally, tally.refuse):
+    def tables() -> Generator[pa.RecordBatch, None, None]:
+        refuse = partial(pipeline.refuse, on_error=tally.refuse)
+        batches = limits.batches(pipeline.rows(), encoding.BATCH_ROWS)
+        work = _Work(pipeline, encoding.Encoder.of(pipeline, tokenizer), layout)
+        for rows, part in processes.in_order(work, batches, pipeline.dataset.num_proc):
+            tally.add(part, refuse)
             tick()
-            yield [row for one in batch if (row := layouts.fit(layout, one, tally))]
+            yield rows
 
     done = scratch / "done" / _ROWS_FILE
-    samples = layouts.write_rows(scratch / _ROWS_FILE if is_packed else done, batches(), layout)
+    with contextlib.closing(tables()) as made:  # its processes end with it
+        samples = layouts.write_rows(scratch / _ROWS_FILE if is_packed else done, made, layout)
     return packing.pack(samples, tally.counts.max_length, done) if is_packed and tally.counts.kept else samples
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is done with a batch of rows, in whatever process: the trainer's rows, and what was counted on their way."""
+
+    pipeline: Pipeline
+    encoder: encoding.Encoder
+    layout: Layout
+
+    def __call__(self, batch: Sequence[NumberedRow | DataError]) -> tuple[pa.RecordBatch, Tally]:
+        part = self.pipeline.tally().part()
+        samples = self.pipeline.samples_of(_readable(batch, part), part, part.refuse)
+        rows = [
+            row
+            for some in limits.batches(samples, encoding.BATCH_ROWS)
+            for one in self.encoder.encode(some, part, part.refuse)
+            if (row := layouts.fit(self.layout, one, part))
+        ]
+        return layouts.table(rows, self.layout), part
+
+
+def _readable(batch: Sequence[NumberedRow | DataError], part: Tally) -> Iterator[NumberedRow]:
+    for one in batch:
+        if isinstance(one, DataError):
+            part.refuse(one)
+        else:
+            yield one
 
 
 def _refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:

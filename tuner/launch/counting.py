@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from tuner.data import readers
-from tuner.data.holdout import Holdout
+from tuner.data.mixing import Holdout
 from tuner.data.readers import text_files
 from tuner.data.readers.text_files import Row
 from tuner.errors import DataError

@@ -73,7 +73,7 @@ def detect(environ: Mapping[str, str]) -> Hardware:
     gpus = _visible(_with_nvml(_nvml_gpus) or [], environ.get("CUDA_VISIBLE_DEVICES"))
     # DeepSpeed 0.19.8 compiles its CPU Adam with nvcc where it sees a GPU (op_builder/builder.py, nvcc_args).
     builds = has_compiler(tool_path(environ)) and (not gpus or has_nvcc(environ))
-    return Hardware(gpus, _num_cpus(), _host_memory_bytes(), builds)
+    return Hardware(gpus, num_cpus(), _host_memory_bytes(), builds)
 
 
 def gpu_use() -> dict[str, GpuUse]:
@@ -159,7 +159,8 @@ def _file_cache(folder: Path) -> int:
     return sum(int(line.split()[1]) for line in lines if line.split()[0] in ("inactive_file", "total_inactive_file"))
 
 
-def _num_cpus() -> int:
+def num_cpus() -> int:
+    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

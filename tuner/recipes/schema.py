@@ -117,6 +117,7 @@ class Dataset(Rows):
     bad_rows: Annotated[int, Field(ge=0)] = 0
     max_length: PositiveInt
     packing: bool
+    num_proc: PositiveInt | Literal["auto"] = "auto"
     thinking: Literal["keep", "strip", "last"] | None = None
 
     @property

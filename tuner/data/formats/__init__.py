@@ -11,9 +11,8 @@ from dataclasses import replace
 from tuner.data import limits
 from tuner.data.formats import media
 from tuner.data.formats.cells import Misfit, Row, names
-from tuner.data.formats.known import FORMATS, Format
+from tuner.data.formats.known import FORMATS, Format, sample_of, user_function
 from tuner.data.formats.renaming import Columns, check_names, renamed
-from tuner.data.formats.user_functions import sample_of, user_function
 from tuner.data.sample import KINDS, Chat, Sample
 from tuner.errors import DataError, did_you_mean, nearest
 

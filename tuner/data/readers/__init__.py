@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tuner.data.readers import csv_rows, json_rows, text_files
+from tuner.data.readers import json_rows, text_files
 from tuner.data.readers.text_files import PACKED, OnError, PlacedRow, fail
 from tuner.errors import DataError
 
 _TEXT = {
     ".jsonl": json_rows.read_jsonl,
     ".json": json_rows.read_json,
-    ".csv": csv_rows.read,
+    ".csv": text_files.read_csv,
     ".txt": text_files.read_txt,
 }
 _TABLES = (".parquet", ".arrow")

@@ -1,10 +1,11 @@
-"""Reads the lines of a file of text, packed or not, decoded one by one; what every reader of a file shares.
+"""Reads the lines of a file of text, packed or not, and plain text and CSV of them; what every reader of a file shares.
 
-Never more of a file is in memory than a row and a chunk. It does not know what a line means.
+Never more of a file is in memory than a row and a chunk.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,8 @@ _MAGIC = {
     b"PAR1": ("a Parquet file", "Name it '{}.parquet'."),
 }
 """What no text begins with: what such a file is, and what to do with it."""
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+"""In the only name of a header such a character is no part of the name, but what stands between columns."""
 
 
 def fail(error: DataError) -> NoReturn:
@@ -91,6 +94,55 @@ def read_txt(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
     for number, line in lines(path, on_error):
         if text := line.rstrip():
             yield f"{path}:{number}", {"text": text}
+
+
+def read_csv(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
+    """Yield the rows of a CSV file; one whose number of fields is wrong is left out, nothing follows wrong quotes."""
+    csv.field_size_limit(MAX_ROW_BYTES)
+    start, length = 1, 0
+
+    def counted() -> Iterator[str]:
+        nonlocal length
+        # A line that is left out would shift the numbers of those after it, and may be half of a row.
+        for _, line in lines(path, fail):
+            length += len(line)
+            if length > MAX_ROW_BYTES:
+                raise too_long(path, start)
+            yield line
+
+    reader = csv.reader(counted(), strict=True)
+    header: list[str] | None = None
+    try:
+        for record in reader:
+            where = f"{path}:{start}"
+            if record and header is None:
+                header = _checked_header(where, record)
+            elif record and header and len(record) != len(header):
+                on_error(_other_width(where, header, record))
+            elif record and header:
+                yield where, dict(zip(header, record, strict=True))
+            start, length = reader.line_num + 1, 0
+    except csv.Error as error:
+        raise DataError(f"no valid CSV: {error}", where=f"{path}:{start}", fix="Correct the row's quotes.") from error
+
+
+def _checked_header(where: str, names: list[str]) -> list[str]:
+    """Return the names of the columns.
+
+    Raises:
+        DataError: a name stands twice, or something else than a comma stands between them.
+    """
+    other = next((mark for mark in _OTHER_SEPARATORS if len(names) == 1 and mark in names[0]), None)
+    if other:
+        what = f"the columns are separated by {_OTHER_SEPARATORS[other]}: {names[0]}"
+        raise DataError(what, where=where, fix="Write the file again with commas between the columns.")
+    refuse_repeated(names, where)
+    return names
+
+
+def _other_width(where: str, header: list[str], record: list[str]) -> DataError:
+    what = f"the row has {len(record)} fields where the header names {len(header)}: {', '.join(header)}"
+    return DataError(what, where=where, fix="Put quotes around fields that hold commas or line breaks.")
 
 
 def too_long(path: Path, line: int) -> DataError:
