@@ -185,7 +185,7 @@ def test_code_of_a_model_is_not_run_unasked(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_a_model_without_known_facts_is_refused_before_anything_is_made(scratch: Path) -> None:
+def test_a_model_without_known_architecture_is_refused_before_anything_is_made(scratch: Path) -> None:
     model = scratch / "model"
     shutil.copytree(catalog.asset("package:tiny"), model)
     (model / "config.json").write_text('{"model_type": "llama"}')

@@ -155,7 +155,7 @@ def _size(made: Report, said: str) -> str:
     counts = made.parameters
     frozen = counts.frozen + counts.quantized
     return (
-        f"{made.name} on {said}: {num_parameters(made.facts):,} parameters, {counts.trainable:,} trained"
+        f"{made.name} on {said}: {num_parameters(made.architecture):,} parameters, {counts.trainable:,} trained"
         + (f", {frozen:,} frozen" if frozen else "")
         + (f" ({counts.quantized:,} of them in {counts.quantized_bits} bits)" if counts.quantized else "")
     )

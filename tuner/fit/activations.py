@@ -1,6 +1,6 @@
 """Bytes that one micro-batch holds in its forward and backward pass: of the layers, of the head, of the loss.
 
-It takes a recipe and facts; it knows no ZeRO level, which does not change activations.
+It takes a recipe and an architecture; it knows no ZeRO level, which does not change activations.
 
 What layers save is counted on the tensors that autograd keeps in transformers 5.23 (bf16, SDPA): exact for Llama, Qwen
 2 and 3, Mistral and Gemma, within an eighth for the others (tests/fit/test_activations.py). Korthikanti et al., 2022
@@ -59,17 +59,17 @@ def tokens_per_sample(recipe: RecipeConfig) -> int:
     return pair * recipe.train_dataloader.dataset.max_length
 
 
-def of_recipe(recipe: RecipeConfig, facts: Architecture, weight_bytes: int = 2) -> Work:
+def of_recipe(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2) -> Work:
     """Return what one micro-batch holds. fp32 (`weight_bytes` 4) doubles what is saved in 16 bits."""
     tokens = recipe.split.micro_batch * tokens_per_sample(recipe)
-    scale, hidden = tokens * weight_bytes / 2, weight_bytes * tokens * facts.hidden_size
-    layers = built(facts).layers[-(recipe.train_cfg.trainable_layers or 0) :]
+    scale, hidden = tokens * weight_bytes / 2, weight_bytes * tokens * architecture.hidden_size
+    layers = built(architecture).layers[-(recipe.train_cfg.trainable_layers or 0) :]
     mask = _mask(recipe, tokens)
-    saved = [scale * layer_bytes(recipe, facts, layer) + weight_bytes * mask for layer in layers]
-    steps = [_backward_steps(facts, layer) * weight_bytes * tokens for layer in layers]
+    saved = [scale * layer_bytes(recipe, architecture, layer) + weight_bytes * mask for layer in layers]
+    steps = [_backward_steps(architecture, layer) * weight_bytes * tokens for layer in layers]
     trained = recipe.adapter is None
-    norm = scale * _norm(facts.hidden_size, FAMILIES[facts.model_type], facts, trained=trained)
-    at_loss, logits = norm + hidden, _logits(recipe, facts, tokens, weight_bytes)
+    norm = scale * _norm(architecture.hidden_size, FAMILIES[architecture.model_type], architecture, trained=trained)
+    at_loss, logits = norm + hidden, _logits(recipe, architecture, tokens, weight_bytes)
     if recipe.split.recompute:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
         kept = len(layers) * hidden + mask
@@ -105,20 +105,20 @@ def _mask(recipe: RecipeConfig, tokens: int) -> int:
     return tokens * row
 
 
-def _backward_steps(facts: Architecture, layer: Layer) -> int:
+def _backward_steps(architecture: Architecture, layer: Layer) -> int:
     """Return the numbers a token that a layer's backward makes beside what was saved, at its peak in the MLP.
 
     They are the gradients of the hidden states, of the MLP's product, and of one of its factors.
     """
-    family = FAMILIES[facts.model_type]
+    family = FAMILIES[architecture.model_type]
     downs = (family.mlp[-1], family.shared[-1])
     inner = sum(one.inputs for one in layer.linears if one.name in downs)
     if layer.experts:
         inner += layer.experts.per_token * layer.experts.width
-    return max(facts.hidden_size + 2 * inner, _LEAST_STEPS * facts.hidden_size)
+    return max(architecture.hidden_size + 2 * inner, _LEAST_STEPS * architecture.hidden_size)
 
 
-def _logits(recipe: RecipeConfig, facts: Architecture, tokens: int, weight_bytes: int) -> float:
+def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
     """Return the bytes at the peak of the loss's backward, beside what it reads.
 
     The fused head makes one tile of logits and turns it into their gradient in place. The gradients of the hidden
@@ -127,12 +127,12 @@ def _logits(recipe: RecipeConfig, facts: Architecture, tokens: int, weight_bytes
     if recipe.objective.type == "reward":
         return 0.0
     if recipe.objective.type == "orpo":
-        return float(_ORPO_LOGITS * weight_bytes * facts.vocab_size * tokens)
-    head = built(facts).head
+        return float(_ORPO_LOGITS * weight_bytes * architecture.vocab_size * tokens)
+    head = built(architecture).head
     rows = tokens + (head.outputs if _trains_head(recipe, head.name) else 0)
     if recipe.train_cfg.loss == "whole":
-        of_logits = _WHOLE_LOGIT_BYTES * facts.vocab_size * tokens
-        return float(max(of_logits, weight_bytes * (facts.vocab_size * tokens + rows * head.inputs)))
+        of_logits = _WHOLE_LOGIT_BYTES * architecture.vocab_size * tokens
+        return float(max(of_logits, weight_bytes * (architecture.vocab_size * tokens + rows * head.inputs)))
     tile = weight_bytes * min(tokens, _TILE_TOKENS) * _TILE_LOGITS
     return float(tile + (4 + weight_bytes % 4) * rows * head.inputs)
 
@@ -143,49 +143,49 @@ def _trains_head(recipe: RecipeConfig, name: str) -> bool:
     return any(name.endswith(module) for module in recipe.adapter.modules_to_save or ())
 
 
-def layer_bytes(recipe: RecipeConfig, facts: Architecture, layer: Layer) -> float:
+def layer_bytes(recipe: RecipeConfig, architecture: Architecture, layer: Layer) -> float:
     """Return the bytes that one layer saves for one token."""
-    family, trained = FAMILIES[facts.model_type], recipe.adapter is None
-    total = _norms(family, facts, trained=trained) + _mlp(family, facts, layer)
-    total += _attention(family, facts, layer, trained=trained)
+    family, trained = FAMILIES[architecture.model_type], recipe.adapter is None
+    total = _norms(family, architecture, trained=trained) + _mlp(family, architecture, layer)
+    total += _attention(family, architecture, layer, trained=trained)
     if recipe.model.attn_implementation == "eager":
-        total += 6 * facts.num_attention_heads * _row_tokens(recipe)
-    return total + (_adapter(recipe, facts, layer) if recipe.adapter else 0)
+        total += 6 * architecture.num_attention_heads * _row_tokens(recipe)
+    return total + (_adapter(recipe, architecture, layer) if recipe.adapter else 0)
 
 
-def _norms(family: Family, facts: Architecture, *, trained: bool) -> float:
+def _norms(family: Family, architecture: Architecture, *, trained: bool) -> float:
     # What a norm gives to linear layers is saved once more: one norm's output for attention, another's for the MLP.
-    inputs = 2 * 2 * facts.hidden_size if family.norms != 1 else 2 * facts.hidden_size
-    return family.norms * _norm(facts.hidden_size, family, facts, trained=trained) + inputs
+    inputs = 2 * 2 * architecture.hidden_size if family.norms != 1 else 2 * architecture.hidden_size
+    return family.norms * _norm(architecture.hidden_size, family, architecture, trained=trained) + inputs
 
 
-def _norm(width: int, family: Family, facts: Architecture, *, trained: bool) -> float:
+def _norm(width: int, family: Family, architecture: Architecture, *, trained: bool) -> float:
     """Return what a norm saves: its input (RMS norms in fp32) and, where its weight is trained, the scaled input."""
-    if facts.model_type in _OWN_LAYER_NORM:
+    if architecture.model_type in _OWN_LAYER_NORM:
         return 12 * width
-    if family.norm_bias or facts.model_type == "olmo":
+    if family.norm_bias or architecture.model_type == "olmo":
         return 2 * width + 8
-    weighted = 4 if facts.model_type in _FP32_WEIGHT_NORM else 2
+    weighted = 4 if architecture.model_type in _FP32_WEIGHT_NORM else 2
     return (4 + (weighted if trained else 0)) * width + 4
 
 
-def _attention(family: Family, facts: Architecture, layer: Layer, *, trained: bool) -> float:
-    heads, groups = facts.num_attention_heads, facts.num_key_value_heads
-    query, key = heads * facts.head_dim, groups * facts.head_dim
-    if facts.kv_lora_rank:  # keys and values of every head come out of the latent
-        value = heads * (facts.v_head_dim or facts.head_dim)
-        return 4 * query + 4 * value + 8 * (facts.kv_lora_rank + (facts.q_lora_rank or 0)) + 4 * heads
+def _attention(family: Family, architecture: Architecture, layer: Layer, *, trained: bool) -> float:
+    heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
+    query, key = heads * architecture.head_dim, groups * architecture.head_dim
+    if architecture.kv_lora_rank:  # keys and values of every head come out of the latent
+        value = heads * (architecture.v_head_dim or architecture.head_dim)
+        return 4 * query + 4 * value + 8 * (architecture.kv_lora_rank + (architecture.q_lora_rank or 0)) + 4 * heads
     linear = [one for one in layer.linears if one.name.startswith("linear_attn.")]
     if linear:  # each projection's output before and after the convolution, and the recurrence's inputs in fp32
         return 6 * sum(one.outputs for one in linear)
     total: float = 4 * query + 4 * key + 4 * heads
-    if family.qk_norm and (not family.qk_norm_optional or facts.use_qk_norm):
-        weighted = 4 if facts.model_type in _FP32_WEIGHT_NORM else 2
+    if family.qk_norm and (not family.qk_norm_optional or architecture.use_qk_norm):
+        weighted = 4 if architecture.model_type in _FP32_WEIGHT_NORM else 2
         total += (4 + (weighted if trained else 0)) * (query + key) + 4 * (heads + groups)
     return total
 
 
-def _mlp(family: Family, facts: Architecture, layer: Layer) -> float:
+def _mlp(family: Family, architecture: Architecture, layer: Layer) -> float:
     each = 8 if family.gated else 4
     downs = (family.mlp[-1], family.shared[-1])
     dense = sum(each * one.inputs for one in layer.linears if one.name in downs)
@@ -195,7 +195,7 @@ def _mlp(family: Family, facts: Architecture, layer: Layer) -> float:
     return dense + experts.per_token * (each * experts.width + 4 * experts.hidden) + 6 * experts.num
 
 
-def _adapter(recipe: RecipeConfig, facts: Architecture, layer: Layer) -> float:
+def _adapter(recipe: RecipeConfig, architecture: Architecture, layer: Layer) -> float:
     """Return what adapters save: the low-rank values, and with dropout a mask (1 byte) and a copy (2) of each input."""
     adapter = recipe.adapter
     assert adapter is not None
@@ -205,12 +205,12 @@ def _adapter(recipe: RecipeConfig, facts: Architecture, layer: Layer) -> float:
     copies = 3 * sum(linear.inputs for linear in layer.linears)
     # The undropped inputs of attention, MLP and its last layer are then saved no more.
     downs = max((one.inputs for one in layer.linears), default=0)
-    return low_rank + max(0, copies - 4 * facts.hidden_size - 2 * downs)
+    return low_rank + max(0, copies - 4 * architecture.hidden_size - 2 * downs)
 
 
-def largest_layer(facts: Architecture) -> int:
+def largest_layer(architecture: Architecture) -> int:
     """Return the parameters of the largest tensor: what ZeRO-3 gathers at once at least."""
-    model = built(facts)
+    model = built(architecture)
     linears = max((linear.weights for layer in model.layers for linear in layer.linears), default=0)
     experts = max((layer.experts.parameters * 2 // 3 for layer in model.layers if layer.experts), default=0)
     return max(linears, experts, model.embeddings)

@@ -31,15 +31,15 @@ class Change:
     machines: Machines
 
 
-def levels(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> list[Fit]:
+def levels(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Fit]:
     """Return every level from the fastest to the one that needs the least GPU memory, with whether it fits."""
-    return [fit(recipe, facts, machines, level) for level in LEVELS]
+    return [fit(recipe, architecture, machines, level) for level in LEVELS]
 
 
-def fit(recipe: RecipeConfig, facts: Architecture, machines: Machines, level: str) -> Fit:
+def fit(recipe: RecipeConfig, architecture: Architecture, machines: Machines, level: str) -> Fit:
     """Return what one level needs on these machines."""
-    preset = Level.of_preset(level, facts.hidden_size)
-    needs = peak(recipe, facts, preset, machines.world_size, machines.gpus_per_node, machines.weight_bytes)
+    preset = Level.of_preset(level, architecture.hidden_size)
+    needs = peak(recipe, architecture, preset, machines.world_size, machines.gpus_per_node, machines.weight_bytes)
     return Fit(level, needs, machines)
 
 
@@ -48,7 +48,7 @@ def recommended(fits: list[Fit]) -> Fit | None:
     return next((fit for fit in fits if fit.fits and (fit.level != "none" or fit.machines.world_size == 1)), None)
 
 
-def changes(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> list[Change]:
+def changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Change]:
     """Return the changes that make some level fit, the cheapest first; those that cost nothing go into all others."""
     free, flags = recipe, ""
     for what, step in _FREE:
@@ -56,17 +56,17 @@ def changes(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> li
         if changed is None:
             continue
         free, flags = changed[0], f"{flags} {changed[1]}".strip()
-        if best := _best(free, facts, machines):
+        if best := _best(free, architecture, machines):
             return [Change(what, flags, best.level, machines)]
-    return list(_costly(free, facts, machines, flags))
+    return list(_costly(free, architecture, machines, flags))
 
 
-def _costly(recipe: RecipeConfig, facts: Architecture, machines: Machines, flags: str) -> Iterator[Change]:
+def _costly(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Iterator[Change]:
     for what, step in _COSTLY:
         changed = step(recipe)
-        if changed and (best := _best(changed[0], facts, machines)):
+        if changed and (best := _best(changed[0], architecture, machines)):
             yield Change(what, f"{flags} {changed[1]}".strip(), best.level, machines)
-    for change in (_shorter(recipe, facts, machines, flags), _more_gpus(recipe, facts, machines, flags)):
+    for change in (_shorter(recipe, architecture, machines, flags), _more_gpus(recipe, architecture, machines, flags)):
         if change:
             yield change
 
@@ -78,8 +78,8 @@ def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
     return [(size, split.samples // size) for size in sizes if split.samples % size == 0]
 
 
-def _best(recipe: RecipeConfig, facts: Architecture, machines: Machines) -> Fit | None:
-    return recommended(levels(recipe, facts, machines))
+def _best(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> Fit | None:
+    return recommended(levels(recipe, architecture, machines))
 
 
 Step = Callable[[RecipeConfig], tuple[RecipeConfig, str] | None]
@@ -128,26 +128,26 @@ _COSTLY: tuple[tuple[str, Step], ...] = (
 )
 
 
-def _shorter(recipe: RecipeConfig, facts: Architecture, machines: Machines, flags: str) -> Change | None:
+def _shorter(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:
     length = recipe.train_dataloader.dataset.max_length // 2
     while length >= _SHORTEST:
         dataset = recipe.train_dataloader.dataset.model_copy(update={"max_length": length})
         changed = _with(recipe, "train_dataloader", dataset=dataset)
-        if best := _best(changed, facts, machines):
+        if best := _best(changed, architecture, machines):
             flags = f"{flags} --set train_dataloader.dataset.max_length={length}".strip()
             return Change(f"samples of at most {length} tokens", flags, best.level, machines)
         length //= 2
     return None
 
 
-def _more_gpus(recipe: RecipeConfig, facts: Architecture, machines: Machines, flags: str) -> Change | None:
+def _more_gpus(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:
     """Double the GPUs of one node to 8, then the nodes, until a level fits."""
     while machines.world_size * 2 <= _MOST_GPUS:
         if machines.gpus_per_node < 8 and machines.num_nodes == 1:
             machines = replace(machines, gpus_per_node=min(8, machines.gpus_per_node * 2))
         else:
             machines = replace(machines, num_nodes=machines.num_nodes * 2)
-        if best := _best(recipe, facts, machines):
+        if best := _best(recipe, architecture, machines):
             nodes = f" on {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
             return Change(f"{machines.world_size} GPUs{nodes}", flags, best.level, machines)
     return None

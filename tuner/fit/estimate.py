@@ -1,6 +1,6 @@
 """What one GPU and one host hold at the peak of a step, line by line, for one recipe at one ZeRO level.
 
-It takes a recipe, facts and plain numbers; it looks at no machine and recommends nothing.
+It takes a recipe, an architecture and plain numbers; it looks at no machine and recommends nothing.
 
 Model states: Rajbhandari et al., ZeRO, 2020 (arXiv:1910.02054), section 3. The rest was measured with DeepSpeed 0.19.8
 and transformers 5.23 on live tensor storages; CONTEXT_BYTES and FRAGMENTATION are estimates.
@@ -28,22 +28,27 @@ _STATE_BYTES = {"SGD": 0, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "PagedAdamW8b
 
 
 def peak(
-    recipe: RecipeConfig, facts: Architecture, level: Level, world_size: int, gpus_per_node: int, weight_bytes: int = 2
+    recipe: RecipeConfig,
+    architecture: Architecture,
+    level: Level,
+    world_size: int,
+    gpus_per_node: int,
+    weight_bytes: int = 2,
 ) -> Peak:
     """Return the memory of one step.
 
     Args:
         recipe: The recipe.
-        facts: The model's.
+        architecture: Of the model.
         level: The DeepSpeed config.
         world_size: Ranks, data parallel.
         gpus_per_node: Of them on one host.
         weight_bytes: 2 in bf16 and fp16, 4 in fp32.
     """
-    parameters = count(recipe, facts)
+    parameters = count(recipe, architecture)
     states = model_states(recipe, parameters, level, world_size, weight_bytes)
-    work = activations.of_recipe(recipe, facts, weight_bytes)
-    buffers = _buffers(recipe, parameters, level, activations.largest_layer(facts), weight_bytes)
+    work = activations.of_recipe(recipe, architecture, weight_bytes)
+    buffers = _buffers(recipe, parameters, level, activations.largest_layer(architecture), weight_bytes)
     update = max(0.0, _optimizer_step(parameters, level, world_size, weight_bytes))
     accumulates = recipe.split.accumulation > 1
     moments = [{**one, **buffers} for one in _backward(states, work, accumulates=accumulates)]

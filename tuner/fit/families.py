@@ -1,6 +1,6 @@
 """How each model_type is built in transformers 5: names of its linear layers, norms, what else it holds.
 
-It holds no number of any model; those are the recipe's `architecture` facts.
+It holds no number of any model; those are the recipe's `architecture` architecture.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Family:
     qk_norm: Literal["", "head", "whole"] = ""
     """Norms of queries and keys: of a head's size for all heads, or of the size of all heads."""
     qk_norm_optional: bool = False
-    """The facts say whether it is there."""
+    """The architecture says whether it is there."""
     qk_norm_bias: bool = False
     embedding_norm: bool = False
     positions: int | None = None

@@ -71,7 +71,12 @@ def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
 
 
 def fastest(
-    recipe: RecipeConfig, facts: Architecture, machines: Machines, level: Level, name: str, cluster: Cluster | None
+    recipe: RecipeConfig,
+    architecture: Architecture,
+    machines: Machines,
+    level: Level,
+    name: str,
+    cluster: Cluster | None,
 ) -> Split | None:
     """Return the split that takes the least time by the plan's model among those that leave `MARGIN` free, or None.
 
@@ -85,32 +90,32 @@ def fastest(
 
     def room(split: Split) -> float:
         config = recipe.with_split(split)
-        needs = peak(config, facts, level, machines.world_size, machines.gpus_per_node, machines.weight_bytes)
+        needs = peak(config, architecture, level, machines.world_size, machines.gpus_per_node, machines.weight_bytes)
         return Fit(name, needs, machines).room
 
     def cost(split: Split) -> tuple[float, int]:
         config = recipe.with_split(split)
-        flops = step_flops(config, facts)
-        volume = traffic(config, facts, machines, name)
+        flops = step_flops(config, architecture)
+        volume = traffic(config, architecture, machines, name)
         seconds = communication.step_time(name, volume, flops, cluster).total_s if cluster else flops
         return seconds, -split.micro_batch
 
     return min((one for one in possible(recipe, machines.world_size) if room(one) >= MARGIN), key=cost, default=None)
 
 
-def step_flops(recipe: RecipeConfig, facts: Architecture) -> float:
+def step_flops(recipe: RecipeConfig, architecture: Architecture) -> float:
     """Return the FLOPs of one rank's share of an optimizer step."""
     return communication.step_flops(
-        active_parameters(facts),
-        min(1.0, count(recipe, facts).trainable / num_parameters(facts)),
+        active_parameters(architecture),
+        min(1.0, count(recipe, architecture).trainable / num_parameters(architecture)),
         recipe.split.samples * activations.tokens_per_sample(recipe),
         recompute=recipe.split.recompute,
     )
 
 
-def traffic(recipe: RecipeConfig, facts: Architecture, machines: Machines, name: str) -> communication.Traffic:
+def traffic(recipe: RecipeConfig, architecture: Architecture, machines: Machines, name: str) -> communication.Traffic:
     """Return what a rank sends for one step of the recipe."""
-    parameters, ranks = count(recipe, facts), machines.world_size
+    parameters, ranks = count(recipe, architecture), machines.world_size
     trained = machines.weight_bytes * parameters.trainable
     frozen = frozen_bytes(parameters, machines.weight_bytes)
     return communication.traffic(name, trained, frozen, ranks, recipe.split.accumulation, machines.gpus_per_node)

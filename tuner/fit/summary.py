@@ -39,7 +39,7 @@ class Report:
 
     name: str
     config: RecipeConfig
-    facts: Architecture
+    architecture: Architecture
     parameters: Parameters
     machines: Machines
     fits: list[Fit]
@@ -60,37 +60,39 @@ def make(recipe: Recipe, machines: Machines, cluster: Cluster | None, assumed: C
         ModelError: nothing is known of the model, or there is no formula for its architecture.
         RecipeError: the ranks cannot share the global batch.
     """
-    facts = known_facts(recipe.config)
-    config = _settled(recipe.config, facts, machines, cluster or assumed)
-    fits = levels(config, facts, machines)
+    architecture = known_architecture(recipe.config)
+    config = _settled(recipe.config, architecture, machines, cluster or assumed)
+    fits = levels(config, architecture, machines)
     best = recommended(fits)
     tokens = config.split.samples * activations.tokens_per_sample(config) * machines.world_size
     return Report(
         name=recipe.name,
         config=config,
-        facts=facts,
-        parameters=count(config, facts),
+        architecture=architecture,
+        parameters=count(config, architecture),
         machines=machines,
         fits=fits,
         recommended=best,
-        changes=[] if best else changes(config, facts, machines),
-        steps=_steps(config, facts, machines, cluster),
+        changes=[] if best else changes(config, architecture, machines),
+        steps=_steps(config, architecture, machines, cluster),
         tokens_per_step=tokens,
     )
 
 
-def _settled(config: RecipeConfig, facts: Architecture, machines: Machines, cluster: Cluster | None) -> RecipeConfig:
+def _settled(
+    config: RecipeConfig, architecture: Architecture, machines: Machines, cluster: Cluster | None
+) -> RecipeConfig:
     """Return the recipe with the fastest split at the level to take, which is the lowest at which any split fits."""
     lightest, *others = possible(config, machines.world_size)
-    best = recommended(levels(config.with_split(lightest), facts, machines))
+    best = recommended(levels(config.with_split(lightest), architecture, machines))
     if best is None or not others:
         return config.with_split(lightest)
-    level = Level.of_preset(best.level, facts.hidden_size)
-    return config.with_split(fastest(config, facts, machines, level, best.level, cluster) or lightest)
+    level = Level.of_preset(best.level, architecture.hidden_size)
+    return config.with_split(fastest(config, architecture, machines, level, best.level, cluster) or lightest)
 
 
-def known_facts(config: RecipeConfig) -> Architecture:
-    """Return the model's facts.
+def known_architecture(config: RecipeConfig) -> Architecture:
+    """Return the model's architecture.
 
     Raises:
         ModelError: there are none, or no formula counts the parameters of its model_type.
@@ -105,12 +107,12 @@ def known_facts(config: RecipeConfig) -> Architecture:
     return config.architecture
 
 
-def _steps(config: RecipeConfig, facts: Architecture, machines: Machines, cluster: Cluster | None) -> list[Step]:
+def _steps(config: RecipeConfig, architecture: Architecture, machines: Machines, cluster: Cluster | None) -> list[Step]:
     if machines.world_size == 1:
         return []
     names = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"] + [HIERARCHICAL] * (machines.num_nodes > 1)
-    volumes = {name: traffic(config, facts, machines, name) for name in names}
-    flops = step_flops(config, facts)
+    volumes = {name: traffic(config, architecture, machines, name) for name in names}
+    flops = step_flops(config, architecture)
     return [
         Step(name, volume, communication.step_time(name, volume, flops, cluster) if cluster else None)
         for name, volume in volumes.items()
@@ -122,8 +124,8 @@ def to_json(report: Report) -> dict[str, Any]:
     return {
         "recipe": report.name,
         "parameters": {
-            "total": num_parameters(report.facts),
-            "active": active_parameters(report.facts),
+            "total": num_parameters(report.architecture),
+            "active": active_parameters(report.architecture),
             "trainable": report.parameters.trainable,
             "frozen": report.parameters.frozen,
             "quantized": report.parameters.quantized,

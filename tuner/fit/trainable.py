@@ -1,6 +1,6 @@
 """How many parameters a recipe trains, freezes and quantizes; of an adapter, those of PEFT 0.21's LoRA.
 
-It takes the recipe and the model's facts; it knows no bytes and looks at no machine.
+It takes the recipe and the model's architecture; it knows no bytes and looks at no machine.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Parameters:
     quantized_bits: int = 4
 
 
-def count(recipe: RecipeConfig, facts: Architecture) -> Parameters:
+def count(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
     """Return how many parameters a recipe trains, freezes and quantizes, a frozen reference model included.
 
     Raises:
         ModelError: there is no formula for the model_type.
     """
-    model = built(facts)
+    model = built(architecture)
     score = model.head.inputs if recipe.objective.type == "reward" else 0
     total = model.backbone + score if score else model.parameters
     if recipe.adapter is None:

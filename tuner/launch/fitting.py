@@ -43,11 +43,15 @@ def choose(
         ranks = topology.world_size
         level = "none" if ranks == 1 else "deepspeed_zero2"
         return level, f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
-    facts = config.architecture
-    if facts is None or not has_formula(facts):
-        kind = f"no formula for the size of model_type {facts.model_type!r}" if facts else "the model's size is unknown"
+    architecture = config.architecture
+    if architecture is None or not has_formula(architecture):
+        kind = (
+            f"no formula for the size of model_type {architecture.model_type!r}"
+            if architecture
+            else "the model's size is unknown"
+        )
         return "deepspeed_zero3", kind
-    fits = advice.levels(config, facts, _machines(topology, hardware, precision))
+    fits = advice.levels(config, architecture, _machines(topology, hardware, precision))
     lowest = advice.recommended(fits)
     if lowest:
         return lowest.level, f"the lowest level that fits: {describe(lowest)}"
@@ -65,13 +69,13 @@ def judge(
     precision: Precision,
     name: str,
 ) -> Fit | None:
-    """Return what a final DeepSpeed config needs on these machines; None without a GPU or without the model's facts."""
-    facts = config.architecture
-    if not hardware.gpus or facts is None or not has_formula(facts):
+    """Return what a final DeepSpeed config needs on these machines; None without a GPU or an architecture."""
+    architecture = config.architecture
+    if not hardware.gpus or architecture is None or not has_formula(architecture):
         return None
     machines = _machines(topology, hardware, precision)
     level = Level.of_config(deepspeed)
-    needs = peak(config, facts, level, topology.world_size, topology.nproc_per_node, machines.weight_bytes)
+    needs = peak(config, architecture, level, topology.world_size, topology.nproc_per_node, machines.weight_bytes)
     return Fit(name, needs, machines)
 
 
@@ -98,10 +102,10 @@ def _with_loss(config: RecipeConfig, loss: str) -> RecipeConfig:
 
 
 def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision) -> bool:
-    facts = config.architecture
-    if facts is None or not has_formula(facts):
+    architecture = config.architecture
+    if architecture is None or not has_formula(architecture):
         return False
-    num_bytes = activations.of_recipe(config, facts, precision.weight_bytes).logits * topology.nproc_per_node
+    num_bytes = activations.of_recipe(config, architecture, precision.weight_bytes).logits * topology.nproc_per_node
     return num_bytes <= LOGITS_OF_HOST * hardware.host_memory_bytes
 
 
@@ -115,13 +119,19 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
     Returns:
         None without GPUs, in fp32, or where the GPU or the model is not known.
     """
-    facts = config.architecture
+    architecture = config.architecture
     products = [gpu_catalog.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
     known = [product.peak_flops for product in products if product]
-    if not known or len(known) < len(products) or dtype == "fp32" or facts is None or not has_formula(facts):
+    if (
+        not known
+        or len(known) < len(products)
+        or dtype == "fp32"
+        or architecture is None
+        or not has_formula(architecture)
+    ):
         return None
-    share = min(1.0, count(config, facts).trainable / num_parameters(facts))
-    flops = step_flops(active_parameters(facts), share, 1, recompute=False)
+    share = min(1.0, count(config, architecture).trainable / num_parameters(architecture))
+    flops = step_flops(active_parameters(architecture), share, 1, recompute=False)
     return {"flops_per_token": flops, "peak_flops_per_gpu": min(known)}
 
 

@@ -45,12 +45,12 @@ def choose_split(
     """
     loaded = _yielding(loaded, document)
     config, ranks = loaded.config, topology.world_size
-    options, facts = split.possible(config, ranks), config.architecture
+    options, architecture = split.possible(config, ranks), config.architecture
     if len(options) == 1:
         return _settled(loaded, options[0], f"derived: {options[0].samples} samples a rank and step")
     if not hardware.gpus:
         return _settled(loaded, options[0], "derived: without a GPU there is nothing to plan")
-    if facts is None or not has_formula(facts):
+    if architecture is None or not has_formula(architecture):
         return _settled(loaded, options[0], "derived: the model's size is not known")
     machines = Machines(
         topology.nproc_per_node,
@@ -60,7 +60,7 @@ def choose_split(
         precision.weight_bytes,
     )
     level, name = _level(loaded, document, Batch(*options[0][:2], ranks), precision, hardware)
-    chosen = split.fastest(config, facts, machines, level, name, _cluster(hardware, topology))
+    chosen = split.fastest(config, architecture, machines, level, name, _cluster(hardware, topology))
     if chosen is None:
         return _settled(loaded, options[0], f"derived: no other split leaves {split.MARGIN:.0%} of each GPU free")
     return _settled(loaded, chosen, f"derived: the fastest split that leaves {split.MARGIN:.0%} of each GPU free")

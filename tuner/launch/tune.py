@@ -209,8 +209,8 @@ def _levels(base: ResolvedRecipe, best: Candidate) -> list[str]:
 
 
 def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
-    facts = config.architecture
-    if not base.hardware.gpus or facts is None or not has_formula(facts) or level not in LEVELS:
+    architecture = config.architecture
+    if not base.hardware.gpus or architecture is None or not has_formula(architecture) or level not in LEVELS:
         return True
     machines = Machines(
         base.topology.nproc_per_node,
@@ -219,7 +219,7 @@ def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
         base.hardware.host_memory_bytes,
         base.precision.weight_bytes,
     )
-    return advice.fit(config, facts, machines, level).room >= -TOLERANCE
+    return advice.fit(config, architecture, machines, level).room >= -TOLERANCE
 
 
 def _is_hopeless(split: Split, measured: list[Measured]) -> bool:

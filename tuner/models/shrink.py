@@ -33,7 +33,7 @@ _INNER = (
 """Widths that shrink as the hidden size does."""
 
 
-def config_of(facts: Architecture) -> PreTrainedConfig:
+def config_of(architecture: Architecture) -> PreTrainedConfig:
     """Return the config of the model.
 
     Raises:
@@ -42,29 +42,29 @@ def config_of(facts: Architecture) -> PreTrainedConfig:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # no remarks on rope factors, which small made configs do not match
     try:
-        config: PreTrainedConfig = AutoConfig.for_model(**facts.model_dump(), **_TOKENS)
+        config: PreTrainedConfig = AutoConfig.for_model(**architecture.model_dump(), **_TOKENS)
     finally:
         logging.set_verbosity(level)
     return config
 
 
-def shrink(facts: Architecture, vocab_size: int) -> Architecture:
+def shrink(architecture: Architecture, vocab_size: int) -> Architecture:
     """Return the architecture of the same model_type, every ratio and every kind of layer, few layers, small widths.
 
     Args:
-        facts: The large model's.
+        architecture: Of the large model.
         vocab_size: The small one's, which the tokenizer decides.
 
     Raises:
         ValueError: transformers has no such model_type.
     """
-    config, heads = facts.model_dump(), _heads(facts)
-    head_dim = _HEAD + _ROPE_HEAD if facts.kv_lora_rank else _HEAD
-    own_width = facts.num_attention_heads * facts.head_dim
-    hidden = _scaled(facts.hidden_size, heads["num_attention_heads"] * head_dim, own_width)
-    small = {key: _scaled(config[key], hidden, facts.hidden_size) for key in _INNER if config.get(key)}
+    config, heads = architecture.model_dump(), _heads(architecture)
+    head_dim = _HEAD + _ROPE_HEAD if architecture.kv_lora_rank else _HEAD
+    own_width = architecture.num_attention_heads * architecture.head_dim
+    hidden = _scaled(architecture.hidden_size, heads["num_attention_heads"] * head_dim, own_width)
+    small = {key: _scaled(config[key], hidden, architecture.hidden_size) for key in _INNER if config.get(key)}
     small |= {"hidden_size": hidden, "head_dim": head_dim, "vocab_size": vocab_size, **heads}
-    small |= _layers(facts) | _experts(facts, config, small) | _fixed(facts, vocab_size)
+    small |= _layers(architecture) | _experts(architecture, config, small) | _fixed(architecture, vocab_size)
     # A key that the large model's config leaves out is worked out from the others, or another family's.
     return Architecture.model_validate(config | {key: value for key, value in small.items() if key in config})
 
@@ -73,10 +73,10 @@ def _scaled(width: int, new: int, old: int) -> int:
     return max(_STEP, round(width * new / old / _STEP) * _STEP)
 
 
-def _heads(facts: Architecture) -> dict[str, int]:
-    groups = min(facts.num_key_value_heads, _MAX_KEY_VALUE_HEADS)
-    heads = groups * min(facts.num_attention_heads // facts.num_key_value_heads, _MAX_GROUP)
-    full = min(facts.num_global_key_value_heads or groups, groups)
+def _heads(architecture: Architecture) -> dict[str, int]:
+    groups = min(architecture.num_key_value_heads, _MAX_KEY_VALUE_HEADS)
+    heads = groups * min(architecture.num_attention_heads // architecture.num_key_value_heads, _MAX_GROUP)
+    full = min(architecture.num_global_key_value_heads or groups, groups)
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
@@ -85,32 +85,32 @@ def _heads(facts: Architecture) -> dict[str, int]:
     }
 
 
-def _layers(facts: Architecture) -> dict[str, Any]:
+def _layers(architecture: Architecture) -> dict[str, Any]:
     """Return as many layers as it takes to have each kind once; twice, where the later ones share keys and values."""
     # A config of a family whose layers are all alike names no kinds.
-    names = getattr(config_of(facts), "layer_types", None) or [""] * facts.num_hidden_layers
-    kinds = [(name, facts.has_experts(layer)) for layer, name in enumerate(names)]
+    names = getattr(config_of(architecture), "layer_types", None) or [""] * architecture.num_hidden_layers
+    kinds = [(name, architecture.has_experts(layer)) for layer, name in enumerate(names)]
     period = max(kinds.index(kind) for kind in set(kinds)) + 1
-    num = min(max(2, period), facts.num_hidden_layers)
-    if facts.num_kv_shared_layers:
+    num = min(max(2, period), architecture.num_hidden_layers)
+    if architecture.num_kv_shared_layers:
         num = 2 * period
     return {
         "num_hidden_layers": num,
-        "num_kv_shared_layers": period if facts.num_kv_shared_layers else 0,
+        "num_kv_shared_layers": period if architecture.num_kv_shared_layers else 0,
         "layer_types": (names * 2)[:num],
-        "mlp_layer_types": list(facts.mlp_layer_types[:num]),
-        "mlp_only_layers": [layer for layer in facts.mlp_only_layers if layer < num],
+        "mlp_layer_types": list(architecture.mlp_layer_types[:num]),
+        "mlp_only_layers": [layer for layer in architecture.mlp_only_layers if layer < num],
     }
 
 
-def _experts(facts: Architecture, config: dict[str, Any], small: dict[str, int]) -> dict[str, int]:
-    if not (facts.num_experts and facts.num_experts_per_tok and facts.moe_intermediate_size):
+def _experts(architecture: Architecture, config: dict[str, Any], small: dict[str, int]) -> dict[str, int]:
+    if not (architecture.num_experts and architecture.num_experts_per_tok and architecture.moe_intermediate_size):
         return {}
-    count = min(facts.num_experts, _MAX_EXPERTS)
-    taken = min(facts.num_experts_per_tok, count)
+    count = min(architecture.num_experts, _MAX_EXPERTS)
+    taken = min(architecture.num_experts_per_tok, count)
     width = small["moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"]
-    of_all_shared = facts.shared_expert_intermediate_size or 0
-    shared = max(1, of_all_shared // facts.moe_intermediate_size) * width if of_all_shared else 0
+    of_all_shared = architecture.shared_expert_intermediate_size or 0
+    shared = max(1, of_all_shared // architecture.moe_intermediate_size) * width if of_all_shared else 0
     return {
         **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), count),
         **dict.fromkeys(("num_experts_per_tok", "top_k_experts"), taken),
@@ -118,18 +118,18 @@ def _experts(facts: Architecture, config: dict[str, Any], small: dict[str, int])
     }
 
 
-def _fixed(facts: Architecture, vocab_size: int) -> dict[str, int]:
+def _fixed(architecture: Architecture, vocab_size: int) -> dict[str, int]:
     """Return what does not follow from the hidden size: parts of latent and linear attention, what Gemma has."""
-    value_heads, key_heads = facts.linear_num_value_heads or 1, facts.linear_num_key_heads or 1
+    value_heads, key_heads = architecture.linear_num_value_heads or 1, architecture.linear_num_key_heads or 1
     sizes = {
         **{"kv_lora_rank": _RANK, "qk_nope_head_dim": _HEAD, "qk_rope_head_dim": _ROPE_HEAD, "v_head_dim": _HEAD},
         **{"linear_num_key_heads": 2, "linear_num_value_heads": 2 * (value_heads // key_heads)},
         **{"linear_key_head_dim": _HEAD, "linear_value_head_dim": _HEAD},
         **{"laurel_rank": _RANK, "vocab_size_per_layer_input": vocab_size},
-        "global_head_dim": _scaled(facts.global_head_dim or 0, _HEAD, facts.head_dim),
+        "global_head_dim": _scaled(architecture.global_head_dim or 0, _HEAD, architecture.head_dim),
     }
-    if facts.q_lora_rank:
+    if architecture.q_lora_rank:
         sizes["q_lora_rank"] = _RANK
-    if facts.hidden_size_per_layer_input:
+    if architecture.hidden_size_per_layer_input:
         sizes["hidden_size_per_layer_input"] = _STEP
     return sizes

@@ -70,8 +70,8 @@ def weights(run: ResolvedRun) -> Iterator[Finding]:
     if place is None:
         return
     lacking = list(missing_weights(place))
-    facts = run.recipe.config.architecture
-    yield from lacking or (missing_layers(place, facts.num_hidden_layers) if facts else ())
+    architecture = run.recipe.config.architecture
+    yield from lacking or (missing_layers(place, architecture.num_hidden_layers) if architecture else ())
 
 
 def missing_weights(place: Path) -> Iterator[ModelError]:
@@ -119,16 +119,16 @@ def tokens(run: ResolvedRun) -> Iterator[Finding]:
     place, config = folder(run), run.recipe.config
     if place is None or config.architecture is None:
         return
-    facts, named = config.architecture, config.model.chat_template
+    architecture, named = config.architecture, config.model.chat_template
     tokenizer = vocabulary.read(place, catalog.chat_template(named) if named else None)
     last = tokenizer.last if tokenizer else None
-    if last is None or last[1] < facts.vocab_size:
+    if last is None or last[1] < architecture.vocab_size:
         return
     if not config.model.resize_embeddings:
-        yield vocabulary.too_few_rows(*last, facts.vocab_size, str(place))
+        yield vocabulary.too_few_rows(*last, architecture.vocab_size, str(place))
     elif config.train_cfg.trainable_layers or config.adapter:
         trained = config.adapter.modules_to_save or () if config.adapter else ()
-        lacking = tuple(name for name in _embeddings(facts, config.objective.type) if name not in trained)
+        lacking = tuple(name for name in _embeddings(architecture, config.objective.type) if name not in trained)
         if lacking:
             yield vocabulary.untrained_rows(lacking, adapter=config.adapter is not None)
 
@@ -145,26 +145,28 @@ def chat_template(run: ResolvedRun) -> Iterator[Finding]:
         yield ModelError(what, where="model.chat_template", fix=fix)
 
 
-def _embeddings(facts: Architecture, objective: str) -> tuple[str, ...]:
+def _embeddings(architecture: Architecture, objective: str) -> tuple[str, ...]:
     """Return what a family calls its input and its output embeddings; a model that scores has none of the latter."""
-    if not has_formula(facts):
+    if not has_formula(architecture):
         return ()
-    model = built(facts)
+    model = built(architecture)
     return (model.family.embeddings, *(() if objective == "reward" else (model.head.name,)))
 
 
 def context(run: ResolvedRun) -> Iterator[Finding]:
     """Find a max_length beyond the model's context; no sample need be as long, so it is told and not refused."""
-    facts, place = run.recipe.config.architecture, folder(run)
-    if facts is None:
+    architecture, place = run.recipe.config.architecture, folder(run)
+    if architecture is None:
         return
     longest, where = max(
         (loader.dataset.max_length, f"{key}.dataset.max_length") for key, loader in run.recipe.config.loaders.items()
     )
-    limit = int(facts.max_position_embeddings * _rope_factor(read_json_object(place / "config.json") if place else {}))
+    limit = int(
+        architecture.max_position_embeddings * _rope_factor(read_json_object(place / "config.json") if place else {})
+    )
     if longest <= limit:
         return
-    family = FAMILIES.get(facts.model_type)
+    family = FAMILIES.get(architecture.model_type)
     if family and family.positions is not None:
         then = f"a longer sample ends the run, for it has learned no more positions: --set {where}={limit}."
     else:
@@ -185,8 +187,8 @@ def packed(run: ResolvedRun) -> Iterator[Finding]:
 
 def kernels(run: ResolvedRun) -> Iterator[Finding]:
     """Find packages of CUDA kernels that are missing: the model trains the same without them, and slower."""
-    facts, place = run.recipe.config.architecture, folder(run)
-    kind = facts.model_type if facts else read_type(place) if place else None
+    architecture, place = run.recipe.config.architecture, folder(run)
+    kind = architecture.model_type if architecture else read_type(place) if place else None
     lacks = libraries.missing_kernels(libraries.KERNELS_OF.get(kind or "", ())) if run.hardware.gpus else ""
     if lacks:
         yield f"a {kind} model is much faster on GPUs with kernels that are not installed: pip install {lacks}."
