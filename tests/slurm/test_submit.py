@@ -116,6 +116,7 @@ def test_sbatch_reads_the_script_as_it_was_meant(cluster: Cluster, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("no_job_is_left")
+@pytest.mark.long
 def test_a_disturbed_job_ends_with_the_losses_of_an_undisturbed_one(
     cluster: Cluster, tmp_path: Path, recipe: Path
 ) -> None:

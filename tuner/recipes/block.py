@@ -236,6 +236,11 @@ def _of_type(kind: Any) -> Any:
     return kind.built_schema() if is_block(kind) else {"type": _PLAIN[kind]}
 
 
+def blocks_of(annotation: Any) -> list[type[Block]]:
+    """Return the blocks that an annotation is or may be."""
+    return [option for option in (annotation, *get_args(annotation)) if is_block(option)]
+
+
 def is_block(kind: Any) -> bool:
     """Return whether an annotation is a block."""
     return isinstance(kind, type) and issubclass(kind, Block)

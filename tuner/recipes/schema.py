@@ -5,8 +5,8 @@ Values and defaults stand in `configs/base.py`; a field has a default here only 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args
+from collections.abc import Container
+from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from pydantic_core import core_schema as core
 
@@ -19,8 +19,8 @@ from tuner.recipes.block import (
     Mode,
     PositiveFloat,
     PositiveInt,
+    blocks_of,
     check_key,
-    is_block,
     wrong_key,
 )
 from tuner.recipes.objective import Objective, least_batch_size
@@ -301,12 +301,8 @@ class RecipeConfig(Block):
         cls, loader: Dataloader | None, info: core.ValidationInfo
     ) -> Dataloader | None:
         objective = info.data.get("objective")
-        if (
-            loader
-            and objective
-            and loader.batch_size != "auto"
-            and loader.batch_size < (least := least_batch_size(objective))
-        ):
+        least = least_batch_size(objective) if objective else 0
+        if loader and loader.batch_size != "auto" and loader.batch_size < least:
             why = f"must be {least} or more for {objective.type}, which sets an answer against others of its batch"
             raise wrong_key("batch_size", why)
         return loader
@@ -343,13 +339,8 @@ def schema_keys() -> dict[Keys, Any]:
         for name, info in block.model_fields.items():
             keys = (*prefix, name)
             found[keys] = Union[found[keys], info.annotation] if keys in found else info.annotation  # noqa: UP007
-            for inner in _blocks(info.annotation):
+            for inner in blocks_of(info.annotation):
                 walk(inner, (*prefix, name))
 
     walk(RecipeConfig, ())
     return found
-
-
-def _blocks(annotation: Any) -> Iterable[type[Block]]:
-    options = (annotation, *get_args(annotation))
-    return [option for option in options if is_block(option)]
