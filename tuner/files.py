@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,7 +71,7 @@ def write_text(path: Path, text: str) -> None:
         DiskError: the file cannot be written; what was there before is untouched.
     """
     with disk_errors(path):
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
         try:
             with temporary.open("x", encoding="utf-8", newline="\n") as stream:  # readable to whom the umask says
                 stream.write(text)

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -124,6 +123,8 @@ def _flush_all(folder: Path) -> None:
 @contextmanager
 def _hashes(paths: Sequence[Path]) -> Iterator[Iterator[str]]:
     # One thread hashes about as fast as a good disk writes; a checkpoint is in the page cache when it is sealed.
+    from concurrent.futures import ThreadPoolExecutor  # it loads logging, and a dry run hashes nothing
+
     pool = ThreadPoolExecutor(_NUM_THREADS)
     try:
         yield pool.map(sha256, paths)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,6 +118,8 @@ def _unwritable(path: Path, *, direct: bool) -> str | None:
     """
     place = existing(path)
     try:
+        import tempfile  # it takes 5 ms, and few runs swap to a disk
+
         with tempfile.NamedTemporaryFile(dir=place) as file:
             if direct:
                 os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
