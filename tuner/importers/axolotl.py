@@ -22,7 +22,6 @@ _FLAGGED = {
     "flex_attention": "flex_attention",
 }
 _KNOWN_ATTENTION = {"eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
-_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def _prepare(t: Translation) -> None:
@@ -111,13 +110,6 @@ def val_set_size(t: Translation, given: Given) -> None:
         t.leave(given, "a number of rows: tuner holds out a part of them, --val-split 0.05")
 
 
-def warmup_steps(t: Translation, given: Given) -> None:
-    """Take steps of warm-up, or a fraction of all."""
-    training_arguments.warmup_steps(t, given)
-    if float(given.value) == 0 and given.is_default is False and not t.value("warmup_ratio"):
-        return
-
-
 def setting(ours: str, *objectives: str) -> Rule:
     """Return the rule of a setting that some objectives have."""
 
@@ -165,11 +157,6 @@ def lora_model_dir(t: Translation, given: Given) -> None:
         t.leave(given, "every weight is trained: merge it into the model first (tuner export --merge)")
     else:
         t.set(given, "adapter.path", str(given.value))
-
-
-def merged(t: Translation, given: Given) -> None:
-    """An adapter is merged afterwards."""
-    t.leave(given, "the whole model: tuner export RUN DEST --merge")
 
 
 def _defaults(document: Document) -> Mapping[str, Any]:
@@ -285,7 +272,8 @@ _REASONS = {
     "accelerator_config* torch_empty_cache_steps sample_* nemo* s2_attention moe_kernel* use_scattermoe*": _SPEED,
     "use_sonicmoe scattermoe* sonicmoe* expert_*": _SPEED,
     "loss_type spectrum_* dataset_* test_datasets_* merge_method merge_lora router_* mtp_* opd_* spd* protrain*": _NOT,
-    "protrain.* reward_* xai_* use_dsv4_kernels nvfp4_* test_value": _NOT,
+    "protrain.* reward_* xai_* use_dsv4_kernels dsv4_* nvfp4_* test_value": _NOT,
+    "gptq_* base_model_ignore_patterns full_finetune": "old words for what Axolotl does by itself now",
     "use_swanlab swanlab_*": "a tracker: log.trackers=swanlab, which reads its own variables",
     "max_packed_sequence_len": "the old sample_packing: packed rows are as long as sequence_len",
     "torch_dtype": "bf16 or fp16 decides the compute type",
@@ -335,6 +323,8 @@ TABLE: Mapping[str, Rule] = {
     "fp16": compute_type,
     "bfloat16": compute_type,
     "float16": compute_type,
+    "adam_eps": Alias("optim_wrapper.optimizer.eps"),
+    "eta_min": "the schedules end at 0",
     "warmup_steps": training_arguments.warmup_steps,
     "gradient_checkpointing": checkpointing,
     "attn_implementation": any_attention,

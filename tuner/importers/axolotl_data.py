@@ -23,7 +23,9 @@ _FORMATS = {
 }
 """The first word of its `type` -> our format; None: told from the columns."""
 _QUESTIONS = {"field_instruction": "instruction", "field_input": "input", "field_output": "output"}
-_ABOUT = "conversation chat_template chat_template_jinja roles roles_to_train train_on_eos train_on_eot shards shards_idx"
+_ABOUT = (
+    "conversation chat_template chat_template_jinja roles roles_to_train train_on_eos train_on_eot shards shards_idx"
+)
 _LEFT = {
     *_ABOUT.split(),
     *("preprocess_shards input_transform input_format field_human field_model field_thinking ds_type".split()),
@@ -43,7 +45,9 @@ def datasets(t: Translation, given: Given) -> None:
             t.note(given, Outcome.LEFT_OUT, why="made-up rows for a benchmark: tuner smoke makes its own")
             continue
         if not entry.get("path"):
-            raise t.document.wrong("the data set has no path", (*given.keys, str(number)), "Write path: FILE or hub id.")
+            raise t.document.wrong(
+                "the data set has no path", (*given.keys, str(number)), "Write path: FILE or hub id."
+            )
         made = _entry(t, given, number, entry)
         (t.validation if given.key == "test_datasets" else t.datasets).append(made)
     t.note(given, Outcome.TRANSLATED, f"{len(found)} data sets")
@@ -74,7 +78,11 @@ def _entry(t: Translation, given: Given, number: int, entry: dict[str, Any]) -> 
         if entry[key] is not None:
             place = Given(f"datasets[{number}].{key}", entry[key], t.document.where((*keys, key)))
             t.leave(place, "the format and the chat template decide it")
-    made: dict[str, Any] = {"path": _path(t, entry), "name": entry.get("name"), "split": str(entry.get("split") or "train")}
+    made: dict[str, Any] = {
+        "path": _path(t, entry),
+        "name": entry.get("name"),
+        "split": str(entry.get("split") or "train"),
+    }
     return made | _shape(t, given, number, entry)
 
 
@@ -92,7 +100,11 @@ def _shape(t: Translation, given: Given, number: int, entry: dict[str, Any]) -> 
     type_ = entry.get("type")
     if isinstance(type_, dict):
         columns = {ours: str(type_[key]) for key, ours in _QUESTIONS.items() if type_.get(key)}
-        judged = {key: str(type_[f"field_{key}"]) for key in ("prompt", "chosen", "rejected", "completion", "label") if type_.get(f"field_{key}")}
+        judged = {
+            key: str(type_[f"field_{key}"])
+            for key in ("prompt", "chosen", "rejected", "completion", "label")
+            if type_.get(f"field_{key}")
+        }
         format_ = "preference" if "chosen" in judged else "feedback" if "label" in judged else "alpaca"
         place = Given(f"datasets[{number}].type", "format and its like", t.document.where((*given.keys, str(number))))
         t.note(place, Outcome.CHANGED, f"format {format_}", "prompts are written by the chat template, not by `format`")

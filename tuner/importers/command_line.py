@@ -119,7 +119,7 @@ def _words(text: str, line: int) -> Iterator[tuple[str, int]]:
     while (word := lexer.get_token()) is not None:
         if word in ("&", "&&", "||", "|", ";"):
             return
-        yield word.replace("\x00", " "), line + lexer.lineno - 1 - text[: 0].count("\n")
+        yield word.replace("\x00", " "), line + lexer.lineno - 1 - text[:0].count("\n")
 
 
 def _substituted(word: str, variables: Mapping[str, str]) -> str:
@@ -211,4 +211,6 @@ def _over_file(document: Document, path: Path, more: Sequence[str]) -> Document:
     files = dict.fromkeys(above, document.name)
     lines = {keys: line for keys, line in below.lines.items() if keys[0] not in above}
     lines |= {keys: line for keys, line in document.lines.items() if keys[0] in above}
-    return replace(below, values=below.values | above, lines=lines, files=files, command=document.command, environ=document.environ)
+    return replace(
+        below, values=below.values | above, lines=lines, files=files, command=document.command, environ=document.environ
+    )

@@ -55,5 +55,3 @@ def told(name: str, kept: Kept) -> str:
     """Return the line that says what was done, and how to keep the result."""
     changed = sum(entry.outcome != "taken" for entry in kept.imported.entries)
     return f"{name} of {kept.imported.tool} is imported ({changed} keys are not as they were); to see and keep it: tuner import {name}"
-
-

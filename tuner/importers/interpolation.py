@@ -16,18 +16,21 @@ _MAX_TEXT = 16_000
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 
 
-def resolved(document: Document) -> Document:
+def resolved(document: Document, *, whole: bool = True) -> Document:
     """Return the document with every `${a.b}` replaced by the value at a.b.
+
+    Args:
+        whole: Nothing is added to the document from elsewhere: a name that it has not is wrong, else it stays.
 
     Raises:
         RecipeError: a circle, nothing at that place, or values without end.
     """
-    return replace(document, values=_Resolver(document).value(document.values, (), ()))
+    return replace(document, values=_Resolver(document, whole).value(document.values, (), ()))
 
 
 class _Resolver:
-    def __init__(self, document: Document) -> None:
-        self.document, self.count = document, 0
+    def __init__(self, document: Document, whole: bool) -> None:
+        self.document, self.whole, self.count = document, whole, 0
 
     def value(self, value: Any, keys: Keys, open_: tuple[str, ...]) -> Any:
         self.count += 1
@@ -57,11 +60,7 @@ class _Resolver:
             raise self.document.wrong(f"${{...}} in a circle: {circle}", keys, "Write one of the values out.")
         found = lookup(self.document.values, name.split("."), ...)
         if found is ...:
-            if _is_preset(name):
-                return f"${{{name}}}"  # a file that Hydra would add
+            if not self.whole:
+                return f"${{{name}}}"
             raise self.document.wrong(f"${{{name}}} names nothing in this file", keys, "Write the value out.")
         return self.value(found, keys, (*open_, name))
-
-
-def _is_preset(name: str) -> bool:
-    return name.startswith("deepspeed_zero")

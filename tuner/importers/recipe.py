@@ -9,7 +9,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.errors import RecipeError
 from tuner.importers.document import Keys
 from tuner.importers.translation import Entry, Given, Outcome, Translation
 from tuner.recipes import architecture_constraints, catalog, mixture, model_facts, paths, validation_rows
@@ -143,7 +142,8 @@ def _settle_kto(t: Translation) -> None:
 def _settle_model(t: Translation) -> tuple[str | None, dict[str, Any] | None]:
     """Return the catalog's part for the model, and its facts where the weights are another copy of them."""
     if t.model is None:
-        raise RecipeError("no model is named", where=t.document.name, fix=f"Write {t.tool.name}'s key for the model.")
+        t.note(Given("the model", None, t.document.name), Outcome.LEFT_OUT, why="none is named: --model PATH")
+        return None, None
     path = str(t.model.value)
     part, local = catalog.part_named(path), paths.local(path)
     is_here = local is not None and paths.exists(local)
@@ -221,7 +221,7 @@ def _settle_validation(t: Translation, merged: Merged) -> None:
     if t.validation:
         where = Given("validation", None, t.document.name)
         block = validation_rows.block(merged)
-        block["dataset"] |= t.validation[0]
+        block["dataset"] |= {key: value for key, value in t.validation[0].items() if key != "weight"}
         block["batch_size"] = t.values.get((_VAL, "batch_size"), block["batch_size"])
         merged.lay(Layer.at(Place(Kind.PACKAGE, t.document.name), {_VAL: block}))
         t.places[(_VAL,)] = where
@@ -232,10 +232,15 @@ def _settle_validation(t: Translation, merged: Merged) -> None:
     gone += [] if held_out else [("checkpoint", "save_best")]
     for keys in gone:
         if keys in t.places:
-            merged.lay(Layer.at(Place(Kind.PACKAGE, t.document.name), nested(keys[:1] if keys[0] == _VAL else keys, None)))
+            merged.lay(
+                Layer.at(Place(Kind.PACKAGE, t.document.name), nested(keys[:1] if keys[0] == _VAL else keys, None))
+            )
             given = t.places.pop(keys)
             why = "rows held out have the training's micro-batch" if held_out else "there is nothing to validate on"
-            t.entries = [replace(one, outcome=Outcome.LEFT_OUT, ours=None, why=why) if one.given is given else one for one in t.entries]
+            t.entries = [
+                replace(one, outcome=Outcome.LEFT_OUT, ours=None, why=why) if one.given is given else one
+                for one in t.entries
+            ]
 
 
 def _base_alone() -> Merged:
@@ -258,6 +263,9 @@ def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) 
     for block in ("adapter", "quantization", _VAL):
         if result.get(block) is not None and below.values.get(block) is None:
             result[block] = merged.values[block]
+    if result.get(_VAL):
+        rows = {key: value for key, value in result[_VAL]["dataset"].items() if value not in (None, 0)}
+        result[_VAL] = {**result[_VAL], "dataset": {"packing": False, **rows}}
     if has_facts:
         result["architecture"] = facts
     return {key: result[key] for key in read_base().values if key in result}

@@ -17,7 +17,7 @@ from tuner.importers.translation import Given, Outcome
 from tuner.recipes.flatten import render, render_docstring
 
 _WIDTH = 120
-_MAX_LINES = 300
+_MAX_LINES, _MAX_KEYS = 300, 12
 
 
 def text(imported: Imported, deepspeed: str | None = None) -> str:
@@ -36,13 +36,22 @@ def text(imported: Imported, deepspeed: str | None = None) -> str:
 
 
 def _accounts(imported: Imported) -> Iterator[str]:
-    """Yield what is otherwise than in the source, as comments."""
-    told = [one for one in imported.entries if one.outcome in (Outcome.CHANGED, Outcome.LEFT_OUT)]
-    lines = [f"{_place(imported, one.given)}, {one.given.key[:40]}: {one.outcome}: {one.why}" for one in told]
-    for line in (*lines[:_MAX_LINES], *imported.notes):
+    """Yield what is otherwise than in the source, as comments; keys that share a reason share a line."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for one in imported.entries:
+        if one.outcome in (Outcome.CHANGED, Outcome.LEFT_OUT):
+            shown = f"{one.given.key[:40]} ({_place(imported, one.given)})"
+            by_reason.setdefault((str(one.outcome), one.why or ""), []).append(shown)
+    lines = [f"{outcome}: {_some(keys)}: {why}" for (outcome, why), keys in by_reason.items()]
+    for line in (*sorted(lines)[:_MAX_LINES], *imported.notes):
         yield from wrap(visible(line), _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
-    if told or imported.notes:
+    if lines or imported.notes:
         yield ""
+
+
+def _some(keys: list[str]) -> str:
+    more = f" and {len(keys) - _MAX_KEYS} more" if len(keys) > _MAX_KEYS else ""
+    return f"{', '.join(keys[:_MAX_KEYS])}{more}"
 
 
 def _assignment(imported: Imported, key: str, value: Any) -> list[str]:

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tuner.errors import RecipeError, UsageError, did_you_mean
-from tuner.importers import command_line, yaml_file
+from tuner.importers import command_line, python_file, yaml_file
 from tuner.importers.document import Document
 from tuner.importers.recipe import Imported, finished
 from tuner.importers.translation import Tool, Translation
@@ -22,10 +22,16 @@ _TOOLS = {
     "llamafactory": "llamafactory",
     "trl": "trl",
     "axolotl": "axolotl",
+    "xtuner": "xtuner",
+    "torchtune": "torchtune",
+    "roll": "roll",
+    "ms-swift": "swift",
     "training-arguments": "training_arguments",
 }
 """What is said after --from -> the module that knows the tool."""
-_PROGRAMS = {"trl": "trl", "llamafactory-cli": "llamafactory", "axolotl": "axolotl"}
+_SHARED = "training-arguments"
+"""Whose words others use too: it is meant where no key is another's own."""
+_PROGRAMS = {"trl": "trl", "llamafactory-cli": "llamafactory", "axolotl": "axolotl", "swift": "ms-swift"}
 """Program on a command line -> what is said after --from."""
 NAMES = tuple(_TOOLS)
 _YAML, _JSON, _SHELL = (".yaml", ".yml"), (".json",), (".sh", ".bash")
@@ -46,7 +52,7 @@ def read(words: Sequence[str], tool: str | None = None) -> Imported:
     """
     document = _document(words)
     known = _named(tool, document)
-    translation = Translation(document, known)
+    translation = Translation(known.begin(document), known)
     translation.run()
     return finished(translation)
 
@@ -77,6 +83,8 @@ def _document(words: Sequence[str]) -> Document:
     path = Path(words[0])
     if len(words) == 1 and path.suffix in (*_YAML, *_JSON):
         return yaml_file.read(path)
+    if len(words) == 1 and path.suffix == ".py":
+        return python_file.read(path)
     if len(words) == 1 and path.suffix in _SHELL:
         return command_line.read_script(path)
     if document := command_line.read_words(words if len(words) > 1 else shlex.split(words[0])):
@@ -96,6 +104,8 @@ def _named(name: str | None, document: Document) -> Tool:
         if name not in _TOOLS:
             raise UsageError(f"no tool {name!r}", where="--from", fix=did_you_mean(name, NAMES) or f"Known: {NAMES}.")
         return _tool(name)
+    if Path(document.name).suffix == ".py":
+        return _tool("xtuner")
     if document.command:
         return _tool(_PROGRAMS[document.command[0]])
     found = _told(document)
@@ -108,6 +118,7 @@ def _named(name: str | None, document: Document) -> Tool:
 def _told(document: Document) -> list[str]:
     """Return the tools with the most tell-tale keys in a document."""
     keys = set(document.values)
-    counts = {name: len(keys & _tool(name).marks) for name in _TOOLS}
-    most = max(counts.values())
-    return [name for name, count in counts.items() if count == most] if most else []
+    counts = {name: len(keys & _tool(name).marks) for name in _TOOLS if name not in (_SHARED, "xtuner")}
+    if most := max(counts.values()):
+        return [name for name, count in counts.items() if count == most]
+    return [_SHARED] if keys & _tool(_SHARED).marks else []

@@ -242,7 +242,9 @@ _REASONS = {
 TABLE: Mapping[str, Rule] = {
     "weight_decay": Alias(f"{_OPTIMIZER}.weight_decay"),
     "seed": Alias("randomness.seed"),
-    **same("learning_rate adam_epsilon max_steps gradient_accumulation_steps per_device_train_batch_size dataloader_num_workers"),
+    **same(
+        "learning_rate adam_epsilon max_steps gradient_accumulation_steps per_device_train_batch_size dataloader_num_workers"
+    ),
     "gradient_checkpointing": ALIASES["gradient_checkpointing"],
     "activation_checkpointing": ALIASES["activation_checkpointing"],
     "num_train_epochs": epochs,
@@ -300,5 +302,6 @@ TOOL = Tool(
     "TrainingArguments",
     {**TABLE, "model_name_or_path": model, "_n_gpu": _LAUNCH, "mp_parameters": _NOT},
     frozenset({"per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps"}),
-    lambda document: no_warmup(DEFAULTS, document),
+    defaults=lambda document: no_warmup(DEFAULTS, document),
 )
+"""A file of these words alone says nothing of a model or data: those come with --model and --data."""

@@ -67,6 +67,7 @@ class Tool:
         defaults: What it means by a key that is not written, where that is not what a recipe without the key means.
         settle: Looks at everything at once, after the keys.
         prepare: Looks at it before them: what is learned, and by which method.
+        begin: Puts a document together first: what `${...}` in it names.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Tool:
     defaults: Callable[[Document], Mapping[str, Any]] = lambda _: {}
     settle: Callable[[Translation], None] = lambda _: None
     prepare: Callable[[Translation], None] = lambda _: None
+    begin: Callable[[Document], Document] = lambda document: document
 
 
 @dataclass
@@ -192,6 +194,15 @@ class Translation:
         self.set(given, alias.key, value)
 
 
+def told_with(what: str) -> Rule:
+    """Return the rule of a key that another one's translation has looked at."""
+
+    def rule(t: Translation, given: Given) -> None:
+        t.note(given, Outcome.TAKEN, why=f"with {what}")
+
+    return rule
+
+
 def coerced(value: Any, keys: Keys, given: Given) -> Any:
     """Return a value in the type of our key: numbers and truths may be texts in YAML, and always are after a flag.
 
@@ -203,6 +214,10 @@ def coerced(value: Any, keys: Keys, given: Given) -> Any:
     if value is None or annotation is None or str in options:
         return _listed(value, options) if isinstance(value, str) else value
     what = RecipeError(f"{given.key} = {brief_repr(given.value)} is no {{}}", where=given.where)
+    if Literal in options and isinstance(value, str) and value.isdigit():
+        return int(value)
+    if isinstance(value, list | tuple) and _all_numbers(annotation):
+        return [_number(one, what) for one in value]
     if bool in options:
         return _truth(value, what)
     if int in options and float not in options:
@@ -218,6 +233,12 @@ def _options(annotation: Any) -> set[Any]:
         inner = get_args(annotation)[:1] if hasattr(annotation, "__metadata__") else get_args(annotation)
         return set().union(*map(_options, inner))
     return {get_origin(annotation) or annotation}
+
+
+def _all_numbers(annotation: Any) -> bool:
+    """Say whether an annotation is of a list of numbers, such as Adam's betas."""
+    text = str(annotation)
+    return "tuple[" in text and "float" in text and "str" not in text and "tuner." not in text
 
 
 def _listed(value: str, options: set[Any]) -> Any:

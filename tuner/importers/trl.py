@@ -11,7 +11,7 @@ from typing import Any
 from tuner.importers import training_arguments
 from tuner.importers.document import Document
 from tuner.importers.training_arguments import attention, model, same, truth, weights_type
-from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
+from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
 from tuner.recipes.aliases import Alias, by_word
 from tuner.recipes.objective import objectives_with
 from tuner.recipes.schema import schema_keys
@@ -68,7 +68,7 @@ def dataset_name(t: Translation, given: Given) -> None:
 
 
 def mixture(t: Translation, given: Given) -> None:
-    """Take every data set of a mixture; those of the split `test` validate."""
+    """Take every data set of a mixture, whatever its split: TRL joins them all."""
     found = given.value.get("datasets") if isinstance(given.value, dict) else given.value
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise t.wrong(given, "no list of data sets", "Write a list of path, name, split, columns.")
@@ -94,8 +94,7 @@ def _one_of_mixture(t: Translation, one: Mapping[str, Any]) -> None:
         "split": str(one.get("split") or "train"),
         "weight": float(weight) if weight not in (None, 1, 1.0) else None,
     }
-    is_test = made["split"].startswith(("test", "validation", "eval"))
-    (t.validation if is_test else t.datasets).append(made)
+    t.datasets.append(made)
 
 
 def peft(t: Translation, given: Given) -> None:
@@ -166,7 +165,6 @@ def _prepare(t: Translation) -> None:
 _ROLLOUT = "belongs to learning from rewards (GRPO, RLOO), which tuner has not"
 _REASONS = {
     "env": "variables are set before the command: NAME=VALUE tuner train ...",
-    "dataset_config dataset_train_split dataset_test_split dataset_text_field": "told with the data set",
     "dataset_num_proc dataset_batch_size dataset_kwargs shuffle_dataset dataset_streaming streaming": (
         "tuner reads and prepares rows its own way, once"
     ),
@@ -228,6 +226,9 @@ TABLE: Mapping[str, Rule] = {
     "load_in_8bit": bits(8),
     "bnb_4bit_quant_type": Alias("quantization.quant_type"),
     "dataset_name": dataset_name,
+    **dict.fromkeys(
+        ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_text_field"), told_with("the data set")
+    ),
     "dataset_mixture": mixture,
     "dataset_mixer": "the old form of dataset_mixture: write the data sets there",
     "dataset_splits": "the old form of dataset_mixture: write the data sets there",
@@ -247,7 +248,12 @@ TABLE: Mapping[str, Rule] = {
 TOOL = Tool(
     "TRL",
     TABLE,
-    frozenset({"dataset_name", "dataset_mixture", "use_peft", "dataset_train_split", "max_seq_length", "env"}),
+    frozenset(
+        (
+            *("dataset_name", "dataset_mixture", "use_peft", "dataset_train_split", "max_seq_length", "env"),
+            *("model_name_or_path", "model_revision", "torch_dtype", "max_prompt_length", "lora_modules_to_save"),
+        )
+    ),
     _begin,
     _settle,
     _prepare,
