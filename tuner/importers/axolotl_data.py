@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tuner.errors import did_you_mean
 from tuner.importers.translation import Given, Outcome, Translation
 from tuner.recipes import paths
 
@@ -23,17 +24,18 @@ _FORMATS = {
 }
 """The first word of its `type` -> our format; None: told from the columns."""
 _QUESTIONS = {"field_instruction": "instruction", "field_input": "input", "field_output": "output"}
-_ABOUT = (
-    "conversation chat_template chat_template_jinja roles roles_to_train train_on_eos train_on_eot shards shards_idx"
+_LEFT = frozenset(
+    (
+        *("conversation", "chat_template", "chat_template_jinja", "roles", "roles_to_train", "train_on_eos"),
+        *("train_on_eot", "shards", "shards_idx", "preprocess_shards", "input_transform", "input_format"),
+        *("field_human", "field_model", "field_thinking", "ds_type", "template_thinking_key"),
+        *("message_field_training", "message_field_training_detail", "split_thinking", "drop_system_message"),
+        *("trust_remote_code", "revision", "logprobs_field", "temperature", "field_tools", "skip"),
+        *("step_separator", "max_completion_length", "train_on_last_step_only", "field_prompt", "field_chosen"),
+        *("field_rejected", "field_system", "message_field_role", "message_field_content", "eot_tokens"),
+    )
 )
-_LEFT = {
-    *_ABOUT.split(),
-    *("preprocess_shards input_transform input_format field_human field_model field_thinking ds_type".split()),
-    *("template_thinking_key message_field_training message_field_training_detail split_thinking".split()),
-    *("drop_system_message trust_remote_code revision logprobs_field temperature field_tools skip".split()),
-    *("step_separator max_completion_length train_on_last_step_only field_prompt".split()),
-    *("field_chosen field_rejected field_system message_field_role message_field_content eot_tokens".split()),
-}
+"""Keys of an entry that our formats and the chat template decide."""
 
 
 def datasets(t: Translation, given: Given) -> None:
@@ -70,8 +72,6 @@ def _entry(t: Translation, given: Given, number: int, entry: dict[str, Any]) -> 
     told = {"path", "name", "split", "type", "data_files", "field", "text_column", "field_messages"}
     known = told | set(_QUESTIONS) | _LEFT | {"message_property_mappings"}
     if unknown := entry.keys() - known:
-        from tuner.errors import did_you_mean
-
         key = min(unknown)
         raise t.document.wrong(f"Axolotl has no key {key!r} in a data set", (*keys, key), did_you_mean(key, known))
     for key in sorted(entry.keys() & _LEFT):
@@ -109,7 +109,11 @@ def _shape(t: Translation, given: Given, number: int, entry: dict[str, Any]) -> 
         place = Given(f"datasets[{number}].type", "format and its like", t.document.where((*given.keys, str(number))))
         t.note(place, Outcome.CHANGED, f"format {format_}", "prompts are written by the chat template, not by `format`")
         return {"format": format_, "columns": _renamed(judged or columns), "system": type_.get("system_prompt") or None}
-    word = str(type_ or "").partition(".")[0].partition(":")[0]
+    return _named_shape(t, given, number, entry, str(type_ or ""))
+
+
+def _named_shape(t: Translation, given: Given, number: int, entry: dict[str, Any], type_: str) -> dict[str, Any]:
+    word = type_.partition(".")[0].partition(":")[0]
     if t.objective != "sft" and t.objective != "pretrain":
         columns = {key: str(entry[f"field_{key}"]) for key in ("chosen", "rejected") if entry.get(f"field_{key}")}
         return {"format": None, "columns": _renamed(columns)}

@@ -99,7 +99,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
     A joined line keeps its line ends, so that words know their own lines.
     """
-    start, parts = 1, []
+    start = 1
+    parts: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not parts:
             start = number

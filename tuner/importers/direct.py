@@ -1,4 +1,4 @@
-"""Another tool's config in a recipe's place: its recipe is written where made things are kept, and is trained from there.
+"""Another tool's config in a recipe's place: its recipe is written where made things are kept, and trained from there.
 
 The copy is named by its content, so the same config is the same file, whoever asks.
 """
@@ -13,6 +13,7 @@ from tuner.errors import RecipeError
 from tuner.files import make_folder, sha256, write_text
 from tuner.importers import recipe_text, tools
 from tuner.importers.recipe import Imported
+from tuner.importers.translation import Outcome
 
 _WORD = re.compile(r"[^\w.-]+")
 
@@ -53,5 +54,6 @@ def keep(name: str, cache: Path) -> Kept | None:
 
 def told(name: str, kept: Kept) -> str:
     """Return the line that says what was done, and how to keep the result."""
-    changed = sum(entry.outcome != "taken" for entry in kept.imported.entries)
-    return f"{name} of {kept.imported.tool} is imported ({changed} keys are not as they were); to see and keep it: tuner import {name}"
+    changed = sum(entry.outcome is not Outcome.TAKEN for entry in kept.imported.entries)
+    what = f"{name} of {kept.imported.tool} is imported; {changed} of its keys are not as they were"
+    return f"{what}. To see them and keep the recipe: tuner import {name}"

@@ -200,7 +200,7 @@ def _settle_datasets(t: Translation) -> str | None:
         ]
         t.places[(*where, "mixture")] = given
         if all(rows):
-            t.values[(*where, "max_rows")], t.places[(*where, "max_rows")] = sum(rows), given  # type: ignore[arg-type]
+            t.values[(*where, "max_rows")], t.places[(*where, "max_rows")] = sum(rows), given
     return None
 
 

@@ -33,7 +33,7 @@ def with_defaults(document: Document) -> Document:
         file = str(one).partition("@")[0]
         path = document.folder / f"{file}.yaml"
         if file and paths.is_file(path):
-            found |= yaml_file.read(path).values
+            found |= yaml_file.read(path, may_be_empty=True).values
     used = interpolation.resolved(replace(document, values=found | document.values), whole=not named)
     values = {key: value for key, value in used.values.items() if key not in found}
     return replace(used, values=values)
@@ -284,12 +284,12 @@ _REASONS = {
     "reference.* reference": "tuner's reference is the model before training",
     "prompt_length response_length rollout_* val_* num_return_sequences_in_group": _PIPELINE,
     "actor_infer* critic* reward* ppo_* adv_* whiten_* advantage_* value_* dual_clip_loss add_*": _PIPELINE,
-    "is_* max_running_requests async_* max_len_mask mask_* difficulty_* error_* use_* init_kl_coef target_kl": _PIPELINE,
-    "pg_* gamma lambd l2 norm_* loss_agg_mode entropy_* enable_* force_* train_infer* model_update_*": _PIPELINE,
+    "is_* max_running_requests async_* max_len_mask mask_* difficulty_* error_* use_* init_kl_*": _PIPELINE,
+    "target_kl pg_* gamma lambd l2 norm_* loss_agg_mode entropy_* enable_* force_* train_infer*": _PIPELINE,
     "domain_* dataset_filter.* env_* custom_* train_env* train_* agent_* max_actions* render_* ratio_*": _PIPELINE,
     "group_* generate_* minibatch* postive_* positive_* negative_* importance_* rl_loss* length_* balance_*": _PIPELINE,
     "report_* query_* alive_* save_* single_* mixed_* worker_* schedul* infer_* step_* batch_* eval_*": _PIPELINE,
-    "video_* offload_* tokenizer_* freeze_* processor_* extra_* max_tokens* data_* model_* *": _PIPELINE,
+    "model_update_* video_* offload_* tokenizer_* freeze_* processor_* extra_* max_tokens* data_* model_* *": _PIPELINE,
 }
 
 TABLE: Mapping[str, Rule] = {

@@ -181,7 +181,7 @@ _REASONS = {
     "max_new_tokens temperature top_k top_p repetition_penalty num_beams stream logprobs* top_logprobs": (
         "about answering: tuner chat, tuner eval"
     ),
-    "infer_backend result_path metric predict_with_generate eval_* extra_eval_args attn_*": "about evaluation: tuner eval",
+    "infer_backend result_path metric predict_with_generate eval_* extra_eval_args": "about evaluation: tuner eval",
     "add_version create_checkpoint_symlink max_shard_size merge_lora resume_only_model use_flash_ckpt": (
         "runs have folders of their own; tuner export writes what is published"
     ),
@@ -199,7 +199,7 @@ _REASONS = {
     ),
     "tau entropy_* top_entropy_quantile rollout_* off_policy* sync_ref_model log_entropy use_liger_loss": _ROLLOUT,
     "center_rewards discopop_* undesirable_* desirable_*": _NOT,
-    "prm_* orm_* sampler_*": _ROLLOUT,
+    "prm_* orm_* sampler_* log_rollout_* fipo_* chord_* tau_*": _ROLLOUT,
 }
 
 TABLE: Mapping[str, Rule] = {

@@ -96,7 +96,8 @@ def dataset(t: Translation, given: Given) -> None:
 def _columns(value: Mapping[str, Any]) -> dict[str, Any]:
     mapped = value.get("column_map")
     if isinstance(mapped, dict):
-        return {{"input": "prompt", "output": "completion"}.get(key, key): theirs for key, theirs in mapped.items()}
+        ours = {"input": "prompt", "output": "completion"}
+        return {ours.get(str(key), str(key)): theirs for key, theirs in mapped.items()}
     if value.get("conversation_column"):
         return {"conversations": value["conversation_column"]}
     return {"text": value["column"]} if value.get("column") else {}

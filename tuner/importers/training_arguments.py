@@ -242,9 +242,8 @@ _REASONS = {
 TABLE: Mapping[str, Rule] = {
     "weight_decay": Alias(f"{_OPTIMIZER}.weight_decay"),
     "seed": Alias("randomness.seed"),
-    **same(
-        "learning_rate adam_epsilon max_steps gradient_accumulation_steps per_device_train_batch_size dataloader_num_workers"
-    ),
+    **same("learning_rate adam_epsilon max_steps gradient_accumulation_steps"),
+    **same("per_device_train_batch_size dataloader_num_workers"),
     "gradient_checkpointing": ALIASES["gradient_checkpointing"],
     "activation_checkpointing": ALIASES["activation_checkpointing"],
     "num_train_epochs": epochs,

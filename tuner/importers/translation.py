@@ -17,6 +17,9 @@ from tuner.importers.document import Document, Keys, walk
 from tuner.recipes.aliases import Alias
 from tuner.recipes.schema import schema_keys
 
+_NUMBERS = ("betas", "loss_weights")
+"""Our keys that hold several numbers."""
+
 
 class Outcome(StrEnum):
     """What became of a value."""
@@ -161,7 +164,7 @@ class Translation:
             self.given[key] = Given(key, value, self.document.where(keys), keys)
         for key, value in self.tool.defaults(self.document).items():
             if self.value(key) is None:
-                self.given[key] = Given(key, value, f"{self.tool.name}'s default", is_default=True)
+                self.given[key] = Given(key, value, f"{self.tool.name}'s default", tuple(key.split(".")), True)
 
     def _rule(self, given: Given) -> Rule:
         if given.key in self.tool.table:
@@ -216,7 +219,7 @@ def coerced(value: Any, keys: Keys, given: Given) -> Any:
     what = RecipeError(f"{given.key} = {brief_repr(given.value)} is no {{}}", where=given.where)
     if Literal in options and isinstance(value, str) and value.isdigit():
         return int(value)
-    if isinstance(value, list | tuple) and _all_numbers(annotation):
+    if isinstance(value, list | tuple) and keys[-1] in _NUMBERS:
         return [_number(one, what) for one in value]
     if bool in options:
         return _truth(value, what)
@@ -233,12 +236,6 @@ def _options(annotation: Any) -> set[Any]:
         inner = get_args(annotation)[:1] if hasattr(annotation, "__metadata__") else get_args(annotation)
         return set().union(*map(_options, inner))
     return {get_origin(annotation) or annotation}
-
-
-def _all_numbers(annotation: Any) -> bool:
-    """Say whether an annotation is of a list of numbers, such as Adam's betas."""
-    text = str(annotation)
-    return "tuple[" in text and "float" in text and "str" not in text and "tuner." not in text
 
 
 def _listed(value: str, options: set[Any]) -> Any:

@@ -92,7 +92,7 @@ def scheduler(t: Translation, given: Given) -> None:
     stages = [one for one in stages if isinstance(one, dict)]
     epochs = float(lookup(t.document.values, ("train_cfg", "max_epochs")) or 1)
     warm = next((one for one in stages if _last(one.get("type")) == "LinearLR" and len(stages) > 1), None)
-    main = next((one for one in stages if one is not warm), {})
+    main: dict[str, Any] = next((one for one in stages if one is not warm), {})
     kinds = {"CosineAnnealingLR": "cosine", "LinearLR": "linear", "ConstantLR": "constant", "PolyLR": "polynomial"}
     kind = kinds.get(_last(main.get("type")), "cosine")
     t.set(given, "param_scheduler.type", kind, f"of {', '.join(_last(one.get('type')) for one in stages)}")

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from tuner.errors import RecipeError
 from tuner.files import read_named_text
@@ -21,7 +21,7 @@ _STANDARD = "tag:yaml.org,2002:"
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
-def read(path: Path, name: str | None = None) -> Document:
+def read(path: Path, name: str | None = None, *, may_be_empty: bool = False) -> Document:
     """Read a YAML or a JSON file that holds one mapping.
 
     Raises:
@@ -29,7 +29,7 @@ def read(path: Path, name: str | None = None) -> Document:
     """
     shown = name or str(path)
     text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix=_FIX, name=shown)
-    return parse(text, shown, path.parent)
+    return parse("{}" if may_be_empty and not _node(text, shown) else text, shown, path.parent)
 
 
 def parse(text: str, name: str, folder: Path = Path()) -> Document:
