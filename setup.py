@@ -33,7 +33,6 @@ setup(
         "protobuf>=5",
         "psutil>=5.9",
         "pydantic>=2.11",  # its core is what tuner imports, and each version pins one
-        "pydantic>=2.11",
         "pyyaml>=6",
         "rich>=13",
         "sentencepiece>=0.2",
