@@ -33,6 +33,7 @@ setup(
         "protobuf>=5",
         "psutil>=5.9",
         "pydantic>=2.11",  # its core is what tuner imports, and each version pins one
+        "pyyaml>=6",
         "rich>=13",
         "sentencepiece>=0.2",
         "tensorboard>=2.16",
