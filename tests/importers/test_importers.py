@@ -90,7 +90,7 @@ train_dataloader = dict(
     dataset=dict(
         path="data/mine.json",
         format="sharegpt",
-        columns=dict(messages="talk"),
+        columns=dict(conversations="talk"),
         max_rows=9,
         max_length=512,
         packing=False,
@@ -141,6 +141,7 @@ adapter = dict(r=32, lora_alpha=16, lora_dropout=0.05)
 train_dataloader = dict(batch_size=2, dataset=dict(val_split=0.05))
 optim_wrapper = dict(optimizer=dict(type="AdamW8bit"), accumulative_counts=4)
 param_scheduler = dict(warmup_ratio=0.1)
+train_cfg = dict(gradient_checkpointing=True)
 log = dict(interval=1)
 """
     )
