@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from tests.each import each
 from tests.importers.keys import OF_TOOL
 from tuner.errors import TunerError
-from tuner.importers import recipe_text, tools
+from tuner.importers import known_keys, recipe_text, tools
 from tuner.importers.document import walk
 from tuner.importers.recipe import Imported
 from tuner.importers.translation import Outcome
@@ -253,6 +254,107 @@ def test_an_absolute_warm_up_is_a_part_of_the_steps_that_are_known() -> None:
 
     assert _loaded(known)["param_scheduler.warmup_ratio"] == 0.1
     assert {e.given.key: e.outcome for e in unknown.entries}["warmup_steps"] is Outcome.CHANGED
+
+
+def test_kernels_and_processes_keep_their_meaning() -> None:
+    text = (
+        "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nliger_rope: true\nflash_attention: true\ndataset_num_proc: 3\n"
+    )
+    axolotl = _loaded(_imported(text))
+    llamafactory = _loaded(
+        _imported(f"{_LF}enable_liger_kernel: false\nflash_attn: fa2\npreprocessing_num_workers: 3\n")
+    )
+
+    assert (axolotl["model.use_liger_kernel"], llamafactory["model.use_liger_kernel"]) == (True, False)
+    for found in (axolotl, llamafactory):
+        assert found["model.attn_implementation"] == "flash_attention_2"
+        assert found[f"{ROWS}.num_proc"] == 3
+
+
+@each([name for name in tools.NAMES if name != "xtuner"])
+def test_each_listed_key_of_a_tool_has_a_rule(name: str) -> None:
+    tool = tools.tool_named(name)
+    for key in sorted(known_keys.of(tool.keys)):
+        plain = key.replace(".*", ".x")
+        assert plain in tool.table or any(fnmatchcase(plain, one) for one in tool.table), plain
+
+
+def test_misprints_inside_blocks_are_errors_too() -> None:
+    cases = [
+        ("actor_train: {model_args: {lora_rnk: 8}}\npretrain: x\n", "config.yaml", "roll"),
+        (XTUNER.replace("max_norm=1)", "max_nrm=1)"), "config.py", None),
+        (XTUNER.replace("max_length=2048", "max_lengt=2048"), "config.py", None),
+        (XTUNER.replace("train_cfg = dict", "train_cgf = dict"), "config.py", None),
+        (
+            "checkpointer: {checkpoint_dir: x}\ndataset: {_component_: a.alpaca_dataset, splt: x}\n",
+            "c.yaml",
+            "torchtune",
+        ),
+        ("model_name_or_path: x\ndataset_mixture: {datasets: [{id: a/b, splt: x}]}\n", "c.yaml", "trl"),
+        ("base_model: x\nliger_rms_nrm: true\n", "c.yaml", "axolotl"),
+    ]
+    for text, name, tool in cases:
+        with pytest.raises(TunerError, match="has no key") as caught:
+            _imported(text, name, tool)
+        assert "Did you mean" in str(caught.value.fix)
+
+
+def test_a_mixtures_columns_and_a_data_sets_other_keys_are_told() -> None:
+    mixture = "model_name_or_path: x\ndataset_mixture: {datasets: [{id: a/b, columns: [messages], data_dir: x}]}\n"
+    of_trl = {one.given.key for one in _imported(mixture).entries}
+    of_xtuner = {
+        one.given.key
+        for one in _imported(XTUNER.replace("pack_to_max_length=", "split='x', pack_to_max_length="), "c.py").entries
+    }
+
+    assert {"dataset_mixture.datasets.0.columns", "dataset_mixture.datasets.0.data_dir"} <= of_trl
+    assert "train_dataloader.dataset.split" in of_xtuner
+
+
+def test_further_calls_of_a_script_are_told() -> None:
+    one = "trl sft --model_name_or_path x --dataset_name a/b\n"
+    entries = [entry for entry in _imported(one * 2, "train.sh").entries if entry.given.key == "a further call"]
+
+    assert [entry.given.where for entry in entries] == ["train.sh:2"]
+
+
+_TUNE = "checkpointer: {checkpoint_dir: x}\ntokenizer: {path: x}\n"
+
+
+@each(
+    [
+        ("tasks: [truthfulqa]\n", "evaluates"),
+        ("prompt: {user: Hi}\nmax_new_tokens: 3\n", "answer"),
+        ("ppo_epochs: 2\n", "PPO"),
+        ("grpo_size: 2\nppo_epochs: 1\n", "GRPO"),
+        ("quantizer: {groupsize: 2}\n", "quantizes"),
+    ]
+)
+def test_what_torchtune_does_beside_training_is_refused_by_name(more: str, what: str) -> None:
+    with pytest.raises(TunerError, match=what) as caught:
+        _imported(_TUNE + more, tool="torchtune")
+
+    assert caught.value.exit_code == 2
+
+
+def test_torchtunes_methods_and_references_are_taken() -> None:
+    text = """
+model_dir: /tmp/Qwen3-8B
+model: {{_component_: torchtune.models.qwen3.{component}, {lora}}}
+checkpointer: {{checkpoint_dir: "${{model_dir}}", output_dir: "${{output_dir}}"}}
+tokenizer: {{path: "${{nowhere}}/tokenizer.model"}}
+dataset: {{_component_: torchtune.datasets.alpaca_dataset}}
+loss: {{_component_: torchtune.{loss}}}
+optimizer: {{lr: 1e-4}}
+output_dir: out
+"""
+    lora = "lora_rank: 8, lora_alpha: 16, lora_attn_modules: [q_proj]"
+    for component, method in (("qwen3_8b", "full"), ("lora_qwen3_8b", "lora"), ("qlora_qwen3_8b", "qlora")):
+        keys = "" if method == "full" else lora
+        found = _imported(text.format(component=component, lora=keys, loss="modules.loss.Linear"), tool="torchtune")
+        assert found.base == f"qwen3_8b_{method}_alpaca_e1"
+    dpo = _imported(text.format(component="lora_qwen3_8b", lora=lora, loss="rlhf.loss.DPOLoss"), tool="torchtune")
+    assert dpo.base and "dpo_lora" in dpo.base
 
 
 _LF = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: lora\nstage: sft\n"

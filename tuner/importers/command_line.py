@@ -65,10 +65,18 @@ def read_script(path: Path) -> Document:
     """
     text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix="Name a shell script.", name=str(path))
     variables: dict[str, str] = {}
+    found: Document | None = None
+    more: list[int] = []
     for call in _calls(text, str(path), variables):
         words = [(_substituted(word, variables), line) for word, line in call.words]
-        if _program(words) is not None:
-            return _document(words, str(path), path.parent)
+        if _program(words) is None:
+            continue
+        if found is None:
+            found = _document(words, str(path), path.parent)
+        else:
+            more.append(words[0][1])
+    if found is not None:
+        return replace(found, more_calls=tuple(more))
     known = ", ".join(f"{program} {'|'.join(commands)}" for program, commands in PROGRAMS.items())
     raise RecipeError("the script calls no tool that trains", where=str(path), fix=f"Known: {known}.")
 
@@ -160,7 +168,9 @@ def _program(words: Sequence[tuple[str, int]]) -> tuple[int, tuple[str, str]] | 
         if following in PROGRAMS.get(name, ()):
             return at + 2, (name, following)
         if name in _SCRIPTS and at:
-            return at + 1, _SCRIPTS[name]
+            # ms-swift's own launcher starts swift/cli/sft.py.
+            is_swift = "swift" in Path(word).parts
+            return at + 1, ("swift", name.removesuffix(".py")) if is_swift else _SCRIPTS[name]
     return None
 
 

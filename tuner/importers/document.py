@@ -43,6 +43,8 @@ class Document:
         folder: Where relative paths of the file begin.
         command: The words that begin a command line, such as ('trl', 'sft'); empty for a file.
         environ: What a command line sets before it, such as NPROC_PER_NODE=2.
+        used: Names at the top that other values are written with.
+        more_calls: Lines of a script's further calls that train, of which this document is not.
         files: Keys at the top that another file holds -> that file's name.
     """
 
@@ -53,6 +55,8 @@ class Document:
     command: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    more_calls: tuple[int, ...] = ()
+    used: frozenset[str] = frozenset()
 
     def where(self, keys: Keys = ()) -> str:
         """Return the line of a key, or of the nearest key around it, as `file:line`."""

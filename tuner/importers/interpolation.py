@@ -25,12 +25,15 @@ def resolved(document: Document, *, whole: bool = True) -> Document:
     Raises:
         RecipeError: a circle, nothing at that place, or values without end.
     """
-    return replace(document, values=_Resolver(document, whole).value(document.values, (), ()))
+    resolver = _Resolver(document, whole)
+    values = resolver.value(document.values, (), ())
+    return replace(document, values=values, used=document.used | resolver.used)
 
 
 class _Resolver:
     def __init__(self, document: Document, whole: bool) -> None:
         self.document, self.whole, self.count = document, whole, 0
+        self.used: set[str] = set()
 
     def value(self, value: Any, keys: Keys, open_: tuple[str, ...]) -> Any:
         self.count += 1
@@ -63,4 +66,5 @@ class _Resolver:
             if not self.whole:
                 return f"${{{name}}}"
             raise self.document.wrong(f"${{{name}}} names nothing in this file", keys, "Write the value out.")
+        self.used.add(name.partition(".")[0])
         return self.value(found, keys, (*open_, name))

@@ -10,7 +10,16 @@ from typing import Any
 
 from tuner.importers import deepspeed, llamafactory_data, training_arguments
 from tuner.importers.document import Document
-from tuner.importers.training_arguments import attention, compute_type, model, same, truth, weights_type
+from tuner.importers.training_arguments import (
+    LIGER,
+    NUM_PROC,
+    attention,
+    compute_type,
+    model,
+    same,
+    truth,
+    weights_type,
+)
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes import catalog
 from tuner.recipes.aliases import Alias, by_word
@@ -186,7 +195,7 @@ _OTHER = "tuner does not do that"
 _REASONS = {
     "image_* video_* use_audio_in_video audio_sampling_rate crop_to_patches media_dir": _MEDIA,
     "freeze_vision_tower freeze_multi_modal_projector freeze_language_model": _MEDIA,
-    "preprocessing_num_workers preprocessing_batch_size overwrite_cache tokenized_path data_shared_file_system": (
+    "preprocessing_batch_size overwrite_cache tokenized_path data_shared_file_system": (
         "data is prepared once and kept"
     ),
     "streaming buffer_size mix_strategy interleave_probs eval_on_each_dataset": (
@@ -203,7 +212,7 @@ _REASONS = {
         "the tokenizer is the model's: add tokens to the model's folder first"
     ),
     "rope_scaling shift_attn mixture_of_depths moe_aux_loss_coef train_from_scratch block_diag_attn": _OTHER,
-    "use_unsloth use_unsloth_gc enable_liger_kernel use_reentrant_gc upcast_layernorm upcast_lmhead_output": (
+    "use_unsloth use_unsloth_gc use_reentrant_gc upcast_layernorm upcast_lmhead_output": (
         "a matter of speed or memory alone, which tuner settles by itself"
     ),
     "use_v1_kernels use_kv_cache device_map compute_dtype print_param_status offload_folder": (
@@ -283,6 +292,8 @@ TABLE: Mapping[str, Rule] = {
     "packing": Alias("train_dataloader.dataset.packing"),
     "default_system": llamafactory_data.system,
     "flash_attn": attention,
+    "enable_liger_kernel": LIGER,
+    "preprocessing_num_workers": NUM_PROC,
     "disable_gradient_checkpointing": gradient_checkpointing,
     "pure_bf16": compute_type,
     "torch_dtype": weights_type,
@@ -296,4 +307,5 @@ TOOL = Tool(
     frozenset({"finetuning_type", "cutoff_len", "stage", "dataset_dir", "lora_target", "template", "quantization_bit"}),
     _defaults,
     llamafactory_data.settle,
+    keys="llamafactory",
 )

@@ -51,7 +51,7 @@ def read(path: Path, name: str | None = None) -> Document:
     reader = _Reader(path, shown, 0)
     reader.file()
     # What later values are made of is said there; a name that nothing uses stays to be told.
-    return Document(reader.values, shown, reader.lines, path.parent, environ=dict.fromkeys(reader.used, ""))
+    return Document(reader.values, shown, reader.lines, path.parent, used=frozenset(reader.used))
 
 
 class _Reader:

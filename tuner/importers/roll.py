@@ -13,7 +13,7 @@ from typing import Any
 
 from tuner.importers import deepspeed, interpolation, training_arguments, yaml_file
 from tuner.importers.document import Document
-from tuner.importers.training_arguments import attention, truth
+from tuner.importers.training_arguments import NUM_PROC, attention, truth
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
 from tuner.recipes import paths
 from tuner.recipes.aliases import ALIASES, Alias, by_word
@@ -260,7 +260,7 @@ _OF_ROLE: Mapping[str, Rule] = {
     "data_args.file_name": files,
     "data_args.template": _TEMPLATE,
     "data_args.dataset_dir": "files are named by their own paths",
-    "data_args.preprocessing_num_workers": "data is prepared once and kept",
+    "data_args.preprocessing_num_workers": NUM_PROC,
     "data_args.*": _PIPELINE,
     "use_sequence_packing": Alias("train_dataloader.dataset.packing"),
     "sequence_packing_args.*": "packing is best fit first",
@@ -320,4 +320,5 @@ TOOL = Tool(
     _defaults,
     prepare=_prepare,
     begin=with_defaults,
+    keys="roll",
 )

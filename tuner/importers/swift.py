@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.importers import training_arguments
 from tuner.importers.document import Document
-from tuner.importers.training_arguments import attention, model, truth, weights_type
+from tuner.importers.training_arguments import NUM_PROC, attention, model, truth, weights_type
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes import paths
 from tuner.recipes.aliases import Alias, by_word
@@ -163,7 +163,7 @@ _REASONS = {
     "sequence_parallel_size zero_hpz_partition_size deepspeed_autotp_size tensor_parallel_*": (
         "each sample on one GPU; what DeepSpeed can, a JSON says: --deepspeed my.json"
     ),
-    "dataset_num_proc load_from_cache_file dataset_shuffle val_dataset_shuffle streaming interleave_prob": _DATA,
+    "load_from_cache_file dataset_shuffle val_dataset_shuffle streaming interleave_prob": _DATA,
     "stopping_strategy shuffle_buffer_size download_mode columns disable_auto_column_mapping cached_*": _DATA,
     "custom_dataset_info lazy_tokenize packing_length packing_num_proc packing_strategy train_dataloader_shuffle": (
         _DATA
@@ -199,6 +199,10 @@ _REASONS = {
     ),
     "tau entropy_* top_entropy_quantile rollout_* off_policy* sync_ref_model log_entropy use_liger_loss": _ROLLOUT,
     "center_rewards discopop_* undesirable_* desirable_*": _NOT,
+    "completion_length_limit_scope enable_flattened_weight_sync min_p offload_teacher_model real_tau": _ROLLOUT,
+    "use_ray ray_* device_groups": "tuner starts its processes itself: --nnodes, tuner submit",
+    "rlsd_* sdar_* structured_outputs_regex": _ROLLOUT,
+    "enable_npu_model_patch safe_serialization reference_free ref_adapter_name": _NOT,
     "prm_* orm_* sampler_* log_rollout_* fipo_* chord_* tau_*": _ROLLOUT,
 }
 
@@ -210,6 +214,7 @@ TABLE: Mapping[str, Rule] = {
     "model_revision": Alias("model.revision"),
     "torch_dtype": weights_type,
     "attn_impl": attention,
+    "dataset_num_proc": NUM_PROC,
     "tuner_type": method,
     "train_type": method,
     "sft_type": method,
@@ -249,4 +254,5 @@ TOOL = Tool(
     _defaults,
     _settle,
     _prepare,
+    keys="swift",
 )

@@ -95,7 +95,8 @@ def _document(words: Sequence[str]) -> Document:
 _FIX = "Give a .yaml, .json or .py file, a shell script, or a command line such as: trl sft --model_name_or_path ..."
 
 
-def _tool(name: str) -> Tool:
+def tool_named(name: str) -> Tool:
+    """Return what is known of the tool that is said so after --from."""
     return import_module(f"tuner.importers.{_TOOLS[name]}").TOOL  # type: ignore[no-any-return]
 
 
@@ -103,14 +104,14 @@ def _named(name: str | None, document: Document) -> Tool:
     if name is not None:
         if name not in _TOOLS:
             raise UsageError(f"no tool {name!r}", where="--from", fix=did_you_mean(name, NAMES) or f"Known: {NAMES}.")
-        return _tool(name)
+        return tool_named(name)
     if Path(document.name).suffix == ".py":
-        return _tool("xtuner")
+        return tool_named("xtuner")
     if document.command:
-        return _tool(_PROGRAMS[document.command[0]])
+        return tool_named(_PROGRAMS[document.command[0]])
     found = _told(document)
     if len(found) == 1:
-        return _tool(found[0])
+        return tool_named(found[0])
     what = f"{document.name} could be of {' or '.join(found)}" if found else f"{document.name} is of no known tool"
     raise UsageError(what, where="tuner import", fix=f"Add: --from {'|'.join(found or NAMES)}")
 
@@ -118,7 +119,7 @@ def _named(name: str | None, document: Document) -> Tool:
 def _told(document: Document) -> list[str]:
     """Return the tools with the most tell-tale keys in a document."""
     keys = set(document.values)
-    counts = {name: len(keys & _tool(name).marks) for name in _TOOLS if name not in (_SHARED, "xtuner")}
+    counts = {name: len(keys & tool_named(name).marks) for name in _TOOLS if name not in (_SHARED, "xtuner")}
     if most := max(counts.values()):
         return [name for name, count in counts.items() if count == most]
-    return [_SHARED] if keys & _tool(_SHARED).marks else []
+    return [_SHARED] if keys & tool_named(_SHARED).marks else []

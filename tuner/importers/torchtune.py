@@ -15,6 +15,7 @@ from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation,
 from tuner.recipes.aliases import Alias
 from tuner.recipes.merging import lookup
 
+_UNKNOWN = re.compile(r"\$\{[^:}]*\}")
 _METHOD = re.compile(r"\.(qlora|lora|qdora|dora)_")
 _DATASETS = {
     "alpaca_dataset": ("tatsu-lab/alpaca", "alpaca"),
@@ -29,12 +30,51 @@ _DATASETS = {
 }
 """Builder -> the data set that it reads, and its format."""
 _OWN = {"chat_dataset", "instruct_dataset", "preference_dataset", "text_completion_dataset", "multimodal_chat_dataset"}
+_OF_DATASET = {
+    *("_component_", "split", "data_files", "source", "conversation_style", "packed", "train_on_input", "column_map"),
+    *("conversation_column", "column"),
+}
+_LEFT_OF_DATASET = (
+    "name subset filter_fn new_system_prompt max_seq_len add_eos split_across_pack image_dir image_tag images_col "
+    "texts_col model_transform transform message_transform tokenizer partition include_filter_fn masking_strategy "
+    "packing_strategy seed weight"
+)
+_OTHERS = {
+    "tasks": "evaluates a model: tuner eval",
+    "eleuther": "evaluates a model: tuner eval",
+    "prompt": "lets a model answer: tuner chat",
+    "max_new_tokens": "lets a model answer: tuner chat",
+    "grpo_size": "learns from rewards (GRPO), and tuner learns from rows",
+    "grpo_samples": "learns from rewards (GRPO), and tuner learns from rows",
+    "postprocessing": "learns from rewards (GRPO), and tuner learns from rows",
+    "ppo_epochs": "learns from rewards (PPO), and tuner learns from rows",
+    "policy_model": "learns from rewards (PPO), and tuner learns from rows",
+    "datasets": "trains on images with data sets of its own recipe, and tuner trains text models",
+}
+"""Key at the top -> what a config with it does, where that is not what a recipe of tuner is."""
 _MODULES = {"output_proj": "o_proj"}
 _RATE = 2e-5
 
 
 def _component(t: Translation, key: str) -> str:
     return str(lookup(t.document.values, (key, "_component_")) or "")
+
+
+def _refuse_others(document: Document) -> None:
+    """Refuse the configs of torchtune's recipes that are no training on rows."""
+    said = document.values
+    for key, what in _OTHERS.items():
+        if key in said:
+            raise document.wrong(f"a config of torchtune that {what}", (key,), "Name a config of full, LoRA or DPO.")
+    if not {"optimizer", "dataset"} & said.keys() and "quantizer" in said:
+        what = "a config of torchtune that quantizes a model, and trains nothing"
+        raise document.wrong(what, ("quantizer",), "Name a config of full, LoRA or DPO.")
+
+
+def _begin(document: Document) -> Document:
+    _refuse_others(document)
+    # Its tokenizer's path may name what the command line is to give: only what becomes a path of ours must be known.
+    return interpolation.resolved(document, whole=False)
 
 
 def _prepare(t: Translation) -> None:
@@ -57,6 +97,8 @@ def component(t: Translation, given: Given) -> None:
 
 def checkpoint_dir(t: Translation, given: Given) -> None:
     """Take the weights' folder."""
+    if _UNKNOWN.search(str(given.value)):
+        raise t.wrong(given, "names nothing in this file", "Write the folder out.")
     t.model = Given(given.key, str(given.value).rstrip("/").removesuffix("/original"), given.where, given.keys)
 
 
@@ -65,9 +107,10 @@ def dataset(t: Translation, given: Given) -> None:
     value = given.value if isinstance(given.value, dict) else {}
     name = str(value.get("_component_") or "").rpartition(".")[2]
     if isinstance(given.value, list):
-        for one in given.value:
-            dataset(t, Given(given.key, one, given.where, given.keys))
+        for number, one in enumerate(given.value):
+            dataset(t, Given(given.key, one, given.where, (*given.keys, str(number))))
         return
+    t.check_block("a data set", value, given.keys, _OF_DATASET, _LEFT_OF_DATASET)
     split = str(value.get("split") or "train")
     files = value.get("data_files")
     source = files if isinstance(files, str) else value.get("source")
@@ -253,6 +296,8 @@ TABLE: Mapping[str, Rule] = {
     "quantizer.*": "tuner does not train for quantization",
     "fake_quant_*": "tuner does not train for quantization",
     "name": _RUN,
+    "use_distributed_state_dict": _HERE,
+    "use_flex": _SPEED,
     "num_output_chunks": _SPEED,
     "collate_fn": _HERE,
     "packed": told_with("the data set"),
@@ -292,5 +337,6 @@ TOOL = Tool(
     frozenset({"checkpointer", "metric_logger", "log_every_n_steps", "enable_activation_checkpointing", "tokenizer"}),
     _defaults,
     prepare=_prepare,
-    begin=interpolation.resolved,
+    begin=_begin,
+    keys="torchtune",
 )

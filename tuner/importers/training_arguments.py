@@ -17,6 +17,8 @@ from tuner.recipes.schema import OptimizerType, ParamScheduler, Tracker
 
 _LOADER, _OPTIMIZER = "train_dataloader", "optim_wrapper.optimizer"
 RATIO = "param_scheduler.warmup_ratio"
+LIGER = Alias("model.use_liger_kernel")
+NUM_PROC = Alias(f"{_LOADER}.dataset.num_proc")
 _SCHEDULES = get_args(ParamScheduler.model_fields["type"].annotation)
 
 
@@ -165,6 +167,14 @@ def attention(t: Translation, given: Given) -> None:
     t.set(given, "model.attn_implementation", None if ours == "None" else ours)
 
 
+def liger(t: Translation, given: Given) -> None:
+    """Take one of Liger's kernels, all of which are one setting here."""
+    if truth(given.value):
+        t.set(given, "model.use_liger_kernel", True, "all of its kernels at once")
+    else:
+        t.leave(given, "false: its kernels are one setting, which another key may turn on")
+
+
 def model(t: Translation, given: Given) -> None:
     """Take the model."""
     t.model = given
@@ -226,7 +236,7 @@ _REASONS = {
     "lr_scheduler_kwargs": "the schedules have no settings but warmup_ratio, and end at 0",
     "neftune_noise_alpha optim_args optim_target_modules average_tokens_across_devices": _NOT,
     "tf32 use_cache torch_compile torch_compile_backend torch_compile_mode torch_compile_options": _SPEED,
-    "use_liger_kernel liger_kernel_config torch_empty_cache_steps auto_find_batch_size": _SPEED,
+    "liger_kernel_config torch_empty_cache_steps auto_find_batch_size": _SPEED,
     "eval_delay eval_on_start eval_do_concat_batches eval_use_gather_object eval_accumulation_steps": (
         "validation is the loss alone, at train_cfg.val_interval"
     ),
@@ -268,6 +278,7 @@ TABLE: Mapping[str, Rule] = {
     "save_strategy": no_epochs("checkpoints are saved", "checkpoint.interval"),
     "logging_strategy": no_epochs("metrics are written", "log.interval"),
     "load_best_model_at_end": best,
+    "use_liger_kernel": LIGER,
     "deepspeed": deepspeed.chosen,
     **by_word(_REASONS),
 }
@@ -302,5 +313,6 @@ TOOL = Tool(
     {**TABLE, "model_name_or_path": model, "_n_gpu": _LAUNCH, "mp_parameters": _NOT},
     frozenset({"per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps"}),
     defaults=lambda document: no_warmup(DEFAULTS, document),
+    keys="training_arguments",
 )
 """A file of these words alone says nothing of a model or data: those come with --model and --data."""

@@ -5,7 +5,7 @@ It knows no tool: `Tool` holds a tool's table, and the modules named after tools
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -13,12 +13,16 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from tuner.errors import RecipeError, brief_repr, did_you_mean
+from tuner.importers import known_keys
 from tuner.importers.document import Document, Keys, walk
 from tuner.recipes.aliases import Alias
 from tuner.recipes.schema import schema_keys
 
 _NUMBERS = ("betas", "loss_weights")
 """Our keys that hold several numbers."""
+
+
+OF_A_BLOCK = "tuner has no such setting of this block: it decides by itself"
 
 
 class Outcome(StrEnum):
@@ -65,12 +69,13 @@ class Tool:
 
     Attributes:
         name: As its users write it.
-        table: Key -> rule; a key with a `*` stands for all that fit.
+        table: Key -> rule; a key with a `*` stands for all that fit and that `keys` lists.
         marks: Keys that tell its files from others', each alone.
         defaults: What it means by a key that is not written, where that is not what a recipe without the key means.
         settle: Looks at everything at once, after the keys.
         prepare: Looks at it before them: what is learned, and by which method.
         begin: Puts a document together first: what `${...}` in it names.
+        keys: The list of `known_keys` that its other keys stand in; empty: what a `*` fits is a key.
     """
 
     name: str
@@ -80,6 +85,7 @@ class Tool:
     settle: Callable[[Translation], None] = lambda _: None
     prepare: Callable[[Translation], None] = lambda _: None
     begin: Callable[[Document], Document] = lambda document: document
+    keys: str = ""
 
 
 @dataclass
@@ -131,6 +137,28 @@ class Translation:
         """Record that a value has no counterpart."""
         self.note(given, Outcome.LEFT_OUT, why=why)
 
+    def check_block(self, what: str, value: Mapping[str, Any], keys: Keys, read: Collection[str], left: str) -> None:
+        """Say of each key of a block that has no counterpart that it has none.
+
+        Args:
+            what: The block, as a user would name it.
+            value: The block.
+            keys: Where it stands.
+            read: Its keys that its translation looks at.
+            left: Its other keys, separated by blanks.
+
+        Raises:
+            RecipeError: the block has another key.
+        """
+        known = {*read, *left.split()}
+        for name, inner in value.items():
+            place = (*keys, str(name))
+            if name not in known:
+                fix = did_you_mean(str(name), sorted(known)) or "Take it out."
+                raise self.document.wrong(f"{self.tool.name} has no key {str(name)!r} in {what}", place, fix)
+            if name not in read and inner is not None:
+                self.leave(Given(".".join(place), inner, self.document.where(place), place), OF_A_BLOCK)
+
     def wrong(self, given: Given, why: str, fix: str | None = None) -> RecipeError:
         """Return an error about a value."""
         return RecipeError(f"{given.key} = {brief_repr(given.value)}: {why}", where=given.where, fix=fix)
@@ -149,6 +177,9 @@ class Translation:
             else:
                 self._rule(given)
         self.tool.settle(self)
+        for line in self.document.more_calls:
+            call = Given("a further call", None, f"{self.document.name}:{line}")
+            self.leave(call, "one recipe is one training: import it by itself, as a command line")
 
     def check_all_told(self) -> None:
         """Assert that something is said of every key."""
@@ -167,12 +198,19 @@ class Translation:
                 self.given[key] = Given(key, value, f"{self.tool.name}'s default", tuple(key.split(".")), True)
 
     def _rule(self, given: Given) -> Rule:
-        if given.key in self.tool.table:
-            return self.tool.table[given.key]
-        for pattern, rule in self.tool.table.items():
-            if "*" in pattern and fnmatchcase(given.key, pattern):
-                return rule
-        fix = did_you_mean(given.key, [key for key in self.tool.table if "*" not in key])
+        table = self.tool.table
+        if given.key in table:
+            return table[given.key]
+        known = known_keys.of(self.tool.keys) if self.tool.keys else frozenset[str]()
+        if not self.tool.keys or known_keys.has(known, given.key):
+            # A block that is empty here is named by what it could hold.
+            fitting = (key for key in table if "*" in key and _fits(given.key, key))
+            if pattern := next(fitting, None):
+                return table[pattern]
+        if given.keys[0] in self.document.used:
+            return told_with("the values that name it")
+        names = {key for key in (*table, *known) if "*" not in key and not key.startswith("_")}
+        fix = did_you_mean(given.key, sorted(names))
         raise RecipeError(f"{self.tool.name} has no key {given.key!r}", where=given.where, fix=fix or "Take it out.")
 
     def _apply(self, rule: Rule, given: Given) -> None:
@@ -195,6 +233,10 @@ class Translation:
                 return
             value = None if value == "None" else value
         self.set(given, alias.key, value)
+
+
+def _fits(key: str, pattern: str) -> bool:
+    return fnmatchcase(key, pattern) or fnmatchcase(f"{key}.", pattern)
 
 
 def told_with(what: str) -> Rule:

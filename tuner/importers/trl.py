@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tuner.importers import training_arguments
-from tuner.importers.document import Document
-from tuner.importers.training_arguments import attention, model, same, truth, weights_type
+from tuner.importers.document import Document, Keys
+from tuner.importers.training_arguments import NUM_PROC, attention, model, same, truth, weights_type
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
 from tuner.recipes.aliases import Alias, by_word
 from tuner.recipes.objective import objectives_with
@@ -24,6 +24,8 @@ _TELL = (
     ("dpo", {"beta", "precompute_ref_log_probs", "max_prompt_length", "ref_model_init_kwargs", "f_divergence_type"}),
 )
 """Objective -> keys that it has and sft has not."""
+_OF_ENTRY = {"id", "path", "config", "name", "split", "weight", "columns", "data_files", "fraction"}
+"""Keys of a mixture's entry."""
 _LEARNS_ONLINE = "it learns from rewards of answers that it makes, and tuner learns from rows"
 
 
@@ -72,18 +74,20 @@ def mixture(t: Translation, given: Given) -> None:
     found = given.value.get("datasets") if isinstance(given.value, dict) else given.value
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise t.wrong(given, "no list of data sets", "Write a list of path, name, split, columns.")
-    known = {"id", "path", "config", "name", "split", "weight", "columns", "data_dir", "data_files", "fraction"}
-    for one in found:
-        if unknown := set(one) - known:
-            raise t.wrong(given, f"no key {min(unknown)!r} in an entry", f"Known: {', '.join(sorted(known))}.")
-        _one_of_mixture(t, one)
-    seed = isinstance(given.value, dict) and given.value.get("test_split_size")
-    if seed:
-        t.note(given, Outcome.CHANGED, why=f"test_split_size {seed}: tuner holds out a part, --val-split 0.05")
+    if isinstance(given.value, dict):
+        t.check_block("a mixture", given.value, given.keys, {"datasets", "test_split_size"}, "seed")
+    lists = (*given.keys, "datasets") if isinstance(given.value, dict) else given.keys
+    for number, one in enumerate(found):
+        keys = (*lists, str(number))
+        t.check_block("an entry of a mixture", one, keys, _OF_ENTRY, "data_dir")
+        _one_of_mixture(t, one, keys)
+    held_out = isinstance(given.value, dict) and given.value.get("test_split_size")
+    if held_out:
+        t.note(given, Outcome.CHANGED, why=f"test_split_size {held_out}: tuner holds out a part, --val-split 0.05")
     t.note(given, Outcome.TRANSLATED, f"{len(found)} data sets")
 
 
-def _one_of_mixture(t: Translation, one: Mapping[str, Any]) -> None:
+def _one_of_mixture(t: Translation, one: Mapping[str, Any], keys: Keys) -> None:
     path = one.get("id") or one.get("path")
     files = one.get("data_files")
     name = one.get("config") or one.get("name")
@@ -95,6 +99,11 @@ def _one_of_mixture(t: Translation, one: Mapping[str, Any]) -> None:
         "weight": float(weight) if weight not in (None, 1, 1.0) else None,
     }
     t.datasets.append(made)
+    if one.get("columns"):
+        given = Given(".".join((*keys, "columns")), one["columns"], t.document.where((*keys, "columns")), keys)
+        t.note(
+            given, Outcome.CHANGED, "format None", "the columns that are kept: tuner takes those of the rows' format"
+        )
 
 
 def peft(t: Translation, given: Given) -> None:
@@ -165,7 +174,7 @@ def _prepare(t: Translation) -> None:
 _ROLLOUT = "belongs to learning from rewards (GRPO, RLOO), which tuner has not"
 _REASONS = {
     "env": "variables are set before the command: NAME=VALUE tuner train ...",
-    "dataset_num_proc dataset_batch_size dataset_kwargs shuffle_dataset dataset_streaming streaming": (
+    "dataset_batch_size dataset_kwargs shuffle_dataset dataset_streaming streaming": (
         "tuner reads and prepares rows its own way, once"
     ),
     "skip_prepare_dataset eval_packing dataset_prompt_column dataset_id_column ignore_bias_buffers dataset_weights": (
@@ -197,7 +206,11 @@ _REASONS = {
     "auto_insert_empty_system_msg tokenizer_name_or_path text_column decontaminate": (
         "the tokenizer and its chat template are the model's"
     ),
-    "attn_implementation_*": "tuner has no such setting",
+    "attn_implementation_* cast_lm_head_to_fp32 cache_implementation chat_template_kwargs": "tuner has no such setting",
+    "entropy_* use_adaptive_entropy min_p max_tool_calling_iterations log_multimodal log_unique_prompts": _ROLLOUT,
+    "multi_objective_aggregation normalize_advantages num_generations_eval off_policy_mask_threshold": _ROLLOUT,
+    "sapo_* vespo_* use_bias_correction_kl use_transformers_* transformers_continuous_batching_config": _ROLLOUT,
+    "soft_punish_cache max_completion_len ds3_gather_for_generation ioi_provider log_completions_*": _ROLLOUT,
     "cache_dir data_config use_auth_token hub_model_revision overwrite_hub_revision push_to_hub_revision": (
         "the hub's own variables decide it (HF_HOME, HF_TOKEN)"
     ),
@@ -211,6 +224,7 @@ TABLE: Mapping[str, Rule] = {
     "torch_dtype": weights_type,
     "dtype": weights_type,
     "attn_implementation": attention,
+    "dataset_num_proc": NUM_PROC,
     "max_length": Alias("train_dataloader.dataset.max_length"),
     "max_seq_length": same("max_seq_length")["max_seq_length"],
     "packing": Alias("train_dataloader.dataset.packing"),
@@ -257,4 +271,5 @@ TOOL = Tool(
     _begin,
     _settle,
     _prepare,
+    keys="trl",
 )
