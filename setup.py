@@ -13,7 +13,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["tuner", "tuner.*"]),
     package_data={
-        "tuner": ["configs/**/*", "deepspeed_presets/*.json", "zero/*.json", "report/*.html"],
+        "tuner": ["configs/**/*", "importers/keys/*.txt", "deepspeed_presets/*.json", "zero/*.json", "report/*.html"],
     },
     entry_points={"console_scripts": ["tuner = tuner.cli:main"]},
     # Ranges that a CPU and a GPU user can satisfy; requirements.txt pins the set that is tested.
@@ -33,6 +33,7 @@ setup(
         "protobuf>=5",
         "psutil>=5.9",
         "pydantic>=2.11",  # its core is what tuner imports, and each version pins one
+        "pyyaml>=6",
         "rich>=13",
         "sentencepiece>=0.2",
         "tensorboard>=2.16",

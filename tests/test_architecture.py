@@ -35,6 +35,7 @@ FLOORS = {
     "results": 4,
     "worker": 3.8,  # the rank reads the run directory; a launcher imports nothing of it
     "data": 3.5,
+    "importers": 3.5,
     "models": 3.5,
     "zero": 3,
     "fit": 3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ COMMANDS = {
     "list": "List the parts that recipe names are composed of.",
     "show": "Show a recipe, its DeepSpeed config, and each value's origin.",
     "copy": "Write a recipe as one standalone, commented file.",
+    "import": "Write a config of another tool as a recipe.",
     "data": "Show what a recipe's data becomes, and its bad rows.",
     "doctor": "Try what training needs on this machine.",
     "smoke": "Try a recipe on a small random model of its kind, in a minute.",
@@ -49,7 +51,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"tuner.cli.{cmd_name}")
+        module = import_module(f"tuner.cli.{cmd_name}{'_' * keyword.iskeyword(cmd_name)}")
         command: click.Command = module.command
         return command
 

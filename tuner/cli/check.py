@@ -64,7 +64,7 @@ class Report:
 
 
 @click.command()
-@click.argument("name", required=False, shell_complete=complete.recipes)
+@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @targets.machine_options
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from tuner.cli import complete
+from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
 from tuner.cli.say import say
 
 
 @click.command()
-@click.argument("name", required=False, shell_complete=complete.recipes)
+@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options
 def command(name: str | None, dest: Path | None, allow_code: bool, **changes: Any) -> None:

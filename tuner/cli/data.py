@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli import complete
+from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
 from tuner.errors import DataError, visible
 
@@ -23,7 +23,7 @@ _MAX_BAD = 20
 
 
 @click.command()
-@click.argument("name", required=False, shell_complete=complete.recipes)
+@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @click.option("--all", "every", is_flag=True, help=f"Read and check every row, not the first {_FIRST_ROWS:,}.")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="How many samples to show.")
 @click.option("--bad", is_flag=True, help="List every row that is bad, dropped, truncated, split or changed.")

@@ -38,7 +38,7 @@ _ESTIMATES = (
 
 
 @click.command()
-@click.argument("recipe", required=False, shell_complete=complete.recipes)
+@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.machine_options
 @click.option("--gpu-memory", metavar="SIZE", help="Their memory, such as 80GB.")
 @click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB.")

@@ -31,7 +31,7 @@ class Shown:
 
 
 @click.command()
-@click.argument("name", required=False, shell_complete=complete.recipes)
+@click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @targets.machine_options
 @click.option("--diff", "other", metavar="OTHER", shell_complete=complete.recipes, help="Show only what differs.")

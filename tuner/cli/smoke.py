@@ -22,7 +22,7 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
 
 
 @click.command()
-@click.argument("recipe", required=False, shell_complete=complete.recipes)
+@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options

@@ -31,7 +31,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 
 
 @click.command()
-@click.argument("recipe", required=False, shell_complete=complete.recipes)
+@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines.")
 @click.option("--gpus-per-node", type=click.IntRange(0), required=True, help="GPUs and ranks on each; 0: CPU ranks.")

@@ -13,6 +13,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.options import all_of
+from tuner.cli.say import say
 from tuner.errors import TunerError, UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +41,24 @@ deepspeed_option = click.option(
     shell_complete=complete.deepspeed,
     help="A preset, a path to a DeepSpeed JSON, auto, or none.",
 )
+
+
+def imported(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    """Return the recipe of another tool's config in a recipe's place, and say so; any other name as it is.
+
+    Raises:
+        TunerError: the config is wrong, or its recipe would learn something else.
+    """
+    if name is None or not name.endswith((".yaml", ".yml", ".json", ".py", ".sh")):
+        return name
+    from tuner.importers import direct
+    from tuner.recipes import paths
+
+    kept = direct.keep(name, Path(os.environ.get("TUNER_CACHE") or paths.home() / ".cache" / "tuner"))
+    if kept is None:
+        return name
+    say(direct.told(name, kept), err=True)
+    return str(kept.path)
 
 
 def kind_of(name: str | None) -> Kind:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("recipe", required=False, shell_complete=complete.recipes)
+@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
 @click.option("--resume", metavar="PATH|auto", help="A checkpoint or run directory to go on from; auto: the newest.")

@@ -94,6 +94,8 @@ def _files(rows: Rows) -> list[Path] | str:
     if place is None:
         return f"{rows.path} is on the hub"
     files = paths.matching(place)
+    if not files:
+        return f"{rows.path} is not here"
     if not all(file.is_file() for file in files):
         return f"{rows.path} is a folder"
     if other := next((file for file in files if file.suffix.lower() not in _MAX_BYTES), None):

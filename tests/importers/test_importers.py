@@ -1,0 +1,421 @@
+"""Other tools' configs become the recipe that one would write by hand, and every key of them is accounted for."""
+
+from __future__ import annotations
+
+import json
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.each import each
+from tests.importers.keys import OF_TOOL
+from tuner.errors import TunerError
+from tuner.importers import known_keys, recipe_text, tools
+from tuner.importers.document import walk
+from tuner.importers.recipe import Imported
+from tuner.importers.translation import Outcome
+from tuner.recipes import loading
+from tuner.recipes.merging import leaves
+
+ROWS, OPTIMIZER = "train_dataloader.dataset", "optim_wrapper.optimizer"
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _imported(text: str, name: str = "config.yaml", tool: str | None = None) -> Imported:
+    Path(name).write_text(text, encoding="utf-8")
+    return tools.read([name], tool)
+
+
+def _loaded(imported: Imported, name: str = "imported.py") -> dict[str, Any]:
+    """Return the leaves of the recipe that the imported file means."""
+    Path(name).write_text(recipe_text.text(imported), encoding="utf-8")
+    return dict(leaves(loading.load(f"./{name}").values))
+
+
+def _by_hand(text: str) -> dict[str, Any]:
+    Path("by_hand.py").write_text(text, encoding="utf-8")
+    return dict(leaves(loading.load("./by_hand.py").values))
+
+
+@each([(tool, key) for tool, keys in OF_TOOL.items() for key in keys])
+def test_each_key_of_a_tools_examples_is_mapped_or_reported(tool: str, key: str) -> None:
+    imported = _imported(yaml.safe_dump(OF_TOOL[tool]), tool=tool)
+
+    told = {entry.given.key for entry in imported.entries}
+    leaves_ = [".".join(keys) for keys, value in walk({key: OF_TOOL[tool][key]}, told) if value is not None]
+    assert set(leaves_) <= told
+    assert all(entry.ours or entry.why for entry in imported.entries)
+    _loaded(imported)
+
+
+@each([*OF_TOOL])
+def test_whose_a_file_is_is_told_from_its_keys(tool: str) -> None:
+    assert _imported(yaml.safe_dump(OF_TOOL[tool])).tool == _imported(yaml.safe_dump(OF_TOOL[tool]), tool=tool).tool
+
+
+def test_a_config_of_llamafactory_is_the_recipe_by_hand() -> None:
+    Path("data").mkdir()
+    info = {
+        "mine": {"file_name": "mine.json", "formatting": "sharegpt", "columns": {"messages": "talk"}, "num_samples": 9}
+    }
+    Path("data/dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    imported = _imported(
+        """
+model_name_or_path: Qwen/Qwen3-8B
+stage: sft
+finetuning_type: lora
+lora_rank: 16
+dataset: mine
+cutoff_len: 512
+learning_rate: 1e-4
+num_train_epochs: 2.0
+warmup_ratio: 0.1
+lr_scheduler_type: cosine
+"""
+    )
+
+    by_hand = _by_hand(
+        """
+_base_ = "qwen3_8b_lora_custom_e2"
+adapter = dict(r=16, lora_alpha=32, lora_dropout=0.0)
+train_dataloader = dict(
+    batch_size=8,
+    dataset=dict(
+        path="data/mine.json",
+        format="sharegpt",
+        columns=dict(conversations="talk"),
+        max_rows=9,
+        max_length=512,
+        packing=False,
+    ),
+)
+optim_wrapper = dict(optimizer=dict(lr=1e-4), accumulative_counts=1)
+param_scheduler = dict(type="cosine", warmup_ratio=0.1)
+log = dict(interval=500)
+"""
+    )
+    assert _loaded(imported) == by_hand
+
+
+def test_a_config_of_axolotl_is_the_recipe_by_hand() -> None:
+    imported = _imported(
+        """
+base_model: Qwen/Qwen3-8B
+adapter: qlora
+load_in_4bit: true
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_linear: true
+datasets:
+  - path: tatsu-lab/alpaca
+    type: alpaca
+val_set_size: 0.05
+sequence_len: 2048
+sample_packing: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 3
+optimizer: adamw_bnb_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+warmup_ratio: 0.1
+bf16: auto
+gradient_checkpointing: true
+logging_steps: 1
+wandb_entity:
+"""
+    )
+
+    by_hand = _by_hand(
+        """
+_base_ = "qwen3_8b_qlora_alpaca_e3"
+adapter = dict(r=32, lora_alpha=16, lora_dropout=0.05)
+train_dataloader = dict(batch_size=2, dataset=dict(val_split=0.05))
+optim_wrapper = dict(optimizer=dict(type="AdamW8bit"), accumulative_counts=4)
+param_scheduler = dict(warmup_ratio=0.1)
+train_cfg = dict(gradient_checkpointing=True)
+log = dict(interval=1)
+"""
+    )
+    assert _loaded(imported) == by_hand
+
+
+XTUNER = """
+import torch
+from torch.optim import AdamW
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from peft import LoraConfig
+from datasets import load_dataset
+from mmengine.optim import AmpOptimWrapper, CosineAnnealingLR, LinearLR
+from xtuner.dataset import process_hf_dataset
+from xtuner.dataset.map_fns import oasst1_map_fn
+from xtuner.engine.runner import TrainLoop
+from xtuner.model import SupervisedFinetune
+
+path = 'internlm/internlm2-chat-7b'
+sequence_parallel_size = 1
+accumulative_counts = 16
+accumulative_counts *= sequence_parallel_size
+max_epochs = 3
+warmup_ratio = 0.03
+custom_hooks = []
+if sequence_parallel_size > 1:
+    custom_hooks += [dict(type=Nothing)]
+model = dict(
+    type=SupervisedFinetune,
+    llm=dict(
+        type=AutoModelForCausalLM.from_pretrained,
+        pretrained_model_name_or_path=path,
+        quantization_config=dict(type=BitsAndBytesConfig, load_in_4bit=True, bnb_4bit_quant_type='nf4')),
+    lora=dict(type=LoraConfig, r=64, lora_alpha=16, lora_dropout=0.1))
+train_dataset = dict(
+    type=process_hf_dataset,
+    dataset=dict(type=load_dataset, path='timdettmers/openassistant-guanaco'),
+    max_length=2048,
+    dataset_map_fn=oasst1_map_fn,
+    pack_to_max_length=True)
+train_dataloader = dict(batch_size=1, num_workers=0, dataset=train_dataset)
+optim_wrapper = dict(
+    type=AmpOptimWrapper,
+    optimizer=dict(type=AdamW, lr=2e-4, betas=(0.9, 0.999), weight_decay=0),
+    clip_grad=dict(max_norm=1),
+    accumulative_counts=accumulative_counts)
+param_scheduler = [
+    dict(type=LinearLR, start_factor=1e-5, by_epoch=True, begin=0, end=warmup_ratio * max_epochs),
+    dict(type=CosineAnnealingLR, eta_min=0.0, by_epoch=True, begin=warmup_ratio * max_epochs, end=max_epochs)]
+train_cfg = dict(type=TrainLoop, max_epochs=max_epochs)
+"""
+
+
+def test_a_config_of_xtuner_is_the_catalogs_recipe_of_its_name() -> None:
+    imported = _imported(XTUNER, "internlm2_chat_7b_qlora_oasst1_e3.py")
+
+    assert imported.base == "internlm2_chat_7b_qlora_oasst1_e3"
+    assert _loaded(imported) == dict(leaves(loading.load(imported.base).values))
+
+
+def test_a_command_line_of_trl_means_what_its_config_would() -> None:
+    words = "trl dpo --model_name_or_path Qwen/Qwen3-8B --dataset_name a/b --beta 0.2 --use_peft --lora_r=32 --no_bf16"
+    imported = tools.read(words.split())
+    found = _loaded(imported)
+
+    assert imported.base == "qwen3_8b_dpo_lora_custom_e3"
+    assert (found["objective.beta"], found["adapter.r"], found[f"{ROWS}.path"]) == (0.2, 32, "a/b")
+    assert found[f"{OPTIMIZER}.lr"] == 1e-6
+
+
+def test_the_training_call_of_a_shell_script_is_found_with_its_lines() -> None:
+    script = """#!/bin/bash
+nproc_per_node=2
+# swift sft --model not/this
+NPROC_PER_NODE=$nproc_per_node \\
+swift sft \\
+    --model Qwen/Qwen3-8B \\
+    --dataset 'a/b:sub#500' \\
+    --gradient_accumulation_steps $(expr 16 / $nproc_per_node) \\
+    --deepspeed zero2
+"""
+    imported = _imported(script, "train.sh")
+    found = _loaded(imported)
+
+    assert found["optim_wrapper.accumulative_counts"] == 8
+    assert (found[f"{ROWS}.path"], found[f"{ROWS}.name"], found[f"{ROWS}.max_rows"]) == ("a/b", "sub", 500)
+    assert found["deepspeed"] == "deepspeed_zero2"
+
+
+def test_rolls_role_is_taken_with_its_preset_and_its_pipeline_named() -> None:
+    imported = _imported(yaml.safe_dump(OF_TOOL["roll"]))
+
+    assert _loaded(imported)["deepspeed"] == "deepspeed_zero3"
+    assert imported.obstacle and "reinforcement" in imported.obstacle
+    mapping = next(entry for entry in imported.entries if entry.given.key == "actor_train.device_mapping")
+    assert mapping.why and mapping.why.startswith("8 GPUs")
+
+
+def test_a_value_stands_in_the_recipe_with_its_line() -> None:
+    imported = _imported("base_model: Qwen/Qwen3-8B\nmicro_batch_size: 3\nsequence_len: 1024\n")
+
+    assert "batch_size=3,  # line 2, micro_batch_size" in recipe_text.text(imported)
+
+
+def test_an_absolute_warm_up_is_a_part_of_the_steps_that_are_known() -> None:
+    text = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nwarmup_steps: 10\n"
+
+    known, unknown = (_imported(text + more) for more in ("max_steps: 100\n", ""))
+
+    assert _loaded(known)["param_scheduler.warmup_ratio"] == 0.1
+    assert {e.given.key: e.outcome for e in unknown.entries}["warmup_steps"] is Outcome.CHANGED
+
+
+def test_kernels_and_processes_keep_their_meaning() -> None:
+    text = (
+        "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nliger_rope: true\nflash_attention: true\ndataset_num_proc: 3\n"
+    )
+    axolotl = _loaded(_imported(text))
+    llamafactory = _loaded(
+        _imported(f"{_LF}enable_liger_kernel: false\nflash_attn: fa2\npreprocessing_num_workers: 3\n")
+    )
+
+    assert (axolotl["model.use_liger_kernel"], llamafactory["model.use_liger_kernel"]) == (True, False)
+    for found in (axolotl, llamafactory):
+        assert found["model.attn_implementation"] == "flash_attention_2"
+        assert found[f"{ROWS}.num_proc"] == 3
+
+
+@each([name for name in tools.NAMES if name != "xtuner"])
+def test_each_listed_key_of_a_tool_has_a_rule(name: str) -> None:
+    tool = tools.tool_named(name)
+    for key in sorted(known_keys.of(tool.keys)):
+        plain = key.replace(".*", ".x")
+        assert plain in tool.table or any(fnmatchcase(plain, one) for one in tool.table), plain
+
+
+def test_misprints_inside_blocks_are_errors_too() -> None:
+    cases = [
+        ("actor_train: {model_args: {lora_rnk: 8}}\npretrain: x\n", "config.yaml", "roll"),
+        (XTUNER.replace("max_norm=1)", "max_nrm=1)"), "config.py", None),
+        (XTUNER.replace("max_length=2048", "max_lengt=2048"), "config.py", None),
+        (XTUNER.replace("train_cfg = dict", "train_cgf = dict"), "config.py", None),
+        (
+            "checkpointer: {checkpoint_dir: x}\ndataset: {_component_: a.alpaca_dataset, splt: x}\n",
+            "c.yaml",
+            "torchtune",
+        ),
+        ("model_name_or_path: x\ndataset_mixture: {datasets: [{id: a/b, splt: x}]}\n", "c.yaml", "trl"),
+        ("base_model: x\nliger_rms_nrm: true\n", "c.yaml", "axolotl"),
+    ]
+    for text, name, tool in cases:
+        with pytest.raises(TunerError, match="has no key") as caught:
+            _imported(text, name, tool)
+        assert "Did you mean" in str(caught.value.fix)
+
+
+def test_a_mixtures_columns_and_a_data_sets_other_keys_are_told() -> None:
+    mixture = "model_name_or_path: x\ndataset_mixture: {datasets: [{id: a/b, columns: [messages], data_dir: x}]}\n"
+    of_trl = {one.given.key for one in _imported(mixture).entries}
+    of_xtuner = {
+        one.given.key
+        for one in _imported(XTUNER.replace("pack_to_max_length=", "split='x', pack_to_max_length="), "c.py").entries
+    }
+
+    assert {"dataset_mixture.datasets.0.columns", "dataset_mixture.datasets.0.data_dir"} <= of_trl
+    assert "train_dataloader.dataset.split" in of_xtuner
+
+
+def test_further_calls_of_a_script_are_told() -> None:
+    one = "trl sft --model_name_or_path x --dataset_name a/b\n"
+    entries = [entry for entry in _imported(one * 2, "train.sh").entries if entry.given.key == "a further call"]
+
+    assert [entry.given.where for entry in entries] == ["train.sh:2"]
+
+
+_TUNE = "checkpointer: {checkpoint_dir: x}\ntokenizer: {path: x}\n"
+
+
+@each(
+    [
+        ("tasks: [truthfulqa]\n", "evaluates"),
+        ("prompt: {user: Hi}\nmax_new_tokens: 3\n", "answer"),
+        ("ppo_epochs: 2\n", "PPO"),
+        ("grpo_size: 2\nppo_epochs: 1\n", "GRPO"),
+        ("quantizer: {groupsize: 2}\n", "quantizes"),
+    ]
+)
+def test_what_torchtune_does_beside_training_is_refused_by_name(more: str, what: str) -> None:
+    with pytest.raises(TunerError, match=what) as caught:
+        _imported(_TUNE + more, tool="torchtune")
+
+    assert caught.value.exit_code == 2
+
+
+def test_torchtunes_methods_and_references_are_taken() -> None:
+    text = """
+model_dir: /tmp/Qwen3-8B
+model: {{_component_: torchtune.models.qwen3.{component}, {lora}}}
+checkpointer: {{checkpoint_dir: "${{model_dir}}", output_dir: "${{output_dir}}"}}
+tokenizer: {{path: "${{nowhere}}/tokenizer.model"}}
+dataset: {{_component_: torchtune.datasets.alpaca_dataset}}
+loss: {{_component_: torchtune.{loss}}}
+optimizer: {{lr: 1e-4}}
+output_dir: out
+"""
+    lora = "lora_rank: 8, lora_alpha: 16, lora_attn_modules: [q_proj]"
+    for component, method in (("qwen3_8b", "full"), ("lora_qwen3_8b", "lora"), ("qlora_qwen3_8b", "qlora")):
+        keys = "" if method == "full" else lora
+        found = _imported(text.format(component=component, lora=keys, loss="modules.loss.Linear"), tool="torchtune")
+        assert found.base == f"qwen3_8b_{method}_alpaca_e1"
+    dpo = _imported(text.format(component="lora_qwen3_8b", lora=lora, loss="rlhf.loss.DPOLoss"), tool="torchtune")
+    assert dpo.base and "dpo_lora" in dpo.base
+
+
+_LF = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: lora\nstage: sft\n"
+_BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdef", "bcdefg", strict=True)
+)
+BAD = [
+    ("no mapping", "config.yaml", "- a\n", "config.yaml:1"),
+    ("an empty file", "config.yaml", "", "config.yaml"),
+    ("an object", "config.yaml", f"{_LF}x: !!python/object/apply:os.system ['touch ran']\n", "config.yaml:4"),
+    ("an alias bomb", "config.yaml", _LF + _BOMB, "config.yaml:"),
+    ("an alias of itself", "config.yaml", f"{_LF}x: &x [*x]\n", "config.yaml:"),
+    ("an unknown key", "config.yaml", f"{_LF}lora_rnk: 8\n", "config.yaml:4"),
+    ("a text for a number", "config.yaml", f"{_LF}learning_rate: fast\n", "config.yaml:4"),
+    ("a number out of range", "config.yaml", f"{_LF}learning_rate: -1\n", "config.yaml:4"),
+    ("a key twice", "config.yaml", f"{_LF}stage: sft\n", "config.yaml:4"),
+    ("a circle", "config.yaml", "checkpointer: 1\nmetric_logger: 1\na: ${b}\nb: ${a}\n", "config.yaml:3"),
+    ("code for GPUs", "config.yaml", "pretrain: x\nactor_train:\n  device_mapping: exit()\n", "config.yaml:3"),
+    ("a call", "config.py", "import xtuner\nimport os\nx = os.system('touch ran')\n", "config.py:3"),
+    ("a function", "config.py", "import xtuner\ndef f():\n    return 1\n", "config.py:2"),
+    ("a huge power", "config.py", "import xtuner\nx = 9 ** 9 ** 9 ** 9\n", "config.py:2"),
+    ("a script of nothing", "train.sh", "echo hello\n", "train.sh"),
+]
+
+
+@each(BAD)
+def test_what_cannot_be_imported_is_one_message_with_its_line(why: str, name: str, text: str, where: str) -> None:
+    with pytest.raises(TunerError) as caught:
+        _imported(text, name)
+
+    assert caught.value.exit_code == 2
+    assert str(caught.value.where).startswith(where) or where in caught.value.what
+    assert not Path("ran").exists()
+
+
+def test_a_config_that_is_not_utf_8_is_refused() -> None:
+    Path("config.yaml").write_bytes(b"stage: \xff\xfe\n")
+
+    with pytest.raises(TunerError, match="UTF-8"):
+        tools.read(["config.yaml"])
+
+
+def test_a_folder_is_refused() -> None:
+    Path("folder.yaml").mkdir()
+
+    with pytest.raises(TunerError, match="directory"):
+        tools.read(["folder.yaml"])
+
+
+def test_a_registered_file_outside_of_the_data_folder_is_refused() -> None:
+    Path("data").mkdir()
+    Path("data/dataset_info.json").write_text('{"mine": {"file_name": "../../etc/passwd"}}', encoding="utf-8")
+
+    with pytest.raises(TunerError, match="outside") as caught:
+        _imported(f"{_LF}dataset: mine\n")
+
+    assert str(caught.value.where).endswith("dataset_info.json:1")
+
+
+def test_no_environment_variable_is_read_into_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    text = "checkpointer: {checkpoint_dir: '${oc.env:SECRET}'}\nmetric_logger: {log_dir: x}\n"
+
+    assert os.environ["SECRET"] not in recipe_text.text(_imported(text))

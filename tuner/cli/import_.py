@@ -1,0 +1,109 @@
+"""`tuner import`: another tool's config or command line as a recipe file, and what became of each of its keys."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tuner.cli import complete
+from tuner.cli.say import say
+
+if TYPE_CHECKING:
+    from tuner.importers.recipe import Imported
+
+_PIPE_COLUMNS = 10_000
+_STYLES = {"changed in meaning": "yellow", "no counterpart": "dim"}
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("source", metavar="FILE|COMMAND...", nargs=-1, required=True, shell_complete=complete.files)
+@click.option("-o", "dest", type=click.Path(path_type=Path), help="The recipe's file. Default: named as the source.")
+@click.option("--from", "tool", metavar="TOOL", help="Whose it is, where its keys do not tell.")
+@click.option("--json", "as_json", is_flag=True, help="Print what became of each key as JSON.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of users' mistakes too.")
+def command(source: tuple[str, ...], dest: Path | None, tool: str | None, as_json: bool, debug: bool) -> None:
+    """Write the recipe that a config of another tool means, with a table of what became of each key.
+
+    A YAML or JSON of LLaMA-Factory, TRL, Axolotl, torchtune, ROLL, ms-swift or transformers' TrainingArguments, an
+    XTuner .py, a shell script that calls one of them, or the command line itself. It is read, never run.
+    """
+    from tuner.importers import tools
+
+    imported = tools.read(source, tool)
+    path = _destination(dest, source)
+    written = _write(imported, path)
+    if as_json:
+        from tuner.files import dump_json
+
+        click.echo(dump_json(_json(imported, written)), nl=False)
+        return
+    _print(imported)
+    if imported.obstacle:
+        say(f"Not what the source trains: {imported.obstacle}.", fg="yellow")
+    say(f"Wrote {' and '.join(map(str, written))}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")
+
+
+def _destination(dest: Path | None, source: tuple[str, ...]) -> Path:
+    from tuner.errors import UsageError
+
+    words = source if len(source) > 1 else source[0].split()
+    stem = Path(words[0]).stem if len(words) == 1 else "_".join(words[:2])
+    path = dest or Path(f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', stem)}.py")
+    path = path / f"{stem}.py" if path.is_dir() else path
+    if path.suffix != ".py":
+        raise UsageError(f"{str(path)!r} does not end in .py", where="-o", fix=f"Write {path}.py or a folder.")
+    if not path.parent.is_dir():
+        raise UsageError(f"no folder {str(path.parent)!r}", where="-o", fix="Make it first.")
+    return path
+
+
+def _write(imported: Imported, path: Path) -> list[Path]:
+    """Write the recipe, and beside it the DeepSpeed config that its source holds or names."""
+    from tuner.errors import UsageError
+    from tuner.files import write_new_text
+    from tuner.importers import deepspeed, recipe_text
+
+    beside = path.with_suffix(".deepspeed.json")
+    config = deepspeed.text(imported.values.get("deepspeed"))
+    for one in (path, beside) if config else (path,):
+        if one.exists():
+            fix = "Choose another name with -o; nothing was overwritten."
+            raise UsageError(f"{one} exists", where="-o", fix=fix)
+    if config:
+        write_new_text(beside, config)
+    write_new_text(path, recipe_text.text(imported, str(beside) if config else None))
+    return [path, beside] if config else [path]
+
+
+def _json(imported: Imported, written: list[Path]) -> dict[str, Any]:
+    return {
+        "tool": imported.tool,
+        "source": imported.source,
+        "base": imported.base,
+        "written": [str(path) for path in written],
+        "entries": [entry.to_json() for entry in imported.entries],
+        "notes": list(imported.notes),
+        "obstacle": imported.obstacle,
+    }
+
+
+def _print(imported: Imported) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from tuner.errors import visible
+
+    console = Console(width=None if Console().is_terminal else _PIPE_COLUMNS, highlight=False)
+    table = Table("where", "key", "", "here", box=None, pad_edge=False, title=None, header_style="bold")
+    for entry in imported.entries:
+        here = ": ".join(part for part in (entry.ours, entry.why) if part)
+        cells = (entry.given.where, entry.given.key, str(entry.outcome), here)
+        style = _STYLES.get(str(entry.outcome), "")
+        table.add_row(*(Text(visible(cell), style=style, overflow="fold") for cell in cells))
+    console.print(table)
+    for note in imported.notes:
+        say(note)

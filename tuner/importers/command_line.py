@@ -1,0 +1,227 @@
+"""Command lines and shell scripts of other tools, taken apart as a shell would, and never run.
+
+Of the shell's language it knows quotes, `\\` at a line's end, comments, variables set to plain values, and sums of
+whole numbers; what else computes a value is refused where the value matters.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import RecipeError
+from tuner.files import read_named_text
+from tuner.importers import yaml_file
+from tuner.importers.document import MAX_BYTES, Document, Keys
+from tuner.recipes import paths
+
+_SET = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$([A-Za-z_]\w*)")
+_SUM = re.compile(r"\$\(\(([^()]*)\)\)|\$\(expr ([^()]*)\)")
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+_MAX_SUM = 10**9
+PROGRAMS: Mapping[str, Sequence[str]] = {
+    "trl": ("sft", "dpo", "kto", "reward", "orpo", "grpo", "rloo"),
+    "swift": ("sft", "pt", "rlhf"),
+    "llamafactory-cli": ("train",),
+    "axolotl": ("train",),
+    "xtuner": ("train",),
+    "tune": ("run",),
+}
+"""Program -> its commands that train."""
+_SCRIPTS = {
+    "sft.py": ("trl", "sft"),
+    "dpo.py": ("trl", "dpo"),
+    "kto.py": ("trl", "kto"),
+    "orpo.py": ("trl", "orpo"),
+    "reward.py": ("trl", "reward"),
+    "reward_modeling.py": ("trl", "reward"),
+    "run_sft.py": ("trl", "sft"),
+    "run_dpo.py": ("trl", "dpo"),
+    "run_orpo.py": ("trl", "orpo"),
+    "grpo.py": ("trl", "grpo"),
+}
+"""Script that a launcher starts -> the same as a command."""
+
+
+@dataclass
+class _Call:
+    """One command of a script: its words, each with its line."""
+
+    words: list[tuple[str, int]] = field(default_factory=list)
+
+
+def read_script(path: Path) -> Document:
+    """Return the training command that a shell script holds.
+
+    Raises:
+        RecipeError: it cannot be read, or holds none.
+    """
+    text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix="Name a shell script.", name=str(path))
+    variables: dict[str, str] = {}
+    found: Document | None = None
+    more: list[int] = []
+    for call in _calls(text, str(path), variables):
+        words = [(_substituted(word, variables), line) for word, line in call.words]
+        if _program(words) is None:
+            continue
+        if found is None:
+            found = _document(words, str(path), path.parent)
+        else:
+            more.append(words[0][1])
+    if found is not None:
+        return replace(found, more_calls=tuple(more))
+    known = ", ".join(f"{program} {'|'.join(commands)}" for program, commands in PROGRAMS.items())
+    raise RecipeError("the script calls no tool that trains", where=str(path), fix=f"Known: {known}.")
+
+
+def read_words(words: Sequence[str]) -> Document | None:
+    """Return the command that words are, or None where they are none of a known tool."""
+    placed = [(word, 0) for word in words]
+    return _document(placed, "the command line", Path()) if _program(placed) else None
+
+
+def _calls(text: str, name: str, variables: dict[str, str]) -> Iterator[_Call]:
+    """Yield a script's commands in their order; its assignments fill `variables` on the way."""
+    for line, whole in _logical_lines(text):
+        found = _SET.fullmatch(whole.strip())
+        try:
+            if found and len(shlex.split(found[2], comments=True)) <= 1:
+                value = "".join(shlex.split(found[2], comments=True))
+                variables[found[1]] = _substituted(value, variables)
+                continue
+            yield _Call([*_words(whole, line)])
+        except ValueError as error:
+            if any(program in whole for program in PROGRAMS):
+                raise RecipeError(f"no shell takes this: {error}", where=f"{name}:{line}") from None
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines with those that go on after a backslash joined, each with the number of its first.
+
+    A joined line keeps its line ends, so that words know their own lines.
+    """
+    start = 1
+    parts: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not parts:
+            start = number
+        parts.append(line.rstrip().removesuffix("\\"))
+        if not line.rstrip().endswith("\\"):
+            yield start, "\n".join(parts)
+            parts = []
+    if parts:
+        yield start, "\n".join(parts)
+
+
+def _words(text: str, line: int) -> Iterator[tuple[str, int]]:
+    # $(expr 16 / $n) is one word to a shell.
+    text = _SUM.sub(lambda match: match[0].replace(" ", "\x00"), text)
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
+    lexer.whitespace_split, lexer.commenters = True, "#"
+    while (word := lexer.get_token()) is not None:
+        if word in ("&", "&&", "||", "|", ";"):
+            return
+        yield word.replace("\x00", " "), line + lexer.lineno - 1 - text[:0].count("\n")
+
+
+def _substituted(word: str, variables: Mapping[str, str]) -> str:
+    """Return a word with the variables that are known put in, and sums of whole numbers worked out."""
+    word = _VARIABLE.sub(lambda match: _value(match, variables), word)
+    return _SUM.sub(lambda match: _sum(match[1] or match[2], match[0]), word)
+
+
+def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    known = variables.get(match[1] or match[3])
+    return known if known is not None else match[2] if match[2] is not None else match[0]
+
+
+def _sum(text: str, whole: str) -> str:
+    try:
+        return str(_number(ast.parse(text.replace("/", "//").replace("\\*", "*"), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return whole
+
+
+def _number(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        made = int(_OPERATORS[type(node.op)](_number(node.left), _number(node.right)))
+        if abs(made) <= _MAX_SUM:
+            return made
+    raise ValueError("no sum of whole numbers")
+
+
+def _program(words: Sequence[tuple[str, int]]) -> tuple[int, tuple[str, str]] | None:
+    """Return where the arguments of a tool begin, and which command of which tool it is."""
+    plain = [word for word, _ in words]
+    for at, word in enumerate(plain):
+        name = Path(word).name
+        following = plain[at + 1] if at + 1 < len(plain) else ""
+        if following in PROGRAMS.get(name, ()):
+            return at + 2, (name, following)
+        if name in _SCRIPTS and at:
+            # ms-swift's own launcher starts swift/cli/sft.py.
+            is_swift = "swift" in Path(word).parts
+            return at + 1, ("swift", name.removesuffix(".py")) if is_swift else _SCRIPTS[name]
+    return None
+
+
+def _document(words: Sequence[tuple[str, int]], name: str, folder: Path) -> Document:
+    found = _program(words)
+    assert found is not None, "looked for before"
+    start, command = found
+    environ = {}
+    for word, _ in words[: start - 1]:
+        if match := _SET.fullmatch(word):
+            environ[match[1]] = match[2]
+    values, lines, positional = _flags(words[start:])
+    document = Document(values, name, lines, folder, command, environ)
+    file = str(values.get("config") or (positional[0] if positional else ""))
+    if Path(file).suffix in (".yaml", ".yml", ".json"):
+        return _over_file(document, Path(file), positional[1:] if positional else [])
+    return replace(document, values={**values, **({"": positional} if positional else {})})
+
+
+def _flags(words: Sequence[tuple[str, int]]) -> tuple[dict[str, Any], dict[Keys, int], list[str]]:
+    """Return the values after each flag, their lines, and what stands before all flags; a flag alone is true."""
+    values: dict[str, Any] = {}
+    lines: dict[Keys, int] = {}
+    positional: list[str] = []
+    key = None
+    for word, line in words:
+        if word.startswith("--") and len(word) > 2:
+            key, equals, value = word[2:].partition("=")
+            key = key.replace("-", "_")
+            values[key] = [value] if equals else []
+            lines |= {(key,): line} if line else {}
+        elif key is None:
+            positional.append(word)
+        else:
+            values[key].append(word)
+    return {key: _plain(found) for key, found in values.items()}, lines, positional
+
+
+def _plain(found: list[str]) -> Any:
+    return True if not found else found[0] if len(found) == 1 else found
+
+
+def _over_file(document: Document, path: Path, more: Sequence[str]) -> Document:
+    """Lay a command's flags, and its key=value, over the config that it names."""
+    near = path if paths.is_file(path) or path.is_absolute() else document.folder / path
+    below = yaml_file.read(near, str(near))
+    pairs = dict(word.lstrip("+").partition("=")[::2] for word in more if "=" in word)
+    above = {key: value for key, value in document.values.items() if key != "config"} | pairs
+    files = dict.fromkeys(above, document.name)
+    lines = {keys: line for keys, line in below.lines.items() if keys[0] not in above}
+    lines |= {keys: line for keys, line in document.lines.items() if keys[0] in above}
+    return replace(
+        below, values=below.values | above, lines=lines, files=files, command=document.command, environ=document.environ
+    )

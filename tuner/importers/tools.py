@@ -1,0 +1,125 @@
+"""Whose config a file or a command line is, told from its keys, and the recipe that it means.
+
+The only module that knows all the tools; it writes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from tuner.errors import RecipeError, UsageError, did_you_mean
+from tuner.importers import command_line, python_file, yaml_file
+from tuner.importers.document import Document
+from tuner.importers.recipe import Imported, finished
+from tuner.importers.translation import Tool, Translation
+from tuner.recipes import paths
+
+_TOOLS = {
+    "llamafactory": "llamafactory",
+    "trl": "trl",
+    "axolotl": "axolotl",
+    "xtuner": "xtuner",
+    "torchtune": "torchtune",
+    "roll": "roll",
+    "ms-swift": "swift",
+    "training-arguments": "training_arguments",
+}
+"""What is said after --from -> the module that knows the tool."""
+_SHARED = "training-arguments"
+"""Whose words others use too: it is meant where no key is another's own."""
+_PROGRAMS = {"trl": "trl", "llamafactory-cli": "llamafactory", "axolotl": "axolotl", "swift": "ms-swift"}
+"""Program on a command line -> what is said after --from."""
+NAMES = tuple(_TOOLS)
+_YAML, _JSON, _SHELL = (".yaml", ".yml"), (".json",), (".sh", ".bash")
+_MAX_BYTES = 64_000
+_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
+
+
+def read(words: Sequence[str], tool: str | None = None) -> Imported:
+    """Return the recipe that a file or a command line of another tool means.
+
+    Args:
+        words: One path, or the words of a command line; a file that it names may be its config.
+        tool: One of `NAMES`; None: told from the keys.
+
+    Raises:
+        RecipeError: what the file holds is wrong, with its line.
+        UsageError: nothing tells whose it is.
+    """
+    document = _document(words)
+    known = _named(tool, document)
+    translation = Translation(known.begin(document), known)
+    translation.run()
+    return finished(translation)
+
+
+def is_config(path: Path) -> bool:
+    """Say whether a path is a config or a script of another tool; it is read for that, and never run."""
+    if not paths.is_file(path):
+        return False
+    if path.suffix in _SHELL:
+        return True
+    if path.suffix == ".py":
+        return bool(_XTUNER.search(_beginning(path)))
+    try:
+        return path.suffix in (*_YAML, *_JSON) and bool(_told(yaml_file.read(path)))
+    except RecipeError:
+        return False
+
+
+def _beginning(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_MAX_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _document(words: Sequence[str]) -> Document:
+    path = Path(words[0])
+    if len(words) == 1 and path.suffix in (*_YAML, *_JSON):
+        return yaml_file.read(path)
+    if len(words) == 1 and path.suffix == ".py":
+        return python_file.read(path)
+    if len(words) == 1 and path.suffix in _SHELL:
+        return command_line.read_script(path)
+    if document := command_line.read_words(words if len(words) > 1 else shlex.split(words[0])):
+        return document
+    raise UsageError(f"{words[0]!r} is no config that can be imported", where="tuner import", fix=_FIX)
+
+
+_FIX = "Give a .yaml, .json or .py file, a shell script, or a command line such as: trl sft --model_name_or_path ..."
+
+
+def tool_named(name: str) -> Tool:
+    """Return what is known of the tool that is said so after --from."""
+    return import_module(f"tuner.importers.{_TOOLS[name]}").TOOL  # type: ignore[no-any-return]
+
+
+def _named(name: str | None, document: Document) -> Tool:
+    if name is not None:
+        if name not in _TOOLS:
+            raise UsageError(f"no tool {name!r}", where="--from", fix=did_you_mean(name, NAMES) or f"Known: {NAMES}.")
+        return tool_named(name)
+    if Path(document.name).suffix == ".py":
+        return tool_named("xtuner")
+    if document.command:
+        return tool_named(_PROGRAMS[document.command[0]])
+    found = _told(document)
+    if len(found) == 1:
+        return tool_named(found[0])
+    what = f"{document.name} could be of {' or '.join(found)}" if found else f"{document.name} is of no known tool"
+    raise UsageError(what, where="tuner import", fix=f"Add: --from {'|'.join(found or NAMES)}")
+
+
+def _told(document: Document) -> list[str]:
+    """Return the tools with the most tell-tale keys in a document."""
+    keys = set(document.values)
+    counts = {name: len(keys & tool_named(name).marks) for name in _TOOLS if name not in (_SHARED, "xtuner")}
+    if most := max(counts.values()):
+        return [name for name, count in counts.items() if count == most]
+    return [_SHARED] if keys & tool_named(_SHARED).marks else []

@@ -1,0 +1,342 @@
+"""torchtune's YAML: `_component_` names what is built, `${...}` another value of the file.
+
+The model, its size and LoRA are told from the component's name; which weights, from the checkpoint's folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.importers import interpolation, training_arguments
+from tuner.importers.document import Document
+from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
+from tuner.recipes.aliases import Alias
+from tuner.recipes.merging import lookup
+
+_UNKNOWN = re.compile(r"\$\{[^:}]*\}")
+_METHOD = re.compile(r"\.(qlora|lora|qdora|dora)_")
+_DATASETS = {
+    "alpaca_dataset": ("tatsu-lab/alpaca", "alpaca"),
+    "alpaca_cleaned_dataset": ("yahma/alpaca-cleaned", "alpaca"),
+    "grammar_dataset": ("liweili/c4_200m", None),
+    "samsum_dataset": ("Samsung/samsum", None),
+    "slimorca_dataset": ("Open-Orca/SlimOrca-Dedup", "sharegpt"),
+    "stack_exchange_paired_dataset": ("lvwerra/stack-exchange-paired", None),
+    "hh_rlhf_helpful_dataset": ("RLHFlow/HH-RLHF-Helpful-standard", None),
+    "cnn_dailymail_articles_dataset": ("ccdv/cnn_dailymail", None),
+    "wikitext_dataset": ("EleutherAI/wikitext_document_level", "text"),
+}
+"""Builder -> the data set that it reads, and its format."""
+_OWN = {"chat_dataset", "instruct_dataset", "preference_dataset", "text_completion_dataset", "multimodal_chat_dataset"}
+_OF_DATASET = {
+    *("_component_", "split", "data_files", "source", "conversation_style", "packed", "train_on_input", "column_map"),
+    *("conversation_column", "column"),
+}
+_LEFT_OF_DATASET = (
+    "name subset filter_fn new_system_prompt max_seq_len add_eos split_across_pack image_dir image_tag images_col "
+    "texts_col model_transform transform message_transform tokenizer partition include_filter_fn masking_strategy "
+    "packing_strategy seed weight"
+)
+_OTHERS = {
+    "tasks": "evaluates a model: tuner eval",
+    "eleuther": "evaluates a model: tuner eval",
+    "prompt": "lets a model answer: tuner chat",
+    "max_new_tokens": "lets a model answer: tuner chat",
+    "grpo_size": "learns from rewards (GRPO), and tuner learns from rows",
+    "grpo_samples": "learns from rewards (GRPO), and tuner learns from rows",
+    "postprocessing": "learns from rewards (GRPO), and tuner learns from rows",
+    "ppo_epochs": "learns from rewards (PPO), and tuner learns from rows",
+    "policy_model": "learns from rewards (PPO), and tuner learns from rows",
+    "datasets": "trains on images with data sets of its own recipe, and tuner trains text models",
+}
+"""Key at the top -> what a config with it does, where that is not what a recipe of tuner is."""
+_MODULES = {"output_proj": "o_proj"}
+_RATE = 2e-5
+
+
+def _component(t: Translation, key: str) -> str:
+    return str(lookup(t.document.values, (key, "_component_")) or "")
+
+
+def _refuse_others(document: Document) -> None:
+    """Refuse the configs of torchtune's recipes that are no training on rows."""
+    said = document.values
+    for key, what in _OTHERS.items():
+        if key in said:
+            raise document.wrong(f"a config of torchtune that {what}", (key,), "Name a config of full, LoRA or DPO.")
+    if not {"optimizer", "dataset"} & said.keys() and "quantizer" in said:
+        what = "a config of torchtune that quantizes a model, and trains nothing"
+        raise document.wrong(what, ("quantizer",), "Name a config of full, LoRA or DPO.")
+
+
+def _begin(document: Document) -> Document:
+    _refuse_others(document)
+    # Its tokenizer's path may name what the command line is to give: only what becomes a path of ours must be known.
+    return interpolation.resolved(document, whole=False)
+
+
+def _prepare(t: Translation) -> None:
+    found = _METHOD.search(_component(t, "model"))
+    method = found[1].replace("qdora", "dora") if found else "full"
+    t.method = "dora" if method == "lora" and lookup(t.document.values, ("model", "use_dora")) else method
+    loss = _component(t, "loss").rpartition(".")[2]
+    t.objective = "dpo" if loss in ("DPOLoss", "RSOLoss", "IPOLoss") else "sft"
+    recipe = {key for key in ("teacher_model", "policy_model", "reward_and_value_model") if key in t.document.values}
+    if recipe or "KD" in loss:
+        t.obstacle = "its recipe distils or learns from rewards, which tuner has not"
+    if "_dataset" in _component(t, "dataset") and "text_completion" in _component(t, "dataset"):
+        t.objective = "pretrain"
+
+
+def component(t: Translation, given: Given) -> None:
+    """Take what the model's component says of the method."""
+    t.note(given, Outcome.TRANSLATED, f"objective {t.objective}, method {t.method}")
+
+
+def checkpoint_dir(t: Translation, given: Given) -> None:
+    """Take the weights' folder."""
+    if _UNKNOWN.search(str(given.value)):
+        raise t.wrong(given, "names nothing in this file", "Write the folder out.")
+    t.model = Given(given.key, str(given.value).rstrip("/").removesuffix("/original"), given.where, given.keys)
+
+
+def dataset(t: Translation, given: Given) -> None:
+    """Take the data set that a builder reads."""
+    value = given.value if isinstance(given.value, dict) else {}
+    name = str(value.get("_component_") or "").rpartition(".")[2]
+    if isinstance(given.value, list):
+        for number, one in enumerate(given.value):
+            dataset(t, Given(given.key, one, given.where, (*given.keys, str(number))))
+        return
+    t.check_block("a data set", value, given.keys, _OF_DATASET, _LEFT_OF_DATASET)
+    split = str(value.get("split") or "train")
+    files = value.get("data_files")
+    source = files if isinstance(files, str) else value.get("source")
+    columns = {ours: str(theirs) for ours, theirs in _columns(value).items() if theirs and ours != theirs} or None
+    if name in _DATASETS:
+        path, format_ = _DATASETS[name]
+        made = {"path": str(source or path), "format": format_, "split": split, "columns": columns}
+    elif name in _OWN or source:
+        format_ = "text" if "completion" in name else None
+        style = value.get("conversation_style")
+        format_ = {"sharegpt": "sharegpt", "openai": "messages"}.get(str(style), format_)
+        made = {"path": str(source), "format": format_, "split": split, "columns": columns}
+    else:
+        t.obstacle = t.obstacle or f"tuner knows no data set {name!r}: name yours with --data"
+        t.note(given, Outcome.LEFT_OUT, why=t.obstacle)
+        return
+    is_validation = given.key == "dataset_val"
+    (t.validation if is_validation else t.datasets).append(made)
+    t.note(given, Outcome.TRANSLATED, f"data {made['path']}")
+    if value.get("packed") is not None and not is_validation:
+        t.set(given, "train_dataloader.dataset.packing", value["packed"])
+    if value.get("train_on_input"):
+        t.note(given, Outcome.CHANGED, why="train_on_input: the loss is taken on answers alone")
+
+
+def _columns(value: Mapping[str, Any]) -> dict[str, Any]:
+    mapped = value.get("column_map")
+    if isinstance(mapped, dict):
+        ours = {"input": "prompt", "output": "completion"}
+        return {ours.get(str(key), str(key)): theirs for key, theirs in mapped.items()}
+    if value.get("conversation_column"):
+        return {"conversations": value["conversation_column"]}
+    return {"text": value["column"]} if value.get("column") else {}
+
+
+def modules(t: Translation, given: Given) -> None:
+    """Take the layers that are adapted, and those of the feed-forward block where that is adapted too."""
+    words = [_MODULES.get(str(word), str(word)) for word in given.value]
+    words += ["gate_proj", "up_proj", "down_proj"] if lookup(t.document.values, ("model", "apply_lora_to_mlp")) else []
+    t.set(given, "adapter.target_modules", words)
+
+
+def optimizer(t: Translation, given: Given) -> None:
+    """Take the optimizer's class."""
+    name = str(given.value).rpartition(".")[2]
+    training_arguments.optimizer(t, Given(given.key, name, given.where, given.keys))
+
+
+def schedule(t: Translation, given: Given) -> None:
+    """Take the course of the learning rate."""
+    name = str(given.value)
+    kind = next((one for one in ("cosine", "linear", "constant") if one in name), "cosine")
+    t.set(given, "param_scheduler.type", kind)
+
+
+def rank(ours: str) -> Rule:
+    """Return the rule of a setting of LoRA."""
+    return Alias(f"adapter.{ours}")
+
+
+def clip(t: Translation, given: Given) -> None:
+    """Take the largest norm."""
+    if given.value == "none":
+        t.set(given, "optim_wrapper.clip_grad", None)
+    else:
+        t.set(given, "optim_wrapper.clip_grad.max_norm", given.value)
+
+
+def dtype(t: Translation, given: Given) -> None:
+    """Take bf16 or fp32."""
+    t.set(given, "optim_wrapper.dtype", given.value)
+
+
+def val_steps(t: Translation, given: Given) -> None:
+    """Take when it is validated."""
+    t.set(given, "train_cfg.val_interval", given.value)
+
+
+def loss_setting(name: str) -> Rule:
+    """Return the rule of a setting of DPO's loss."""
+
+    def rule(t: Translation, given: Given) -> None:
+        if t.objective == "dpo":
+            t.set(given, f"objective.{name}", given.value)
+        else:
+            t.leave(given, "the loss has no setting")
+
+    return rule
+
+
+def _defaults(document: Document) -> Mapping[str, Any]:
+    said = document.values
+    return {
+        "batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "epochs": 1,
+        "clip_grad_norm": "none",
+        "optimizer.lr": _RATE,
+        "lr_scheduler._component_": "constant" if "lr_scheduler" not in said else "cosine",
+        "tokenizer.max_seq_len": 2048,
+        "enable_activation_checkpointing": False,
+        "optimizer.weight_decay": 0.01,
+        **({"_warmup": 0.0} if lookup(said, ("lr_scheduler", "num_warmup_steps")) is None else {}),
+        **({} if lookup(said, ("dataset", "packed")) is not None else {"_packed": False}),
+    }
+
+
+_HERE = "tuner decides it"
+_SPEED = "a matter of speed or memory alone, which tuner settles by itself"
+_DISTIL = "belongs to distillation or to learning from rewards, which tuner has not"
+_RUN = "each run gets its own run directory: --work-dir DIR"
+
+TABLE: Mapping[str, Rule] = {
+    "model._component_": component,
+    "model.lora_rank": rank("r"),
+    "model.lora_alpha": rank("lora_alpha"),
+    "model.lora_dropout": rank("lora_dropout"),
+    "model.lora_attn_modules": modules,
+    "model.apply_lora_to_mlp": told_with("lora_attn_modules"),
+    "model.use_dora": "the method says it",
+    "model.*": "the model is its folder's; tuner has no such setting",
+    "checkpointer.checkpoint_dir": checkpoint_dir,
+    "checkpointer.*": "the whole folder is read and saved as transformers does",
+    "tokenizer.max_seq_len": Alias("train_dataloader.dataset.max_length"),
+    "tokenizer.prompt_template": "the chat template is the model's own",
+    "tokenizer.*": "the tokenizer is the model's",
+    "dataset": dataset,
+    "dataset_val": dataset,
+    "batch_size_val": training_arguments.val_batch,
+    "run_val_every_n_steps": val_steps,
+    "seed": Alias("randomness.seed"),
+    "shuffle": "rows are shuffled by the seed",
+    "optimizer._component_": optimizer,
+    "optimizer.lr": Alias("optim_wrapper.optimizer.lr"),
+    "optimizer.weight_decay": Alias("optim_wrapper.optimizer.weight_decay"),
+    "optimizer.betas": Alias("optim_wrapper.optimizer.betas"),
+    "optimizer.eps": Alias("optim_wrapper.optimizer.eps"),
+    "optimizer.*": _SPEED,
+    "optimizer_in_bwd": _SPEED,
+    "lr_scheduler._component_": schedule,
+    "lr_scheduler.num_warmup_steps": training_arguments.warmup_steps,
+    "lr_scheduler.*": "the schedules have no settings but warmup_ratio, and end at 0",
+    "_warmup": Alias("param_scheduler.warmup_ratio"),
+    "_packed": Alias("train_dataloader.dataset.packing"),
+    "loss._component_": told_with("the objective"),
+    "loss.beta": loss_setting("beta"),
+    "loss.label_smoothing": loss_setting("label_smoothing"),
+    "loss.*": "the loss has no setting",
+    "epochs": training_arguments.epochs,
+    "batch_size": Alias("train_dataloader.batch_size"),
+    "max_steps_per_epoch": "epochs are whole; for fewer steps: --set max_steps=STEPS",
+    "gradient_accumulation_steps": Alias("optim_wrapper.accumulative_counts"),
+    "clip_grad_norm": clip,
+    "compile": _SPEED,
+    "compile.*": _SPEED,
+    "output_dir": _RUN,
+    "log_every_n_steps": training_arguments.interval("log.interval"),
+    "log_*": "always in the run's metrics",
+    "metric_logger.*": "metrics.jsonl, and log.trackers=wandb",
+    "device": "the accelerator that is here",
+    "dtype": dtype,
+    "enable_activation_checkpointing": Alias("train_cfg.gradient_checkpointing"),
+    "enable_activation_offloading": _SPEED,
+    "activation_offloading_use_streams": _SPEED,
+    "ac_*": _SPEED,
+    "custom_sharded_layers": "DeepSpeed shards by itself: --deepspeed zero3",
+    **dict.fromkeys(("fsdp.*", "memory_efficient_fsdp_wrap", "low_cpu_ram"), _SPEED),
+    "dataloader.*": "rows are shuffled by the seed",
+    "fsdp_*": "DeepSpeed shards by itself: --deepspeed zero3",
+    "tensor_parallel_*": "tuner trains with DeepSpeed, each sample on one GPU",
+    "context_parallel_*": "tuner trains with DeepSpeed, each sample on one GPU",
+    "data_parallel_*": "tuner trains with DeepSpeed, each sample on one GPU",
+    "parallelize_plan*": "tuner trains with DeepSpeed, each sample on one GPU",
+    "use_loss_parallel_ctx_manager": _SPEED,
+    "enable_fp8_training": _SPEED,
+    "fp8_recipe_name": _SPEED,
+    "resume_from_checkpoint": "tuner train --resume auto",
+    "save_*": "a checkpoint is resumable, and every result has what transformers and PEFT load",
+    "enable_async_checkpointing": "tuner saves by itself",
+    "async_checkpointing": "tuner saves by itself",
+    "keep_last_n_checkpoints": Alias("checkpoint.max_keep_ckpts"),
+    "profiler.*": "about profiling: --deepspeed with flops_profiler",
+    "quantizer.*": "tuner does not train for quantization",
+    "fake_quant_*": "tuner does not train for quantization",
+    "name": _RUN,
+    "use_distributed_state_dict": _HERE,
+    "use_flex": _SPEED,
+    "num_output_chunks": _SPEED,
+    "collate_fn": _HERE,
+    "packed": told_with("the data set"),
+    "cudnn_deterministic_mode": _HERE,
+    "teacher_*": _DISTIL,
+    "teacher_model.*": _DISTIL,
+    "kd_*": _DISTIL,
+    "policy_*": _DISTIL,
+    "value_*": _DISTIL,
+    "reward_*": _DISTIL,
+    "ref_*": _DISTIL,
+    "ppo_*": _DISTIL,
+    "base_model_path": _HERE,
+    "hf_model_id": _HERE,
+    **dict.fromkeys(
+        (
+            *(
+                "forward_batch_size",
+                "num_steps",
+                "temperature",
+                "top_k",
+                "kl_coeff",
+                "gamma",
+                "lmbda",
+                "stop_token_ids",
+            ),
+            *("max_generated_tokens", "min_response_length", "penalise_no_eos", "whiten_rewards", "grpo_samples"),
+            *("grpo_size", "epsilon", "inference", "orchestration", "num_warmup_steps", "safetensors"),
+        ),
+        _DISTIL,
+    ),
+}
+
+TOOL = Tool(
+    "torchtune",
+    TABLE,
+    frozenset({"checkpointer", "metric_logger", "log_every_n_steps", "enable_activation_checkpointing", "tokenizer"}),
+    _defaults,
+    prepare=_prepare,
+    begin=_begin,
+    keys="torchtune",
+)

@@ -1,0 +1,318 @@
+"""transformers' `TrainingArguments`, whose words LLaMA-Factory, TRL and ms-swift share: each with what it is here.
+
+The words with the same meaning in all of them are `recipes.aliases`'; here stand those that need a look at others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from tuner.importers import deepspeed
+from tuner.importers.document import Document
+from tuner.importers.translation import Given, Rule, Tool, Translation
+from tuner.recipes.aliases import ALIASES, Alias, by_word
+from tuner.recipes.schema import OptimizerType, ParamScheduler, Tracker
+
+_LOADER, _OPTIMIZER = "train_dataloader", "optim_wrapper.optimizer"
+RATIO = "param_scheduler.warmup_ratio"
+LIGER = Alias("model.use_liger_kernel")
+NUM_PROC = Alias(f"{_LOADER}.dataset.num_proc")
+_SCHEDULES = get_args(ParamScheduler.model_fields["type"].annotation)
+
+
+def same(words: str) -> dict[str, Rule]:
+    """Return the rules of words that `recipes.aliases` knows."""
+    return {word: ALIASES[word] for word in words.split()}
+
+
+def epochs(t: Translation, given: Given) -> None:
+    """Take whole epochs; a part of one counts as one."""
+    number = float(given.value) if str(given.value).replace(".", "", 1).isdigit() else None
+    if number is None or number <= 0:
+        raise t.wrong(given, "no number of epochs above 0")
+    if number != int(number):
+        why = f"epochs are whole: {math.ceil(number)}; a part of one: --set max_steps=STEPS"
+        t.set(given, "train_cfg.max_epochs", math.ceil(number), why, changed=True)
+    else:
+        t.set(given, "train_cfg.max_epochs", int(number))
+
+
+def warmup_ratio(t: Translation, given: Given) -> None:
+    """Take a part of all steps; it stands back where steps are named too."""
+    if float(t.value("warmup_steps", 0) or 0) > 0:
+        t.leave(given, "warmup_steps is named too, and wins")
+    else:
+        t.set(given, RATIO, given.value)
+
+
+def warmup_steps(t: Translation, given: Given) -> None:
+    """Take steps of warm-up; below 1 they are a part of all steps (transformers 5)."""
+    steps = float(given.value)
+    if steps == 0 and not given.is_default:
+        t.set(given, RATIO, float(t.value("warmup_ratio", 0.0)))
+    elif 0 < steps < 1:
+        t.set(given, RATIO, steps)
+    elif steps >= 1:
+        t.warmup_steps = given
+
+
+def schedule(t: Translation, given: Given) -> None:
+    """Take a course of the learning rate, or the nearest that there is."""
+    name = str(given.value)
+    ours = ALIASES["lr_scheduler_type"].value(name) or name
+    if ours in _SCHEDULES:
+        t.set(given, "param_scheduler.type", ours)
+        return
+    near = next((one for one in ("cosine_with_restarts", "cosine", "linear") if one in name), "cosine")
+    if name == "cosine_with_min_lr":
+        near = "cosine"
+    t.set(given, "param_scheduler.type", near, f"there is no schedule {name!r}; this one ends at 0", changed=True)
+
+
+def optimizer(t: Translation, given: Given) -> None:
+    """Take an optimizer, or AdamW where there is none of that name."""
+    name = str(given.value)
+    ours = ALIASES["optim"].value(name)
+    if ours in get_args(OptimizerType):
+        t.set(given, f"{_OPTIMIZER}.type", ours)
+        return
+    near = "PagedAdamW8bit" if "paged" in name else "AdamW8bit" if "8bit" in name else "AdamW"
+    t.set(given, f"{_OPTIMIZER}.type", near, f"there is no optimizer {name!r} here", changed=True)
+
+
+def betas(t: Translation, given: Given) -> None:
+    """Take both of Adam's betas at once."""
+    both = float(t.value("adam_beta1", 0.9)), float(t.value("adam_beta2", 0.999))
+    t.set(given, f"{_OPTIMIZER}.betas", both)
+
+
+def clipping(t: Translation, given: Given) -> None:
+    """Take the largest norm; 0 is no clipping."""
+    if float(given.value) > 0:
+        t.set(given, "optim_wrapper.clip_grad.max_norm", given.value)
+    else:
+        t.set(given, "optim_wrapper.clip_grad", None)
+
+
+def trackers(t: Translation, given: Given) -> None:
+    """Take the trackers that there are."""
+    names = given.value if isinstance(given.value, list) else str(given.value).split(",")
+    names = [name.strip() for name in map(str, names) if name.strip() not in ("none", "all", "")]
+    unknown = [name for name in names if name not in get_args(Tracker)]
+    why = f"there is no tracker {', '.join(unknown)}" if unknown else None
+    t.set(given, "log.trackers", [name for name in names if name not in unknown], why, changed=bool(unknown))
+
+
+def interval(ours: str) -> Rule:
+    """Return the rule of a number of steps; a part of all steps is none."""
+
+    def rule(t: Translation, given: Given) -> None:
+        number = float(given.value)
+        if number >= 1:
+            t.set(given, ours, given.value)
+        else:
+            t.leave(given, "steps decide, and a part of all steps is known once the data is read")
+
+    return rule
+
+
+def kept(t: Translation, given: Given) -> None:
+    """Take how many checkpoints stay; no limit is a large number."""
+    number = int(given.value)
+    t.set(given, "checkpoint.max_keep_ckpts", number if number > 0 else 1000)
+
+
+def no_epochs(what: str, ours: str) -> Rule:
+    """Return the rule of *_strategy: steps are what tuner counts."""
+
+    def rule(t: Translation, given: Given) -> None:
+        word = str(given.value).lower()
+        if word in ("steps", "interval"):
+            t.leave(given, f"steps decide here: {ours}")
+        else:
+            t.leave(given, f"{what} by steps alone ({ours}), and at the end")
+
+    return rule
+
+
+def truth(value: Any) -> bool:
+    """Say whether a value of YAML or of a command line means yes."""
+    return str(value).lower() in ("true", "yes", "1")
+
+
+def compute_type(t: Translation, given: Given) -> None:
+    """Take bf16 or fp16; false says nothing, as the other may be true."""
+    word = given.key.rpartition(".")[2].removeprefix("pure_").replace("bfloat16", "bf16").replace("float16", "fp16")
+    if str(given.value).lower() in ("auto", "full"):
+        t.set(given, "optim_wrapper.dtype", "auto")
+    elif truth(given.value):
+        t.set(given, "optim_wrapper.dtype", word)
+    else:
+        t.leave(given, "false: the compute type is what the GPUs take, or what another key says")
+
+
+def weights_type(t: Translation, given: Given) -> None:
+    """Take torch_dtype: weights are loaded as they are computed with."""
+    if str(given.value) in ("auto", "None"):
+        t.leave(given, "weights are loaded in the compute type")
+    else:
+        t.set(given, "optim_wrapper.dtype", ALIASES["torch_dtype"].value(str(given.value)))
+
+
+def attention(t: Translation, given: Given) -> None:
+    """Take the attention's kernel, in the words of any tool."""
+    ours = ALIASES["attn_impl"].value(str(given.value))
+    t.set(given, "model.attn_implementation", None if ours == "None" else ours)
+
+
+def liger(t: Translation, given: Given) -> None:
+    """Take one of Liger's kernels, all of which are one setting here."""
+    if truth(given.value):
+        t.set(given, "model.use_liger_kernel", True, "all of its kernels at once")
+    else:
+        t.leave(given, "false: its kernels are one setting, which another key may turn on")
+
+
+def model(t: Translation, given: Given) -> None:
+    """Take the model."""
+    t.model = given
+
+
+def best(t: Translation, given: Given) -> None:
+    """Save the best where the source does."""
+    if truth(given.value):
+        t.set(given, "checkpoint.save_best", "eval_loss")
+    else:
+        t.leave(given, "the last weights are the result: always so without checkpoint.save_best")
+
+
+def val_batch(t: Translation, given: Given) -> None:
+    """Take the validation's micro-batch."""
+    t.set(given, "val_dataloader.batch_size", given.value)
+
+
+def smoothing(t: Translation, given: Given) -> None:
+    """Label smoothing of the cross entropy is nothing that tuner has; 0 is none."""
+    t.leave(given, "tuner smooths no labels" if float(given.value) else "none: always so")
+
+
+_DOES = "the command does it"
+_LAUNCH = "the launcher decides it: --nproc-per-node, --nnodes, --node-rank, --master-addr"
+_MADE = "tuner makes it so by itself"
+_OWN = "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)"
+_HUB = "tuner uploads nothing: tuner export RUN DEST, then hf upload"
+_NOT = "tuner does not do that"
+_SAVES = "tuner saves so that a run can go on, at steps"
+_DATA = "tuner reads and prepares rows its own way, once"
+_SPEED = "a matter of speed or memory alone, which tuner settles by itself"
+_REASONS = {
+    "output_dir overwrite_output_dir": "each run gets its own run directory: --work-dir DIR",
+    "do_train do_eval do_predict local_rank resume_from_checkpoint": f"{_DOES}: tuner train, --resume",
+    "ddp_timeout": "tuner ends a run that stands still: train_cfg.hang_timeout",
+    "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend": _MADE,
+    "fsdp fsdp_* accelerator_config parallelism_config use_cpu no_cuda": (
+        "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does"
+    ),
+    "run_name logging_dir project trackio_*": _OWN,
+    "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision": _HUB,
+    "log_level log_level_replica log_on_each_node logging_first_step logging_nan_inf_filter disable_tqdm debug": (
+        "tuner logs its own way: metrics.jsonl in the run directory, tuner report"
+    ),
+    "include_tokens_per_second include_num_input_tokens_seen skip_memory_metrics plot_loss": (
+        "always in the run's metrics"
+    ),
+    "save_only_model": "a checkpoint is always resumable; weights alone: tuner export RUN DEST",
+    "save_on_each_node enable_jit_checkpoint save_safetensors ignore_data_skip save_first_step": _SAVES,
+    "restore_callback_states_from_checkpoint": _SAVES,
+    "data_seed full_determinism": "one seed decides: randomness.seed",
+    "dataloader_drop_last dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor": _DATA,
+    "dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names": _DATA,
+    "train_sampling_strategy length_column_name group_by_length dispatch_batches split_batches": (
+        "tuner shuffles rows by the seed, and packs them"
+    ),
+    "gradient_checkpointing_kwargs activation_checkpointing_kwargs": "the form without reentrance is taken",
+    "lr_scheduler_kwargs": "the schedules have no settings but warmup_ratio, and end at 0",
+    "neftune_noise_alpha optim_args optim_target_modules average_tokens_across_devices": _NOT,
+    "tf32 use_cache torch_compile torch_compile_backend torch_compile_mode torch_compile_options": _SPEED,
+    "liger_kernel_config torch_empty_cache_steps auto_find_batch_size": _SPEED,
+    "eval_delay eval_on_start eval_do_concat_batches eval_use_gather_object eval_accumulation_steps": (
+        "validation is the loss alone, at train_cfg.val_interval"
+    ),
+    "prediction_loss_only include_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval": (
+        "validation is the loss alone, in the compute type"
+    ),
+    "metric_for_best_model greater_is_better": "the validation's loss decides what is best",
+    "trust_remote_code": "transformers' own classes are taken; code of the hub needs a commit as model.revision",
+    "accelerate_config num_processes num_machines machine_rank main_process_ip main_process_port": _LAUNCH,
+}
+"""Words without a counterpart -> why."""
+
+TABLE: Mapping[str, Rule] = {
+    "weight_decay": Alias(f"{_OPTIMIZER}.weight_decay"),
+    "seed": Alias("randomness.seed"),
+    **same("learning_rate adam_epsilon max_steps gradient_accumulation_steps"),
+    **same("per_device_train_batch_size dataloader_num_workers"),
+    "gradient_checkpointing": ALIASES["gradient_checkpointing"],
+    "activation_checkpointing": ALIASES["activation_checkpointing"],
+    "num_train_epochs": epochs,
+    "lr_scheduler_type": schedule,
+    "warmup_ratio": warmup_ratio,
+    "warmup_steps": warmup_steps,
+    "optim": optimizer,
+    "adam_beta1": betas,
+    "adam_beta2": betas,
+    "max_grad_norm": clipping,
+    "label_smoothing_factor": smoothing,
+    "bf16": compute_type,
+    "fp16": compute_type,
+    "report_to": trackers,
+    "logging_steps": interval("log.interval"),
+    "save_steps": interval("checkpoint.interval"),
+    "eval_steps": interval("train_cfg.val_interval"),
+    "save_total_limit": kept,
+    "per_device_eval_batch_size": val_batch,
+    "eval_strategy": no_epochs("it is validated", "train_cfg.val_interval"),
+    "evaluation_strategy": no_epochs("it is validated", "train_cfg.val_interval"),
+    "save_strategy": no_epochs("checkpoints are saved", "checkpoint.interval"),
+    "logging_strategy": no_epochs("metrics are written", "log.interval"),
+    "load_best_model_at_end": best,
+    "use_liger_kernel": LIGER,
+    "deepspeed": deepspeed.chosen,
+    **by_word(_REASONS),
+}
+
+DEFAULTS: Mapping[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_train_epochs": 3,
+    "learning_rate": 5e-5,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 0,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "logging_steps": 500,
+    "save_steps": 500,
+    "seed": 42,
+    "gradient_checkpointing": False,
+}
+"""What transformers 5 means by a word that is not written, where a recipe without it would mean something else."""
+
+
+def no_warmup(defaults: Mapping[str, Any], document: Document) -> dict[str, Any]:
+    """Return defaults with no warm-up, unless the source names one."""
+    named = any(document.values.get(key) is not None for key in ("warmup_ratio", "warmup_steps"))
+    return {key: value for key, value in defaults.items() if key != "warmup_steps"} | (
+        {} if named else {"warmup_ratio": 0.0}
+    )
+
+
+TOOL = Tool(
+    "TrainingArguments",
+    {**TABLE, "model_name_or_path": model, "_n_gpu": _LAUNCH, "mp_parameters": _NOT},
+    frozenset({"per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps"}),
+    defaults=lambda document: no_warmup(DEFAULTS, document),
+    keys="training_arguments",
+)
+"""A file of these words alone says nothing of a model or data: those come with --model and --data."""

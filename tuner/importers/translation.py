@@ -1,0 +1,316 @@
+"""From another tool's keys to ours, by a table: what became of each key is recorded, and none is left without a word.
+
+It knows no tool: `Tool` holds a tool's table, and the modules named after tools fill it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from tuner.errors import RecipeError, brief_repr, did_you_mean
+from tuner.importers import known_keys
+from tuner.importers.document import Document, Keys, walk
+from tuner.recipes.aliases import Alias
+from tuner.recipes.schema import schema_keys
+
+_NUMBERS = ("betas", "loss_weights")
+"""Our keys that hold several numbers."""
+
+
+OF_A_BLOCK = "tuner has no such setting of this block: it decides by itself"
+
+
+class Outcome(StrEnum):
+    """What became of a value."""
+
+    TAKEN = "taken"
+    TRANSLATED = "translated"
+    CHANGED = "changed in meaning"
+    LEFT_OUT = "no counterpart"
+
+
+@dataclass(frozen=True)
+class Given:
+    """One value of a source. `where` is its file and line; `is_default`: nobody wrote it, its tool means it."""
+
+    key: str
+    value: Any
+    where: str
+    keys: Keys = ()
+    is_default: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What became of one value: `ours` is what stands in the recipe for it, `why` what to know of that."""
+
+    given: Given
+    outcome: Outcome
+    ours: str | None = None
+    why: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        of_source = {"key": self.given.key, "value": str(self.given.value), "where": self.given.where}
+        return {**of_source, "outcome": str(self.outcome), "ours": self.ours, "why": self.why}
+
+
+Rule = Alias | str | Callable[["Translation", Given], None]
+"""One of our keys | why there is none | a function that says so itself."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What is known of a tool.
+
+    Attributes:
+        name: As its users write it.
+        table: Key -> rule; a key with a `*` stands for all that fit and that `keys` lists.
+        marks: Keys that tell its files from others', each alone.
+        defaults: What it means by a key that is not written, where that is not what a recipe without the key means.
+        settle: Looks at everything at once, after the keys.
+        prepare: Looks at it before them: what is learned, and by which method.
+        begin: Puts a document together first: what `${...}` in it names.
+        keys: The list of `known_keys` that its other keys stand in; empty: what a `*` fits is a key.
+    """
+
+    name: str
+    table: Mapping[str, Rule]
+    marks: frozenset[str] = frozenset()
+    defaults: Callable[[Document], Mapping[str, Any]] = lambda _: {}
+    settle: Callable[[Translation], None] = lambda _: None
+    prepare: Callable[[Translation], None] = lambda _: None
+    begin: Callable[[Document], Document] = lambda document: document
+    keys: str = ""
+
+
+@dataclass
+class Translation:
+    """One document on its way into a recipe."""
+
+    document: Document
+    tool: Tool
+    given: dict[str, Given] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    values: dict[Keys, Any] = field(default_factory=dict)
+    places: dict[Keys, Given] = field(default_factory=dict)
+    model: Given | None = None
+    method: str = "full"
+    objective: str = "sft"
+    datasets: list[dict[str, Any]] = field(default_factory=list)
+    """Of the training: `dataset` blocks, the keys of a mixture's entry and perhaps max_rows."""
+    validation: list[dict[str, Any]] = field(default_factory=list)
+    warmup_steps: Given | None = None
+    obstacle: str | None = None
+    """Why the recipe learns something else than its source, if it does."""
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """Return what the source says at a key, or its tool means; `default` where that is nothing."""
+        given = self.given.get(key)
+        return default if given is None or given.value is None else given.value
+
+    def set(self, given: Given, ours: str, value: Any, why: str | None = None, *, changed: bool = False) -> None:
+        """Let a value be this one of ours. A default never takes the place of what was written.
+
+        Raises:
+            RecipeError: the value is not of our key's type.
+        """
+        keys = tuple(ours.split("."))
+        value = coerced(value, keys, given)
+        before = self.places.get(keys)
+        if given.is_default and before is not None and not before.is_default:
+            return
+        self.values[keys], self.places[keys] = value, given
+        is_same = given.value == value and type(given.value) is type(value) and why is None
+        outcome = Outcome.CHANGED if changed else Outcome.TAKEN if is_same else Outcome.TRANSLATED
+        self.note(given, outcome, f"{ours} = {value!r}", why)
+
+    def note(self, given: Given, outcome: Outcome, ours: str | None = None, why: str | None = None) -> None:
+        """Record what became of a value."""
+        self.entries.append(Entry(given, outcome, ours, why))
+
+    def leave(self, given: Given, why: str) -> None:
+        """Record that a value has no counterpart."""
+        self.note(given, Outcome.LEFT_OUT, why=why)
+
+    def check_block(self, what: str, value: Mapping[str, Any], keys: Keys, read: Collection[str], left: str) -> None:
+        """Say of each key of a block that has no counterpart that it has none.
+
+        Args:
+            what: The block, as a user would name it.
+            value: The block.
+            keys: Where it stands.
+            read: Its keys that its translation looks at.
+            left: Its other keys, separated by blanks.
+
+        Raises:
+            RecipeError: the block has another key.
+        """
+        known = {*read, *left.split()}
+        for name, inner in value.items():
+            place = (*keys, str(name))
+            if name not in known:
+                fix = did_you_mean(str(name), sorted(known)) or "Take it out."
+                raise self.document.wrong(f"{self.tool.name} has no key {str(name)!r} in {what}", place, fix)
+            if name not in read and inner is not None:
+                self.leave(Given(".".join(place), inner, self.document.where(place), place), OF_A_BLOCK)
+
+    def wrong(self, given: Given, why: str, fix: str | None = None) -> RecipeError:
+        """Return an error about a value."""
+        return RecipeError(f"{given.key} = {brief_repr(given.value)}: {why}", where=given.where, fix=fix)
+
+    def run(self) -> None:
+        """Translate every key of the document.
+
+        Raises:
+            RecipeError: a key that the tool has not, or a value that fits no type.
+        """
+        self._collect()
+        self.tool.prepare(self)
+        for given in list(self.given.values()):
+            if given.value is not None and not (given.is_default and given.key not in self.tool.table):
+                self._apply(self._rule(given), given)
+            else:
+                self._rule(given)
+        self.tool.settle(self)
+        for line in self.document.more_calls:
+            call = Given("a further call", None, f"{self.document.name}:{line}")
+            self.leave(call, "one recipe is one training: import it by itself, as a command line")
+
+    def check_all_told(self) -> None:
+        """Assert that something is said of every key."""
+        accounted = {entry.given.key for entry in self.entries}
+        missing = [one.key for one in self.given.values() if one.value is not None and not one.is_default]
+        assert accounted.issuperset(missing), f"nothing is said of {sorted(set(missing) - accounted)}"
+
+    def _collect(self) -> None:
+        for keys, value in walk(self.document.values, self.tool.table):
+            key = ".".join(keys)
+            if key not in self.tool.table and key.removeprefix("no_") in self.tool.table and value is True:
+                key, value = key.removeprefix("no_"), False  # as Hugging Face's parser of flags has it
+            self.given[key] = Given(key, value, self.document.where(keys), keys)
+        for key, value in self.tool.defaults(self.document).items():
+            if self.value(key) is None:
+                self.given[key] = Given(key, value, f"{self.tool.name}'s default", tuple(key.split(".")), True)
+
+    def _rule(self, given: Given) -> Rule:
+        table = self.tool.table
+        if given.key in table:
+            return table[given.key]
+        known = known_keys.of(self.tool.keys) if self.tool.keys else frozenset[str]()
+        if not self.tool.keys or known_keys.has(known, given.key):
+            # A block that is empty here is named by what it could hold.
+            fitting = (key for key in table if "*" in key and _fits(given.key, key))
+            if pattern := next(fitting, None):
+                return table[pattern]
+        if given.keys[0] in self.document.used:
+            return told_with("the values that name it")
+        names = {key for key in (*table, *known) if "*" not in key and not key.startswith("_")}
+        fix = did_you_mean(given.key, sorted(names))
+        raise RecipeError(f"{self.tool.name} has no key {given.key!r}", where=given.where, fix=fix or "Take it out.")
+
+    def _apply(self, rule: Rule, given: Given) -> None:
+        if isinstance(rule, str):
+            self.leave(given, rule)
+        elif isinstance(rule, Alias):
+            self._alias(rule, given)
+        else:
+            rule(self, given)
+
+    def _alias(self, alias: Alias, given: Given) -> None:
+        if alias.key is None:
+            self.leave(given, alias.instead or "")
+            return
+        value = given.value
+        if alias.values and not isinstance(value, list | dict):
+            value = alias.value(str(value))
+            if value is None:
+                self.leave(given, alias.instead or "")
+                return
+            value = None if value == "None" else value
+        self.set(given, alias.key, value)
+
+
+def _fits(key: str, pattern: str) -> bool:
+    return fnmatchcase(key, pattern) or fnmatchcase(f"{key}.", pattern)
+
+
+def told_with(what: str) -> Rule:
+    """Return the rule of a key that another one's translation has looked at."""
+
+    def rule(t: Translation, given: Given) -> None:
+        t.note(given, Outcome.TAKEN, why=f"with {what}")
+
+    return rule
+
+
+def coerced(value: Any, keys: Keys, given: Given) -> Any:
+    """Return a value in the type of our key: numbers and truths may be texts in YAML, and always are after a flag.
+
+    Raises:
+        RecipeError: it is neither.
+    """
+    annotation = schema_keys().get(keys)
+    options = _options(annotation)
+    if value is None or annotation is None or str in options:
+        return _listed(value, options) if isinstance(value, str) else value
+    what = RecipeError(f"{given.key} = {brief_repr(given.value)} is no {{}}", where=given.where)
+    if Literal in options and isinstance(value, str) and value.isdigit():
+        return int(value)
+    if isinstance(value, list | tuple) and keys[-1] in _NUMBERS:
+        return [_number(one, what) for one in value]
+    if bool in options:
+        return _truth(value, what)
+    if int in options and float not in options:
+        return _whole(value, what)
+    if float in options:
+        return _number(value, what)
+    return _listed(value, options) if isinstance(value, str) else value
+
+
+def _options(annotation: Any) -> set[Any]:
+    """Return the plain types in an annotation, out of its unions and what `Annotated` adds."""
+    if get_origin(annotation) in (Union, UnionType) or hasattr(annotation, "__metadata__"):
+        inner = get_args(annotation)[:1] if hasattr(annotation, "__metadata__") else get_args(annotation)
+        return set().union(*map(_options, inner))
+    return {get_origin(annotation) or annotation}
+
+
+def _listed(value: str, options: set[Any]) -> Any:
+    """Return `[a, b]` as a list where our key takes one."""
+    if options & {list, tuple} and value[:1] + value[-1:] == "[]":
+        return [word.strip(" '\"") for word in value[1:-1].split(",") if word.strip(" '\"")]
+    return [value] if options & {list, tuple} and not options & {str, Literal} else value
+
+
+def _no(error: RecipeError, kind: str) -> RecipeError:
+    return RecipeError(error.what.format(kind), where=error.where)
+
+
+def _truth(value: Any, error: RecipeError) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    if word not in ("true", "false", "yes", "no", "1", "0"):
+        raise _no(error, "truth: true or false")
+    return word in ("true", "yes", "1")
+
+
+def _number(value: Any, error: RecipeError) -> float:
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return value if isinstance(value, int | float) else float(value)
+    except (TypeError, ValueError):
+        raise _no(error, "number") from None
+
+
+def _whole(value: Any, error: RecipeError) -> int:
+    number = _number(value, error)
+    if number != number or number in (float("inf"), float("-inf")) or number != int(number):
+        raise _no(error, "whole number")
+    return int(number)
