@@ -302,7 +302,7 @@ class RecipeConfig(Block):
     ) -> Dataloader | None:
         objective = info.data.get("objective")
         least = least_batch_size(objective) if objective else 0
-        if loader and loader.batch_size != "auto" and loader.batch_size < least:
+        if loader and objective and loader.batch_size != "auto" and loader.batch_size < least:
             why = f"must be {least} or more for {objective.type}, which sets an answer against others of its batch"
             raise wrong_key("batch_size", why)
         return loader
