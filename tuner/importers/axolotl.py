@@ -250,7 +250,6 @@ TABLE: Mapping[str, Rule] = {
 TOOL = Tool(
     "Axolotl",
     TABLE,
-    frozenset({"base_model", "sequence_len", "micro_batch_size", "val_set_size", "num_epochs", "sample_packing"}),
     _defaults,
     axolotl_data.settle,
     _prepare,

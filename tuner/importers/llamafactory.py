@@ -304,7 +304,6 @@ TABLE: Mapping[str, Rule] = {
 TOOL = Tool(
     "LLaMA-Factory",
     TABLE,
-    frozenset({"finetuning_type", "cutoff_len", "stage", "dataset_dir", "lora_target", "template", "quantization_bit"}),
     _defaults,
     llamafactory_data.settle,
     keys="llamafactory",

@@ -316,7 +316,6 @@ TABLE: Mapping[str, Rule] = {
 TOOL = Tool(
     "ROLL",
     TABLE,
-    frozenset({*_ROLES, "hydra", "actor_infer", "rollout_batch_size", "exp_name", "student_pretrain", "pretrain"}),
     _defaults,
     prepare=_prepare,
     begin=with_defaults,

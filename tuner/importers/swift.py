@@ -250,7 +250,6 @@ TABLE: Mapping[str, Rule] = {
 TOOL = Tool(
     "ms-swift",
     TABLE,
-    frozenset({"tuner_type", "train_type", "torch_dtype", "split_dataset_ratio", "attn_impl", "model", "lora_rank"}),
     _defaults,
     _settle,
     _prepare,

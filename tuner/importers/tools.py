@@ -16,7 +16,7 @@ from tuner.importers import command_line, python_file, yaml_file
 from tuner.importers.document import Document
 from tuner.importers.recipe import Imported, finished
 from tuner.importers.translation import Tool, Translation
-from tuner.recipes import paths
+from tuner.recipes import foreign, paths
 
 _TOOLS = {
     "llamafactory": "llamafactory",
@@ -29,8 +29,6 @@ _TOOLS = {
     "training-arguments": "training_arguments",
 }
 """What is said after --from -> the module that knows the tool."""
-_SHARED = "training-arguments"
-"""Whose words others use too: it is meant where no key is another's own."""
 _PROGRAMS = {"trl": "trl", "llamafactory-cli": "llamafactory", "axolotl": "axolotl", "swift": "ms-swift"}
 """Program on a command line -> what is said after --from."""
 NAMES = tuple(_TOOLS)
@@ -117,9 +115,4 @@ def _named(name: str | None, document: Document) -> Tool:
 
 
 def _told(document: Document) -> list[str]:
-    """Return the tools with the most tell-tale keys in a document."""
-    keys = set(document.values)
-    counts = {name: len(keys & tool_named(name).marks) for name in _TOOLS if name not in (_SHARED, "xtuner")}
-    if most := max(counts.values()):
-        return [name for name, count in counts.items() if count == most]
-    return [_SHARED] if keys & tool_named(_SHARED).marks else []
+    return [name for name in foreign.tools_with(document.values) if name in _TOOLS]

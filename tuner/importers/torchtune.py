@@ -334,7 +334,6 @@ TABLE: Mapping[str, Rule] = {
 TOOL = Tool(
     "torchtune",
     TABLE,
-    frozenset({"checkpointer", "metric_logger", "log_every_n_steps", "enable_activation_checkpointing", "tokenizer"}),
     _defaults,
     prepare=_prepare,
     begin=_begin,

@@ -311,7 +311,6 @@ def no_warmup(defaults: Mapping[str, Any], document: Document) -> dict[str, Any]
 TOOL = Tool(
     "TrainingArguments",
     {**TABLE, "model_name_or_path": model, "_n_gpu": _LAUNCH, "mp_parameters": _NOT},
-    frozenset({"per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps"}),
     defaults=lambda document: no_warmup(DEFAULTS, document),
     keys="training_arguments",
 )

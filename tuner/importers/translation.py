@@ -70,7 +70,6 @@ class Tool:
     Attributes:
         name: As its users write it.
         table: Key -> rule; a key with a `*` stands for all that fit and that `keys` lists.
-        marks: Keys that tell its files from others', each alone.
         defaults: What it means by a key that is not written, where that is not what a recipe without the key means.
         settle: Looks at everything at once, after the keys.
         prepare: Looks at it before them: what is learned, and by which method.
@@ -80,7 +79,6 @@ class Tool:
 
     name: str
     table: Mapping[str, Rule]
-    marks: frozenset[str] = frozenset()
     defaults: Callable[[Document], Mapping[str, Any]] = lambda _: {}
     settle: Callable[[Translation], None] = lambda _: None
     prepare: Callable[[Translation], None] = lambda _: None

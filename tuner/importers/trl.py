@@ -262,12 +262,6 @@ TABLE: Mapping[str, Rule] = {
 TOOL = Tool(
     "TRL",
     TABLE,
-    frozenset(
-        (
-            *("dataset_name", "dataset_mixture", "use_peft", "dataset_train_split", "max_seq_length", "env"),
-            *("model_name_or_path", "model_revision", "torch_dtype", "max_prompt_length", "lora_modules_to_save"),
-        )
-    ),
     _begin,
     _settle,
     _prepare,

@@ -42,7 +42,6 @@ _LEFT_OF_DATASET = (
 )
 _OF_SOURCE = {"path", "dataset_path", "dataset_name", "name", "split", "data_files"}
 _VISION = "tuner trains text models: it has nothing for images"
-_BLOCKS = ("model", "train_dataloader", "optim_wrapper", "param_scheduler", "train_cfg", "custom_hooks")
 
 
 def _last(value: Any) -> str:
@@ -335,4 +334,4 @@ TABLE: Mapping[str, Rule] = {
 
 _KEYS = {key.partition(".")[0] for key in TABLE} - {"*"}
 
-TOOL = Tool("XTuner", TABLE, frozenset(_BLOCKS), _defaults, prepare=_prepare)
+TOOL = Tool("XTuner", TABLE, _defaults, prepare=_prepare)

@@ -6,6 +6,7 @@ It looks at a file's beginning alone, and reads none of its values.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from tuner.errors import RecipeError
@@ -14,16 +15,61 @@ from tuner.recipes import catalog
 YAML = (".yaml", ".yml")
 _MAX_BYTES = 64_000
 _ACCELERATE = "accelerate"
-_MARKS = (
-    (_ACCELERATE, {"compute_environment", "distributed_type", "deepspeed_config"}),
-    ("LLaMA-Factory", {"finetuning_type", "cutoff_len", "do_train", "stage", "dist_config"}),
-    ("Axolotl", {"base_model", "sequence_len", "micro_batch_size"}),
-    ("ROLL", {"actor_train", "sft_train", "student", "hydra", "strategy_args"}),
-    ("torchtune", {"checkpointer", "_component_"}),
-    ("ms-swift", {"tuner_type", "train_type"}),
-    ("TRL", {"model_name_or_path", "dataset_name", "per_device_train_batch_size"}),
-)
-"""Tool -> keys at the top that its files have and those before it in this list have not."""
+MARKS: Mapping[str, Collection[str]] = {
+    _ACCELERATE: ["compute_environment", "distributed_type", "deepspeed_config"],
+    "llamafactory": [
+        "model_name_or_path",
+        "finetuning_type",
+        "cutoff_len",
+        "stage",
+        "do_train",
+        "dataset_dir",
+        "lora_target",
+        "template",
+        "quantization_bit",
+        "dist_config",
+    ],
+    "axolotl": ["base_model", "sequence_len", "micro_batch_size", "val_set_size", "num_epochs", "sample_packing"],
+    "roll": [
+        "actor_train",
+        "sft_train",
+        "student",
+        "hydra",
+        "strategy_args",
+        "actor_infer",
+        "rollout_batch_size",
+        "exp_name",
+        "student_pretrain",
+        "pretrain",
+    ],
+    "torchtune": [
+        "checkpointer",
+        "metric_logger",
+        "log_every_n_steps",
+        "enable_activation_checkpointing",
+        "tokenizer",
+        "_component_",
+    ],
+    "ms-swift": ["tuner_type", "train_type", "torch_dtype", "split_dataset_ratio", "attn_impl", "model", "lora_rank"],
+    "trl": [
+        "dataset_name",
+        "dataset_mixture",
+        "use_peft",
+        "dataset_train_split",
+        "max_seq_length",
+        "env",
+        "model_name_or_path",
+        "model_revision",
+        "torch_dtype",
+        "max_prompt_length",
+        "lora_modules_to_save",
+    ],
+}
+"""Tool, as `tuner import --from` has it -> keys at the top that tell its files from others'."""
+_SHARED = "training-arguments"
+_OF_ALL = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps")
+"""Words that several tools have: they are of transformers' own where no key is another's."""
+_SHOWN = {"llamafactory": "LLaMA-Factory", "axolotl": "Axolotl", "roll": "ROLL", "trl": "TRL"}
 _TAKE_A_NAME = (
     "Take a recipe's name (tuner list) and give what you changed after --set, in the same words: "
     "--set learning_rate=1e-4 --set lora_rank=8; the model is --model PATH, the data --data FILE."
@@ -31,10 +77,18 @@ _TAKE_A_NAME = (
 _IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
 
 
+def tools_with(keys: Iterable[str]) -> list[str]:
+    """Return the tools that have the most of these keys at the top as tell-tale ones; several may have as many."""
+    found = {*keys}
+    counts = {name: len(found.intersection(marks)) for name, marks in MARKS.items()}
+    if most := max(counts.values()):
+        return [name for name, count in counts.items() if count == most]
+    return [_SHARED] if found.intersection(_OF_ALL) else []
+
+
 def tool(path: Path) -> str | None:
     """Return whose YAML a file is, told by its keys, or None where that is not known."""
-    keys = {*re.findall(r"^([A-Za-z_]\w*) *:", _beginning(path), re.MULTILINE)}
-    return next((name for name, marks in _MARKS if keys & marks), None)
+    return next(iter(tools_with(re.findall(r"^([A-Za-z_]\w*) *:", _beginning(path), re.MULTILINE))), None)
 
 
 def trains(path: Path) -> bool:
@@ -45,7 +99,8 @@ def trains(path: Path) -> bool:
 def yaml_error(name: str) -> RecipeError:
     """Return the refusal of a YAML file in place of a recipe."""
     found = tool(Path(name))
-    what = f"{name!r} is {f'a config of {found}, in YAML' if found else 'YAML'}; a recipe is a name or a .py file"
+    whose = f"a config of {_SHOWN.get(found, found)}, in YAML" if found else "YAML"
+    what = f"{name!r} is {whose}; a recipe is a name or a .py file"
     if found != _ACCELERATE:
         return RecipeError(what, where="the recipe's name", fix=_TAKE_A_NAME)
     fix = "It says how to launch: zero_stage: 3 is --deepspeed zero3, num_processes: 8 is --nproc-per-node 8."
