@@ -70,7 +70,9 @@ def test_a_command_of_the_readme_works(line: str, tmp_path: Path, monkeypatch: p
     arguments = [word if word != "mine.py" or "copy" not in after else "copied.py" for word in shlex.split(after)]
 
     # What would start processes is planned, or asked for help alone: tests/e2e and tests/cli start them.
-    help_alone = dict.fromkeys(("smoke", "tune", "import", "doctor", "chat", "serve", "eval", "export", "convert"), "--help")
+    help_alone = dict.fromkeys(
+        ("smoke", "tune", "import", "doctor", "chat", "serve", "eval", "export", "convert"), "--help"
+    )
     unstarted = {"train": "--dry-run", "submit": "--dry-run", **help_alone}.get(arguments[0])
     plan = [unstarted] if unstarted and unstarted not in arguments else []
     result = CliRunner().invoke(tuner, [*arguments, *plan], env=env)

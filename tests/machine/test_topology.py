@@ -471,6 +471,8 @@ def test_a_worker_reads_its_rank_and_whether_it_is_watched() -> None:
     assert Rank.of({}) == Rank(0, 0, 1, supervised=False)
     assert Rank.of(environ) == Rank(3, 1, 4, supervised=False)
     assert Rank.of(environ | {SUPERVISED: "1"}).supervised
+    assert Rank.of(environ | {"SLURM_STEP_ID": "0"}).of_srun
+    assert not Rank.of(environ | {"SLURM_STEP_ID": "0", SUPERVISED: "1"}).of_srun
 
 
 @pytest.mark.parametrize(("samples", "steps"), [(1, 1), (24, 1), (25, 2), (48, 2), (49, 3)])

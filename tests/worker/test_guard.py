@@ -198,19 +198,21 @@ WAITS = "guard.can_stop_at_a_step = True\nprint('ready')\nwhile not guard.stop_r
 
 
 @pytest.mark.parametrize(
-    ("signals", "code"),
+    ("signals", "task", "code"),
     [
-        ((signal.SIGHUP,), 7),
-        ((signal.SIGTERM, signal.SIGUSR2), 7),
-        ((signal.SIGUSR2, signal.SIGUSR2, signal.SIGTERM), 7),
-        ((signal.SIGTERM, signal.SIGTERM), 128 + signal.SIGTERM),
-        ((signal.SIGUSR2, signal.SIGTERM, signal.SIGINT), 128 + signal.SIGINT),
+        ((signal.SIGHUP,), {}, 7),
+        ((signal.SIGTERM, signal.SIGUSR2), {}, 7),
+        ((signal.SIGUSR2, signal.SIGUSR2, signal.SIGTERM), {}, 7),
+        ((signal.SIGTERM, signal.SIGTERM), {}, 128 + signal.SIGTERM),
+        ((signal.SIGTERM, signal.SIGTERM), {"SLURM_STEP_ID": "0"}, 7),
+        ((signal.SIGUSR2, signal.SIGTERM, signal.SIGINT), {}, 128 + signal.SIGINT),
+        ((signal.SIGTERM, signal.SIGINT, signal.SIGINT), {"SLURM_STEP_ID": "0"}, 128 + signal.SIGINT),
     ],
 )
 def test_what_slurm_sends_in_turn_interrupts_no_save_but_asking_twice_does(
-    run: RunDirectory, signals: tuple[int, ...], code: int
+    run: RunDirectory, signals: tuple[int, ...], task: dict[str, str], code: int
 ) -> None:
-    process = _start(run, f"{WAITS}print('saving')\ntime.sleep(1.5)\nos._exit(7)", 0)
+    process = _start(run, f"{WAITS}print('saving')\ntime.sleep(1.5)\nos._exit(7)", 0, **task)
     wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
 
     for number in signals:

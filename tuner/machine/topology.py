@@ -81,12 +81,15 @@ class Rank(NamedTuple):
     world_size: int
     supervised: bool
     """A supervisor of ours reads this rank's report and prints it; under srun nobody does."""
+    of_srun: bool = False
+    """A task of Slurm's, which ends it by itself (SIGKILL) when it does not end in time."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Rank:
         """Read the variables that torchrun, or `launch.render` for one rank, has set."""
         rank, local_rank = int(environ.get("RANK", "0")), int(environ.get("LOCAL_RANK", "0"))
-        return cls(rank, local_rank, int(environ.get("WORLD_SIZE", "1")), SUPERVISED in environ)
+        world_size, supervised = int(environ.get("WORLD_SIZE", "1")), SUPERVISED in environ
+        return cls(rank, local_rank, world_size, supervised, not supervised and "SLURM_STEP_ID" in environ)
 
 
 class Batch(NamedTuple):

@@ -126,7 +126,8 @@ class Guard:
             faulthandler.dump_traceback()  # into the log: of ranks that waited in vain it tells who lagged
         if not (self.stop_requested or peer_failed or self.can_stop_at_a_step):
             self._requeue(None)
-        insists = number in _INSISTING
+        # At a time limit Slurm sends SIGTERM twice, a second or so apart (seen in 22.05), and SIGKILL after KillWait.
+        insists = number in _INSISTING and not (number == signal.SIGTERM and self.rank.of_srun)
         again, self._insisted = insists and self._insisted, insists or self._insisted
         if peer_failed and not again:
             with contextlib.suppress(Exception):  # the other's failure is the cause
