@@ -367,6 +367,7 @@ BAD = [
     ("an object", "config.yaml", f"{_LF}x: !!python/object/apply:os.system ['touch ran']\n", "config.yaml:4"),
     ("an alias bomb", "config.yaml", _LF + _BOMB, "config.yaml:"),
     ("an alias of itself", "config.yaml", f"{_LF}x: &x [*x]\n", "config.yaml:"),
+    ("a merge of a number", "config.yaml", f"{_LF}<<: 3\n", "config.yaml:"),
     ("an unknown key", "config.yaml", f"{_LF}lora_rnk: 8\n", "config.yaml:4"),
     ("a text for a number", "config.yaml", f"{_LF}learning_rate: fast\n", "config.yaml:4"),
     ("a number out of range", "config.yaml", f"{_LF}learning_rate: -1\n", "config.yaml:4"),

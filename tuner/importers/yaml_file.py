@@ -88,6 +88,8 @@ class _Reader:
             if key_node.tag == f"{_STANDARD}merge":
                 below = self.value(value_node, keys, depth + 1)
                 for one in below if isinstance(below, list) else [below]:
+                    if not isinstance(one, dict):
+                        raise self.wrong("<< takes a mapping, or a list of them", key_node)
                     merged |= {key: value for key, value in one.items() if key not in merged}
                 continue
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
