@@ -134,6 +134,7 @@ def score(model: Any, tokenizer: Any, pair: dict[str, str], side: str) -> float:
     return float(model.eval()(**text).logits)
 
 
+@pytest.mark.long
 def test_freezing_trains_the_last_layers_alone_and_saves_a_whole_model(run_of: Any) -> None:
     run = run_of("kto_freeze")
 

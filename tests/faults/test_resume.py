@@ -63,6 +63,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_on_one_rank_within_its_dropout(tmp
     assert alone.losses == pytest.approx(undisturbed.losses, rel=2e-2)
 
 
+@pytest.mark.long
 def test_a_sharded_run_goes_on_on_more_ranks_and_its_weights_at_another_stage(tmp_path: Path) -> None:
     recipe = quick(tmp_path, "full")
     two = ok(train(recipe, tmp_path / "two", "--deepspeed", "zero3"))

@@ -25,6 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_two_ranks_hold_to_the_byte_what_is_predicted_of_a_sharded_4_bit_base(model: Path, tmp_path: Path) -> None:
     found = measure(QLORA, model, make_data(tmp_path), tmp_path / "run", CPU)
     # bitsandbytes' tables of 16 and 256 numbers and an offset for each of 28 layers; Adam's counter of steps.
