@@ -101,7 +101,9 @@ def test_after_the_smallest_batch_come_the_levels_and_then_the_end(
     kept = [("deepspeed_zero2", 2, 4), ("deepspeed_zero2", 1, 8)]  # activations are then computed again
     assert _tried(run) == [*kept, *((level, 1, 8) for level in levels)]
     assert _json(run / "status.json")["state"] == "failed"
-    assert capfd.readouterr().err.endswith(f"Next: tuner plan {run}/recipe.py\n")
+    said = capfd.readouterr().err
+    assert said.count("at deepspeed_zero2, recomputing activations, from the start.\n") == 1
+    assert said.endswith(f"Next: tuner plan {run}/recipe.py\n")
 
 
 def test_it_goes_on_from_the_last_valid_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,11 +58,11 @@ def next_attempt(resolved: ResolvedRun, run: RunDirectory, code: int, resolve: R
         if "signal" in status:  # who asked a run to stop does not want it to start again
             return None
         if request.on_oom == "retry" and (change := _lighter(resolved, failure)):
-            return _announced(_resolve_lighter(resolved, run, failure, change, resolve), ON_OOM)
+            return _announced(resolved, _resolve_lighter(resolved, run, failure, change, resolve), ON_OOM)
         flag = RESTARTS
         if not request.max_restarts or not _may_pass(code, failure):
             return None
-        return _announced(_resolve_again(resolved, run, failure, resolve), RESTARTS)
+        return _announced(resolved, _resolve_again(resolved, run, failure, resolve), RESTARTS)
     except (TunerError, _Refused) as error:
         _print(f"{flag}: not possible: {error}")
     return None
@@ -81,7 +81,7 @@ def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int, resol
         if topology.leads:
             if refusal := objection or nodes.objection(run, topology.num_nodes, patience_s):
                 raise _Refused(refusal)
-            return _announced(_resolve_again(resolved, run, failure, resolve), RESTARTS)
+            return _announced(resolved, _resolve_again(resolved, run, failure, resolve), RESTARTS)
         if objection:
             return None
         launch_id, refusal = nodes.decision(run, resolved.launch_id, patience_s)
@@ -168,11 +168,12 @@ def _resolve(request: Request, resolved: ResolvedRun, resolve: Resolve) -> Resol
     return following
 
 
-def _announced(following: ResolvedRun, flag: str) -> ResolvedRun:
+def _announced(before: ResolvedRun, following: ResolvedRun, flag: str) -> ResolvedRun:
     batch, attempts_so_far = following.batch, following.request.attempts
+    recomputes = following.recipe.config.split.recompute and not before.recipe.config.split.recompute
     lighter_by = (
         f" with micro-batch {batch.micro_batch} x accumulation {batch.accumulation} "
-        f"(global batch {batch.global_batch}) at {following.level}"
+        f"(global batch {batch.global_batch}) at {following.level}{', recomputing activations' if recomputes else ''}"
     )
     change = lighter_by if flag == ON_OOM else ""
     place = following.resume.path.name if following.resume else "the start"
