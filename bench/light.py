@@ -47,7 +47,7 @@ def main() -> None:
     what = f"Commands that train nothing, in turns. Medians of {given.rounds}. Seconds of the wall (cpu)."
     table = Table("light", what)
     for name, took in medians.items():
-        table.rows.append({"command": f"`{name}`", "seconds": took, "x bare click": took.over(medians["bare click"])})
+        table.add({"command": f"`{name}`", "seconds": took, "x bare click": took.over(medians["bare click"])})
     table.show(given.json)
 
 

@@ -71,7 +71,7 @@ def main() -> None:
             job = make_job(Path(scratch), setting, STEPS, model, save_every=EVERY)
             found = in_turns(PEERS, given.rounds, partial(measured, job=job, sizes=sizes))
             written = {f"{tool}, MB": round(size / 1e6, 1) for tool, size in sizes.items()}
-            table.rows.append({"setting": str(setting), **cells(found, floor="trainer"), **written})
+            table.add({"setting": str(setting), **cells(found, floor="trainer"), **written})
     table.show(given.json)
 
 

@@ -69,7 +69,7 @@ def main() -> None:
             job = make_job(Path(scratch), Setting(ranks, "bf16", "full"), 2, model)
             in_turns(given.peers, 1, partial(first_step, job=job))
             found = in_turns(given.peers, given.rounds, partial(first_step, job=job))
-            table.rows.append({"ranks": ranks, **cells(found)})
+            table.add({"ranks": ranks, **cells(found)})
     table.show(given.json)
 
 

@@ -60,7 +60,7 @@ def main() -> None:
             setting = Setting(ranks, dtype, method, zero)
             job = make_job(Path(scratch), setting, given.steps, model)
             found = in_turns(given.peers, given.rounds, partial(measured, job=job))
-            table.rows.append({"setting": str(setting), **cells(found)})
+            table.add({"setting": str(setting), **cells(found)})
     table.show(given.json)
 
 

@@ -107,6 +107,11 @@ class Table:
     """What is compared, at which equal settings: one paragraph."""
     rows: list[dict[str, Any]] = field(default_factory=list)
 
+    def add(self, row: dict[str, Any]) -> None:
+        """Take a row, and leave it on standard error at once: what comes later may be cut off."""
+        self.rows.append(row)
+        print(grid([row]), file=sys.stderr, flush=True)
+
     def markdown(self) -> str:
         """Return the paragraph, the machine, and the rows."""
         return f"{self.what}\n\n{machine_line()}\n\n{grid(self.rows)}\n"
