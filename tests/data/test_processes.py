@@ -23,6 +23,13 @@ from tuner.data.prepare import prepare
 from tuner.errors import DataError, MachineError
 
 
+class Particular(Exception):
+    """It cannot be made again from what it says."""
+
+    def __init__(self, *, row: int) -> None:
+        super().__init__(f"row {row} is particular")
+
+
 def doubled(value: int) -> int:
     if value == 7:
         raise DataError("seven", where="here", of_row=True)
@@ -30,6 +37,8 @@ def doubled(value: int) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     if value == 9:
         raise ZeroDivisionError("none")
+    if value == 10:
+        raise Particular(row=10)
     return value * 2
 
 
@@ -72,6 +81,7 @@ def test_no_more_values_are_taken_ahead_than_two_for_each_process() -> None:
         ((0, 7), DataError, "seven"),
         ((0, 8), MachineError, "with code -9"),
         ((0, 9), ZeroDivisionError, "none"),
+        ((0, 10), RuntimeError, "Particular: row 10 is particular"),
     ],
 )
 def test_an_error_in_a_process_is_that_of_the_caller(values: Any, error: type[Exception], text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,7 @@ OPEN = "tiny_lora_sample_e1"
 
 def search(base: ResolvedRun, *out_of_memory: Split) -> Tuned:
     """Measure every candidate on paper: larger micro-batches are faster, some run out of memory."""
-    tuned = Tuned(base.recipe, base.topology.world_size, [])
+    tuned = Tuned(base.recipe, Path("tuned.py"), base.topology.world_size, [])
     for one in candidates(base, tuned):
         ok = one.split not in out_of_memory
         done = Measured(one, float(one.split.micro_batch)) if ok else Measured(one, failure="out of memory")
@@ -60,7 +61,7 @@ def test_a_search_in_which_nothing_ran_ends_with_the_first_failure() -> None:
 def test_the_recipe_that_is_written_differs_in_the_split_alone() -> None:
     base = made(recipe="llama3_1_8b_lora_alpaca_e3", hardware=machine(A100))
     best = Candidate(Split(4, 4, recompute=False), "deepspeed_zero2", "whole")
-    tuned = Tuned(base.recipe, 1, [Measured(best, 10.0)])
+    tuned = Tuned(base.recipe, Path("tuned.py"), 1, [Measured(best, 10.0)])
 
     old, new = dict(leaves(base.recipe.values)), dict(leaves(tuned.recipe().values))
 
@@ -109,3 +110,19 @@ def test_ctrl_c_leaves_what_was_measured_so_far(monkeypatch: pytest.MonkeyPatch)
 def test_several_nodes_are_refused() -> None:
     with pytest.raises(UsageError, match="measures on one machine"):
         tune.tune(_asked(nnodes=2, node_rank=0, master_addr="n1"), PATH, lambda _: None)
+
+
+@pytest.mark.parametrize("output", [None, "no/folder/fast.py", "fast.txt"])
+def test_a_result_that_cannot_be_written_is_refused_before_anything_is_measured(
+    output: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(f"{OPEN}_tuned.py").write_text("mine", encoding="utf-8")
+    monkeypatch.setattr(tune._Bench, "measure", lambda *_: pytest.fail("it measured"))
+
+    with pytest.raises(UsageError, match=r"exists|no folder|does not end"):
+        tune.tune(replace(_asked(), output=Path(output) if output else None), PATH, lambda _: None)
+
+
+def test_a_failure_without_a_word_is_a_row_too() -> None:
+    assert tune._failure({"message": ""}, 1) == "it failed (1)"

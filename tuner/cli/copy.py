@@ -18,21 +18,12 @@ from tuner.cli.say import say
 @override_options
 def command(name: str | None, dest: Path | None, allow_code: bool, **changes: Any) -> None:
     """Write recipe NAME to DEST (default: ./NAME.py), every value in it and every comment kept."""
-    from tuner.errors import UsageError
     from tuner.files import write_new_text
-    from tuner.recipes import loading
+    from tuner.recipes import loading, paths
 
     if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix != ".py":
         dest, changes["more"] = None, (str(dest), *changes["more"])  # the second pair of --cfg-options a=1 b=2
     loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
-    path = dest or Path(f"{loaded.name}.py")
-    path = path / f"{loaded.name}.py" if path.is_dir() else path
-    if path.suffix != ".py":
-        raise UsageError(f"{str(path)!r} does not end in .py", where="DEST", fix=f"Write {path}.py or a folder.")
-    if not path.parent.is_dir():
-        raise UsageError(f"no folder {str(path.parent)!r}", where="DEST", fix="Make it first.")
-    try:
-        write_new_text(path, loaded.standalone(f" Train it: tuner train {path.name}"))
-    except FileExistsError:
-        raise UsageError(f"{path} exists", where="DEST", fix="Choose another name; nothing was overwritten.") from None
+    path = paths.new_recipe(dest, loaded.name, "DEST")
+    write_new_text(path, loaded.standalone(f" Train it: tuner train {path.name}"))
     say(f"Wrote {path}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")

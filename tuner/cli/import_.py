@@ -31,9 +31,10 @@ def command(source: tuple[str, ...], dest: Path | None, tool: str | None, as_jso
     XTuner .py, a shell script that calls one of them, or the command line itself. It is read, never run.
     """
     from tuner.importers import tools
+    from tuner.recipes import paths
 
     imported = tools.read(source, tool)
-    path = _destination(dest, source)
+    path = paths.new_recipe(dest, _name(source), "-o")
     written = _write(imported, path)
     if as_json:
         from tuner.files import dump_json
@@ -46,18 +47,11 @@ def command(source: tuple[str, ...], dest: Path | None, tool: str | None, as_jso
     say(f"Wrote {' and '.join(map(str, written))}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")
 
 
-def _destination(dest: Path | None, source: tuple[str, ...]) -> Path:
-    from tuner.errors import UsageError
-
+def _name(source: tuple[str, ...]) -> str:
+    """Return what a recipe of this file or command line is called."""
     words = source if len(source) > 1 else source[0].split()
     stem = Path(words[0]).stem if len(words) == 1 else "_".join(words[:2])
-    path = dest or Path(f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', stem)}.py")
-    path = path / f"{stem}.py" if path.is_dir() else path
-    if path.suffix != ".py":
-        raise UsageError(f"{str(path)!r} does not end in .py", where="-o", fix=f"Write {path}.py or a folder.")
-    if not path.parent.is_dir():
-        raise UsageError(f"no folder {str(path.parent)!r}", where="-o", fix="Make it first.")
-    return path
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", stem)
 
 
 def _write(imported: Imported, path: Path) -> list[Path]:
@@ -68,10 +62,8 @@ def _write(imported: Imported, path: Path) -> list[Path]:
 
     beside = path.with_suffix(".deepspeed.json")
     config = deepspeed.text(imported.values.get("deepspeed"))
-    for one in (path, beside) if config else (path,):
-        if one.exists():
-            fix = "Choose another name with -o; nothing was overwritten."
-            raise UsageError(f"{one} exists", where="-o", fix=fix)
+    if config and beside.exists():
+        raise UsageError(f"{beside} exists", where="-o", fix="Choose another name; nothing was overwritten.")
     if config:
         write_new_text(beside, config)
     write_new_text(path, recipe_text.text(imported, str(beside) if config else None))

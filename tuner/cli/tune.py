@@ -50,27 +50,22 @@ def command(
     Micro-batch, recomputation, loss and ZeRO level are tried for some steps each, at the same global batch: every
     candidate learns the same. Running out of memory is a row of the table. Ctrl-C shows what was measured so far.
     """
-    from tuner.errors import UsageError
     from tuner.files import dump_json, write_new_text
     from tuner.launch.tune import TuneRequest, tune
     from tuner.machine.topology import LaunchFlags
 
-    if output is not None and (output.exists() or output.suffix != ".py"):
-        what = f"{output} exists" if output.exists() else f"{str(output)!r} does not end in .py"
-        raise UsageError(what, where="--output", fix="Choose another name; nothing is overwritten.")
     flags = LaunchFlags(nproc_per_node=nproc_per_node)
     typed = ("tuner", *sys.argv[1:])
-    asked = TuneRequest(recipe, overrides(**changes), deepspeed, flags, allow_code, typed, steps, minutes)
+    asked = TuneRequest(recipe, overrides(**changes), deepspeed, flags, allow_code, typed, steps, minutes, output)
     tuned = tune(asked, dict(os.environ), lambda one: None if as_json else say(_line(one)))
-    best, path = tuned.fastest, output or Path(f"{tuned.loaded.name}_tuned.py")
     written = None
-    if best:
+    if tuned.fastest:
         note = f" The fastest way that tuner tune measured on {tuned.ranks} rank{'s' * (tuned.ranks > 1)}."
         try:
-            write_new_text(path, tuned.recipe().standalone(note))
-            written = path
-        except FileExistsError:
-            say(f"{path} exists and was left as it is: -o names another file.", err=True)
+            write_new_text(tuned.path, tuned.recipe().standalone(note))
+            written = tuned.path
+        except FileExistsError:  # it was not there when the measuring began
+            say(f"{tuned.path} exists by now and was left as it is.", err=True)
     if as_json:
         click.echo(dump_json(_json(tuned, written)), nl=False)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing  # effect: rows become tokens on all cores
 import os
+import pickle
 import signal
 import traceback
 from collections import deque
@@ -135,5 +136,16 @@ def _serve(function: Callable[[Any], Any], connection: Connection, parent: int) 
         except Exception as error:
             if not isinstance(error, TunerError):
                 error.add_note(f"In a process that prepares the data:\n{traceback.format_exc()}")
-            answer = True, error
+            answer = True, _sendable(error)
         connection.send(answer)
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return the error, or what it says where it cannot travel: an `__init__` of other arguments is enough for that."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 (this process's own bytes)
+    except Exception:
+        told = RuntimeError(f"{type(error).__name__}: {error}")
+        told.__notes__ = getattr(error, "__notes__", [])
+        return told
+    return error

@@ -1,6 +1,6 @@
 """Whether a launch fits its machines: the level that `auto` takes, and the verdict on the one that was taken.
 
-It turns hardware and topology into `fit`'s plain numbers; the arithmetic is there.
+The arithmetic is `fit`'s.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.errors import MachineError
-from tuner.fit import activations, advice, gpu_catalog
+from tuner.fit import activations, advice
 from tuner.fit.communication import step_flops
 from tuner.fit.estimate import peak
-from tuner.fit.levels import Fit, Level, Machines
+from tuner.fit.levels import Fit, Level
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
+from tuner.launch.machines import machines, slowest_gpu
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
 from tuner.recipes.origin import Kind, Place
@@ -51,7 +52,7 @@ def choose(
             else "the model's size is unknown"
         )
         return "deepspeed_zero3", kind
-    fits = advice.levels(config, architecture, _machines(topology, hardware, precision))
+    fits = advice.levels(config, architecture, machines(topology, hardware, precision))
     lowest = advice.recommended(fits)
     if lowest:
         return lowest.level, f"the lowest level that fits: {describe(lowest)}"
@@ -73,10 +74,10 @@ def judge(
     architecture = config.architecture
     if not hardware.gpus or architecture is None or not has_formula(architecture):
         return None
-    machines = _machines(topology, hardware, precision)
+    here = machines(topology, hardware, precision)
     level = Level.of_config(deepspeed)
-    needs = peak(config, architecture, level, topology.world_size, topology.nproc_per_node, machines.weight_bytes)
-    return Fit(name, needs, machines)
+    needs = peak(config, architecture, level, topology.world_size, topology.nproc_per_node, here.weight_bytes)
+    return Fit(name, needs, here)
 
 
 def choose_loss(
@@ -119,20 +120,12 @@ def arithmetic(config: RecipeConfig, hardware: Hardware, dtype: str) -> dict[str
     Returns:
         None without GPUs, in fp32, or where the GPU or the model is not known.
     """
-    architecture = config.architecture
-    products = [gpu_catalog.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
-    known = [product.peak_flops for product in products if product]
-    if (
-        not known
-        or len(known) < len(products)
-        or dtype == "fp32"
-        or architecture is None
-        or not has_formula(architecture)
-    ):
+    architecture, slowest = config.architecture, slowest_gpu(hardware)
+    if slowest is None or dtype == "fp32" or architecture is None or not has_formula(architecture):
         return None
     share = min(1.0, count(config, architecture).trainable / num_parameters(architecture))
     flops = step_flops(active_parameters(architecture), share, 1, recompute=False)
-    return {"flops_per_token": flops, "peak_flops_per_gpu": min(known)}
+    return {"flops_per_token": flops, "peak_flops_per_gpu": slowest.peak_flops}
 
 
 def describe(fit: Fit) -> str:
@@ -157,16 +150,6 @@ def refuse_hopeless(fit: Fit | None, config: RecipeConfig) -> None:
     """
     if fit and fit.room < -TOLERANCE:
         raise _hopeless(fit, config)
-
-
-def _machines(topology: Topology, hardware: Hardware, precision: Precision) -> Machines:
-    return Machines(
-        topology.nproc_per_node,
-        hardware.smallest_gpu_bytes,
-        topology.num_nodes,
-        hardware.host_memory_bytes,
-        precision.weight_bytes,
-    )
 
 
 def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:

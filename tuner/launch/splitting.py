@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tuner.fit import gpu_catalog, split
-from tuner.fit.communication import Cluster
-from tuner.fit.levels import Level, Machines
+from tuner.fit import split
+from tuner.fit.levels import Level
 from tuner.fit.parameters import has_formula
+from tuner.launch.machines import cluster, machines
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.origin import Kind, Place
@@ -52,15 +52,9 @@ def choose_split(
         return _settled(loaded, options[0], "derived: without a GPU there is nothing to plan")
     if architecture is None or not has_formula(architecture):
         return _settled(loaded, options[0], "derived: the model's size is not known")
-    machines = Machines(
-        topology.nproc_per_node,
-        hardware.smallest_gpu_bytes,
-        topology.num_nodes,
-        hardware.host_memory_bytes,
-        precision.weight_bytes,
-    )
+    here = machines(topology, hardware, precision)
     level, name = _level(loaded, document, Batch(*options[0][:2], ranks), precision, hardware)
-    chosen = split.fastest(config, architecture, machines, level, name, _cluster(hardware, topology))
+    chosen = split.fastest(config, architecture, here, level, name, cluster(hardware, topology))
     if chosen is None:
         return _settled(loaded, options[0], f"derived: no other split leaves {split.MARGIN:.0%} of each GPU free")
     return _settled(loaded, chosen, f"derived: the fastest split that leaves {split.MARGIN:.0%} of each GPU free")
@@ -73,15 +67,6 @@ def _level(
     light = lightest(loaded, batch.ranks)
     level = Level.of_config(merge.merge(light, document, batch, precision, hardware).config)
     return level, f"deepspeed_zero{level.stage}" if level.stage else "none"
-
-
-def _cluster(hardware: Hardware, topology: Topology) -> Cluster | None:
-    """Return the speed of the slowest GPU's product; None where one of them is not known."""
-    products = [gpu_catalog.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
-    known = [product for product in products if product]
-    if len(known) < len(products):
-        return None
-    return Cluster.of(min(known, key=lambda product: product.peak_tflops), topology.num_nodes)
 
 
 def _yielding(loaded: Recipe, document: Document) -> Recipe:

@@ -22,17 +22,18 @@ from typing import Any
 from tuner.errors import UsageError
 from tuner.files import disk_errors, write_text
 from tuner.fit import advice
-from tuner.fit.levels import LEVELS, Machines
+from tuner.fit.levels import LEVELS
 from tuner.fit.parameters import has_formula
 from tuner.fit.split import possible, samples_of_rank
 from tuner.launch import preflight, render, supervise
 from tuner.launch.fitting import TOLERANCE
+from tuner.launch.machines import machines
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware, leftovers
 from tuner.machine.topology import LaunchFlags, resolve
-from tuner.recipes import loading, path_checks
+from tuner.recipes import loading, path_checks, paths
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, Split
 from tuner.runs import directory
@@ -46,7 +47,10 @@ _OUT_OF_MEMORY = (GPU_MEMORY, HOST_MEMORY)
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """What the user asked for; `steps` of each candidate, of which the first is not measured, and minutes in all."""
+    """What the user asked for; `steps` of each candidate, of which the first is not measured, and minutes in all.
+
+    `output` is where the fastest way is to be written; None for RECIPE_tuned.py.
+    """
 
     recipe: str | None
     overrides: Overrides
@@ -56,6 +60,7 @@ class TuneRequest:
     command: tuple[str, ...]
     steps: int
     minutes: float
+    output: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,10 @@ class _Interrupted(Exception):
 
 @dataclass
 class Tuned:
-    """What was measured, in order; `loaded` is the recipe as it was asked for."""
+    """What was measured, in order; `loaded` is the recipe as it was asked for, `path` where the fastest is to go."""
 
     loaded: Recipe
+    path: Path
     ranks: int
     measured: list[Measured]
     is_whole: bool = True
@@ -129,9 +135,10 @@ def tune(asked: TuneRequest, environ: Mapping[str, str], tell: Callable[[Measure
         tell: Told of each candidate as it ends.
 
     Raises:
-        TunerError: the recipe is wrong, or cannot run here in any way.
+        TunerError: the recipe is wrong, cannot run here in any way, or its fastest way cannot be written.
     """
     loaded = loading.load(asked.recipe, asked.overrides, allow_code=asked.allow_code)
+    path = paths.new_recipe(asked.output, f"{loaded.name}_tuned", "--output")
     loading.refuse_functions(loaded, allow_code=asked.allow_code)
     path_checks.check_model(loaded.config)
     path_checks.check_data(loaded.config)
@@ -141,7 +148,7 @@ def tune(asked: TuneRequest, environ: Mapping[str, str], tell: Callable[[Measure
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Leave --nnodes out.")
     base = resolve_recipe(loaded, asked.deepspeed, topology, here, ignore_fit=True)
     scratch = Path(tempfile.mkdtemp(prefix="tuner-tune-"))
-    tuned = Tuned(loaded, topology.world_size, [])
+    tuned = Tuned(loaded, path, topology.world_size, [])
     try:
         with disk_errors(scratch, "Free space, or set TMPDIR to a folder that has some."):
             _measure_all(_Bench(asked, base, scratch, environ), tuned, tell)
@@ -212,14 +219,8 @@ def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
     architecture = config.architecture
     if not base.hardware.gpus or architecture is None or not has_formula(architecture) or level not in LEVELS:
         return True
-    machines = Machines(
-        base.topology.nproc_per_node,
-        base.hardware.smallest_gpu_bytes,
-        1,
-        base.hardware.host_memory_bytes,
-        base.precision.weight_bytes,
-    )
-    return advice.fit(config, architecture, machines, level).room >= -TOLERANCE
+    here = machines(base.topology, base.hardware, base.precision)
+    return advice.fit(config, architecture, here, level).room >= -TOLERANCE
 
 
 def _is_hopeless(split: Split, measured: list[Measured]) -> bool:
@@ -286,8 +287,10 @@ def for_some_steps(config: RecipeConfig, steps: int, ranks: int) -> RecipeConfig
 
 
 def _failure(status: Mapping[str, Any], code: int) -> str:
-    cause = (status.get("diagnosis") or {}).get("cause")
-    return "out of memory" if cause in _OUT_OF_MEMORY else f"{str(status.get('message', '')).splitlines()[0]} ({code})"
+    if (status.get("diagnosis") or {}).get("cause") in _OUT_OF_MEMORY:
+        return "out of memory"
+    first, *_ = [*str(status.get("message", "")).splitlines(), "it failed"]
+    return f"{first} ({code})"
 
 
 def _of_lines(candidate: Candidate, lines: list[dict[str, Any]]) -> Measured:

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from tuner.errors import MachineError, TunerError
+from tuner.errors import MachineError, TunerError, UsageError
 from tuner.files import is_writable, read_json_object
 from tuner.recipes import catalog
 
@@ -46,6 +46,23 @@ def expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def new_recipe(dest: Path | None, name: str, where: str) -> Path:
+    """Return the file that a recipe called `name` can be written to: `dest`, in the folder `dest`, or here.
+
+    Raises:
+        UsageError: it does not end in .py, its folder does not exist, or something is there already.
+    """
+    path = dest or Path(f"{name}.py")
+    path = path / f"{name}.py" if path.is_dir() else path
+    if path.suffix != ".py":
+        raise UsageError(f"{str(path)!r} does not end in .py", where=where, fix=f"Write {path}.py or a folder.")
+    if not path.parent.is_dir():
+        raise UsageError(f"no folder {str(path.parent)!r}", where=where, fix="Make it first.")
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path} exists", where=where, fix="Choose another name; nothing was overwritten.")
+    return path
 
 
 def home() -> Path:
