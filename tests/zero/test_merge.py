@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,32 @@ def test_an_optimizer_of_deepspeed_is_written_with_the_recipes_values(kind: str)
 def test_an_optimizer_with_gpu_kernels_alone_is_refused_on_a_cpu(kind: str) -> None:
     with pytest.raises(MachineError, match=f"DeepSpeed's {kind} has GPU kernels alone.*Take AdamW"):
         _merge("{}", f"optimizer.type={kind}")
+
+
+# Compilation
+
+
+def test_deepcompile_is_the_recipes_to_ask_for_and_keeps_the_jsons_options() -> None:
+    text = '{"zero_optimization": {"stage": 3}, "compile": {"double_buffer": false}}'
+
+    final = _merge(text, "torch_compile=deepcompile", hardware=machine(A100))
+
+    assert final.config["compile"] == {"double_buffer": False, "deepcompile": True}
+    assert final.origins["compile.deepcompile"].source.startswith("recipe train_cfg.torch_compile")
+    _deepspeed_reads(final.config)
+
+
+@pytest.mark.parametrize(
+    ("stage", "value", "hardware", "told"),
+    [
+        (3, "deepcompile", CPU, "on NVIDIA GPUs alone"),
+        (0, "deepcompile", machine(A100), "ZeRO stage 1, 2 and 3, and this is stage 0"),
+        (2, "True", replace(CPU, has_compiler=False), "torch.compile needs g"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(stage: int, value: str, hardware: Hardware, told: str) -> None:
+    with pytest.raises((MachineError, DeepSpeedConfigError), match=told):
+        _merge(f'{{"zero_optimization": {{"stage": {stage}}}}}', f"torch_compile={value}", hardware=hardware)
 
 
 # Buckets and "auto"

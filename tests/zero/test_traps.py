@@ -205,7 +205,7 @@ WARNED: list[tuple[str, str, dict[str, Any]]] = [
         "random-LTD needs layers that a model's own code makes",
         {"data_efficiency": None},
     ),
-    ('{"compile": {"deepcompile": true}}', "no trainer asks DeepSpeed to compile", {"compile.deepcompile": True}),
+    ('{"compile": {"deepcompile": true}}', "--set train_cfg.torch_compile=deepcompile", {"compile.deepcompile": False}),
     ('{"comms_config": {"verbose": false}}', "was never read by DeepSpeed", {"comms_config": None}),
     ('{"monitor_config": {"enabled": false}}', "was never read by DeepSpeed", {"monitor_config": None}),
     (

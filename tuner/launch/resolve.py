@@ -23,7 +23,9 @@ from tuner.recipes import loading, path_checks
 from tuner.recipes.recipe import Recipe
 from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
+from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, resume_from
+from tuner.zero import measurements
 
 WORK_DIRS = Path("work_dirs")
 
@@ -57,6 +59,8 @@ def resolve_run(
     point, state_notes = resume_from(checkpoint, state, weights=request.resume_weights)
     if point and point.load_as is LoadAs.UNIVERSAL:
         resolved = replace(resolved, final=resuming.load_universal(resolved.final))
+    measured = measurements.placed(resolved.final, RunDirectory(start.run_path).measurements)
+    resolved = replace(resolved, final=measured)
     if warning := leftovers.warning(environ):
         resolved = replace(resolved, warnings=(*resolved.warnings, warning))
     loaded, final = resolved.recipe, resolved.final

@@ -197,6 +197,7 @@ class TrainCfg(Block):
     global_batch_size: PositiveInt | None
     gradient_checkpointing: bool | Literal["auto"]
     loss: Literal["auto", "whole", "chunked"]
+    torch_compile: bool | Literal["deepcompile"]
     hang_timeout: PositiveFloat
 
 

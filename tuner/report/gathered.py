@@ -30,6 +30,8 @@ _NOT_COMPARED = "architecture"
 MAX_SAMPLES = 50
 """Of a run, from the first on."""
 _MAX_WARNINGS = 200
+_MAX_PROFILE = 100_000
+"""Characters; what is beyond them stays in the file."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ class Gathered:
         data: Of each split name, counts, and `what`, `reason`, `samples`, `tokens` of what is not trained whole.
         attempts: `started`, `resume_step`, `state`, `why` of each earlier one, the first first.
         recipe: None where recipe.py cannot be read any more.
+        times: Of each part of a step that DeepSpeed has timed, its mean in milliseconds and how often that was.
+        communication: `operation`, `msg_size_str`, `count`, `avg_latency_ms`, `busbw_avg_gbps` of what was sent.
+        profile: What DeepSpeed's flops profiler wrote.
     """
 
     name: str
@@ -82,6 +87,9 @@ class Gathered:
     warnings: Sequence[str]
     data: Sequence[tuple[str, Facts, Sequence[Facts]]]
     recipe: Section | None
+    times: Sequence[tuple[str, float, int]]
+    communication: Sequence[Facts]
+    profile: str
 
     @cached_property
     def peak_bytes(self) -> float | None:
@@ -125,6 +133,9 @@ def _gather(run: RunDirectory, name: str) -> Gathered:
         warnings=_warnings(run),
         data=_data(run),
         recipe=_recipe(run),
+        times=_times(run.measurements / "wall_clock.jsonl"),
+        communication=_communication(run),
+        profile=_beginning(run.measurements / "flops_profiler.txt"),
     )
 
 
@@ -180,6 +191,29 @@ def _data(run: RunDirectory) -> list[tuple[str, Facts, list[Facts]]]:
         (name, table(facts, "counts"), [one for one in listed(facts, "changes") if isinstance(one, dict)])
         for name, facts in splits
     ]
+
+
+def _times(file: Path) -> list[tuple[str, float, int]]:
+    found: dict[str, list[float]] = {}
+    for line in _objects(file):
+        for name, value in line.items():
+            if isinstance(value, int | float):
+                found.setdefault(name, []).append(value)
+    return [(name, sum(values) / len(values), len(values)) for name, values in found.items()]
+
+
+def _communication(run: RunDirectory) -> list[Facts]:
+    *_, found = [{}, *_objects(run.measurements / "communication.jsonl")]
+    sent = [(name, table(table(found, name), size)) for name in found for size in table(found, name)]
+    return [{"operation": name, **facts} for name, facts in sent]
+
+
+def _beginning(file: Path) -> str:
+    try:
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            return stream.read(_MAX_PROFILE)
+    except OSError:
+        return ""
 
 
 def _recipe(run: RunDirectory) -> Section | None:

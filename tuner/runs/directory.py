@@ -9,6 +9,8 @@ data.json       counts of the data's rows and tokens, and of samples that are no
 data_report.jsonl  one line for each of those samples: place, what happened, reason, tokens before and after
 ranks/          N.log for all that a rank prints, N.beat for its last sign of life, N.json for one that ended badly,
                 launcher-NODE.log for what came before those and from torchrun, warnings.jsonl for what rank 0 warned of
+deepspeed/      what DeepSpeed measures where its config asks for that: wall_clock.jsonl, memory.jsonl,
+                communication.jsonl, deepspeed.log, flops_profiler.txt, csv/, tensorboard/
 attempts/       N/ for what an earlier attempt left, with checkpoints and metrics of steps that were taken again
 lock            while a run is at work: who it is
 submit.sh       the batch script of `tuner submit`, and beside it Slurm's slurm-JOB.out
@@ -71,6 +73,7 @@ class RunDirectory:
     warnings = _Named("ranks/warnings.jsonl")
     checkpoints = _Named("checkpoints")
     universal = _Named("universal")
+    measurements = _Named("deepspeed")
     final = _Named("final")
     report = _Named("report.html")
 
@@ -115,6 +118,11 @@ class RunDirectory:
         """Keep what rank 0 warned of."""
         self.ranks.mkdir(exist_ok=True)
         append_line(self.warnings, json.dumps({"warning": text}))
+
+    def log_measured(self, name: str, line: dict[str, Any]) -> None:
+        """Append one line to a file of deepspeed/."""
+        self.measurements.mkdir(exist_ok=True)
+        append_line(self.measurements / name, json.dumps(line))
 
     def log_metrics(self, metrics: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import deepspeed.ops
 import torch
+from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from torch.distributed import distributed_c10d
@@ -35,6 +36,7 @@ def check_names() -> None:
     models.check_names()
     require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
     require_names("deepspeed", deepspeed.ops, "__compatible_ops__")
+    require_names("deepspeed", engine_module, "see_memory_usage")
     require_names("deepspeed", DeepSpeedEngine, "clip_fp32_gradients", "was_step_applied", "module_state_dict")
     require_names("deepspeed", DeepSpeedEngine, "_zero3_consolidated_16bit_state_dict", "load_checkpoint")
     require_names("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
@@ -116,6 +118,16 @@ def wait_for_ever() -> timedelta:
 def build_no_collective() -> None:
     """Keep DeepSpeed from building its shared-memory collective with a C++ compiler (37 s) on a CPU."""
     deepspeed.ops.__compatible_ops__ = {}
+
+
+def on_memory_breakdown(write: Callable[[str], None]) -> None:
+    """Have `write` told of each place of a step at which DeepSpeed's `memory_breakdown` would print the memory."""
+    engine_module.see_memory_usage = lambda where, force=False: write(where) if force else None
+
+
+def num_compiled_graphs() -> int:
+    """Return how many graphs torch.compile has made in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def use_one_gpu(settings: TrainingArguments) -> None:

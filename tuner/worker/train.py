@@ -36,6 +36,7 @@ from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
 from tuner.worker.consensus import RankConsensus
 from tuner.worker.final_model import load_best, save_final_model
 from tuner.worker.guard import Guard
+from tuner.worker.measurements import KeepMeasurements
 from tuner.worker.output import warn
 from tuner.worker.progress import MetricsCallback, ProgressBar
 from tuner.worker.samples import show_samples
@@ -68,8 +69,9 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     how = (config, path, trainers.dtype(zero), str(device))
     more: dict[str, Any] = {"shards": zero.get("zero_optimization", {}).get("stage") == 3, "tokenizer": tokenizer}
     models = load_model(*how, **more), load_reference(*how, **more)
+    tick = torch.compiler.disable(guard.heart.tick) if config.train_cfg.torch_compile else guard.heart.tick
     for model in filter(None, models):  # what trainers compute before the first step has no callback
-        model.register_forward_pre_hook(lambda *_: guard.heart.tick())
+        model.register_forward_pre_hook(lambda *_: tick())
     guard.heart.beat("setting up the training")
     trainer = trainers.trainer(config, arguments, models, tokenizer, data, run)
     keeps_best = bool(config.checkpoint.save_best)
@@ -78,7 +80,9 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     saver = CheckpointSaver(trainer, run, saved_facts, keep, keeps_best=keeps_best, on_valid=guard.heart.saved)
     guard.before_leaving = saver.wait
     consensus, moves = RankConsensus(trainer, guard, tokenizer), CheckWeightsMoved(trainer)
-    mended = CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)
+    mended: tuple[TrainerCallback, ...] = CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)
+    if rank.rank == 0:
+        mended = (*mended, KeepMeasurements(trainer, run, zero))
     for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *mended):
         trainer.add_callback(callback)
     if point:
@@ -183,8 +187,12 @@ def _finish(
     step = trainer.state.global_step
     facts = {"step": step, "max_steps": trainer.state.max_steps, "result_step": best or step}
     facts["loss"] = losses[-1] if losses else None
+    if config.train_cfg.torch_compile:
+        facts["num_compiled_graphs"] = compat.num_compiled_graphs()
     run.write_status("done", exit_code=0, seconds=round(seconds, 1), **facts)
     print(f"Trained {step} steps in {seconds:.0f} s.", flush=True)
+    if facts.get("num_compiled_graphs") == 0:
+        warn(run, "torch.compile found nothing in this model that it could compile: the steps ran uncompiled.")
     if step < trainer.state.max_steps:
         print(f"It ended early, of {trainer.state.max_steps} steps: the validation loss got no lower.", flush=True)
     if best:

@@ -59,6 +59,7 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
         use_cpu=device.type == "cpu",
         gradient_checkpointing=config.split.recompute,
         gradient_checkpointing_kwargs={"use_reentrant": False} if config.split.recompute else None,
+        torch_compile=bool(config.train_cfg.torch_compile),
         dataloader_num_workers=config.train_dataloader.num_workers,
         dataloader_pin_memory=device.type == "cuda",
         # The rows hold what the collators take and nothing else.

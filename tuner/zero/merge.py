@@ -12,7 +12,7 @@ from typing import Any
 from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
-from tuner.recipes.merging import leaves
+from tuner.recipes.merging import leaves, lookup
 from tuner.recipes.origin import Keys, Origin, Overridden
 from tuner.recipes.recipe import Recipe
 from tuner.zero import blocks
@@ -24,7 +24,7 @@ from tuner.zero.final_config import FinalConfig
 from tuner.zero.jsonfile import Document
 from tuner.zero.lint import Checked, check
 from tuner.zero.precision import Precision
-from tuner.zero.rules import needs_cpu_adam, short
+from tuner.zero.rules import STEPPING, needs_cpu_adam, short, stage
 from tuner.zero.unrunnable import FINAL
 
 _TOOLS = "g++ and ninja, and nvcc beside GPUs"
@@ -55,6 +55,7 @@ def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision
     merger.scheduler()
     merger.buckets()
     merger.offload(hardware)
+    merger.compile(hardware)
     merger.rest()
     merger.refuse()
     return merger.result()
@@ -195,6 +196,23 @@ class _Merger:
                 what = f"{'.'.join(keys)} needs DeepSpeedCPUAdam, and there is no compiler for it"
                 fix = f"Install {_TOOLS}, or set it to false."
                 raise MachineError(what, where=self.document.where(keys), fix=fix)
+
+    def compile(self, hardware: Hardware) -> None:
+        key = "train_cfg.torch_compile"
+        asked, source = self.recipe.config.train_cfg.torch_compile, self.recipe_source(key)
+        if asked and not hardware.has_compiler:
+            raise MachineError(f"torch.compile needs {_TOOLS}, which are not here", where=source, fix="Install them.")
+        if asked == "deepcompile" or lookup(self.config, ("compile", "deepcompile")):
+            note = f" To take it: --set {key}=deepcompile."
+            self.own(("compile", "deepcompile"), asked == "deepcompile", source, note=note)
+        if asked != "deepcompile":
+            return
+        if not hardware.gpus:
+            fix = f"--set {key}=True compiles without it."
+            raise MachineError("DeepCompile runs on NVIDIA GPUs alone", where=source, fix=fix)
+        if stage(self.config) not in STEPPING:
+            what = f"DeepCompile works at ZeRO stage 1, 2 and 3, and this is stage {stage(self.config)}"
+            raise DeepSpeedConfigError(what, where=source, fix="Take --deepspeed zero1, zero2 or zero3.")
 
     def rest(self) -> None:
         zero = self.config["zero_optimization"]

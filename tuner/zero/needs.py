@@ -1,4 +1,4 @@
-"""What a DeepSpeed config needs of a machine beside ranks and GPUs: packages, folders, a disk to swap to.
+"""What a DeepSpeed config needs of a machine beside ranks and GPUs: packages, a disk to swap to.
 
 It reads a final config and looks at no machine; whether a need is met is `launch.checks.zero`'s to say.
 """
@@ -16,12 +16,6 @@ Keys = tuple[str, ...]
 
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 """Blocks that need a package when they are enabled. Source: deepspeed/monitor/*.py."""
-_OUTPUTS = (
-    ("tensorboard", "output_path", False),
-    ("csv_monitor", "output_path", False),
-    ("flops_profiler", "output_file", True),
-)
-"""Where enabled blocks write, and whether that is a file, whose folder is made."""
 
 
 class Swap(NamedTuple):
@@ -44,14 +38,6 @@ def packages(config: Config) -> Iterator[tuple[Keys, str]]:
     for block, package in _PACKAGES.items():
         if lookup(config, (block, "enabled")) is True:
             yield (block, "enabled"), package
-
-
-def folders(config: Config) -> Iterator[tuple[Keys, Path]]:
-    """Yield each key that names where DeepSpeed writes reports, with the folder."""
-    for block, key, is_file in _OUTPUTS:
-        named = lookup(config, (block, key))
-        if lookup(config, (block, "enabled")) is True and named:
-            yield (block, key), Path(named).parent if is_file else Path(named)
 
 
 def swaps(config: Config) -> Iterator[Swap]:

@@ -110,11 +110,11 @@ FINAL: tuple[Rule, ...] = (
 
 # Read by parts of DeepSpeed that a run does not go through: why, and what to do.
 INERT: dict[tuple[str, ...], tuple[str, str]] = {
-    ("compile", "deepcompile"): ("no trainer asks DeepSpeed to compile the model", "Remove it."),
     ("activation_checkpointing",): (
         "models of transformers checkpoint by themselves",
         "The recipe's train_cfg.gradient_checkpointing decides.",
     ),
+    ("dump_state",): ("the run directory's deepspeed.json holds what it prints", "Remove it."),
     ("dataloader_drop_last",): ("samples are drawn by Hugging Face's loader", "Remove it."),
     ("pipeline",): ("no model is cut into stages", "Remove it."),
 }

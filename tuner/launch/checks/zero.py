@@ -22,7 +22,7 @@ from tuner.launch.checks.storage import existing
 from tuner.launch.run import ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.hardware import Hardware
-from tuner.zero import needs
+from tuner.zero import measurements, needs
 
 _LIBAIO = "apt install libaio-dev, or dnf install libaio-devel"
 _THERE = "on the machine that trains, which is not seen from here"
@@ -49,7 +49,7 @@ def lacks(
         if importlib.util.find_spec(package) is None:
             what = f"{'.'.join(keys)} is true, and {package} is not installed"
             yield MachineError(what, where=where(keys), fix=f"pip install {package}, or switch it off.")
-    for keys, path in needs.folders(config):
+    for keys, path in measurements.places(config):
         if problem := _unwritable(path, direct=False):
             yield _no_folder(keys, path, problem, where)
     swaps = list(needs.swaps(config))
@@ -97,7 +97,7 @@ def unknown(run: ResolvedRun) -> Iterator[Finding]:
     """Tell what the machines of a run that starts elsewhere must have, which cannot be seen from here."""
     for keys, package in needs.packages(run.final.config):
         yield f"{'.'.join(keys)} needs {package} {_THERE}."
-    for keys, path in needs.folders(run.final.config):
+    for keys, path in measurements.places(run.final.config):
         yield f"{'.'.join(keys)} = {str(path)!r} must be writable {_THERE}."
     for swap in needs.swaps(run.final.config):
         must = f"libaio with its header ({_LIBAIO}) and room in {str(swap.path)!r}"
