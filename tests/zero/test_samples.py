@@ -126,7 +126,10 @@ def test_the_oldest_form_of_zero_is_written_out(stage: bool) -> None:
 
 def test_each_table_of_what_does_not_work_has_a_sample() -> None:
     unrunnable = {".".join(rule.keys) for rule in UNRUNNABLE}
-    documents = [Document.of({**sample, "dataloader_drop_last": True, "dump_state": True}, "my.json") for sample in SAMPLES.values()]
+    documents = [
+        Document.of({**sample, "dataloader_drop_last": True, "dump_state": True}, "my.json")
+        for sample in SAMPLES.values()
+    ]
     warned = {warning.split()[0] for document in documents for warning in check(document).warnings}
 
     assert unrunnable <= warned | {"autotuning.enabled"}
