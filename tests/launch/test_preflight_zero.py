@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +16,7 @@ from tests.launch.plans import made
 from tests.machine.gpus import CPU, GIB
 from tuner.errors import DiskError, MachineError
 from tuner.launch import preflight
-from tuner.launch.checks import Finding, system, zero
+from tuner.launch.checks import Finding, zero
 from tuner.launch.run import ResolvedRun
 from tuner.machine import hardware
 
@@ -141,21 +139,6 @@ def test_a_disk_too_small_for_what_is_swapped_is_refused(
     assert isinstance(error, DiskError)
     assert f"needs {needed / GIB:.1f} GiB" in str(error)
     assert list(zero.swap_space(plan)) == []
-
-
-@pytest.mark.parametrize(("block", "refused"), [("offload_param", True), (None, False)])
-def test_an_interrupted_build_of_what_swaps_is_not_waited_for(
-    planned: Callable[..., ResolvedRun], tmp_path: Path, block: str | None, refused: bool
-) -> None:
-    lock = tmp_path / "py311_cpu" / "async_io" / "lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    os.utime(lock, (time.time() - 3600,) * 2)
-    plan = planned(_nvme(tmp_path, *filter(None, [block])))
-
-    found = texts(list(system.builds(replace(plan, environ={"TORCH_EXTENSIONS_DIR": str(tmp_path)}))))
-
-    assert ("DeepSpeed's disk access was interrupted 60 minutes ago" in found) is refused
 
 
 def test_a_dry_run_tells_what_is_missing(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 
-from tuner.launch import render, retry, supervise
+from tuner.errors import TunerError
+from tuner.launch import builds, render, retry, supervise
 from tuner.launch.events import Events
 from tuner.launch.resolve import resolve_run
 from tuner.launch.run import ResolvedRun
@@ -19,12 +21,13 @@ def execute(resolved: ResolvedRun) -> int:
     """Train and return the exit code; as one rank of Slurm (or the only rank), never return.
 
     Raises:
-        TunerError: the run directory cannot be written.
+        TunerError: the run directory cannot be written, or an op of DeepSpeed does not compile.
     """
     try:
         while True:
             run = _directory(resolved)
             argv, env = render.argv(resolved), leftovers.without(resolved.environ) | render.environment(resolved)
+            _build(resolved, run, env)
             if not resolved.topology.is_supervised:
                 os.execve(argv[0], argv, env)  # noqa: S606 (a list built by us, no shell)
             prints_events, leads = resolved.request.prints_events, resolved.topology.leads
@@ -58,3 +61,16 @@ def _directory(resolved: ResolvedRun) -> RunDirectory:
     return directory.create(
         resolved.run_path, files, resume=resume, environ=resolved.environ, has_ended=slurm.has_ended
     )
+
+
+def _build(resolved: ResolvedRun, run: RunDirectory, env: Mapping[str, str]) -> None:
+    """Compile DeepSpeed's ops for this run; of several tasks on a node the first one does."""
+    here = resolved.topology
+    # Not the local rank: of tasks that see one GPU each, every one has 0.
+    if here.launcher == "slurm" and resolved.environ.get("SLURM_LOCALID", "0") != "0":
+        return
+    try:
+        builds.build(resolved, env, run.ranks / f"build-{here.node_rank}.log")
+    except TunerError as error:
+        run.write_status("failed", exit_code=error.exit_code, message=str(error))
+        raise

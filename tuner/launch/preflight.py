@@ -44,7 +44,7 @@ _SLOW: tuple[Check, ...] = (
 )
 _CONFIGURED: tuple[Check, ...] = (
     *(*_ELSEWHERE, model.tokens, gpus.attention, gpus.liger, gpus.precision, zero.swap_space),
-    *(system.installed, zero.config, system.builds),
+    *(system.installed, zero.config, system.compiles),
 )
 """What a recipe and its config ask of this machine, whatever its memory and its data."""
 
@@ -55,7 +55,7 @@ def check(run: ResolvedRun) -> tuple[str, ...]:
     Raises:
         TunerError: all that stands in its way.
     """
-    return _judge(run, *_QUICK, *_SLOW, zero.config, system.builds, system.forgotten_srun, system.shadows, _fit)
+    return _judge(run, *_QUICK, *_SLOW, zero.config, system.forgotten_srun, system.shadows, _fit)
 
 
 def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def inspect_elsewhere(run: ResolvedRun) -> tuple[Finding, ...]:
 
 def foresee(run: ResolvedRun) -> tuple[str, ...]:
     """Return what `check` would say, as far as it can be known in milliseconds."""
-    findings = _findings(run, *_QUICK, zero.config)
+    findings = _findings(run, *_QUICK, zero.config, system.compiles)
     return tuple(one if isinstance(one, str) else f"this run would be refused: {one}" for one in findings)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tuner.errors import ModelError, TunerError
 from tuner.files import disk_errors, write_text
-from tuner.launch import preflight, render, supervise
+from tuner.launch import builds, preflight, render, supervise
 from tuner.launch.resolve import resolve_run
 from tuner.launch.run import Request, ResolvedRun
 from tuner.launch.splitting import lightest
@@ -211,6 +211,7 @@ class _Smoke:
         """Run a plan to its end and return the loss of each step."""
         run = directory.create(made.run_path, render.files(made), resume=False)
         env = leftovers.without(self.environ) | render.environment(made)
+        builds.build(made, env, run.ranks / "build-0.log")
         code = supervise.run(render.argv(made), env, run, grace_s=made.request.grace_s, shows_rank_0=False)
         if code:
             raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)

@@ -25,7 +25,7 @@ from tuner.fit import advice
 from tuner.fit.levels import LEVELS
 from tuner.fit.parameters import has_formula
 from tuner.fit.split import possible, samples_of_rank
-from tuner.launch import preflight, render, supervise
+from tuner.launch import builds, preflight, render, supervise
 from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machines import machines
 from tuner.launch.resolve import resolve_run
@@ -243,6 +243,7 @@ class _Bench:
             preflight.check(run)
         made = directory.create(run.run_path, render.files(run), resume=False)
         env = leftovers.without(self.environ) | render.environment(run)
+        builds.build(run, env, made.ranks / "build-0.log")
         with contextlib.redirect_stderr(io.StringIO()):  # what a failure says is in its row
             is_rank = run.topology.launcher == "direct"
             code = supervise.run(render.argv(run), env, made, is_rank=is_rank, grace_s=_GRACE_S, shows_rank_0=False)

@@ -1,4 +1,4 @@
-"""What the operating system and the installation give a run: libraries, build locks, its port, open files.
+"""What the operating system and the installation give a run: libraries, what is compiled, its port, open files.
 
 It holds the port for an instant and changes nothing else.
 """
@@ -10,23 +10,19 @@ import importlib.util
 import os
 import resource
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tuner.errors import MachineError
+from tuner.launch import builds
 from tuner.launch.checks import Finding
 from tuner.launch.run import ResolvedRun
 from tuner.machine import libraries, slurm
-from tuner.recipes import paths
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS
-from tuner.zero import needs
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")
 _DEEPSPEED_ENV = ".deepspeed_env"
 """Variables that DeepSpeed's own launcher hands to its ranks, from the working directory or the home folder."""
-_STALE_LOCK_S = 600
-_OF_SWAPPING = {"async_io": "disk access", "pin_memory": "pinned memory"}
 _FEWEST_FILES = 48
 """Measured: one rank trains with so many, and with 12 torchrun waits for its own store for minutes."""
 _FILES_OF_A_RANK = 256
@@ -49,17 +45,10 @@ def _missing(package: str | None, where: str) -> Iterator[Finding]:
         yield MachineError(f"{package} is not installed", where=where, fix=f"pip install {package}, or switch it off")
 
 
-def builds(run: ResolvedRun) -> Iterator[Finding]:
-    """Find an interrupted build of what DeepSpeed compiles for this run, which torch would wait for without end."""
-    ops = {"cpu_adam": "CPU Adam"} if run.final.config.get("zero_force_ds_cpu_optimizer") else {}
-    ops |= _OF_SWAPPING if any(needs.swaps(run.final.config)) else {}
-    root = Path(run.environ.get("TORCH_EXTENSIONS_DIR") or paths.home() / ".cache" / "torch_extensions")
-    for op, name in ops.items():
-        for lock in root.glob(f"**/{op}/lock"):
-            age_s = time.time() - lock.stat().st_mtime
-            if age_s > _STALE_LOCK_S:
-                what = f"a build of DeepSpeed's {name} was interrupted {age_s / 60:.0f} minutes ago"
-                yield MachineError(what, where=lock, fix=f"If no other run builds it now: rm {lock}")
+def compiles(run: ResolvedRun) -> Iterator[Finding]:
+    """Tell what DeepSpeed compiles for this run before it starts; a start says so itself, when it does it."""
+    if ops := builds.missing(run):
+        yield f"{builds.foretold(ops)}."
 
 
 def shadows(run: ResolvedRun) -> Iterator[Finding]:

@@ -1,0 +1,164 @@
+"""DeepSpeed's ops that are compiled at first use: once on a machine, before the ranks of a run start, and aloud.
+
+Left to the ranks, it is minutes of silence, and a lock that a killed build has left is waited for without end. Which
+ops a config needs is `zero.needs`'s to say; the compiling is `worker.build`'s, a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tuner.errors import MachineError
+from tuner.launch.run import ResolvedRun
+from tuner.machine import extensions
+from tuner.machine.kernel import die_with_parent
+from tuner.zero import needs
+
+_POLL_S = 0.1
+_LOOK_S = 1.0
+_SILENT_S = 20.0
+_UNSEEN_S = 600.0
+"""How old a lock is that nobody has any more, where its process could not be seen: another user's or machine's."""
+_SECONDS = {"cpu_adam": 45, "pin_memory": 30, "async_io": 90}
+"""Measured on two cores without a GPU, libraries imported."""
+_OTHER_S = 120
+"""Of an op with CUDA kernels; not measured."""
+_STEP = re.compile(r"^\[(\d+)/(\d+)\]", re.MULTILINE)
+_OP = re.compile(r"^op (\w+)$", re.MULTILINE)
+_ERROR = re.compile(r"^.*\b(?:error|undefined reference|cannot find|not found)\b.*$", re.MULTILINE | re.IGNORECASE)
+
+
+def missing(run: ResolvedRun) -> tuple[str, ...]:
+    """Return the ops that this run needs and this machine has not compiled, or that a lock keeps from it."""
+    wanted = needs.ops(run.final.config, run.recipe.config.optim_wrapper.optimizer.type)
+    return tuple(
+        op for op in wanted if extensions.lock(op, run.environ).exists() or not extensions.is_compiled(op, run.environ)
+    )
+
+
+def foretold(ops: Sequence[str]) -> str:
+    """Return one line about what is going to be compiled, and how long that takes."""
+    seconds = sum(_SECONDS.get(op, _OTHER_S) for op in ops)
+    names = ", ".join(needs.OPS[op] for op in ops)
+    return (
+        f"DeepSpeed's {names} {'is' if len(ops) == 1 else 'are'} compiled before the ranks start, once on this "
+        f"machine: about {seconds} s on two cores"
+    )
+
+
+def build(run: ResolvedRun, env: Mapping[str, str], log: Path) -> None:
+    """Compile what the run needs and this machine has not; say how far it is on standard error.
+
+    Args:
+        env: The ranks' variables: what they find later is looked for as this is.
+        log: What the compiler says; made where something is compiled.
+
+    Raises:
+        MachineError: an op does not compile.
+    """
+    ops = missing(run)
+    locks = [extensions.lock(op, run.environ) for op in ops]
+    for lock in filter(Path.exists, locks):
+        if pid := extensions.holder(lock):
+            _say(f"process {pid} compiles {lock.parent.name} now, which is waited for.")
+    _free(locks, waits_s=_LOOK_S / 2)
+    ops = missing(run)
+    if not ops:
+        return
+    _say(f"{foretold(ops)}; {log} has what the compiler says.")
+    began_s = time.monotonic()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            _argv(ops),
+            env=dict(env),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C ends it through us, with the compilers
+            preexec_fn=die_with_parent,
+        )
+    try:
+        _watch(child, log, locks)
+    finally:  # also at Ctrl-C
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        _free(locks)
+    if child.returncode:
+        raise _failure(ops, log)
+    _say(f"compiled in {time.monotonic() - began_s:.0f} s.")
+
+
+def _argv(ops: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "tuner.worker.build", *ops]
+
+
+def _watch(child: subprocess.Popen[bytes], log: Path, locks: Sequence[Path]) -> None:
+    """Show how far the build is, and free what it waits for once its owner is gone."""
+    began_s = looked_s = told_s = time.monotonic()
+    told = ""
+    while child.poll() is None:
+        now_s, step = time.monotonic(), _step(log.read_text(encoding="utf-8", errors="replace"))
+        if step != told or now_s - told_s >= _SILENT_S:
+            told, told_s = step, now_s
+            _say(f"compiling{step}, {now_s - began_s:.0f} s")
+        if now_s - looked_s >= _LOOK_S:
+            _free(locks, waits_s=_LOOK_S / 2)
+            looked_s = time.monotonic()
+        time.sleep(_POLL_S)
+
+
+def _step(text: str) -> str:
+    """Return which op is compiled, and how many of its files ninja has done."""
+    ops = list(_OP.finditer(text))
+    if not ops:
+        return ""
+    steps = _STEP.findall(text, ops[-1].end())
+    return f" {needs.OPS[ops[-1][1]]}" + (f" ({steps[-1][0]} of {steps[-1][1]})" if steps else "")
+
+
+def _free(locks: Sequence[Path], waits_s: float = 0.0) -> None:
+    """Remove locks whose process is gone: torch waits for them without end.
+
+    Args:
+        waits_s: Look twice, so long apart: one that is just being removed has no process either.
+    """
+    if left := [lock for lock in locks if is_left(lock)]:
+        time.sleep(waits_s)
+        for lock in filter(is_left, left):
+            lock.unlink(missing_ok=True)
+            _say(f"removed {lock}, which a build that was interrupted has left.")
+
+
+def is_left(lock: Path) -> bool:
+    """Return whether a lock is there and no process has it any more."""
+    try:
+        unseen = extensions.may_be_held_unseen(lock)
+        age_s = time.time() - lock.stat().st_mtime
+    except FileNotFoundError:
+        return False
+    return extensions.holder(lock) is None and not (unseen and age_s < _UNSEEN_S)
+
+
+def _failure(ops: Sequence[str], log: Path) -> MachineError:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    started = _OP.findall(text)
+    op = started[-1] if started else ops[0]
+    said = _ERROR.search(text[text.rfind(f"op {op}\n") :])
+    line = said[0].strip() if said else next(filter(None, reversed(text.splitlines())), "it said nothing")
+    what = f"DeepSpeed's {needs.OPS[op]} ({op}) does not compile here: {line}"
+    fix = "Mend what the compiler misses (tuner doctor looks at compilers), or take a config without it."
+    return MachineError(what, where=log, fix=fix)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(text, file=sys.stderr, flush=True)
