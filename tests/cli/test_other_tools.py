@@ -234,7 +234,7 @@ def test_a_typo_is_near_to_what_was_meant_or_to_nothing(key: str, meant: str | N
 # A file of another tool's, by its name; what the one message must hold.
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown.yaml": ("anything: x\n", ("is YAML", "a name or a .py file")),
-    "accelerate.yaml": ("distributed_type: DEEPSPEED\n", ("accelerate", "--deepspeed zero3", "--nproc-per-node 8")),
+    "accelerate.yaml": ("distributed_type: DEEPSPEED\n", ("accelerate", "--deepspeed ./accelerate.yaml")),
 }
 
 

@@ -57,7 +57,19 @@ def test_the_steps_of_a_job_are_told_as_those_of_a_run(tuner: Tuner, fake: FakeS
 
 def test_the_job_trains_what_train_would(tuner: Tuner, fake: FakeSlurm, tmp_path: Path) -> None:
     (tmp_path / "my data.jsonl").write_text('{"text": "a"}\n')
-    changes = ["--deepspeed", "zero2", "--data", "my data.jsonl", "--seed", 7, "--set", "lr=1e-5", "--ignore-fit"]
+    changes = [
+        "--deepspeed",
+        "zero2",
+        "--ds",
+        "steps_per_print=5",
+        "--data",
+        "my data.jsonl",
+        "--seed",
+        7,
+        "--set",
+        "lr=1e-5",
+        "--ignore-fit",
+    ]
 
     words = _srun(tuner("submit", TINY, *CPU, "--work-dir", "my run", *changes, "--dry-run").out)
 
@@ -65,7 +77,8 @@ def test_the_job_trains_what_train_would(tuner: Tuner, fake: FakeSlurm, tmp_path
     assert words[begin - 4 : begin] == ["-P", "-m", "tuner", "train"]
     assert words[begin:] == [
         TINY,
-        *("--deepspeed=zero2", "--data=my data.jsonl", "--seed=7", "--set=lr=1e-5", "--ignore-fit"),
+        *("--deepspeed=zero2", "--data=my data.jsonl", "--seed=7", "--ds=steps_per_print=5"),
+        *("--set=lr=1e-5", "--ignore-fit"),
         *("--launcher", "slurm", "--resume", "auto", "--work-dir", str(tmp_path / "my run")),
     ]
 

@@ -37,6 +37,21 @@ def test_all_presets_give_the_same_loss_and_weights_in_fp32_and_a_result_for_pla
     _answers_with_plain_transformers(runs["zero3"].path / "final")
 
 
+def test_an_accelerate_config_trains_to_the_loss_of_the_preset_on_the_ranks_that_it_names(tmp_path: Path) -> None:
+    recipe = quick(tmp_path, "full")
+    config = tmp_path / "accelerate.yaml"
+    config.write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: 'no'\nnum_machines: 1\nnum_processes: 2\n"
+        "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 2, zero3_init_flag: false}\n"
+    )
+
+    reference = losses_of(recipe, tmp_path, "zero2")
+    theirs = ok(train(recipe, tmp_path / "theirs", "--deepspeed", config, "--ds", "overlap_comm=false", ranks=0))
+
+    assert theirs.losses == reference.losses
+    assert theirs.json("run.json")["world_size"] == 2
+
+
 def _answers_with_plain_transformers(final: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(final)
     model = AutoModelForCausalLM.from_pretrained(final)

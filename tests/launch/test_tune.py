@@ -17,6 +17,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Split
+from tuner.zero import overlay
 
 OPEN = "tiny_lora_sample_e1"
 
@@ -41,6 +42,14 @@ def test_every_split_of_the_global_batch_is_measured_then_the_other_loss_then_ot
     assert [one.candidate.loss for one in tuned.measured].count("chunked") == 1
     assert {one.candidate.level for one in tuned.measured} == {f"deepspeed_zero{stage}" for stage in (1, 2, 3)}
     assert splits[0] == base.recipe.config.split, "what a run would take comes first"
+
+
+def test_what_is_changed_over_a_preset_is_written_with_the_level_that_was_fastest() -> None:
+    base = made(recipe=OPEN, hardware=CPU, deepspeed="zero2")
+    base = replace(base, document=overlay.laid(base.document, [overlay.of_flag("steps_per_print=7")]))
+    first = next(candidates(base, Tuned(base.recipe, 1, [])))
+
+    assert first.applied(base.recipe.config).deepspeed == {"base": "deepspeed_zero2", "steps_per_print": 7}
 
 
 def test_more_than_what_ran_out_of_memory_is_not_tried() -> None:

@@ -18,6 +18,8 @@ from tuner.machine.topology import (
     LaunchFlags,
     Rank,
     Topology,
+    contradiction,
+    filled,
     resolve,
     without_variables,
 )
@@ -486,3 +488,48 @@ def test_steps_of_an_epoch_round_up(samples: int, steps: int) -> None:
 def test_every_error_names_a_place() -> None:
     for flags, environ, *_ in CONTRADICTIONS:
         assert re.match("--", str(_refusal(8, environ, **flags).where))
+
+
+# What a file says of the launch
+
+FILE = LaunchFlags(nproc_per_node=4, nnodes=2, node_rank=1, master_addr="a", master_port=29400, file="accelerate.yaml")
+
+
+def _of_file(environ: dict[str, str], file: LaunchFlags = FILE, **flags: Any) -> tuple[Topology, str | None]:
+    found = resolve(filled(LaunchFlags(**flags), file, environ), environ, 0)
+    return found, contradiction(file, found)
+
+
+def test_a_file_says_of_the_launch_what_nothing_else_says() -> None:
+    found, told = _of_file({})
+
+    assert (found.num_nodes, found.node_rank, found.nproc_per_node) == (2, 1, 4)
+    assert (found.master_addr, found.master_port) == ("a", 29400)
+    assert told is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "said"),
+    [
+        ({"NPROC_PER_NODE": "2"}, {}, "processes on a machine 2, not 4"),
+        ({}, {"nproc_per_node": 2}, "processes on a machine 2, not 4"),
+        ({"NNODES": "1"}, {}, "machines 1, not 2"),
+        ({"NODE_RANK": "0"}, {}, "machine rank 0, not 1"),
+        ({"ADDR": "b", "PORT": "29500"}, {}, "address b, not a as accelerate.yaml says, port 29500, not 29400"),
+        ({}, {"launcher": "none"}, "processes on a machine 1, not 4 as accelerate.yaml says, machines 1, not 2"),
+    ],
+)
+def test_a_flag_a_variable_and_a_launcher_win_over_a_file_in_one_line(
+    environ: dict[str, str], flags: dict[str, Any], said: str
+) -> None:
+    _, told = _of_file(environ, **flags)
+
+    assert told is not None and said in told
+    assert "\n" not in told and "accelerate.yaml" in told
+
+
+def test_the_nodes_of_a_variable_are_not_numbered_by_a_file() -> None:
+    with pytest.raises(UsageError) as caught:
+        _of_file({"NNODES": "4", "ADDR": "b"})
+
+    assert "not which one this is" in str(caught.value)

@@ -205,7 +205,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "cpu_offload": (_zero(stage=2, cpu_offload=True), '"offload_optimizer": {"device": "cpu"}'),
     "a dtype for tensor parallelism": ({"tensor_parallel": {"dtype": "bf16"}}, "remove the key"),
     "a compile backend": ({"compile": {"backend": "inductor"}}, "no key 'backend' in compile"),
-    "a comment as a key": ({"_comment": "mine"}, "a comment starts with //"),
 }
 
 

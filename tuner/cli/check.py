@@ -178,7 +178,7 @@ def _settled(report: Report, loaded: Recipe, deepspeed: str | None, machines: ta
         return
 
     def resolve() -> ResolvedRecipe:
-        hardware, topology = targets.machines(*machines)
+        hardware, topology = targets.machines(*machines, choice.launch_of(loaded, deepspeed))
         return resolve_recipe(loaded, deepspeed, topology, hardware, ignore_fit=True)
 
     made = report.attempt(resolve)

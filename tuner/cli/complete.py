@@ -26,6 +26,14 @@ def deepspeed(context: Context, parameter: Parameter, incomplete: str) -> Items:
     return [CompletionItem(name) for name in names] or files(context, parameter, incomplete)
 
 
+def deepspeed_keys(context: Context, parameter: Parameter, incomplete: str) -> Items:
+    """Offer the keys of DeepSpeed's config, by their full path and by their last word."""
+    from tuner.zero import overlay  # its schema, a file of its own
+
+    names = {*overlay.known_keys()} | {path.rpartition(".")[2] for path in overlay.known_keys()}
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
 def files(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """Leave it to the shell to offer files."""
     return [CompletionItem(incomplete, type="file")]

@@ -54,7 +54,7 @@ def command(
     --gpu, the final DeepSpeed config too. --set and the like change NAME alone, --deepspeed both sides of --diff; for
     a recipe with --deepspeed, OTHER may be another preset or JSON under the same recipe.
     """
-    final = deepspeed is not None or (gpus, gpu, nodes) != (None, None, 1)
+    final = deepspeed is not None or bool(changes["ds"]) or (gpus, gpu, nodes) != (None, None, 1)
     given = {**changes, "deepspeed": deepspeed, "gpus": gpus, "gpu": gpu, "nodes": nodes}
     targets.refuse_changes(name, targets.kind_of(name), given)
     machines = (gpus, gpu, nodes) if final else None
@@ -106,8 +106,9 @@ def _recipe(
     if machines is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
     from tuner.launch.resolve_recipe import resolve_recipe
+    from tuner.zero import choice
 
-    hardware, topology = targets.machines(*machines)
+    hardware, topology = targets.machines(*machines, choice.launch_of(loaded, deepspeed))
     resolved = resolve_recipe(loaded, deepspeed, topology, hardware, ignore_fit=True)
     sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)

@@ -187,6 +187,7 @@ def _at_first(value: Any, job: Job) -> Any:
 def _words(changes: dict[str, Any], deepspeed: str | None, **flags: bool) -> list[str]:
     """Return the options of `tuner train` that mean the same."""
     pairs = [("--deepspeed", deepspeed), *((f"--{key.replace('_', '-')}", changes[key]) for key in ONE_VALUE)]
+    pairs += [("--ds", text) for text in changes["ds"]]
     pairs += [("--set", text) for text in changes["sets"]]
     pairs += [("--cfg-options", text) for text in (*changes["cfg_options"], *changes["more"])]
     words = [f"{flag}={value}" for flag, value in pairs if value is not None]

@@ -19,7 +19,7 @@ from tuner.errors import TunerError, UsageError
 if TYPE_CHECKING:
     from tuner.launch.run import Request, ResolvedRun
     from tuner.machine.hardware import Gpu, Hardware
-    from tuner.machine.topology import Topology
+    from tuner.machine.topology import LaunchFlags, Topology
     from tuner.recipes.diff import Section
     from tuner.zero.jsonfile import Document
 
@@ -35,11 +35,20 @@ machine_options = all_of(
     click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of that kind."),
 )
 """Machines that need not be here."""
-deepspeed_option = click.option(
-    "--deepspeed",
-    metavar="PRESET|JSON",
-    shell_complete=complete.deepspeed,
-    help="A preset, a path to a DeepSpeed JSON, auto, or none.",
+deepspeed_option = all_of(
+    click.option(
+        "--deepspeed",
+        metavar="PRESET|FILE",
+        shell_complete=complete.deepspeed,
+        help="A preset, a DeepSpeed JSON, an accelerate config, a preset of ROLL's, auto, or none.",
+    ),
+    click.option(
+        "--ds",
+        multiple=True,
+        metavar="KEY=VALUE",
+        shell_complete=complete.deepspeed_keys,
+        help="Change one value of the DeepSpeed config, by key or by unique tail.",
+    ),
 )
 
 
@@ -107,18 +116,23 @@ def refuse_changes(name: str | None, kind: Kind, given: dict[str, Any]) -> None:
             raise UsageError(f"{flag} is about recipes, and {name!r} is {what}", where=flag, fix=fix)
 
 
-def machines(gpus: int | None, gpu: str | None, nodes: int) -> tuple[Hardware, Topology]:
+def machines(
+    gpus: int | None, gpu: str | None, nodes: int, file: LaunchFlags | None = None
+) -> tuple[Hardware, Topology]:
     """Return the machines that the flags mean, where they are silent this one with what its launch variables say.
+
+    Args:
+        file: What the DeepSpeed config says of the launch, where it is one that does.
 
     Raises:
         UsageError: --gpus without a GPU here or a name, an unknown name, or launch variables that contradict.
     """
     from tuner.machine import hardware
-    from tuner.machine.topology import LaunchFlags, Topology, resolve
+    from tuner.machine.topology import LaunchFlags, Topology, filled, resolve
 
     here = hardware.detect(os.environ)
     if gpus is None and gpu is None and nodes == 1:
-        return here, resolve(LaunchFlags(), os.environ, len(here.gpus))
+        return here, resolve(filled(LaunchFlags(), file, os.environ), os.environ, len(here.gpus))
     if gpu is None and not here.gpus:
         raise UsageError("no GPU is here, so its kind must be said", where="--gpus", fix="Add: --gpu a100-80g.")
     made = node(here, gpus, known_gpu(gpu) if gpu else None)
@@ -134,9 +148,13 @@ def planned(request: Request, gpus: int | None, gpu: str | None, nodes: int) -> 
     from datetime import datetime
 
     from tuner.launch.resolve import resolve_run
+    from tuner.machine import hardware
 
-    hardware, topology = machines(gpus, gpu, nodes)
-    return resolve_run(request, dict(os.environ), hardware, datetime.now().astimezone(), topology)
+    now = datetime.now().astimezone()
+    if (gpus, gpu, nodes) == (None, None, 1):
+        return resolve_run(request, dict(os.environ), hardware.detect(os.environ), now)
+    made, topology = machines(gpus, gpu, nodes)
+    return resolve_run(request, dict(os.environ), made, now, topology)
 
 
 def lacks(document: Document) -> list[TunerError]:

@@ -141,5 +141,6 @@ log = dict(
 
 randomness = dict(seed=42)
 
-# A preset's name, a path to a DeepSpeed JSON, 'auto' (the lowest level that fits) or 'none'. --deepspeed wins.
+# A preset's name, a path to a DeepSpeed config, 'auto' (the lowest level that fits) or 'none'; dict(base=...) changes
+# values of one. --deepspeed wins.
 deepspeed = "auto"

@@ -18,8 +18,9 @@ from typing import Any
 from tuner.errors import RecipeError
 from tuner.files import read_named_text
 from tuner.importers import yaml_file
-from tuner.importers.document import MAX_BYTES, Document, Keys
+from tuner.importers.document import Document, Keys
 from tuner.recipes import paths
+from tuner.recipes.yaml_text import MAX_BYTES
 
 _SET = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$([A-Za-z_]\w*)")

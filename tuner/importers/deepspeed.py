@@ -13,7 +13,7 @@ from typing import Any
 from tuner.errors import DeepSpeedConfigError
 from tuner.files import read_named_text
 from tuner.importers.translation import Given, Translation
-from tuner.recipes import catalog, paths
+from tuner.recipes import catalog, foreign, paths
 from tuner.zero import jsonfile
 
 _STAGE = re.compile(r"(?:zero|z|stage)_?([0123])(?!\d)", re.IGNORECASE)
@@ -62,10 +62,10 @@ def _parsed(t: Translation, given: Given, text: str) -> dict[str, Any]:
 
 
 def text(value: Any) -> str | None:
-    """Return the text of the config that a recipe holds or whose file it names; None where it names a preset."""
+    """Return the text of the config that a recipe holds or whose JSON it names; None where it names another."""
     if isinstance(value, dict):
         return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    if isinstance(value, str) and paths.is_file(Path(value)):
+    if isinstance(value, str) and paths.is_file(Path(value)) and not value.endswith(foreign.YAML):
         name = value
         fix = "Name a DeepSpeed JSON."
         return read_named_text(Path(value), DeepSpeedConfigError, max_bytes=jsonfile.MAX_BYTES, fix=fix, name=name)

@@ -6,15 +6,15 @@ It knows no tool and no key of ours.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tuner.errors import RecipeError
+from tuner.recipes import interpolation, origin
 
-Keys = tuple[str, ...]
+Keys = origin.Keys
 """The way to a value; the place in a list counts from 0."""
-MAX_BYTES, MAX_DEPTH, MAX_VALUES = 1_000_000, 32, 20_000
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ class Document:
     def wrong(self, what: str, keys: Keys = (), fix: str | None = None) -> RecipeError:
         """Return an error about the value at `keys`."""
         return RecipeError(what, where=self.where(keys), fix=fix)
+
+    def resolved(self, *, whole: bool = True) -> Self:
+        """Return the document with every `${a.b}` replaced by the value at a.b; raises as `interpolation` does."""
+        values, used = interpolation.resolved(self.values, self.wrong, whole=whole)
+        return replace(self, values=values, used=self.used | used)
 
 
 def walk(values: Mapping[str, Any], ends: Mapping[str, Any], keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.files import read_named_text
-from tuner.importers.document import MAX_DEPTH, MAX_VALUES, Document, Keys, Name
+from tuner.importers.document import Document, Keys, Name
+from tuner.recipes.yaml_text import MAX_DEPTH, MAX_VALUES
 
 MAX_BYTES, MAX_NUMBER, MAX_BASES = 200_000, 1e18, 8
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tuner.importers import deepspeed, interpolation, training_arguments, yaml_file
+from tuner.errors import RecipeError
+from tuner.importers import deepspeed, training_arguments
 from tuner.importers.document import Document
 from tuner.importers.training_arguments import NUM_PROC, attention, truth
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
-from tuner.recipes import paths
+from tuner.recipes import hydra
 from tuner.recipes.aliases import ALIASES, Alias, by_word
 from tuner.recipes.merging import lookup
+from tuner.recipes.yaml_text import Yaml
 
 _ROLES = ("sft_train", "student", "actor_train")
 """The roles that train a language model, the first that is there is meant."""
@@ -27,14 +29,9 @@ _TRAINS = {"deepspeed_train", "megatron_train", "fsdp2_train"}
 
 def with_defaults(document: Document) -> Document:
     """Return a document with every `${...}` replaced, by values of its own or of the files that `defaults` names."""
-    found: dict[str, Any] = {}
-    named = document.values.get("defaults")
-    for one in named if isinstance(named, list) else []:
-        file = str(one).partition("@")[0]
-        path = document.folder / f"{file}.yaml"
-        if file and paths.is_file(path):
-            found |= yaml_file.read(path, may_be_empty=True).values
-    used = interpolation.resolved(replace(document, values=found | document.values), whole=not named)
+    named = Yaml({key: value for key, value in document.values.items() if key == hydra.DEFAULTS}, dict(document.lines))
+    found = hydra.merged(named, document.folder, document.name, RecipeError).values
+    used = replace(document, values=found | document.values).resolved(whole=not named.values)
     values = {key: value for key, value in used.values.items() if key not in found}
     return replace(used, values=values)
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.importers import interpolation, training_arguments
+from tuner.importers import training_arguments
 from tuner.importers.document import Document
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
 from tuner.recipes.aliases import Alias
@@ -74,7 +74,7 @@ def _refuse_others(document: Document) -> None:
 def _begin(document: Document) -> Document:
     _refuse_others(document)
     # Its tokenizer's path may name what the command line is to give: only what becomes a path of ours must be known.
-    return interpolation.resolved(document, whole=False)
+    return document.resolved(whole=False)
 
 
 def _prepare(t: Translation) -> None:

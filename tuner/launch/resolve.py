@@ -18,14 +18,14 @@ from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware
-from tuner.machine.topology import Topology, resolve
+from tuner.machine.topology import Topology, filled, resolve
 from tuner.recipes import loading, path_checks
 from tuner.recipes.recipe import Recipe
 from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, resume_from
-from tuner.zero import measurements
+from tuner.zero import choice, measurements
 
 WORK_DIRS = Path("work_dirs")
 
@@ -46,7 +46,8 @@ def resolve_run(
         TunerError: whatever is wrong with the recipe, the DeepSpeed config, the geometry, the paths or the directory.
     """
     asked = _load(request)
-    topology = topology or resolve(request.flags, environ, len(hardware.gpus))
+    flags = filled(request.flags, choice.launch_of(asked, request.deepspeed), environ)
+    topology = topology or resolve(flags, environ, len(hardware.gpus))
     remedies.check_retries(request.on_oom, request.max_restarts, topology)
     start = resuming.find_start(
         request.resume, request.work_dir, WORK_DIRS / asked.name, _default_name(topology, now), topology
@@ -64,7 +65,7 @@ def resolve_run(
     if warning := leftovers.warning(environ):
         resolved = replace(resolved, warnings=(*resolved.warnings, warning))
     loaded, final = resolved.recipe, resolved.final
-    as_run = loading.anchored(loaded, resolved.level if final.from_catalog else resolved.document.value)
+    as_run = loading.anchored(loaded, resolved.document.pinned)
     changed = recipe_changes.compare(checkpoint.recipe if checkpoint else None, as_run)
     what = [loaded.values, final.config, str(point and point.path), request.max_restarts, len(request.attempts)]
     return ResolvedRun(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tuner.launch import fitting, kernels, splitting
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
-from tuner.machine.topology import Batch, Topology
+from tuner.machine.topology import Batch, Topology, contradiction
 from tuner.recipes.recipe import Recipe
 from tuner.zero import choice, merge, precision
 
@@ -27,10 +27,13 @@ def resolve_recipe(
         RecipeError: the ranks cannot share the global batch.
         MachineError: the recipe or the config asks for what is not there, or nothing fits.
     """
+    is_auto = choice.chosen(loaded, deepspeed)[0] == choice.AUTO
+    if not is_auto:
+        loaded = splitting.with_dtype(loaded, choice.open_chosen(loaded, deepspeed))
     dtype = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
     loaded = kernels.choose(loaded, hardware, dtype.dtype)
     reason = None
-    if choice.chosen(loaded, deepspeed)[0] == choice.AUTO:
+    if is_auto:
         light = splitting.lightest(loaded, topology.world_size).config
         deepspeed, reason = fitting.choose(light, topology, hardware, dtype, ignore=ignore_fit)
     document = choice.open_chosen(loaded, deepspeed)
@@ -40,5 +43,9 @@ def resolve_recipe(
     level = document.preset or document.name
     loaded = fitting.choose_loss(loaded, final.config, topology, hardware, dtype)
     fit = fitting.judge(loaded.config, final.config, topology, hardware, dtype, level)
-    warnings = (*loaded.warnings, *final.warnings, *filter(None, [fitting.warning(fit)]))
+    warnings = (
+        *loaded.warnings,
+        *final.warnings,
+        *filter(None, [contradiction(document.launch, topology), fitting.warning(fit)]),
+    )
     return ResolvedRecipe(loaded, topology, hardware, batch, dtype, document, final, level, reason, fit, warnings)

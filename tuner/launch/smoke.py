@@ -198,8 +198,8 @@ class _Smoke:
         request = replace(
             self.asked,
             recipe=str(self.scratch / f"{self.loaded.name}.py"),
-            overrides=Overrides(),
-            flags=LaunchFlags(nproc_per_node=_RANKS),
+            overrides=Overrides(ds=self.asked.overrides.ds),
+            flags=LaunchFlags(nproc_per_node=_RANKS, nnodes=1),
             work_dir=self.scratch / name,
             resume=str(resume) if resume else None,
             allow_code=True,  # that file is data, and what it names was allowed at the start

@@ -22,6 +22,7 @@ from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
+_DTYPE = "optim_wrapper.dtype"
 _GLOBAL = "train_cfg.global_batch_size"
 
 
@@ -32,6 +33,18 @@ def lightest(loaded: Recipe, ranks: int) -> Recipe:
         RecipeError: the ranks cannot share the global batch.
     """
     return _settled(loaded, split.possible(loaded.config, ranks)[0], "derived: as little memory as can be")
+
+
+def with_dtype(loaded: Recipe, document: Document) -> Recipe:
+    """Return the recipe with the compute type of an accelerate config; where its own differs, that wins aloud."""
+    said, asked = document.dtype, loaded.config.optim_wrapper.dtype
+    if said is None or asked == said:
+        return loaded
+    place = document.place(("mixed_precision",))
+    if asked == "auto":
+        return _with(loaded, {_DTYPE: said}, place)
+    warning = f"{_DTYPE} = {asked!r} from {loaded.origins[_DTYPE].source} wins over {said!r} in {place}."
+    return replace(loaded, warnings=(*loaded.warnings, warning))
 
 
 def choose_split(

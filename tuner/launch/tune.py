@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -32,12 +32,14 @@ from tuner.launch.resolve import resolve_run
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware, leftovers
-from tuner.machine.topology import LaunchFlags, resolve
+from tuner.machine.topology import LaunchFlags, filled, resolve
 from tuner.recipes import loading, path_checks, paths
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, Split
 from tuner.runs import directory
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
+from tuner.zero import choice
+from tuner.zero.jsonfile import BASE
 
 _ROWS_A_SAMPLE = 32
 """Rows that are read for each packed row of a step; where they are too few, the steps go over them again."""
@@ -65,17 +67,22 @@ class TuneRequest:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute the same steps; `level` is a preset, 'none', or what the user's own config is called."""
+    """One way to compute the same steps; `level` is a preset, 'none', or what the user's own config is called.
+
+    `changes` are what is laid over the preset.
+    """
 
     split: Split
     level: str
     loss: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     def applied(self, config: RecipeConfig) -> RecipeConfig:
         """Return the recipe computed this way."""
         config = config.with_split(self.split)
         cfg = config.train_cfg.model_copy(update={"loss": self.loss})
-        own = {"deepspeed": self.level} if self.level in LEVELS else {}
+        pinned = {BASE: self.level, **self.changes} if self.changes else self.level
+        own = {"deepspeed": pinned} if self.level in LEVELS else {}
         return config.model_copy(update={"train_cfg": cfg, **own})
 
 
@@ -143,7 +150,8 @@ def tune(asked: TuneRequest, environ: Mapping[str, str], tell: Callable[[Measure
     path_checks.check_model(loaded.config)
     path_checks.check_data(loaded.config)
     here = hardware.detect(environ)
-    topology = resolve(asked.flags, environ, len(here.gpus))
+    flags = filled(asked.flags, choice.launch_of(loaded, asked.deepspeed), environ)
+    topology = resolve(flags, environ, len(here.gpus))
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Leave --nnodes out.")
     base = resolve_recipe(loaded, asked.deepspeed, topology, here, ignore_fit=True)
@@ -179,7 +187,7 @@ def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
         tuned: Holds what was measured of those yielded before.
     """
     config = base.recipe.config
-    first = Candidate(config.split, base.level, config.train_cfg.loss)
+    first = Candidate(config.split, base.level, config.train_cfg.loss, base.document.changes)
     yield first
     for split in _splits(base):
         if split != first.split and not _is_hopeless(split, tuned.measured):
@@ -264,6 +272,7 @@ class _Bench:
         write_text(written, Recipe(self.base.recipe.name, config, {}).standalone(" Cut short by tuner tune."))
         request = Request(
             str(written),
+            Overrides(ds=self.asked.overrides.ds),
             deepspeed=candidate.level if candidate.level in LEVELS else self.asked.deepspeed,
             flags=self.asked.flags,
             work_dir=self.scratch / f"run-{self.num_runs}",

@@ -29,7 +29,10 @@ _MAX_COUNT = 1 << 20
 
 
 class LaunchFlags(NamedTuple):
-    """What the command line says; None where it says nothing."""
+    """What the command line says; None where it says nothing.
+
+    `file` is the config that says so in its place, as accelerate's does: see `filled`.
+    """
 
     launcher: Launcher = "torchrun"
     nproc_per_node: int | None = None
@@ -37,6 +40,7 @@ class LaunchFlags(NamedTuple):
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,40 @@ def without_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names}
 
 
+def filled(flags: LaunchFlags, file: LaunchFlags | None, environ: Mapping[str, str]) -> LaunchFlags:
+    """Return the flags with what a file says where neither they nor the variables say it.
+
+    Slurm's tasks and a single process are what they are, so only torchrun asks the file.
+    """
+    if file is None or flags.launcher != "torchrun":
+        return flags
+    fields = {name: name.removeprefix("--").replace("-", "_") for name in _VARIABLES}
+    is_open = {
+        field: getattr(flags, field) is None and not any(environ.get(variable) for variable in _VARIABLES[name])
+        for name, field in fields.items()
+    }
+    is_open["node_rank"] &= is_open["nnodes"]  # which of other nodes this is, the file does not know
+    taken = {field: getattr(file, field) for field, is_taken in is_open.items() if is_taken}
+    return flags._replace(**taken, file=file.file if is_open["nproc_per_node"] else "")
+
+
+def contradiction(file: LaunchFlags | None, topology: Topology) -> str | None:
+    """Return one line about what a file says of the launch where something else won, or None."""
+    if file is None:
+        return None
+    is_torchrun = topology.launcher == "torchrun" and topology.num_nodes > 1 and file.nnodes != 1
+    pairs = [
+        ("processes on a machine", file.nproc_per_node, topology.nproc_per_node),
+        ("machines", file.nnodes, topology.num_nodes),
+        *((("machine rank", file.node_rank, topology.node_rank),) if is_torchrun else ()),
+        *((("address", file.master_addr, topology.master_addr),) if is_torchrun else ()),
+        *((("port", file.master_port, topology.master_port),) if is_torchrun else ()),
+    ]
+    differ = [(word, there, here) for word, there, here in pairs if there not in (None, here)]
+    told = ", ".join(f"{word} {here}, not {there} as {file.file} says" for word, there, here in differ)
+    return f"{told}: a flag, a variable or the machines named win" if told else None
+
+
 def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     """Decide the topology from flags and environment.
 
@@ -128,8 +166,10 @@ def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> To
         of_slurm = topology.launcher == "slurm"
         raise MachineError(
             f"{topology.nproc_per_node} processes on a node with {num_gpus} visible GPU{'s' * (num_gpus > 1)}",
-            where="srun" if of_slurm else "--nproc-per-node / NPROC_PER_NODE",
-            fix=f"Write srun --ntasks-per-node={num_gpus}." if of_slurm else f"Start at most {num_gpus}, one a GPU.",
+            where="srun" if of_slurm else flags.file or "--nproc-per-node / NPROC_PER_NODE",
+            fix=f"Write srun --ntasks-per-node={num_gpus}."
+            if of_slurm
+            else f"Start at most {num_gpus}, one a GPU: --nproc-per-node {num_gpus}.",
         )
     return topology
 

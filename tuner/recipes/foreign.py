@@ -103,8 +103,8 @@ def yaml_error(name: str) -> RecipeError:
     what = f"{name!r} is {whose}; a recipe is a name or a .py file"
     if found != _ACCELERATE:
         return RecipeError(what, where="the recipe's name", fix=_TAKE_A_NAME)
-    fix = "It says how to launch: zero_stage: 3 is --deepspeed zero3, num_processes: 8 is --nproc-per-node 8."
-    return RecipeError(what, where="the recipe's name", fix=f"{fix} Write: tuner train RECIPE --deepspeed zero3.")
+    fix = f"It says how to launch. Write: tuner train RECIPE --deepspeed {name}."
+    return RecipeError(what, where="the recipe's name", fix=fix)
 
 
 def xtuner_error(path: Path, where: object) -> RecipeError | None:

@@ -72,7 +72,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
     notes += filter(None, [validation_rows.told(values)])
     shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
-    return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes))
+    return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes), tuple(overrides.ds))
 
 
 def _settle(merged: Merged) -> None:

@@ -22,7 +22,7 @@ from tuner.recipes.schema import RecipeConfig
 class Overrides:
     """What the command line changes: a value for each flag, and (flag, KEY=VALUE) pairs in their order.
 
-    `method` is for a model without a recipe; `val_split` is a part of 1.
+    `method` is for a model without a recipe; `val_split` is a part of 1; `ds` are KEY=VALUE for DeepSpeed's config.
     """
 
     model: str | None = None
@@ -34,10 +34,11 @@ class Overrides:
     val_split: float | None = None
     epochs: int | None = None
     method: str | None = None
+    ds: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         of_paths = (("--model", self.model), ("--data", self.data), ("--adapter", self.adapter), ("--val", self.val))
-        given = (*of_paths, *self.pairs)
+        given = (*of_paths, *self.pairs, *(("--ds", text) for text in self.ds))
         for flag, text in given:
             if text is not None and not is_writable(text):
                 raise RecipeError(f"{text!r} is not UTF-8", where=flag, fix="Rename the file or folder.")
@@ -45,13 +46,17 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe, merged and checked. `origins` is keyed by dotted path, one entry a leaf."""
+    """One recipe, merged and checked. `origins` is keyed by dotted path, one entry a leaf.
+
+    `ds` changes the DeepSpeed config that is chosen, whichever it is: KEY=VALUE, which `zero.overlay` reads.
+    """
 
     name: str
     config: RecipeConfig
     origins: dict[str, Origin]
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    ds: tuple[str, ...] = ()
 
     @property
     def values(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which DeepSpeed config was chosen: a preset, a user's JSON, a dict in the recipe, or none; opened as a document.
+"""Which DeepSpeed config was chosen: a preset, a user's file, a dict in the recipe, or none; opened as a document.
 
 It judges no key of it.
 """
@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import DeepSpeedConfigError, did_you_mean
-from tuner.recipes import catalog
-from tuner.recipes.origin import Place
+from tuner.machine.topology import LaunchFlags
+from tuner.recipes import catalog, yaml_text
+from tuner.recipes.foreign import YAML
+from tuner.recipes.merging import Layer, leaves, lookup
+from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.paths import is_file
 from tuner.recipes.recipe import Recipe
-from tuner.zero.jsonfile import Document, Keys, read
+from tuner.zero import accelerate, overlay, roll
+from tuner.zero.accelerate import Said
+from tuner.zero.config_schema import schema
+from tuner.zero.jsonfile import BASE, Document, Keys, read
 
 NONE = "none"
 AUTO = "auto"
@@ -36,15 +45,24 @@ def chosen(recipe: Recipe, flag: str | None) -> tuple[str | dict[str, Any], str]
 
 
 def open_chosen(recipe: Recipe, flag: str | None) -> Document:
-    """Return the JSON that is chosen; in one that stands in the recipe, each value knows its own line.
+    """Return the config that is chosen, with what `--ds` changes; in one of the recipe, each value knows its own line.
+
+    Raises:
+        DeepSpeedConfigError: as `open_config`, or a `--ds` that means nothing.
+    """
+    choice, where = chosen(recipe, flag)
+    document = open_config(choice, where, _sources(recipe))
+    return overlay.laid(document, map(overlay.of_flag, recipe.ds)) if recipe.ds else document
+
+
+def launch_of(recipe: Recipe, flag: str | None) -> LaunchFlags | None:
+    """Return where the chosen file says that a run starts; None: it is none that says so.
 
     Raises:
         DeepSpeedConfigError: as `open_config`.
     """
     choice, where = chosen(recipe, flag)
-    if isinstance(choice, dict):
-        return Document.of(copy.deepcopy(choice), where, dict(_sources(recipe)))
-    return open_config(choice, where)
+    return open_config(choice, where).launch if isinstance(choice, str) and choice.endswith(YAML) else None
 
 
 def _sources(recipe: Recipe) -> dict[Keys, Place]:
@@ -52,18 +70,21 @@ def _sources(recipe: Recipe) -> dict[Keys, Place]:
     return {path[1:]: place for path, place in paths.items() if path[0] == "deepspeed"}
 
 
-def open_config(choice: str | dict[str, Any], where: str) -> Document:
-    """Return the JSON that `--deepspeed` or the recipe chose.
+def open_config(choice: str | dict[str, Any], where: str, sources: Mapping[Keys, Place] | None = None) -> Document:
+    """Return the config that `--deepspeed` or the recipe chose.
 
     Args:
-        choice: A preset's name, 'none', a path to a JSON, or a whole config as a dict.
+        choice: A preset's name, 'none', a path to a JSON or YAML, a whole config as a dict, or a dict of what changes
+            in the one that its `base` names.
         where: The flag or key that holds it, for messages.
+        sources: Where each leaf of a dict is written.
 
     Raises:
-        DeepSpeedConfigError: no such preset or file, or a file that is not strict JSON with comments.
+        DeepSpeedConfigError: no such preset or file, or a file that is not strict JSON with comments, or YAML that
+            means no DeepSpeed config.
     """
     if isinstance(choice, dict):
-        return Document.of(copy.deepcopy(choice), where)
+        return _of_dict(copy.deepcopy(choice), where, sources or {})
     if choice == NONE:
         value = {"zero_allow_untested_optimizer": True, "zero_optimization": {"stage": 0}}
         return Document(value, NONE, preset=NONE)
@@ -71,20 +92,59 @@ def open_config(choice: str | dict[str, Any], where: str) -> Document:
     if preset:
         document = read(catalog.PRESETS / f"{preset}.json")
         return Document(document.value, f"preset {preset}", preset=preset)
-    if choice.endswith((".yaml", ".yml")):
-        raise _yaml(choice, where)
+    if choice.endswith(YAML):
+        return _yaml(Path(choice))
     if choice.endswith(".json") or "/" in choice or os.path.exists(choice):  # noqa: PTH110 (no error for a long name)
         return read(Path(choice))
     raise _unknown_preset(choice, where)
 
 
-def _yaml(choice: str, where: str) -> DeepSpeedConfigError:
-    fix = (
-        "Of an accelerate config, zero_stage is the preset (zero_stage: 3 is --deepspeed zero3, with offload devices "
-        "zero3_offload), deepspeed_config_file names the JSON to give, num_processes is NPROC_PER_NODE, "
-        "mixed_precision is --set dtype=..., gradient_accumulation_steps is --set accumulative_counts=..."
+def _of_dict(value: dict[str, Any], where: str, sources: Mapping[Keys, Place]) -> Document:
+    below = Document.of({}, where, {keys: Origin(place) for keys, place in sources.items()})
+    if BASE not in value:
+        return replace(below, value=value)
+    base, at = value.pop(BASE), str(sources.get((BASE,), where))
+    if not isinstance(base, str) or base == AUTO:
+        fix = "Name a preset, 'none', or a file; --ds changes values over 'auto'."
+        raise DeepSpeedConfigError(f"base = {base!r} is no config to change", where=at, fix=fix)
+    changed = overlay.laid(open_config(base, at), [Layer(value, below.place)])
+    return replace(changed, name=where, preset=None)
+
+
+def _yaml(path: Path) -> Document:
+    name = str(path)
+    fix = "Name a preset, a DeepSpeed JSON, an accelerate config, or a preset of ROLL's."
+    found = yaml_text.read(path, error=DeepSpeedConfigError, fix=fix)
+    if found.values.keys() & set(accelerate.MARKS):
+        return _of_accelerate(accelerate.read(found, name), path)
+    if 2 * len(found.values.keys() & {*schema()["keys"]}) > len(found.values):  # DeepSpeed's own keys, in YAML
+        sources: dict[Keys, Origin] = {keys: Origin(Place(Kind.FILE, name, line)) for keys, line in found.lines.items()}
+        return Document(found.values, name, sources=sources)
+    return roll.read(found, path, name)
+
+
+def _of_accelerate(said: Said, path: Path) -> Document:
+    # accelerate looks for the file from where it is called; a config is often written to be called beside it.
+    beside = path.parent / said.base
+    base = said.base if preset_name(said.base) or said.base == NONE or is_file(Path(said.base)) else str(beside)
+    document = open_config(base, str(path))
+    if document.preset is None:
+        _refuse_contradictions(said, document)
+    laid = overlay.laid(document, said.layers)
+    sources = {**laid.sources, (accelerate.DTYPE,): Origin(said.dtype_place)}
+    return replace(
+        laid, name=str(path), preset=None, sources=sources, launch=said.launch, dtype=said.dtype, notes=said.notes
     )
-    return DeepSpeedConfigError(f"{choice!r} is YAML; a DeepSpeed config is JSON", where=where, fix=fix)
+
+
+def _refuse_contradictions(said: Said, document: Document) -> None:
+    """Refuse keys that say other than the file of `deepspeed_config_file`, as accelerate does."""
+    for layer in said.layers:
+        for key, value in leaves(layer.values):
+            keys = tuple(key.split("."))
+            if (there := lookup(document.value, keys, AUTO)) not in (AUTO, value):
+                what = f"{key} = {value!r} here, and {there!r} in {document.where(keys)}"
+                raise DeepSpeedConfigError(what, where=layer.place(keys), fix="Keep one of the two.")
 
 
 def _unknown_preset(choice: str, where: str) -> DeepSpeedConfigError:
@@ -93,5 +153,5 @@ def _unknown_preset(choice: str, where: str) -> DeepSpeedConfigError:
         return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)
     known = (*catalog.presets(), *(name.removeprefix("deepspeed_") for name in catalog.presets()), AUTO, NONE)
     listed = ", ".join((*catalog.presets(), AUTO, NONE))
-    fix = f"{did_you_mean(choice, known)} Known: {listed}, or a path to a JSON.".strip()
+    fix = f"{did_you_mean(choice, known)} Known: {listed}, or a path to a JSON or YAML file.".strip()
     return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)

@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import operator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,17 @@ class Misfit(Exception):
 def schema() -> dict[str, Any]:
     """Return the schema; its format is told in `tests/zero/deepspeed_schema.py`, which writes it."""
     return dict(json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8")))
+
+
+def spellings(fields: Mapping[str, Field]) -> dict[str, str]:
+    """Return every spelling of every key, each with the key it stands for."""
+    found = {name: name for name in fields}
+    for name, field in fields.items():
+        found |= dict.fromkeys(field.get("aliases", ()), name)
+    for name, field in fields.items():
+        if field.get("deprecated") in found:
+            found[name] = found[field["deprecated"]]
+    return found
 
 
 # Where Hugging Face's Trainer or accelerate replaces "auto"; anywhere else DeepSpeed takes a default or fails.

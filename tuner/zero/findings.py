@@ -26,6 +26,10 @@ class Findings:
         """Add a warning about the key at `keys`."""
         self._warnings.append((keys, DeepSpeedConfigError(what, where=self.document.where(keys), fix=fix)))
 
+    @property
+    def _notes(self) -> Found:
+        return [((), note) for note in self.document.notes]
+
     def problem(self, keys: Keys, what: str, fix: str | None = None) -> None:
         """Add a problem with the key at `keys`."""
         error = DeepSpeedConfigError(what, where=self.document.where(keys), fix=fix or "Remove it.")
@@ -38,7 +42,7 @@ class Findings:
     @property
     def warnings(self) -> list[DeepSpeedConfigError]:
         """The warnings, in the order of the file."""
-        return self._in_order(self._warnings)
+        return self._in_order([*self._notes, *self._warnings])
 
     @property
     def problems(self) -> list[DeepSpeedConfigError]:

@@ -14,9 +14,12 @@ from typing import Any, NoReturn, Self
 
 from tuner.errors import DeepSpeedConfigError
 from tuner.files import read_named_text
-from tuner.recipes.origin import Kind, Place
+from tuner.machine.topology import LaunchFlags
+from tuner.recipes.origin import Kind, Origin, Place
 
 Keys = tuple[str | int, ...]
+BASE = "base"
+"""The key of a recipe's `deepspeed` that names the preset or the file below its other values; none of DeepSpeed's."""
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -47,18 +50,26 @@ class Document:
         value: The config; numbers are as written, so 5e8 is a float.
         name: The path as the user gave it, or what the value is called in messages.
         positions: Line and column, both from 1, of each key of an object, by its full path.
-        sources: Where each leaf of a value that comes from no file of its own was written, such as mine.py's line 4.
+        sources: The origin of leaves that were not written in the file called so: mine.py's line 4, a flag.
         preset: The preset's name, or 'none', where the package brings the value.
+        changes: What was laid over that preset.
+        launch: Where the file, an accelerate config, says that a run starts.
+        dtype: What it says to compute in; `mixed_precision` is its place.
+        notes: What was left out of the file when it was read.
     """
 
     value: dict[str, Any]
     name: str
     positions: dict[Keys, tuple[int, int]] = field(default_factory=dict)
-    sources: dict[Keys, Place] = field(default_factory=dict)
+    sources: dict[Keys, Origin] = field(default_factory=dict)
     preset: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    launch: LaunchFlags | None = None
+    dtype: str | None = None
+    notes: tuple[DeepSpeedConfigError, ...] = ()
 
     @classmethod
-    def of(cls, value: dict[str, Any], name: str, sources: dict[Keys, Place] | None = None) -> Self:
+    def of(cls, value: dict[str, Any], name: str, sources: dict[Keys, Origin] | None = None) -> Self:
         """Return a document for a value that comes from no file."""
         return cls(value, name, sources=sources or {})
 
@@ -67,11 +78,22 @@ class Document:
         kind = Kind.PACKAGE if self.preset else Kind.FILE
         while keys:
             if keys in self.sources:
-                return self.sources[keys]
+                return self.sources[keys].place
             if keys in self.positions:
                 return Place(kind, self.name, *self.positions[keys])
             keys = keys[:-1]
         return Place(kind, self.name)
+
+    def origin(self, keys: Keys) -> Origin:
+        """Return where the value came from, and what it was laid over."""
+        return self.sources.get(keys) or Origin(self.place(keys))
+
+    @property
+    def pinned(self) -> str | dict[str, Any]:
+        """What a recipe says to have this config again: a preset's name, changes to one, or all of its values."""
+        if self.preset is None:
+            return self.value
+        return {BASE: self.preset, **self.changes} if self.changes else self.preset
 
     def where(self, keys: Keys = ()) -> str:
         """Return that place for a message, as `name:line:column`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.errors import did_you_mean, nearest
 from tuner.zero import conflicts, obsolete
-from tuner.zero.config_schema import Field, Misfit, fit, schema
+from tuner.zero.config_schema import Field, Misfit, fit, schema, spellings
 from tuner.zero.findings import Findings
 from tuner.zero.jsonfile import Document, Keys, named
 
@@ -50,6 +50,7 @@ def inspect(document: Document, *, to_run: bool = False) -> tuple[Checked, Findi
     """
     findings = Findings(document)
     value = copy.deepcopy(document.value)
+    obsolete.drop_comments(value, findings)
     obsolete.drop(value, findings)
     cleaned = _block(value, (), {"keys": schema()["keys"], "parsed": "legacy"}, findings)
     conflicts.check_optimizer(cleaned, findings, _block)
@@ -67,11 +68,11 @@ def _block(block: dict[str, Any], keys: Keys, field: Field, findings: Findings, 
     """
     if "keys" not in field:
         return block
-    spellings = _spellings(field["keys"])
+    known_as = spellings(field["keys"])
     result: dict[str, Any] = {}
     for written, value in block.items():
         at = (*keys, written)
-        name = spellings.get(written)
+        name = known_as.get(written)
         if name is None:
             findings.problem(at, *_unknown(at, field["keys"]))
         elif name in result:
@@ -97,17 +98,6 @@ def _entry(
         findings.problem(at, f"{named(at, value)} {misfit.what}", fix)
 
 
-def _spellings(fields: dict[str, Field]) -> dict[str, str]:
-    """Return every spelling of every key, each with the key it stands for."""
-    spellings = {name: name for name in fields}
-    for name, field in fields.items():
-        spellings |= dict.fromkeys(field.get("aliases", ()), name)
-    for name, field in fields.items():
-        if field.get("deprecated") in spellings:
-            spellings[name] = spellings[field["deprecated"]]
-    return spellings
-
-
 def _as_block(at: Keys, field: Field) -> str:
     example = '"stage": 2' if "stage" in field["keys"] else '"enabled": true'
     return f'Write "{at[-1]}": {{{example}}}.' if "enabled" in field["keys"] or "stage" in field["keys"] else ""
@@ -120,8 +110,6 @@ def _unknown(at: Keys, fields: dict[str, Field]) -> tuple[str, str]:
     home = _homes(schema()["keys"]).get(name)
     if not nearest(name, fields) and home:
         return what, f"It belongs into {home}."
-    if not name[:1].isalpha():
-        return what, "Remove it; a comment starts with //."
     return what, did_you_mean(name, fields) or "Remove it."
 
 

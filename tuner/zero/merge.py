@@ -13,7 +13,7 @@ from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import leaves, lookup
-from tuner.recipes.origin import Keys, Origin, Overridden
+from tuner.recipes.origin import Keys, Kind, Origin, Overridden
 from tuner.recipes.recipe import Recipe
 from tuner.zero import blocks
 from tuner.zero.blocks import Wish
@@ -161,10 +161,11 @@ class _Merger:
     def offload(self, hardware: Hardware) -> None:
         zero = self.config["zero_optimization"]
         device = (zero.get("offload_optimizer") or {}).get("device", NONE)
-        if not hardware.gpus and self.document.preset:
-            for block in [name for name in ("offload_optimizer", "offload_param") if name in zero]:
+        for block in ("offload_optimizer", "offload_param"):
+            place = self.document.place(("zero_optimization", block, "pin_memory"))
+            if not hardware.gpus and place.kind is Kind.PACKAGE and "pin_memory" in (zero.get(block) or {}):
                 # Nothing is copied to a GPU, and pinning makes DeepSpeed build an op.
-                overridden = Overridden(zero[block]["pin_memory"], self.document.place())
+                overridden = Overridden(zero[block]["pin_memory"], place)
                 zero[block]["pin_memory"] = False
                 self.origins[f"zero_optimization.{block}.pin_memory"] = Origin.derived(
                     "detected: no GPU", (overridden,)
@@ -228,7 +229,7 @@ class _Merger:
             self.warnings.append(f"{'.'.join(keys)} = 'auto' in {where} is dropped: DeepSpeed's own default holds.")
         for dotted, _ in leaves(self.config):
             keys = tuple(dotted.split("."))
-            self.origins.setdefault(dotted, Origin(self.document.place(keys)))
+            self.origins.setdefault(dotted, self.document.origin(keys))
 
     def refuse(self) -> None:
         for rule in FINAL:

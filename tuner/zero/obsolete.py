@@ -5,7 +5,7 @@ It judges no key that DeepSpeed still reads: that is `lint`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,6 +36,8 @@ class Obsolete:
 
 _REMOVED = "was removed from DeepSpeed, which refuses the key"
 _DEPRECATED = "is deprecated in DeepSpeed"
+_COMMENT = ("_", "//", "#")
+_COMPILES = "was taken from DeepSpeed's compile block, which refuses it"
 _NEVER = "was never read by DeepSpeed"
 
 OBSOLETE: dict[tuple[str, ...], Obsolete] = {
@@ -79,10 +81,35 @@ OBSOLETE: dict[tuple[str, ...], Obsolete] = {
     ("aio", "thread_count"): Obsolete("inert", "is no longer read by DeepSpeed", "Write intra_op_parallelism."),
     ("comms_config",): Obsolete("inert", _NEVER, "Use comms_logger to log communication."),
     ("monitor_config",): Obsolete("inert", _NEVER, "Use tensorboard, wandb, csv_monitor or comet."),
+    **{
+        # They chose torch.compile's backend; axolotl's zero1_torch_compile.json has them still.
+        ("compile", key): Obsolete("inert", _COMPILES, "Remove it: no trainer compiles by DeepSpeed's config.")
+        for key in ("enabled", "disable", "backend", "kwargs")
+    },
     ("fp32_allreduce",): Obsolete(
         "removed", "is no longer read by DeepSpeed", 'Write "communication_data_type": "fp32".'
     ),
 }
+
+
+def drop_comments(value: dict[str, Any], findings: Findings) -> None:
+    """Take out keys that are comments, such as `_comment`, which some tools' configs hold, with one warning for all."""
+    found = list(_comments(value))
+    if not found:
+        return
+    for keys in found:
+        del lookup(value, keys[:-1])[keys[-1]]
+    names = ", ".join(".".join(keys) for keys in found)
+    what = f"{names}: DeepSpeed reads no key that begins with an underscore or a slash; dropped as a comment"
+    findings.warn(found[0], what, "A comment starts with //.")
+
+
+def _comments(value: dict[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, inner in value.items():
+        if key.startswith(_COMMENT):
+            yield (*prefix, key)
+        elif isinstance(inner, dict):
+            yield from _comments(inner, (*prefix, key))
 
 
 def drop(value: dict[str, Any], findings: Findings) -> None:

@@ -6,39 +6,45 @@ Environment variables are looked at nowhere: a config must mean the same on ever
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tuner.importers.document import MAX_DEPTH, MAX_VALUES, Document, Keys
+from tuner.errors import TunerError
 from tuner.recipes.merging import lookup
+from tuner.recipes.origin import Keys
+from tuner.recipes.yaml_text import MAX_DEPTH, MAX_VALUES
 
+Wrong = Callable[[str, Keys, str], TunerError]
+"""What is wrong, at which key, and what to do -> the error to raise."""
 _MAX_TEXT = 16_000
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 
 
-def resolved(document: Document, *, whole: bool = True) -> Document:
-    """Return the document with every `${a.b}` replaced by the value at a.b.
+def resolved(
+    values: Mapping[str, Any], wrong: Wrong, *, at: Keys = (), whole: bool = True
+) -> tuple[Any, frozenset[str]]:
+    """Return the value at a key with every `${a.b}` replaced by the value at a.b, and the names at the top so used.
 
     Args:
-        whole: Nothing is added to the document from elsewhere: a name that it has not is wrong, else it stays.
+        whole: Nothing is added to the values from elsewhere: a name that they have not is wrong, else it stays.
 
     Raises:
-        RecipeError: a circle, nothing at that place, or values without end.
+        TunerError: as `wrong` makes it: a circle, nothing at that place, or values without end.
     """
-    resolver = _Resolver(document, whole)
-    values = resolver.value(document.values, (), ())
-    return replace(document, values=values, used=document.used | resolver.used)
+    resolver = _Resolver(values, wrong, whole)
+    made = resolver.value(lookup(values, at), at, ())
+    return made, frozenset(resolver.used)
 
 
 class _Resolver:
-    def __init__(self, document: Document, whole: bool) -> None:
-        self.document, self.whole, self.count = document, whole, 0
+    def __init__(self, values: Mapping[str, Any], wrong: Wrong, whole: bool) -> None:
+        self.values, self.wrong, self.whole, self.count = values, wrong, whole, 0
         self.used: set[str] = set()
 
     def value(self, value: Any, keys: Keys, open_: tuple[str, ...]) -> Any:
         self.count += 1
         if self.count > MAX_VALUES or len(open_) > MAX_DEPTH:
-            raise self.document.wrong(f"the ${{...}} make more than {MAX_VALUES:,} values", keys, "Write them out.")
+            raise self.wrong(f"the ${{...}} make more than {MAX_VALUES:,} values", keys, "Write them out.")
         if isinstance(value, dict):
             return {key: self.value(inner, (*keys, key), open_) for key, inner in value.items()}
         if isinstance(value, list):
@@ -50,7 +56,7 @@ class _Resolver:
             return self.of(whole[1], keys, open_)
         made = _REFERENCE.sub(lambda match: str(self.of(match[1], keys, open_)), text)
         if len(made) > _MAX_TEXT:
-            raise self.document.wrong(f"the ${{...}} make a text of {len(made):,} characters", keys, "Write it out.")
+            raise self.wrong(f"the ${{...}} make a text of {len(made):,} characters", keys, "Write it out.")
         return made
 
     def of(self, name: str, keys: Keys, open_: tuple[str, ...]) -> Any:
@@ -60,11 +66,11 @@ class _Resolver:
             return f"${{{name}}}" if default is None else default
         if name in open_:
             circle = " -> ".join((*open_, name))
-            raise self.document.wrong(f"${{...}} in a circle: {circle}", keys, "Write one of the values out.")
-        found = lookup(self.document.values, name.split("."), ...)
+            raise self.wrong(f"${{...}} in a circle: {circle}", keys, "Write one of the values out.")
+        found = lookup(self.values, name.split("."), ...)
         if found is ...:
             if not self.whole:
                 return f"${{{name}}}"
-            raise self.document.wrong(f"${{{name}}} names nothing in this file", keys, "Write the value out.")
+            raise self.wrong(f"${{{name}}} names nothing in this file", keys, "Write the value out.")
         self.used.add(name.partition(".")[0])
         return self.value(found, keys, (*open_, name))

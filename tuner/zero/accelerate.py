@@ -1,0 +1,247 @@
+"""accelerate's config, as `accelerate config` writes it: the preset that its DeepSpeed keys mean, and what they change.
+
+The keys are those of accelerate 1.15: ClusterConfig and DeepSpeedPlugin. It opens no other file and judges no value of
+DeepSpeed's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tuner.errors import DeepSpeedConfigError, brief_repr, did_you_mean
+from tuner.machine.topology import LaunchFlags
+from tuner.recipes.merging import Layer, nested
+from tuner.recipes.origin import Keys, Kind, Place
+from tuner.recipes.yaml_text import Yaml
+
+MARKS = ("distributed_type", "deepspeed_config", "compute_environment")
+_DEEPSPEED = "deepspeed_config"
+DTYPE = "mixed_precision"
+_ZERO = "zero_optimization"
+_DEFAULT_STAGE = 2
+"""Source: DeepSpeedPlugin.__post_init__."""
+_NO_ZERO = ("NO", "MULTI_GPU", "MULTI_CPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU")
+_DTYPES = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": None}
+
+MAPPED: Mapping[str, Keys] = {
+    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
+    "gradient_clipping": ("gradient_clipping",),
+    "offload_optimizer_device": (_ZERO, "offload_optimizer", "device"),
+    "offload_optimizer_nvme_path": (_ZERO, "offload_optimizer", "nvme_path"),
+    "offload_param_device": (_ZERO, "offload_param", "device"),
+    "offload_param_nvme_path": (_ZERO, "offload_param", "nvme_path"),
+    "seq_parallel_communication_data_type": ("seq_parallel_communication_data_type",),
+    "zero3_save_16bit_model": (_ZERO, "stage3_gather_16bit_weights_on_model_save"),
+    "zero_stage": (_ZERO, "stage"),
+}
+"""Key of `deepspeed_config` -> DeepSpeed's."""
+FILE = "deepspeed_config_file"
+USED = (*MARKS, DTYPE, "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
+"""Keys at the top that are read."""
+
+
+class LeftOut(NamedTuple):
+    """A key without counterpart: why, and the values that ask for nothing, besides false, null, 'no' and nothing."""
+
+    why: str
+    harmless: tuple[Any, ...] = ()
+
+
+_BY_TORCHRUN = "each node starts its own ranks: --nnodes, --node-rank, --master-addr, or tuner submit"
+_NO_TPU = "tuner trains on GPUs and CPUs"
+_NO_FP8 = "tuner computes in bf16, fp16 or fp32: the machine's own choice stands"
+_BY_DATA = "every rank works on samples of its own"
+LEFT_OUT: Mapping[str, LeftOut] = {
+    "command_file": LeftOut(_NO_TPU),
+    "commands": LeftOut(_NO_TPU),
+    "debug": LeftOut("about accelerate's own checks"),
+    "downcast_bf16": LeftOut(_NO_TPU),
+    "dynamo_backend": LeftOut("no model is compiled", ("NO",)),
+    "dynamo_config": LeftOut("no model is compiled"),
+    "enable_cpu_affinity": LeftOut("torchrun's ranks are not bound to cores"),
+    "fp16": LeftOut(f"an older word of accelerate's: write {DTYPE}"),
+    "fp8_config": LeftOut(_NO_FP8),
+    "fsdp_config": LeftOut("DeepSpeed shards by itself"),
+    "gpu_ids": LeftOut("CUDA_VISIBLE_DEVICES says which GPUs are used", ("all",)),
+    "main_training_function": LeftOut("the trainer is tuner's", ("main",)),
+    "megatron_lm_config": LeftOut("tuner trains with DeepSpeed"),
+    "mpirun_config": LeftOut("torchrun starts the ranks"),
+    "parallelism_config": LeftOut(_BY_DATA),
+    "rdzv_backend": LeftOut("torchrun's rendezvous is chosen by the launcher", ("static", "c10d")),
+    "same_network": LeftOut("nothing depends on it", (True,)),
+    "tpu_env": LeftOut(_NO_TPU),
+    "tpu_name": LeftOut(_NO_TPU),
+    "tpu_use_cluster": LeftOut(_NO_TPU),
+    "tpu_use_sudo": LeftOut(_NO_TPU),
+    "tpu_vm": LeftOut(_NO_TPU),
+    "tpu_zone": LeftOut(_NO_TPU),
+    "use_cpu": LeftOut("CUDA_VISIBLE_DEVICES= hides the GPUs"),
+}
+"""Keys at the top."""
+LEFT_OUT_OF_DEEPSPEED: Mapping[str, LeftOut] = {
+    "deepspeed_exclusion_filter": LeftOut(_BY_TORCHRUN),
+    "deepspeed_hostfile": LeftOut(_BY_TORCHRUN),
+    "deepspeed_inclusion_filter": LeftOut(_BY_TORCHRUN),
+    "deepspeed_moe_layer_cls_names": LeftOut("transformers knows which layers hold experts"),
+    "deepspeed_multinode_launcher": LeftOut(_BY_TORCHRUN, ("standard",)),
+    "enable_msamp": LeftOut(_NO_FP8),
+    "is_train_batch_min": LeftOut("the batch is the recipe's", (True,)),
+    "msamp_opt_level": LeftOut(_NO_FP8, ("O1",)),
+    "transformer_moe_cls_names": LeftOut("transformers knows which layers hold experts"),
+    "zero3_init_flag": LeftOut("the worker loads weights as the stage needs it", (True,)),
+}
+"""Keys of `deepspeed_config`."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a config says.
+
+    Attributes:
+        base: The preset, or the DeepSpeed JSON that `deepspeed_config_file` names.
+        layers: What it says over it, where it is said.
+        launch: Where the run starts.
+        dtype: What it computes in; None: not said.
+        notes: What was left out.
+    """
+
+    base: str
+    layers: tuple[Layer, ...]
+    launch: LaunchFlags
+    dtype: str | None
+    dtype_place: Place
+    notes: tuple[DeepSpeedConfigError, ...]
+
+
+def read(found: Yaml, name: str) -> Said:
+    """Return what a config called `name` says.
+
+    Raises:
+        DeepSpeedConfigError: it trains without DeepSpeed, or a key or a value that accelerate does not know.
+    """
+    config = _Config(found, name)
+    inner = config.deepspeed()
+    config.refuse_unknown(inner)
+    notes = (
+        *config.left_out(found.values, LEFT_OUT, ()),
+        *config.left_out(inner, LEFT_OUT_OF_DEEPSPEED, (_DEEPSPEED,)),
+    )
+    base, layers = config.base(inner)
+    dtype, about_dtype = config.dtype()
+    return Said(base, tuple(layers), config.launch(), dtype, config.place(DTYPE), (*notes, *about_dtype))
+
+
+class _Config:
+    def __init__(self, found: Yaml, name: str) -> None:
+        self.values, self.lines, self.name = found.values, found.lines, name
+
+    def place(self, *keys: str) -> Place:
+        return Place(Kind.FILE, self.name, self.lines.get(keys))
+
+    def wrong(self, what: str, *keys: str, fix: str | None = None) -> DeepSpeedConfigError:
+        return DeepSpeedConfigError(what, where=self.place(*keys), fix=fix)
+
+    def deepspeed(self) -> dict[str, Any]:
+        """Return the block about DeepSpeed; where ranks only share data, that of stage 0."""
+        if (where := self.values.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
+            fix = "tuner submit starts a job of Slurm; elsewhere, start tuner on each node."
+            raise self.wrong(f"compute_environment = {where!r} starts a job of its own", "compute_environment", fix=fix)
+        inner = self.values.get(_DEEPSPEED) or {}
+        kind = str(self.values.get("distributed_type") or ("DEEPSPEED" if inner else "NO")).upper()
+        if not isinstance(inner, dict):
+            raise self.wrong(f"{_DEEPSPEED} = {brief_repr(inner)} is no block", _DEEPSPEED)
+        if kind in _NO_ZERO or (kind == "FALSE"):  # YAML reads NO without quotes as false
+            return {"zero_stage": 0}
+        if kind != "DEEPSPEED":
+            fix = "--deepspeed zero3 shards the weights over the ranks, zero3_offload moves them to the host."
+            raise self.wrong(f"distributed_type = {kind}: tuner trains with DeepSpeed", "distributed_type", fix=fix)
+        return inner
+
+    def refuse_unknown(self, inner: Mapping[str, Any]) -> None:
+        for keys, found, known in (
+            ((), self.values, (*USED, *LEFT_OUT)),
+            ((_DEEPSPEED,), inner, (*MAPPED, FILE, *LEFT_OUT_OF_DEEPSPEED)),
+        ):
+            for key in found:
+                if key not in known:
+                    block = f" in {_DEEPSPEED}" if keys else ""
+                    fix = did_you_mean(key, known) or "Remove it."
+                    raise self.wrong(f"accelerate's config has no key {key!r}{block}", *keys, key, fix=fix)
+
+    def left_out(
+        self, found: Mapping[str, Any], table: Mapping[str, LeftOut], block: Keys
+    ) -> Iterator[DeepSpeedConfigError]:
+        for key, value in found.items():
+            of_nothing = not value or str(value).lower() in ("no", "false", "none")
+            if key in table and not of_nothing and value not in table[key].harmless:
+                what = f"{key} = {brief_repr(value)} has no counterpart and was left out: {table[key].why}"
+                yield self.wrong(what, *block, key)
+
+    def base(self, inner: Mapping[str, Any]) -> tuple[str, list[Layer]]:
+        """Return the preset or the file that the block means, and what is laid over it."""
+        said = {key: value for key, value in inner.items() if key in MAPPED and value not in (None, "none")}
+        stage, base = self._stage(inner), inner.get(FILE)
+        if base in (None, "none"):
+            said.pop("zero_stage", None)
+            base, offloads = self._preset(stage, said)
+            said |= offloads
+            if stage != 3:  # where it means nothing
+                said.pop("zero3_save_16bit_model", None)
+        layers = [Layer.at(self.place(_DEEPSPEED, key), nested(MAPPED[key], value)) for key, value in said.items()]
+        return str(base), layers
+
+    def _stage(self, inner: Mapping[str, Any]) -> int:
+        stage = inner.get("zero_stage", _DEFAULT_STAGE)
+        if type(stage) is not int or stage not in range(4):
+            raise self.wrong(f"zero_stage = {brief_repr(stage)} is not 0, 1, 2 or 3", _DEEPSPEED, "zero_stage")
+        return stage
+
+    def _preset(self, stage: int, said: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return the preset of a stage, and the devices that the file means where it names none."""
+        offloads = any(key.endswith("_device") for key in said)
+        if stage == 0:
+            return "none", {}
+        if stage == 1 or not offloads:
+            return f"deepspeed_zero{stage}", {}
+        devices = ("offload_optimizer_device", "offload_param_device")[: stage - 1]
+        return f"deepspeed_zero{stage}_offload", {key: "none" for key in devices if key not in said}
+
+    def dtype(self) -> tuple[str | None, tuple[DeepSpeedConfigError, ...]]:
+        said = self.values.get(DTYPE)
+        if said is None:
+            return None, ()
+        word = str(said or "no").lower()  # YAML reads `no` without quotes as false
+        if word not in _DTYPES:
+            raise self.wrong(f"{DTYPE} = {brief_repr(said)} is not no, bf16, fp16 or fp8", DTYPE)
+        if _DTYPES[word] is None:
+            return None, (self.wrong(f"{DTYPE} = {word} has no counterpart and was left out: {_NO_FP8}", DTYPE),)
+        return _DTYPES[word], ()
+
+    def launch(self) -> LaunchFlags:
+        machines = self._count("num_machines", 1) or 1
+        processes = self._count("num_processes", 1)
+        if processes is not None and processes % machines:
+            what = f"num_processes = {processes} cannot be shared by num_machines = {machines}: it counts all of them"
+            raise self.wrong(what, "num_processes")
+        ip = self.values.get("main_process_ip")
+        return LaunchFlags(
+            nproc_per_node=processes // machines if processes is not None else None,
+            nnodes=machines,
+            node_rank=self._count("machine_rank", 0) if machines > 1 else None,
+            master_addr=str(ip) if ip and machines > 1 else None,
+            master_port=self._count("main_process_port", 1) if machines > 1 else None,
+            file=self.name,
+        )
+
+    def _count(self, key: str, least: int) -> int | None:
+        value = self.values.get(key)
+        if value is None or value == "" or value == -1:  # accelerate's own word for "not said"
+            return None
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        if type(value) is not int or value < least:
+            fix = f"Write a whole number from {least} on."
+            raise self.wrong(f"{key} = {brief_repr(value)} is not a count that fits", key, fix=fix)
+        return value

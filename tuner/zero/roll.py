@@ -1,0 +1,75 @@
+"""ROLL's DeepSpeed presets, and its pipelines' files that name one: the config that they end in.
+
+ROLL trained with DeepSpeed up to 0.2. What a pipeline says besides is for `importers.roll`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import DeepSpeedConfigError
+from tuner.recipes import foreign, hydra, interpolation
+from tuner.recipes.merging import Merged, leaves, lookup
+from tuner.recipes.origin import Keys, Origin
+from tuner.recipes.yaml_text import Yaml
+from tuner.zero import jsonfile
+from tuner.zero.jsonfile import Document
+
+_ROLES = ("sft_train", "student", "actor_train")
+_STRATEGY, _CONFIG = "strategy_args", "strategy_config"
+
+
+def read(found: Yaml, path: Path, name: str) -> Document:
+    """Return the config of a file called `name`: that of the role that trains, or its one preset.
+
+    Raises:
+        DeepSpeedConfigError: it holds no such config, or several; or `defaults` or `${...}` lead nowhere.
+    """
+    merged = hydra.merged(found, path.parent, name, DeepSpeedConfigError)
+    at = _role(merged) or _preset(merged, name)
+
+    def wrong(what: str, keys: Keys, fix: str) -> DeepSpeedConfigError:
+        return DeepSpeedConfigError(what, where=merged.place_of(keys), fix=fix)
+
+    value, _ = interpolation.resolved(merged.values, wrong, at=at)
+    if not isinstance(value, dict):
+        raise DeepSpeedConfigError(f"{'.'.join(at)} is no DeepSpeed config", where=merged.place_of(at), fix=_FIX)
+    named = lookup(merged.values, at)
+    written = tuple(named[2:-1].split(".")) if isinstance(named, str) else at
+    sources: dict[jsonfile.Keys, Origin] = {}
+    for key, _ in leaves(value):
+        keys = tuple(key.split("."))
+        for inner in (keys[:end] for end in range(1, len(keys) + 1)):
+            sources[inner] = Origin(merged.place_of((*written, *inner)))
+    return Document(value, name, sources=sources)
+
+
+_FIX = "Name a preset (zero3), a DeepSpeed JSON, an accelerate config, or a preset of ROLL's."
+
+
+def _role(merged: Merged) -> Keys | None:
+    for role in _ROLES:
+        block = lookup(merged.values, (role, _STRATEGY))
+        if isinstance(block, dict):
+            strategy, at = block.get("strategy_name"), (role, _STRATEGY, _CONFIG)
+            if strategy == "deepspeed_train":
+                return at
+            what = f"{role} is trained by {strategy}, so there is no DeepSpeed config"
+            raise DeepSpeedConfigError(what, where=merged.place_of(at[:-1]), fix=_FIX)
+    return None
+
+
+def _preset(merged: Merged, name: str) -> Keys:
+    presets = [key for key, value in merged.values.items() if _is_config(value)]
+    if len(presets) == 1:
+        return (presets[0],)
+    if presets:
+        what = f"{name} holds several DeepSpeed configs: {', '.join(presets)}"
+        raise DeepSpeedConfigError(what, where=name, fix="Name the file of one of them.")
+    fix = f"It says what to train: tuner train {name}." if foreign.trains(Path(name)) else _FIX
+    raise DeepSpeedConfigError(f"{name} holds no DeepSpeed config", where=name, fix=fix)
+
+
+def _is_config(value: Any) -> bool:
+    return isinstance(value, dict) and "zero_optimization" in value
