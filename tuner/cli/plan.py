@@ -83,10 +83,11 @@ def command(
 
 def _steps(loaded: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, list[str]]:
     """Return the optimizer steps of the run on so many ranks, and what to say of the recipe and of too few steps."""
+    from tuner.fit.sequence_parallel import data_parallel_ranks
     from tuner.launch import counting, steps
     from tuner.machine.topology import Batch
 
-    batch = Batch(*config.split[:2], ranks)
+    batch = Batch(*config.split[:2], data_parallel_ranks(config, ranks))
     counted = steps.count_steps(config, batch, counting.sources(config))
     few = steps.too_few(config, batch, counted)
     return counted, [*loaded.warnings, *([few] if few else [])]

@@ -198,6 +198,9 @@ class TrainCfg(Block):
     gradient_checkpointing: bool | Literal["auto"]
     loss: Literal["auto", "whole", "chunked"]
     torch_compile: bool | Literal["deepcompile"]
+    sequence_parallel_size: PositiveInt
+    tiled_mlp: bool
+    activation_offloading: bool
     hang_timeout: PositiveFloat
 
 
