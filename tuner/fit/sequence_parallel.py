@@ -41,11 +41,22 @@ def data_parallel_ranks(config: RecipeConfig, num_ranks: int) -> int:
         TunerError: samples cannot be shared so; all that is wrong with it.
     """
     size = config.train_cfg.sequence_parallel_size
-    if size == 1:
-        return num_ranks
-    if problems := list(_problems(config, num_ranks, size)):
+    problems = list(_problems(config, num_ranks, size)) if size > 1 else []
+    if problems:
         raise together(problems)
     return num_ranks // size
+
+
+def refuse_tiles(config: RecipeConfig) -> None:
+    """Refuse a tiled MLP that sees more than one token: experts choose among, and balance, all of them.
+
+    Raises:
+        ModelError: it may.
+    """
+    architecture = config.architecture
+    if config.train_cfg.tiled_mlp and architecture and architecture.model_type not in KINDS:
+        what = f"the MLPs of a {architecture.model_type} model are not known to take their tokens one by one"
+        raise ModelError(what, where="train_cfg.tiled_mlp", fix="--set tiled_mlp=False.")
 
 
 def sizes(architecture: Architecture, num_ranks: int) -> list[int]:

@@ -5,7 +5,7 @@ It looks at no machine and no disk beyond the JSON that was chosen, and starts n
 
 from __future__ import annotations
 
-from tuner.fit.sequence_parallel import data_parallel_ranks
+from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
 from tuner.launch import fitting, kernels, splitting
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
@@ -29,6 +29,7 @@ def resolve_recipe(
         MachineError: the recipe or the config asks for what is not there, or nothing fits.
     """
     ranks = data_parallel_ranks(loaded.config, topology.world_size)
+    refuse_tiles(loaded.config)
     dtype = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
     loaded = kernels.choose(loaded, hardware, dtype.dtype)
     reason = None

@@ -25,14 +25,15 @@ from tuner.recipes.objective import Kto
 from tuner.recipes.schema import LOADERS, RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.worker import compat, loss, objectives, sequence_parallel
+from tuner.worker import compat, loss, objectives, sequence_parallel, tiled_mlp
 
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
     """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
     kind = objectives.KINDS[config.objective.type]
     objective = config.objective.model_dump(mode="json", exclude={"type"})
-    return kind.arguments(**_common(config, zero, run, device), **objective, **kind.settings)
+    offloads = {"activation_offloading": True} if config.train_cfg.activation_offloading else {}
+    return kind.arguments(**_common(config, zero, run, device), **objective, **offloads, **kind.settings)
 
 
 def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> dict[str, Any]:
@@ -118,6 +119,8 @@ def trainer(
     shared_by = config.train_cfg.sequence_parallel_size
     if shared_by > 1:
         settings.parallelism_config = sequence_parallel.configured(config, settings.world_size, models[0])
+    if config.train_cfg.tiled_mlp:
+        tiled_mlp.tile(models[0], config)
     made = _made(config, settings, models, tokenizer, train_rows, eval_rows)
     if shared_by > 1:
         compat.share_samples(made, sequence_parallel.sample_by_sample)
