@@ -2,6 +2,7 @@
 
     python bench/memory.py [--all] [--size NAME] [--method NAME] [--preset NAME] [--dtype bf16]
     python bench/memory.py --objectives        # each objective, full and lora, rows long enough to be seen
+    python bench/memory.py --long              # rows of 4,096 tokens: shared by ranks, MLPs in tiles, both
 
 It makes models of random weights and trains them through tuner's own worker, on every visible GPU, else on two CPU
 ranks. Reach on a CPU: weights, gradients and optimizer states of every rank exact at the end of backward (the larger of
@@ -73,6 +74,9 @@ TOKENS = {False: 64, True: 2048}
 OBJECTIVES = ("sft", "dpo", "kto", "orpo", "reward")
 LONGER = 512
 """Of the rows of `--objectives` on a CPU."""
+LONGEST = 4096
+"""Of the rows of `--long`."""
+_SHARED, _TILED = ("sequence_parallel_size", 2), ("tiled_mlp", True)
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class Case:
     objective: str = "pretrain"
     tokens: int | None = None
     """Of a row; None: as many as `TOKENS` says."""
+    sets: tuple[tuple[str, object], ...] = ()
+    """What else the recipe says."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,7 @@ def planned(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> R
         sets["train_dataloader.batch_size"] = 2
     if case.objective != "pretrain":
         sets["gradient_checkpointing"] = True
+    sets |= dict(case.sets)
     if case.method != "full" and not here.gpus:
         sets["lora_dropout"] = 0.0  # its masks take 2 bytes a number on a CPU, 1 on a GPU
     rows = data / f"{case.objective if case.objective in ('pretrain', 'sft') else 'pairs'}.jsonl"
@@ -223,7 +230,8 @@ def measure(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> F
 
 
 def row(case: Case, found: Found | None) -> str:
-    cells = [case.size, f"{case.objective} {case.method}", case.preset.removeprefix("deepspeed_"), case.dtype]
+    sets = "".join(f", {key}={value}" for key, value in case.sets)
+    cells = [case.size, f"{case.objective} {case.method}{sets}", case.preset.removeprefix("deepspeed_"), case.dtype]
     if found is None:
         return "| " + " | ".join((*cells, "too large for this GPU")) + " |"
     cells += [f"{found.predicted[kind] / 1e6:,.3f} / {found.measured[kind] / 1e6:,.3f}" for kind in KINDS]
@@ -246,6 +254,12 @@ def header(here: Hardware) -> str:
 def cases(given: argparse.Namespace, here: Hardware) -> Iterator[Case]:
     """Yield what was asked for: by default the smallest size, with --all every one, and that in fp32 too."""
     known = ON_GPU if here.gpus else ON_CPU
+    if given.long:
+        each: list[tuple[tuple[str, object], ...]] = [(), (_SHARED,), (_TILED,), (_SHARED, _TILED)]
+        each += [(("activation_offloading", True),)] if here.gpus else []
+        for sets in each:
+            yield Case(given.size or known[0], given.method or "full", "deepspeed_zero2", "bf16", "sft", LONGEST, sets)
+        return
     if given.objectives:
         yield from of_objectives(given.size or known[0], here)
         return
@@ -272,6 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every size, and fp32 too")
     parser.add_argument("--objectives", action="store_true", help="each objective at ZeRO-2 instead")
+    parser.add_argument("--long", action="store_true", help="long rows: shared by ranks, in tiles, both")
     parser.add_argument("--size", choices=SIZES)
     parser.add_argument("--method", choices=METHODS)
     parser.add_argument("--preset", choices=catalog.presets())

@@ -13,9 +13,9 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from tuner.worker.batching import Collator, Counts, RoundRobinBatchSampler
 
 
-def dealt(num_rows: int, micro_batch: int, num_ranks: int) -> list[list[list[int]]]:
+def dealt(num_rows: int, micro_batch: int, num_ranks: int, shared_by: int = 1) -> list[list[list[int]]]:
     """Return the batches of each rank."""
-    sampler = RoundRobinBatchSampler(SequentialSampler(range(num_rows)), micro_batch, num_ranks)
+    sampler = RoundRobinBatchSampler(SequentialSampler(range(num_rows)), micro_batch, num_ranks, shared_by)
     shards = [BatchSamplerShard(sampler, num_ranks, rank, even_batches=True) for rank in range(num_ranks)]
     found = [list(shard) for shard in shards]
     assert [len(one) for one in shards] == [len(one) for one in found]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tuner.fit.communication import Cluster
     from tuner.fit.gpu_catalog import KnownGpu
     from tuner.fit.levels import Fit, Machines
+    from tuner.fit.max_context import Longest
     from tuner.fit.summary import Report
     from tuner.launch.steps import Steps
     from tuner.recipes.recipe import Recipe
@@ -37,6 +38,12 @@ _ESTIMATES = (
 )
 
 
+_LONGEST = (
+    "Estimates: one row a micro-batch, recomputed, flash attention, the loss in chunks; that the model takes positions "
+    "so far is its own matter. See docs/long-context.md."
+)
+
+
 @click.command()
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.machine_options
@@ -44,6 +51,7 @@ _ESTIMATES = (
 @click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB.")
 @click.option("--interconnect", metavar="RATE", help="Network of each node, such as 8x400Gb/s: adds seconds a step.")
 @click.option("--utilisation", type=float, default=0.4, show_default=True, help="Part of the GPU's peak reached.")
+@click.option("--max-context", is_flag=True, help="The longest rows that fit, shared by 1 to all ranks, instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options
 def command(
@@ -55,6 +63,7 @@ def command(
     host_memory: str | None,
     interconnect: str | None,
     utilisation: float,
+    max_context: bool,
     as_json: bool,
     allow_code: bool,
     **changes: Any,
@@ -68,6 +77,9 @@ def command(
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
     dtype = loaded.config.optim_wrapper.dtype
     machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, dtype)
+    if max_context:
+        _show_longest(loaded, machines, said, as_json=as_json)
+        return
     assumed = Cluster.of(product, nodes) if product else None
     made = summary.make(loaded, machines, _cluster(nodes, interconnect, product, utilisation), assumed)
     counted, warnings = _steps(loaded, made.config, machines.world_size)
@@ -81,12 +93,45 @@ def command(
     )
 
 
+def _show_longest(loaded: Recipe, machines: Machines, said: str, *, as_json: bool) -> None:
+    """Print the longest rows that fit: as the recipe is, and with tiled MLPs and offloaded activations."""
+    from tuner.files import dump_json
+    from tuner.fit import max_context, summary
+
+    architecture = summary.known_architecture(loaded.config)
+    flags = " ".join(f"--set {name}=True" for name in max_context.SETTINGS)
+    whole = max_context.with_everything(loaded.config)
+    found = {
+        "": max_context.longest(loaded.config, architecture, machines),
+        flags: max_context.longest(whole, architecture, machines) if whole != loaded.config else [],
+    }
+    if as_json:
+        values = {given: [vars(one) for one in rows] for given, rows in found.items() if rows}
+        click.echo(dump_json({"recipe": loaded.name, "max_context": values, "notes": loaded.notes}), nl=False)
+        return
+    say(wrapped(f"{loaded.name} on {said}: the longest row in units of 1,024 tokens, shared by so many ranks"))
+    for given, rows in found.items():
+        if rows:
+            click.secho(given or "As the recipe is", italic=True)
+            say_table(_longest_rows(rows), gap=2)
+    say(wrapped(_LONGEST), dim=True)
+
+
+def _longest_rows(rows: list[Longest]) -> Iterator[list[str]]:
+    sizes = sorted({one.sequence_parallel_size for one in rows})
+    yield ["sequence_parallel_size", *map(str, sizes)]
+    for level in dict.fromkeys(one.level for one in rows):
+        tokens = [one.tokens for one in rows if one.level == level]
+        yield [level.removeprefix("deepspeed_"), *(f"{count // 1024:,}" if count else "-" for count in tokens)]
+
+
 def _steps(loaded: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, list[str]]:
     """Return the optimizer steps of the run on so many ranks, and what to say of the recipe and of too few steps."""
+    from tuner.fit.sequence_parallel import data_parallel_ranks
     from tuner.launch import counting, steps
     from tuner.machine.topology import Batch
 
-    batch = Batch(*config.split[:2], ranks)
+    batch = Batch(*config.split[:2], data_parallel_ranks(config, ranks))
     counted = steps.count_steps(config, batch, counting.sources(config))
     few = steps.too_few(config, batch, counted)
     return counted, [*loaded.warnings, *([few] if few else [])]

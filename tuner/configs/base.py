@@ -121,6 +121,13 @@ train_cfg = dict(
     # Compile the model with torch.compile: minutes at the start, faster steps later. 'deepcompile': DeepSpeed's passes
     # besides, which gather weights and reduce gradients inside the compiled graph; for ZeRO 1 to 3 on NVIDIA GPUs.
     torch_compile=False,
+    # Ranks that share each sample: every one has its part of the tokens, and computes its part of the attention's heads
+    # (docs/long-context.md). 1: every rank has samples of its own.
+    sequence_parallel_size=1,
+    # Compute each layer's MLP some tokens at a time, and once more in the backward pass: for long rows.
+    tiled_mlp=False,
+    # Keep the activations in the host's memory between forward and backward pass, as TRL does; needs GPUs.
+    activation_offloading=False,
     # Seconds without any progress (a micro-batch, a validation step, bytes loaded or saved) after which the ranks leave
     # their stacks in their logs and the run ends with code 124. Longer than the longest single micro-batch takes.
     hang_timeout=1800,

@@ -51,6 +51,22 @@ class Work:
     at_loss: float
     logits: float
     at_layer: float
+    offloaded: float = 0.0
+    """What is kept in the host's memory instead."""
+
+
+_OFFLOAD_STASH = 5
+"""Tensors that TRL 1.16's offloading leaves on the GPU until they have arrived (max_fwd_stash_size)."""
+
+
+def tokens_of_rank(recipe: RecipeConfig) -> int:
+    """Return the tokens of one micro-batch on one rank at most."""
+    return -(-recipe.split.micro_batch * tokens_per_sample(recipe) // recipe.train_cfg.sequence_parallel_size)
+
+
+def num_tiles(recipe: RecipeConfig, hidden_size: int) -> int:
+    """Return in how many parts a tiled MLP takes a micro-batch: as ALST, of as many tokens as a token has numbers."""
+    return -(-tokens_of_rank(recipe) // hidden_size)
 
 
 def tokens_per_sample(recipe: RecipeConfig) -> int:
@@ -61,12 +77,18 @@ def tokens_per_sample(recipe: RecipeConfig) -> int:
 
 def of_recipe(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2) -> Work:
     """Return what one micro-batch holds. fp32 (`weight_bytes` 4) doubles what is saved in 16 bits."""
-    tokens = recipe.split.micro_batch * tokens_per_sample(recipe)
+    tokens = tokens_of_rank(recipe)
     scale, hidden = tokens * weight_bytes / 2, weight_bytes * tokens * architecture.hidden_size
     layers = built(architecture).layers[-(recipe.train_cfg.trainable_layers or 0) :]
     mask = _mask(recipe, tokens)
-    saved = [scale * layer_bytes(recipe, architecture, layer) + weight_bytes * mask for layer in layers]
-    steps = [_backward_steps(architecture, layer) * weight_bytes * tokens for layer in layers]
+    in_mlp = min(tokens, architecture.hidden_size) if recipe.train_cfg.tiled_mlp else tokens
+    saved = [
+        scale * layer_bytes(recipe, architecture, layer)
+        - (tokens - in_mlp) * weight_bytes / 2 * _mlp(FAMILIES[architecture.model_type], architecture, layer)
+        + weight_bytes * mask
+        for layer in layers
+    ]
+    steps = [weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp) for layer in layers]
     trained = recipe.adapter is None
     norm = scale * _norm(architecture.hidden_size, FAMILIES[architecture.model_type], architecture, trained=trained)
     at_loss, logits = norm + hidden, _logits(recipe, architecture, tokens, weight_bytes)
@@ -74,10 +96,20 @@ def of_recipe(recipe: RecipeConfig, architecture: Architecture, weight_bytes: in
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
         kept = len(layers) * hidden + mask
         at_layer = max(map(sum, zip(saved, steps, strict=True)))
-        return Work(kept, at_loss, logits, at_layer + _dequantized(recipe, layers, weight_bytes))
-    # Of the head, the norm is what is left when the loss is gone.
-    at_layer = max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
-    return Work(sum(saved), at_loss, logits, at_layer + _dequantized(recipe, layers, weight_bytes))
+    else:
+        # Of the head, the norm is what is left when the loss is gone.
+        kept, at_layer = sum(saved), max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
+    at_layer += _dequantized(recipe, layers, weight_bytes)
+    if not recipe.train_cfg.activation_offloading:
+        return Work(kept, at_loss, logits, at_layer)
+    widest = hidden if recipe.split.recompute else weight_bytes * tokens * _widest(architecture, layers)
+    on_gpu = min(kept, _OFFLOAD_STASH * widest)
+    return Work(on_gpu, at_loss, logits, at_layer, kept - on_gpu)
+
+
+def _widest(architecture: Architecture, layers: tuple[Layer, ...]) -> int:
+    """Return the numbers a token of the largest tensor that a layer saves."""
+    return max(architecture.hidden_size, *(one.inputs for layer in layers for one in layer.linears))
 
 
 def _dequantized(recipe: RecipeConfig, layers: tuple[Layer, ...], weight_bytes: int) -> int:
@@ -100,22 +132,28 @@ def _mask(recipe: RecipeConfig, tokens: int) -> int:
     """
     loader, row = recipe.train_dataloader, _row_tokens(recipe)
     alone = row == tokens == loader.dataset.max_length and not loader.dataset.packing
+    if recipe.train_cfg.sequence_parallel_size > 1:
+        return 0  # samples are computed one after the other
     if alone or recipe.model.attn_implementation not in (None, "auto", "sdpa"):
         return 0
     return tokens * row
 
 
-def _backward_steps(architecture: Architecture, layer: Layer) -> int:
-    """Return the numbers a token that a layer's backward makes beside what was saved, at its peak in the MLP.
+def _backward_steps(architecture: Architecture, layer: Layer, tokens: int, in_mlp: int) -> int:
+    """Return the numbers that a layer's backward makes beside what was saved, at its peak in the MLP.
 
     They are the gradients of the hidden states, of the MLP's product, and of one of its factors.
+
+    Args:
+        tokens: Of the micro-batch.
+        in_mlp: Those of them that are in the MLP at a time.
     """
     family = FAMILIES[architecture.model_type]
     downs = (family.mlp[-1], family.shared[-1])
     inner = sum(one.inputs for one in layer.linears if one.name in downs)
     if layer.experts:
         inner += layer.experts.per_token * layer.experts.width
-    return max(architecture.hidden_size + 2 * inner, _LEAST_STEPS * architecture.hidden_size)
+    return max(tokens * architecture.hidden_size + in_mlp * 2 * inner, tokens * _LEAST_STEPS * architecture.hidden_size)
 
 
 def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:

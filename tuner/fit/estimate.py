@@ -41,7 +41,7 @@ def peak(
         recipe: The recipe.
         architecture: Of the model.
         level: The DeepSpeed config.
-        world_size: Ranks, data parallel.
+        world_size: Ranks; ZeRO shards over all of them, also where they share samples.
         gpus_per_node: Of them on one host.
         weight_bytes: 2 in bf16 and fp16, 4 in fp32.
     """
@@ -57,6 +57,8 @@ def peak(
     used = _total(lines)
     gpu = {**lines, "context": CONTEXT_BYTES, "fragmentation": FRAGMENTATION * used}
     host = _host(recipe, parameters, level, world_size, gpus_per_node, weight_bytes)
+    if work.offloaded:
+        host["activations"] = work.offloaded * gpus_per_node
     return Peak(gpu, host, sum(states.values()))
 
 

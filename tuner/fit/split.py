@@ -12,6 +12,7 @@ from tuner.fit.communication import Cluster
 from tuner.fit.estimate import frozen_bytes, peak
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import active_parameters, num_parameters
+from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.trainable import count
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.objective import depends_on_micro_batch, least_batch_size
@@ -25,7 +26,10 @@ UNSAID = Split(1, 16, recompute=True)
 
 
 def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
-    """Return every split that the recipe leaves open on so many ranks; the one that needs the least memory is first.
+    """Return every split that the recipe leaves open; the one that needs the least memory is first.
+
+    Args:
+        ranks: Those that have samples of their own (`data_parallel_ranks`).
 
     Raises:
         RecipeError: the global batch cannot be shared out so.
@@ -100,7 +104,8 @@ def fastest(
         seconds = communication.step_time(name, volume, flops, cluster).total_s if cluster else flops
         return seconds, -split.micro_batch
 
-    return min((one for one in possible(recipe, machines.world_size) if room(one) >= MARGIN), key=cost, default=None)
+    options = possible(recipe, data_parallel_ranks(recipe, machines.world_size))
+    return min((one for one in options if room(one) >= MARGIN), key=cost, default=None)
 
 
 def step_flops(recipe: RecipeConfig, architecture: Architecture) -> float:
@@ -108,7 +113,7 @@ def step_flops(recipe: RecipeConfig, architecture: Architecture) -> float:
     return communication.step_flops(
         active_parameters(architecture),
         min(1.0, count(recipe, architecture).trainable / num_parameters(architecture)),
-        recipe.split.samples * activations.tokens_per_sample(recipe),
+        recipe.split.samples * activations.tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size,
         recompute=recipe.split.recompute,
     )
 

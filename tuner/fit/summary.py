@@ -14,6 +14,7 @@ from tuner.fit.advice import Change, changes, levels, recommended
 from tuner.fit.communication import HIERARCHICAL, Cluster, StepTime, Traffic
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import active_parameters, num_parameters
+from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.split import fastest, possible, step_flops, traffic
 from tuner.fit.trainable import Parameters, count
 from tuner.recipes.architecture import Architecture
@@ -64,7 +65,8 @@ def make(recipe: Recipe, machines: Machines, cluster: Cluster | None, assumed: C
     config = _settled(recipe.config, architecture, machines, cluster or assumed)
     fits = levels(config, architecture, machines)
     best = recommended(fits)
-    tokens = config.split.samples * activations.tokens_per_sample(config) * machines.world_size
+    ranks = data_parallel_ranks(config, machines.world_size)
+    tokens = config.split.samples * activations.tokens_per_sample(config) * ranks
     return Report(
         name=recipe.name,
         config=config,
@@ -83,7 +85,7 @@ def _settled(
     config: RecipeConfig, architecture: Architecture, machines: Machines, cluster: Cluster | None
 ) -> RecipeConfig:
     """Return the recipe with the fastest split at the level to take, which is the lowest at which any split fits."""
-    lightest, *others = possible(config, machines.world_size)
+    lightest, *others = possible(config, data_parallel_ranks(config, machines.world_size))
     best = recommended(levels(config.with_split(lightest), architecture, machines))
     if best is None or not others:
         return config.with_split(lightest)

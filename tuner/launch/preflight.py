@@ -22,6 +22,7 @@ _QUICK: tuple[Check, ...] = (
     model.chat_template,
     gpus.attention,
     gpus.liger,
+    gpus.offloading,
     gpus.precision,
     gpus.spread,
     storage.checkpoints,
@@ -43,8 +44,8 @@ _SLOW: tuple[Check, ...] = (
     system.port,
 )
 _CONFIGURED: tuple[Check, ...] = (
-    *(*_ELSEWHERE, model.tokens, gpus.attention, gpus.liger, gpus.precision, zero.swap_space),
-    *(system.installed, zero.config, system.compiles),
+    *(*_ELSEWHERE, model.tokens, gpus.attention, gpus.liger, gpus.offloading, gpus.precision),
+    *(zero.swap_space, system.installed, zero.config, system.compiles),
 )
 """What a recipe and its config ask of this machine, whatever its memory and its data."""
 

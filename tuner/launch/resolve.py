@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.files import dump_json, sha256
+from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.launch import counting, recipe_changes, remedies, resuming
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
@@ -53,7 +54,8 @@ def resolve_run(
         request.resume, request.work_dir, WORK_DIRS / asked.name, _default_name(topology, now), topology
     )
     checkpoint = start.checkpoint
-    on_ranks, batch_notes = resuming.keep_global_batch(asked, checkpoint, topology.world_size)
+    ranks = data_parallel_ranks(asked.config, topology.world_size)
+    on_ranks, batch_notes = resuming.keep_global_batch(asked, checkpoint, ranks)
     level = resuming.level(on_ranks, request.deepspeed, checkpoint)
     resolved = resolve_recipe(on_ranks, level, topology, hardware, ignore_fit=request.ignore_fit)
     state = resuming.state_of(resolved, asked)

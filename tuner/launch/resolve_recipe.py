@@ -5,6 +5,7 @@ It looks at no machine and no disk beyond the JSON that was chosen, and starts n
 
 from __future__ import annotations
 
+from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
 from tuner.launch import fitting, kernels, splitting
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
@@ -24,9 +25,11 @@ def resolve_recipe(
 
     Raises:
         DeepSpeedConfigError: no such preset or file, or a config that does not hold.
-        RecipeError: the ranks cannot share the global batch.
+        RecipeError: the ranks cannot share the global batch, or samples.
         MachineError: the recipe or the config asks for what is not there, or nothing fits.
     """
+    ranks = data_parallel_ranks(loaded.config, topology.world_size)
+    refuse_tiles(loaded.config)
     is_auto = choice.chosen(loaded, deepspeed)[0] == choice.AUTO
     if not is_auto:
         loaded = splitting.with_dtype(loaded, choice.open_chosen(loaded, deepspeed))
@@ -34,11 +37,11 @@ def resolve_recipe(
     loaded = kernels.choose(loaded, hardware, dtype.dtype)
     reason = None
     if is_auto:
-        light = splitting.lightest(loaded, topology.world_size).config
+        light = splitting.lightest(loaded, ranks).config
         deepspeed, reason = fitting.choose(light, topology, hardware, dtype, ignore=ignore_fit)
     document = choice.open_chosen(loaded, deepspeed)
     loaded = splitting.choose_split(loaded, document, topology, hardware, dtype)
-    batch = Batch(*loaded.config.split[:2], topology.world_size)
+    batch = Batch(*loaded.config.split[:2], ranks)
     final = merge.merge(loaded, document, batch, dtype, hardware)
     level = document.preset or document.name
     loaded = fitting.choose_loss(loaded, final.config, topology, hardware, dtype)

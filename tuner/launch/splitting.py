@@ -11,6 +11,7 @@ from typing import Any
 from tuner.fit import split
 from tuner.fit.levels import Level
 from tuner.fit.parameters import has_formula
+from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.launch.machines import cluster, machines
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
@@ -27,7 +28,7 @@ _GLOBAL = "train_cfg.global_batch_size"
 
 
 def lightest(loaded: Recipe, ranks: int) -> Recipe:
-    """Return the recipe with the split that needs the least memory.
+    """Return the recipe with the split that needs the least memory, on so many data-parallel ranks.
 
     Raises:
         RecipeError: the ranks cannot share the global batch.
@@ -57,7 +58,7 @@ def choose_split(
         DeepSpeedConfigError, MachineError: as `merge`.
     """
     loaded = _yielding(loaded, document)
-    config, ranks = loaded.config, topology.world_size
+    config, ranks = loaded.config, data_parallel_ranks(loaded.config, topology.world_size)
     options, architecture = split.possible(config, ranks), config.architecture
     if len(options) == 1:
         return _settled(loaded, options[0], f"derived: {options[0].samples} samples a rank and step")

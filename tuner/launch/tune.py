@@ -202,7 +202,7 @@ def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
 
 def _splits(base: ResolvedRecipe) -> list[Split]:
     """Return every split of the same global batch; of those on GPUs, what the plan does not rule out."""
-    config, ranks = base.recipe.config, base.topology.world_size
+    config, ranks = base.recipe.config, base.batch.ranks
     train_cfg = {"gradient_checkpointing": "auto", "global_batch_size": samples_of_rank(config, ranks) * ranks}
     opened = config.model_copy(
         update={
@@ -266,9 +266,7 @@ class _Bench:
 
     def _resolved(self, candidate: Candidate) -> ResolvedRun:
         written = self.scratch / f"{self.base.recipe.name}_{self.num_runs}.py"
-        config = for_some_steps(
-            candidate.applied(self.base.recipe.config), self.asked.steps, self.base.topology.world_size
-        )
+        config = for_some_steps(candidate.applied(self.base.recipe.config), self.asked.steps, self.base.batch.ranks)
         write_text(written, Recipe(self.base.recipe.name, config, {}).standalone(" Cut short by tuner tune."))
         request = Request(
             str(written),

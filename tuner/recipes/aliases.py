@@ -185,7 +185,6 @@ _REFUSED = {
     "num_machines": "Write --nnodes N.",
     "main_process_port": "Write --master-port PORT.",
     "zero_stage": "Write --deepspeed zero2 or zero3.",
-    "sequence_parallel_size": "tuner keeps each sample on one GPU: leave it out.",
     "fsdp": "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does.",
 }
 """Words without a counterpart -> what to do instead."""

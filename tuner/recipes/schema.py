@@ -198,6 +198,9 @@ class TrainCfg(Block):
     gradient_checkpointing: bool | Literal["auto"]
     loss: Literal["auto", "whole", "chunked"]
     torch_compile: bool | Literal["deepcompile"]
+    sequence_parallel_size: PositiveInt
+    tiled_mlp: bool
+    activation_offloading: bool
     hang_timeout: PositiveFloat
 
 
@@ -329,6 +332,8 @@ class RecipeConfig(Block):
         objective = info.data.get("objective")
         if objective and train_cfg.loss != "auto" and objective.type not in CHOOSES_LOSS:
             raise wrong_key("loss", f"= {train_cfg.loss!r} has no meaning for {objective.type}; leave it 'auto'")
+        if objective and train_cfg.activation_offloading and objective.type == "orpo":
+            raise wrong_key("activation_offloading", "is not there for orpo: TRL has it for the other objectives")
         return train_cfg
 
 

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
-from tuner.worker import compat
+from tuner.worker import compat, sequence_parallel
 from tuner.worker.evaluation import num_trained
+from tuner.worker.sequence_parallel import Share
 
 _COUNTS = "counts"
 """The key of a batch that holds its `Counts`."""
@@ -37,29 +38,34 @@ class Counts:
 class RoundRobinBatchSampler(BatchSampler):  # type: ignore[misc]
     """The micro-batches of all ranks in turns, as many for each: ranks that get no row in the last round get `[]`.
 
+    `shared_by` ranks one after another get the same one.
+
     `batch_size` is None, which tells accelerate that batches differ in size and are to be taken as they are.
     """
 
     batch_size: int | None
 
-    def __init__(self, sampler: Sampler[int], micro_batch: int, num_ranks: int) -> None:
+    def __init__(self, sampler: Sampler[int], micro_batch: int, num_ranks: int, shared_by: int = 1) -> None:
         super().__init__(sampler, micro_batch, drop_last=False)
-        self.micro_batch, self.num_ranks, self.batch_size = micro_batch, num_ranks, None
+        self.micro_batch, self.num_groups, self.shared_by = micro_batch, num_ranks // shared_by, shared_by
+        self.batch_size = None
 
     def __len__(self) -> int:
-        rows = len(self.sampler)
-        rounds: int = -(-rows // (self.micro_batch * self.num_ranks))
-        return rounds * self.num_ranks
+        return self._num_batches() * self.shared_by
+
+    def _num_batches(self) -> int:
+        rounds: int = -(-len(self.sampler) // (self.micro_batch * self.num_groups))
+        return rounds * self.num_groups
 
     def __iter__(self) -> Iterator[list[int]]:
         at, batch = 0, []
         for row in self.sampler:
             batch.append(row)
             if len(batch) == self.micro_batch:
-                yield batch
+                yield from [batch] * self.shared_by
                 at, batch = at + 1, []
-        for _ in range(at, len(self)):
-            yield batch
+        for _ in range(at, self._num_batches()):
+            yield from [batch] * self.shared_by
             batch = []
 
 
@@ -69,11 +75,16 @@ class Collator:
 
     collate: Callable[[Sequence[Any]], dict[str, Any]]
     stand_in: Any
+    share: Share | None = None
+    """The part of the tokens that this rank gets, and counts; None: all of them."""
 
     def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
-        batch = _of_one_length(rows) or self.collate(rows or [self.stand_in])
-        trained = num_trained(batch["labels"]) if "labels" in batch else 0
-        return {**batch, _COUNTS: Counts(len(rows), _num_tokens(batch), trained) if rows else Counts(0, 0, 0)}
+        if self.share:
+            batch, num_tokens, trained = self.share.of(self.collate(rows or [self.stand_in]))
+        else:
+            batch = _of_one_length(rows) or self.collate(rows or [self.stand_in])
+            num_tokens, trained = _num_tokens(batch), num_trained(batch["labels"]) if "labels" in batch else 0
+        return {**batch, _COUNTS: Counts(len(rows), num_tokens, trained) if rows else Counts(0, 0, 0)}
 
 
 def _of_one_length(rows: Sequence[Any]) -> dict[str, Any] | None:
@@ -100,11 +111,12 @@ class TrainsOnEachRowOnce:
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
         args, rows = self.args, self.train_dataset
-        sampler = compat.train_sampler(self, rows)
+        sampler, shared_by = compat.train_sampler(self, rows), sequence_parallel.size_of(args)
+        share = Share(args.process_index % shared_by, shared_by) if shared_by > 1 else None
         loader = DataLoader(
             rows,
-            batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size),
-            collate_fn=Collator(self.data_collator, self.stand_in(rows[0])),
+            batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size, shared_by),
+            collate_fn=Collator(self.data_collator, self.stand_in(rows[0]), share),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             worker_init_fn=partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index),

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import deepspeed.ops
 import torch
+import torch.distributed as dist
+from accelerate import Accelerator
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from torch.distributed import distributed_c10d
 from torch.nn.utils import clip_grads_with_norm_
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl import DPOTrainer, KTOTrainer, SFTTrainer
 
 from tuner.machine.libraries import require_names
@@ -40,7 +45,9 @@ def check_names() -> None:
     require_names("deepspeed", DeepSpeedEngine, "clip_fp32_gradients", "was_step_applied", "module_state_dict")
     require_names("deepspeed", DeepSpeedEngine, "_zero3_consolidated_16bit_state_dict", "load_checkpoint")
     require_names("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
-    require_names("transformers", Trainer, "_get_train_sampler")
+    require_names("transformers", Trainer, "_get_train_sampler", "get_sp_size")
+    require_names("deepspeed", UlyssesSPAttentionHF, "register_with_transformers")
+    require_names("accelerate", Accelerator, "deepspeed_ulysses_dl_adapter")
     require_names("transformers", TrainingArguments, "n_gpu")
     require_names("trl", SFTTrainer, "compute_loss")
     for trainer in (DPOTrainer, KTOTrainer):
@@ -173,6 +180,59 @@ def own_optimizer_steps(optimizer: Any) -> None:
     for parameter, kept in optimizer.state.items():
         if torch.is_tensor(kept.get("step")):
             kept["step"] = kept["step"].to(parameter.device, copy=True)
+
+
+def attention_of(model: Any) -> str:
+    """Return the attention that transformers computes a model with; it has no public name for the one it settled on."""
+    name: str = model.config.get_text_config()._attn_implementation
+    return name
+
+
+def share_samples(trainer: Any, apart: Callable[[Any], Any]) -> None:
+    """Let ranks share samples in training, as accelerate 1.14 asks DeepSpeed's Ulysses to; once a process.
+
+    - Its attention expects as many rows as a micro-batch has, where ours lie end to end in one.
+    - It forgets masks, in validation too, where each rank has rows of its own, and in the answers after training.
+    - It counts the key-value heads anew in the layer itself where they are fewer than ranks.
+    - Its groups are DeepSpeed's "model parallel" ones too, by which checkpoints get names that no other size reads.
+    - Its ranks' gradients are added up at ZeRO-1 and 2, and averaged at 3 (0.19.8: stage3.py, __avg_scatter_grads).
+    - Trainer cuts batches up, and counts steps by that; ours come as parts.
+
+    Args:
+        apart: Makes of transformers' SDPA one that keeps the samples of a row apart without a mask.
+    """
+    register = UlyssesSPAttentionHF.register_with_transformers
+
+    @wraps(register)
+    def registered(*given: Any, core_attn_implementation: str, micro_batch_size: int, **named: Any) -> SimpleNamespace:
+        alone = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
+        if core_attn_implementation == "sdpa":
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = apart(alone)
+        groups = register(*given, core_attn_implementation=core_attn_implementation, micro_batch_size=1, **named)
+        together = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
+        ALL_ATTENTION_FUNCTIONS[core_attn_implementation] = partial(_attend, together, alone)
+        num_groups = dist.get_world_size() // groups.get_sequence_parallel_world_size()
+        own = {
+            "get_data_parallel_world_size": lambda: num_groups,  # by which the batch is checked
+            "get_model_parallel_rank": lambda: 0,
+            "get_model_parallel_world_size": lambda: 1,
+            "get_sequence_parallel_world_size": lambda: 1,  # all ranks' gradients are averaged
+        }
+        return SimpleNamespace(**vars(groups) | own)
+
+    UlyssesSPAttentionHF.register_with_transformers = registered
+    trainer.accelerator.deepspeed_ulysses_dl_adapter = lambda loader, _: loader
+    trainer.get_sp_size = lambda: 1
+
+
+def _attend(together: Any, alone: Any, module: Any, *given: Any, **named: Any) -> Any:
+    if not module.training:
+        return alone(module, *given, **named)
+    groups = getattr(module, "num_key_value_groups", None)
+    found = together(module, *given, **named)
+    if groups is not None:
+        module.num_key_value_groups = groups
+    return found
 
 
 class CheckDeepSpeedConfig(TrainerCallback):  # type: ignore[misc]

@@ -35,20 +35,23 @@ def use_whole_logits(model: Any, metrics: Sequence[str], is_on: Callable[[], boo
 
     # generate() checks its arguments against the signature of the model's own forward.
     @functools.wraps(type(model).forward)
-    def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
+    def forward(
+        self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, shift_labels: Any = None, **kwargs: Any
+    ) -> Any:
         nonlocal lacks_aux_loss
         if not fused_lm_head or lacks_aux_loss or not is_on():
-            return chunked(*args, fused_lm_head=fused_lm_head, labels=labels, **kwargs)
+            return chunked(*args, fused_lm_head=fused_lm_head, labels=labels, shift_labels=shift_labels, **kwargs)
         found = chunked(*args, **{**kwargs, "use_cache": False})
         aux_loss = getattr(found, "aux_loss", None)
         if aux_loss is None and kwargs.get("output_router_logits"):
             lacks_aux_loss = True
-            return chunked(*args, fused_lm_head=True, labels=labels, **kwargs)
-        is_trained_BT = labels[:, 1:] != IGNORED
+            return chunked(*args, fused_lm_head=True, labels=labels, shift_labels=shift_labels, **kwargs)
         # Labels move and logits do not: a shifted view of them would be copied whole.
-        targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORED) if shift_labels is None else shift_labels
         measured = of_logits(found.logits, targets_BT, metrics if torch.is_grad_enabled() else ())
-        named = {name: value[:, :-1].masked_fill(~is_trained_BT, 0) for name, value in measured.items()}
+        last = None if shift_labels is not None else -1
+        is_trained_BT = targets_BT[:, :last] != IGNORED
+        named = {name: value[:, :last].masked_fill(~is_trained_BT, 0) for name, value in measured.items()}
         return FusedCausalLMOutput(**named, label_mask=is_trained_BT, aux_loss=aux_loss)
 
     model.forward = MethodType(forward, model)
@@ -81,6 +84,8 @@ class MeanOfTokens(SFTTrainer):  # type: ignore[misc]
 
     TRL 1.16 gathers four counts a micro-batch over all ranks and waits for them, for metrics that are logged later.
     """
+
+    loss_is_scaled_for_ga = True  # transformers would not think so where ranks share samples
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -25,19 +25,23 @@ from tuner.recipes.objective import Kto
 from tuner.recipes.schema import LOADERS, RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.worker import compat, loss, objectives
+from tuner.worker import compat, loss, objectives, sequence_parallel, tiled_mlp
 
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
     """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
     kind = objectives.KINDS[config.objective.type]
     objective = config.objective.model_dump(mode="json", exclude={"type"})
-    return kind.arguments(**_common(config, zero, run, device), **objective, **kind.settings)
+    offloads = {"activation_offloading": True} if config.train_cfg.activation_offloading else {}
+    return kind.arguments(**_common(config, zero, run, device), **objective, **offloads, **kind.settings)
 
 
 def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> dict[str, Any]:
     optim, schedule = config.optim_wrapper.optimizer, config.param_scheduler
     constant = schedule.type == "constant" and schedule.warmup_ratio > 0
+    if config.train_cfg.sequence_parallel_size > 1:
+        # transformers 5.23 takes every rank for a data-parallel one; accelerate works the number out again, rightly.
+        zero = {key: value for key, value in zero.items() if key != "train_batch_size"}
     return dict(
         output_dir=str(unfinished(run.checkpoints)),
         deepspeed=zero,
@@ -112,7 +116,14 @@ def trainer(
     zero, launch = run.read_json(run.deepspeed), run.read_json(run.run)["launch_id"]
     train_rows = _of_launch(config, _ordered(config, data[0].dataset), launch)
     eval_rows = _of_launch(config, data[1].dataset, launch) if data[1] else None
+    shared_by = config.train_cfg.sequence_parallel_size
+    if shared_by > 1:
+        settings.parallelism_config = sequence_parallel.configured(config, settings.world_size, models[0])
+    if config.train_cfg.tiled_mlp:
+        tiled_mlp.tile(models[0], config)
     made = _made(config, settings, models, tokenizer, train_rows, eval_rows)
+    if shared_by > 1:
+        compat.share_samples(made, sequence_parallel.sample_by_sample)
     if "optimizer" not in zero:
         made.optimizer_cls_and_kwargs = _optimizer(config)
     compat.give_config_as_written(made, zero)

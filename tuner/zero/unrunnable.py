@@ -31,7 +31,7 @@ UNRUNNABLE: tuple[Rule, ...] = (
         ("sequence_parallel_size",),
         lambda config: config.get("sequence_parallel_size", 1) > 1,
         "sequence_parallel_size above 1 needs a model that splits its sequences",
-        "Remove it.",
+        "Remove it; the recipe splits them: --set train_cfg.sequence_parallel_size=2.",
     ),
     Rule(
         ("autotuning", "enabled"),

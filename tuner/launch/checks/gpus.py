@@ -41,6 +41,13 @@ def attention(run: ResolvedRun) -> Iterator[Finding]:
         yield RecipeError(f"{wanted} computes in bf16 and fp16, and this run in fp32", where=_WHERE, fix=fix)
 
 
+def offloading(run: ResolvedRun) -> Iterator[Finding]:
+    """Find activations that are to leave a GPU which is not there."""
+    if run.recipe.config.train_cfg.activation_offloading and not run.hardware.gpus:
+        what, fix = "activations are offloaded from GPUs, none is visible", "--set activation_offloading=False."
+        yield MachineError(what, where="train_cfg.activation_offloading", fix=fix)
+
+
 def liger(run: ResolvedRun) -> Iterator[Finding]:
     """Find Liger's kernels asked for without a GPU, or without their package."""
     where, fix = "model.use_liger_kernel", "--set use_liger_kernel=False, which computes the same."

@@ -1,0 +1,98 @@
+"""Two ranks that share the samples of small models: `python -m tests.worker.sharing KIND ...` prints a line for each.
+
+A line holds how far the loss and the gradients of the two are from those of a rank alone, in parts of their size.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.multiprocessing import spawn
+
+IGNORED = -100
+SAMPLES = (9, 4, 12, 2)
+"""Tokens of each; together they are odd."""
+
+
+def batch(vocabulary: int) -> dict[str, Tensor]:
+    """Return one row of all samples, as the collator lays them end to end."""
+    torch.manual_seed(1)
+    ids_BT = torch.randint(3, vocabulary, (1, sum(SAMPLES)))
+    positions_BT = torch.cat([torch.arange(length) for length in SAMPLES])[None]
+    return {"input_ids": ids_BT, "position_ids": positions_BT, "labels": ids_BT.masked_fill(positions_BT == 0, IGNORED)}
+
+
+def gradients(model: Any, part: dict[str, Tensor], labels_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of the tokens' losses, and the gradients of all weights in a row."""
+    logits_BTV = model(**part, use_cache=False).logits
+    loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten(), reduction="sum")
+    model.zero_grad()
+    loss.backward()
+    weights = [one.grad if one.grad is not None else torch.zeros_like(one) for one in model.parameters()]
+    return loss.detach(), torch.cat([one.flatten() for one in weights])
+
+
+def distance(kind: str, rank: int, **own: Any) -> tuple[float, float]:
+    """Return how far two ranks are from one, in loss and in gradients."""
+    from deepspeed.runtime.sequence_parallel.parallel_state_sp import _release_sequence_parallel_groups
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from tests.fit.small import small
+    from tuner.models.shrink import config_of
+    from tuner.worker.sequence_parallel import Share
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of(small(kind, **own)), attn_implementation="sdpa").train()
+    whole = batch(model.config.get_text_config().vocab_size)
+    alone = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    rows = {name: whole[name] for name in ("input_ids", "position_ids")}
+    expected = gradients(model, rows, F.pad(whole["labels"][:, 1:], (0, 1), value=IGNORED))
+    part, *_ = Share(rank, 2).of(whole)
+    labels_BT = part.pop("shift_labels")
+    try:
+        UlyssesSPAttentionHF.register_with_transformers(
+            model_name_or_path=model, core_attn_implementation="sdpa", sequence_parallel_size=2, micro_batch_size=7
+        )
+        found = gradients(model, part, labels_BT)
+        for one in found:
+            dist.all_reduce(one)
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = alone
+        _release_sequence_parallel_groups()
+    return tuple(float((one - other).norm() / other.norm()) for one, other in zip(found, expected, strict=True))
+
+
+def ranks(rank: int, kinds: list[str], meeting: str) -> None:
+    import deepspeed
+
+    import tuner.models.load  # noqa: F401  the types that are ours
+    from tuner.worker import compat, sequence_parallel
+
+    torch.set_num_threads(1)
+    compat.build_no_collective()
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    deepspeed.init_distributed("gloo")
+    compat.share_samples(SimpleNamespace(accelerator=SimpleNamespace()), sequence_parallel.sample_by_sample)
+    for kind in kinds:
+        try:
+            answer: Any = distance(kind, rank)
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"[:300]
+        if rank == 0:
+            print(json.dumps([kind, answer]), flush=True)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(ranks, (sys.argv[1:], f"{folder}/meeting"), 2)

@@ -1,0 +1,87 @@
+"""Ranks that share samples: which part each has, and that together they compute what one computes alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.runs import environment
+from tests.worker.sharing import IGNORED, SAMPLES, batch
+from tests.worker.test_batching import dealt
+from tuner.fit.sequence_parallel import KINDS
+from tuner.worker.sequence_parallel import Share, sample_by_sample
+
+TOLERANCE = 1e-5
+"""Sums of fp32 in another order; what sees a token too many or too few is off by a tenth and more."""
+
+
+def distances(*kinds: str) -> Iterator[tuple[str, list[float]]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.worker.sharing", *kinds],
+        cwd=Path(__file__).parents[2],
+        env=environment(CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.returncode, done.stderr[-4000:]
+    yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
+
+
+def test_two_ranks_compute_the_loss_and_the_gradients_of_one_with_packed_samples_apart() -> None:
+    [(_, found)] = distances("llama")
+
+    assert max(found) < TOLERANCE
+
+
+@pytest.mark.long
+def test_every_kind_that_is_said_to_be_shared_computes_the_same() -> None:
+    found = dict(distances(*sorted(KINDS)))
+
+    assert found.keys() == KINDS
+    assert {kind: far for kind, far in found.items() if isinstance(far, str) or max(far) > TOLERANCE} == {}
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_the_parts_of_a_row_are_the_row_and_its_padding_is_a_sample_without_loss(size: int) -> None:
+    whole, length = batch(50), sum(SAMPLES)
+    parts = [Share(index, size).of(whole) for index in range(size)]
+
+    joined = {name: torch.cat([part[name] for part, *_ in parts], dim=1) for name in ("input_ids", "position_ids")}
+    assert {part["input_ids"].shape[1] for part, *_ in parts} == {-(-length // size)}
+    assert all(torch.equal(joined[name][:, :length], whole[name]) for name in joined)
+    assert joined["position_ids"][0, length:].tolist() == list(range(-length % size))
+    targets = torch.cat([part["shift_labels"] for part, *_ in parts], dim=1)[0].tolist()
+    assert targets == [*whole["labels"][0, 1:].tolist(), *[IGNORED] * (1 + -length % size)]
+    assert sum(num_tokens for _, num_tokens, _ in parts) == length
+    assert [trained for *_, trained in parts] == [int((part["shift_labels"] != IGNORED).sum()) for part, *_ in parts]
+
+
+def test_ranks_that_share_samples_are_dealt_the_same_rows_and_groups_each_row_once() -> None:
+    ranks = dealt(31, 2, 4, shared_by=2)
+
+    assert ranks[0] == ranks[1] and ranks[2] == ranks[3]
+    assert [ranks[0], ranks[2]] == dealt(31, 2, 2)
+
+
+def test_samples_of_a_row_are_given_to_the_attention_one_by_one() -> None:
+    seen: list[list[int]] = []
+
+    def attention(module: object, query: torch.Tensor, *_: object, **options: float) -> tuple[torch.Tensor, None]:
+        seen.append(query.flatten().tolist())
+        assert options == {"scaling": 0.5}
+        return query.transpose(1, 2), None
+
+    rows = torch.arange(6.0).view(1, 1, 6, 1)
+    found, _ = sample_by_sample(attention)(
+        None, rows, rows, rows, None, position_ids=torch.tensor([[0, 1, 2, 0, 0, 1]]), scaling=0.5
+    )
+
+    assert seen == [[0, 1, 2], [3], [4, 5]]
+    assert found.flatten().tolist() == [0, 1, 2, 3, 4, 5]
