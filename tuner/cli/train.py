@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     is_flag=True,
     help="With --resume: where the optimizer's states cannot move, as to another ZeRO stage, the weights move alone.",
 )
-@click.option("--launcher", type=click.Choice(LAUNCHERS), default="torchrun", help="Who starts the ranks.")
+@click.option(
+    "--launcher",
+    type=click.Choice(LAUNCHERS),
+    default="torchrun",
+    help="Who starts the ranks. torchrun: this command. slurm, mpi: srun or mpirun, and this is one of them. env: what "
+    "the cluster's variables say, a rank or a node. none: this is the only one.",
+)
 @click.option("--nproc-per-node", type=int, help="Processes on each node. Default: one a GPU. [NPROC_PER_NODE]")
 @click.option("--nnodes", type=int, help="Machines. [NNODES]")
 @click.option("--node-rank", type=int, help="Which of them this is, from 0. [NODE_RANK]")
@@ -97,7 +103,7 @@ def command(
     from tuner.launch.run import Request
     from tuner.machine import hardware, slurm
 
-    if launcher == "slurm":
+    if launcher in ("slurm", "mpi") or (launcher == "env" and "LOCAL_RANK" in os.environ):  # this becomes a rank
         slurm.prepare_for_signals()
     if as_json and not dry_run and launcher != "torchrun":
         what = f"--json with --launcher {launcher}: nobody watches the ranks here"
