@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli import complete, targets
+from tuner.cli import complete, hosts, targets
 from tuner.cli.options import Finite, override_options, overrides
 from tuner.cli.say import say
 from tuner.cli.text import announce, origins_json, with_origins
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 @click.option("--node-rank", type=int, help="Which of them this is, from 0. [NODE_RANK]")
 @click.option("--master-addr", help="Address of node 0. [ADDR, MASTER_ADDR]")
 @click.option("--master-port", type=int, help="Its port. [PORT, MASTER_PORT]")
+@hosts.options
 @click.option("--ignore-fit", is_flag=True, help="Start although the memory here does not seem to be enough.")
 @click.option(
     "--on-oom",
@@ -90,6 +91,10 @@ def command(
     node_rank: int | None,
     master_addr: str | None,
     master_port: int | None,
+    hostfile: Path | None,
+    include: str | None,
+    exclude: str | None,
+    ssh: str | None,
     **changes: Any,
 ) -> None:
     """Train RECIPE: a composed name, or a .py file.
@@ -105,8 +110,9 @@ def command(
 
     if launcher in ("slurm", "mpi") or (launcher == "env" and "LOCAL_RANK" in os.environ):  # this becomes a rank
         slurm.prepare_for_signals()
-    if as_json and not dry_run and launcher != "torchrun":
-        what = f"--json with --launcher {launcher}: nobody watches the ranks here"
+    if as_json and (hostfile or (not dry_run and launcher != "torchrun")):
+        where = "--hostfile" if hostfile else f"--launcher {launcher}"
+        what = f"--json with {where}: nobody watches the ranks here"
         raise UsageError(what, where="--json", fix="Add --dry-run, or read RUN/metrics.jsonl and RUN/status.json.")
     if resume_weights and resume is None:
         raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")
@@ -127,6 +133,7 @@ def command(
         grace_s=grace,
         prints_events=as_json,
     )
+    hosts.start(request, hostfile, include, exclude, ssh, dry_run=dry_run)
     environ = dict(os.environ)
     run = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
     if dry_run:

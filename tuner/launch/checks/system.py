@@ -19,6 +19,7 @@ from tuner.errors import MachineError, TunerError
 from tuner.launch.checks import Finding
 from tuner.launch.run import ResolvedRun
 from tuner.machine import clusters, libraries, slurm
+from tuner.machine.hostfile import NODE
 from tuner.machine.topology import AGENT_STORE
 from tuner.recipes import paths
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS
@@ -72,8 +73,8 @@ def shadows(run: ResolvedRun) -> Iterator[Finding]:
         what = f", and finds {', '.join(hidden)} there" if hidden else ""
         yield f"PYTHONPATH is set: Python looks for modules in {', '.join(folders)} first{what}."
     for folder in dict.fromkeys((Path.cwd(), Path(run.environ.get("HOME") or Path.cwd()))):
-        if (folder / _DEEPSPEED_ENV).is_file():
-            yield f"{folder / _DEEPSPEED_ENV} is not read: tuner does not start ranks through DeepSpeed's launcher."
+        if (folder / _DEEPSPEED_ENV).is_file() and NODE not in run.environ:
+            yield f"{folder / _DEEPSPEED_ENV} is not read: tuner reads it where --hostfile starts several hosts."
 
 
 def forgotten_nodes(run: ResolvedRun) -> Iterator[Finding]:
