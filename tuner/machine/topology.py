@@ -252,7 +252,9 @@ def _env(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topol
 
 
 def _rank(launcher: Literal["mpi", "env"], place: clusters.Place, said: Said, num_gpus: int, port: int) -> Topology:
-    """Return one rank of some that another launcher has started."""
+    """Return one rank of some that another launcher has started; a flag wins over where those meet, as under Slurm."""
+    meeting = {name: {name: said[name][name]} for name in ("--master-addr", "--master-port") if name in said[name]}
+    said = {**said, **meeting}
     address = text(said, "--master-addr")
     nproc = place.local_world_size or count(said, "--nproc-per-node")
     if nproc is None:
