@@ -401,11 +401,11 @@ def test_a_job_of_several_nodes_without_srun_is_told_that_one_trains() -> None:
     job = {"SLURM_JOB_ID": "8", "SLURM_JOB_NUM_NODES": "2"}
     several = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1"}
 
-    (warning,) = system.forgotten_srun(replace(made(), environ=job))
+    (warning,) = system.forgotten_nodes(replace(made(), environ=job))
 
     assert "this job of Slurm has 2 nodes, and the run takes one" in str(warning)
     for plan, environ in ((made(flags=several), job), (made(), {**job, "SLURM_STEP_ID": "0"}), (made(), {})):
-        assert list(system.forgotten_srun(replace(plan, environ=environ))) == []
+        assert list(system.forgotten_nodes(replace(plan, environ=environ))) == []
 
 
 def test_a_limit_of_open_files_under_which_nothing_starts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

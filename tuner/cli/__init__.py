@@ -127,11 +127,11 @@ def main() -> None:
     except TunerError as error:
         if debug:
             raise
-        from tuner.machine.slurm import speaks  # only on the way to an error
+        from tuner.machine.clusters import speaks  # only on the way to an error
 
         if speaks(os.environ) or error.exit_code != 2:
             click.echo(_told(error), err=True)
-        else:  # srun --kill-on-bad-exit would end the first task before it has spoken
+        else:  # srun --kill-on-bad-exit and mpirun would end the first task before it has spoken
             time.sleep(_LET_THE_FIRST_SPEAK_S)
         sys.exit(error.exit_code)
     except OSError as error:

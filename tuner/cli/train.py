@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli import complete, targets
+from tuner.cli import complete, hosts, targets
 from tuner.cli.options import Finite, override_options, overrides
 from tuner.cli.say import say
 from tuner.cli.text import announce, origins_json, with_origins
@@ -31,12 +31,19 @@ if TYPE_CHECKING:
     is_flag=True,
     help="With --resume: where the optimizer's states cannot move, as to another ZeRO stage, the weights move alone.",
 )
-@click.option("--launcher", type=click.Choice(LAUNCHERS), default="torchrun", help="Who starts the ranks.")
+@click.option(
+    "--launcher",
+    type=click.Choice(LAUNCHERS),
+    default="torchrun",
+    help="Who starts the ranks. torchrun: this command. slurm, mpi: srun or mpirun, and this is one of them. env: what "
+    "the cluster's variables say, a rank or a node. none: this is the only one.",
+)
 @click.option("--nproc-per-node", type=int, help="Processes on each node. Default: one a GPU. [NPROC_PER_NODE]")
 @click.option("--nnodes", type=int, help="Machines. [NNODES]")
 @click.option("--node-rank", type=int, help="Which of them this is, from 0. [NODE_RANK]")
 @click.option("--master-addr", help="Address of node 0. [ADDR, MASTER_ADDR]")
 @click.option("--master-port", type=int, help="Its port. [PORT, MASTER_PORT]")
+@hosts.options
 @click.option("--ignore-fit", is_flag=True, help="Start although the memory here does not seem to be enough.")
 @click.option(
     "--on-oom",
@@ -84,6 +91,10 @@ def command(
     node_rank: int | None,
     master_addr: str | None,
     master_port: int | None,
+    hostfile: Path | None,
+    include: str | None,
+    exclude: str | None,
+    ssh: str | None,
     **changes: Any,
 ) -> None:
     """Train RECIPE: a composed name, or a .py file.
@@ -97,10 +108,11 @@ def command(
     from tuner.launch.run import Request
     from tuner.machine import hardware, slurm
 
-    if launcher == "slurm":
+    if launcher in ("slurm", "mpi") or (launcher == "env" and "LOCAL_RANK" in os.environ):  # this becomes a rank
         slurm.prepare_for_signals()
-    if as_json and not dry_run and launcher != "torchrun":
-        what = f"--json with --launcher {launcher}: nobody watches the ranks here"
+    if as_json and (hostfile or (not dry_run and launcher != "torchrun")):
+        where = "--hostfile" if hostfile else f"--launcher {launcher}"
+        what = f"--json with {where}: nobody watches the ranks here"
         raise UsageError(what, where="--json", fix="Add --dry-run, or read RUN/metrics.jsonl and RUN/status.json.")
     if resume_weights and resume is None:
         raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")
@@ -121,6 +133,7 @@ def command(
         grace_s=grace,
         prints_events=as_json,
     )
+    hosts.start(request, hostfile, include, exclude, ssh, dry_run=dry_run)
     environ = dict(os.environ)
     run = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
     if dry_run:

@@ -94,8 +94,8 @@ def of_recipe(recipe: RecipeConfig, architecture: Architecture, weight_bytes: in
     at_loss, logits = norm + hidden, _logits(recipe, architecture, tokens, weight_bytes)
     if recipe.split.recompute:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
-        kept = len(layers) * hidden + mask
-        at_layer = max(map(sum, zip(saved, steps, strict=True)))
+        kept: float = len(layers) * hidden + mask
+        at_layer = max(held + step for held, step in zip(saved, steps, strict=True))
     else:
         # Of the head, the norm is what is left when the loss is gone.
         kept, at_layer = sum(saved), max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)

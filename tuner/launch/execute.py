@@ -66,8 +66,9 @@ def _directory(resolved: ResolvedRun) -> RunDirectory:
 def _build(resolved: ResolvedRun, run: RunDirectory, env: Mapping[str, str]) -> None:
     """Compile DeepSpeed's ops for this run; of several tasks on a node the first one does."""
     here = resolved.topology
-    # Not the local rank: of tasks that see one GPU each, every one has 0.
-    if here.launcher == "slurm" and resolved.environ.get("SLURM_LOCALID", "0") != "0":
+    # Under Slurm not the local rank: of tasks that see one GPU each, every one has 0.
+    position = int(resolved.environ.get("SLURM_LOCALID", "0")) if here.launcher == "slurm" else here.local_rank or 0
+    if not here.is_supervised and position != 0:
         return
     try:
         builds.build(resolved, env, run.ranks / f"build-{here.node_rank}.log")

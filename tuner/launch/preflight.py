@@ -56,7 +56,7 @@ def check(run: ResolvedRun) -> tuple[str, ...]:
     Raises:
         TunerError: all that stands in its way.
     """
-    return _judge(run, *_QUICK, *_SLOW, zero.config, system.forgotten_srun, system.shadows, _fit)
+    return _judge(run, *_QUICK, *_SLOW, zero.config, system.forgotten_nodes, system.shadows, _fit)
 
 
 def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
         fix = "Leave it out: after a failure the lighter command is printed. Or start one node without --launcher."
         raise UsageError(f"retry on {topology.describe()}", where="--on-oom", fix=fix)
     if max_restarts and not topology.is_supervised:
-        fix = "Leave it out: under Slurm, `tuner submit --max-requeues` and Slurm itself start a run again."
+        fix = "Leave it out: who starts the ranks starts them again, as `tuner submit --max-requeues` does with Slurm."
         raise UsageError(f"restarts with {topology.describe()}", where="--max-restarts", fix=fix)
 
 

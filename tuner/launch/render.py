@@ -16,7 +16,7 @@ from tuner.launch import fitting, remedies
 from tuner.launch.run import ResolvedRun
 from tuner.machine.hardware import tool_path
 from tuner.machine.libraries import versions
-from tuner.machine.topology import SUPERVISED, Topology
+from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
 from tuner.recipes import catalog, paths
 from tuner.recipes.schema import Model
 from tuner.runs.lock import WORKER
@@ -78,6 +78,10 @@ def environment(run: ResolvedRun) -> dict[str, str]:
         env[_UNSAFE_LOAD] = "0"
     env |= {name: value for name, value in _defaults(run).items() if name not in environ}
     env |= _of_one_rank(run.topology) if run.topology.launcher != "torchrun" else {}
+    if run.topology.launcher == "mpi":
+        env["TERM"] = "dumb"  # Open MPI gives each rank a terminal (4.1), also where its own output goes into a file
+    if run.topology.launcher == "env":  # `leftovers` takes it out
+        env |= {name: environ[name] for name in (AGENT_STORE,) if name in environ}
     path = tool_path(environ)
     return env if path == environ.get("PATH") else {**env, "PATH": path}
 

@@ -29,6 +29,8 @@ from tuner.runs.resume_point import LoadAs, resume_from
 from tuner.zero import choice, measurements
 
 WORK_DIRS = Path("work_dirs")
+_ATTEMPT = ("PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+"""What tells one start of Open MPI or torchrun from the next, the same for all its ranks."""
 
 
 def resolve_run(
@@ -64,12 +66,19 @@ def resolve_run(
         resolved = replace(resolved, final=resuming.load_universal(resolved.final))
     measured = measurements.placed(resolved.final, RunDirectory(start.run_path).measurements)
     resolved = replace(resolved, final=measured)
-    if warning := leftovers.warning(environ):
+    if warning := leftovers.warning(environ, request.flags.launcher):
         resolved = replace(resolved, warnings=(*resolved.warnings, warning))
-    loaded, final = resolved.recipe, resolved.final
-    as_run = loading.anchored(loaded, resolved.document.pinned)
+    as_run = loading.anchored(resolved.recipe, resolved.document.pinned)
     changed = recipe_changes.compare(checkpoint.recipe if checkpoint else None, as_run)
-    what = [loaded.values, final.config, str(point and point.path), request.max_restarts, len(request.attempts)]
+    # What was asked, not what this machine made of it: the nodes of one run may differ.
+    what = [
+        asked.values,
+        asked.ds,
+        request.deepspeed,
+        str(point and point.path),
+        request.max_restarts,
+        len(request.attempts),
+    ]
     return ResolvedRun(
         **vars(resolved),
         request=request,
@@ -105,14 +114,16 @@ def _default_name(topology: Topology, now: datetime) -> str:
     """Return a name that every task of a job and every node agrees on unasked."""
     if topology.job:
         return f"slurm-{topology.job}"
-    if topology.num_nodes > 1:
-        return f"nodes-{topology.master_addr}-{topology.master_port}"
+    if topology.is_shared:
+        who = "nodes" if topology.is_supervised else topology.launcher
+        return f"{who}-{topology.master_addr}-{topology.master_port}"
     return f"{now:%Y%m%d_%H%M%S}"
 
 
 def _launch_id(topology: Topology, environ: Mapping[str, str], now: datetime, what: list[Any]) -> str:
     if topology.job:
         return f"{topology.job}-{environ.get('SLURM_STEP_ID')}-{environ.get('SLURM_RESTART_COUNT', 0)}"
-    if topology.num_nodes > 1:
-        return sha256(dump_json([topology.master_addr, topology.master_port, *what]).encode())
+    if topology.is_shared:
+        attempt = [environ.get(name) for name in _ATTEMPT]
+        return sha256(dump_json([topology.master_addr, topology.master_port, *attempt, *what]).encode())
     return f"{now:%Y%m%dT%H%M%S%f}"

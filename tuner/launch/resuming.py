@@ -47,8 +47,8 @@ def find_start(asked: str | None, work_dir: Path | None, home: Path, default_nam
         work_dir: What --work-dir says.
         home: The folder of the recipe's runs.
         default_name: What a new run in it is called.
-        topology: Who looks: other tasks and nodes may find what their leader has begun to write. The leader of a job
-            of Slurm alone reads every byte of a checkpoint; its other tasks do what it has written.
+        topology: Who looks: other tasks and nodes may find what their leader has begun to write. In a job of Slurm
+            the leader alone reads every byte of a checkpoint; the other tasks do what it has written.
 
     Raises:
         RunDirectoryError: the directory is taken, or there is no valid checkpoint.
@@ -66,8 +66,8 @@ def find_start(asked: str | None, work_dir: Path | None, home: Path, default_nam
 
 
 def _verifies(topology: Topology) -> bool:
-    # The other nodes of torchrun choose for themselves: the choice is a part of the name by which they know the launch.
-    return topology.leads or topology.launcher == "torchrun"
+    # Without a job's number others choose for themselves: the choice is a part of what names the launch.
+    return topology.leads or topology.job is None
 
 
 def _named(folder: Path, *, hashes: bool) -> tuple[Path, Checkpoint, list[str]]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 _OF_ACCELERATE = "accelerate would shard the model in another way"
 _OF_DEEPSPEED = "DeepSpeed's launcher set it for its own ranks"
+_OF_MPI = "accelerate and DeepSpeed take it for the rank's own place"
 _PREFIXES = {
     "PET_": "torchrun takes it for one of its flags",
     "TORCHELASTIC_": "torch takes this process for a rank of another torchrun",
@@ -17,13 +18,15 @@ _PREFIXES = {
     "MEGATRON_LM_": _OF_ACCELERATE,
     "PARALLELISM_CONFIG_": _OF_ACCELERATE,
     "DEEPSPEED_": _OF_DEEPSPEED,
+    "OMPI_COMM_WORLD_": _OF_MPI,
+    "MV2_COMM_WORLD_": _OF_MPI,
 }
 _NAMES = {
     "PYTHON_EXEC": "torchrun would start the ranks with that Python",
     "LOCAL_SIZE": _OF_DEEPSPEED,
     "CROSS_RANK": _OF_DEEPSPEED,
     "CROSS_SIZE": _OF_DEEPSPEED,
-    "OMPI_COMM_WORLD_LOCAL_RANK": "DeepSpeed takes it for the rank's own number",
+    **dict.fromkeys(("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), _OF_MPI),
 }
 """Read by torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.8 in a rank or on the way to it:
 ACCELERATE_DYNAMO_BACKEND compiles the model and so changes its weights, PET_NNODES makes torchrun wait for ever."""
@@ -32,6 +35,12 @@ _HARMLESS = {
     *("ACCELERATE_ENABLE_RICH", "ACCELERATE_DISABLE_RICH", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
 }
 """What only says more, or binds cores."""
+_EXPECTED = {
+    "mpi": ("OMPI_", "MV2_", "PMI_", "MPI_"),
+    "env": ("PET_", "TORCHELASTIC_"),
+    "slurm": ("PMI_",),  # of srun's own, on clusters whose MPI asks for it
+}
+"""What is no leftover where that launcher was asked for: the ranks do not get it, and nobody needs to hear of it."""
 
 
 def found(environ: Mapping[str, str]) -> dict[str, str]:
@@ -50,9 +59,10 @@ def without(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in left}
 
 
-def warning(environ: Mapping[str, str]) -> str | None:
+def warning(environ: Mapping[str, str], launcher: str) -> str | None:
     """Return one line that names them and says why the ranks do not get them, or None where there are none."""
-    left = found(environ)
+    expected = _EXPECTED.get(launcher, ())
+    left = {name: reason for name, reason in found(environ).items() if not name.startswith(expected)}
     if not left:
         return None
     reasons = "; ".join(dict.fromkeys(left.values()))

@@ -129,11 +129,6 @@ def _ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
     return done.stdout
 
 
-def speaks(environ: Mapping[str, str]) -> bool:
-    """Return whether this process tells the user of a mistake: every task of srun makes the same, the first speaks."""
-    return "SLURM_STEP_ID" not in environ or environ.get("SLURM_PROCID", "0") == "0"
-
-
 def num_nodes_outside_srun(environ: Mapping[str, str]) -> int:
     """Return the nodes of the job in which this process runs without srun; 0 where it does not."""
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")

@@ -1,4 +1,5 @@
-"""Nodes, processes and ranks of a run, and its batch arithmetic; with `slurm` the only reader of launch variables.
+"""Nodes, processes and ranks of a run, and its batch arithmetic; with `slurm` and `clusters` alone it reads launch
+variables.
 
 It decides from flags and an environment that it is given, and starts nothing.
 """
@@ -10,22 +11,16 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from tuner.errors import MachineError, UsageError
-from tuner.machine import slurm
+from tuner.machine import clusters, given, slurm
+from tuner.machine.given import Said, count, text
 
-Launcher = Literal["torchrun", "slurm", "none"]
-LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "slurm", "none")
+Launcher = Literal["torchrun", "slurm", "mpi", "env", "none"]
+LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "slurm", "mpi", "env", "none")
 DEFAULT_PORT = 29500
 SUPERVISED = "TUNER_SUPERVISED"
 """The variable by which a supervisor of ours tells its ranks that it is there."""
-_VARIABLES = {
-    "--nproc-per-node": ("NPROC_PER_NODE",),
-    "--nnodes": ("NNODES",),
-    "--node-rank": ("NODE_RANK",),
-    "--master-addr": ("ADDR", "MASTER_ADDR"),
-    "--master-port": ("PORT", "MASTER_PORT"),
-}
-"""The variables that say the same as a flag."""
-_MAX_COUNT = 1 << 20
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""torchrun's: it listens at the master port itself, where a rank 0 that tried the same would fail."""
 
 
 class LaunchFlags(NamedTuple):
@@ -69,8 +64,13 @@ class Topology:
 
     @property
     def is_supervised(self) -> bool:
-        """This process starts its ranks and watches them; by `slurm` and `none` it becomes a rank itself."""
+        """This process starts its ranks and watches them; by all other launchers it becomes a rank itself."""
         return self.launcher in ("torchrun", "direct")
+
+    @property
+    def is_shared(self) -> bool:
+        """Several launchers or tasks start this run, each for its part, and must find each other unasked."""
+        return self.num_nodes > 1 or (not self.is_supervised and self.world_size > 1)
 
     def describe(self) -> str:
         nodes = f"{self.num_nodes} nodes" if self.num_nodes > 1 else "1 node"
@@ -115,7 +115,7 @@ class Batch(NamedTuple):
 
 def without_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the variables that say where a run is to be launched."""
-    names = {name for several in _VARIABLES.values() for name in several}
+    names = {name for several in given.VARIABLES.values() for name in several}
     return {name: value for name, value in environ.items() if name not in names}
 
 
@@ -126,9 +126,9 @@ def filled(flags: LaunchFlags, file: LaunchFlags | None, environ: Mapping[str, s
     """
     if file is None or flags.launcher != "torchrun":
         return flags
-    fields = {name: name.removeprefix("--").replace("-", "_") for name in _VARIABLES}
+    fields = {name: name.removeprefix("--").replace("-", "_") for name in given.VARIABLES}
     is_open = {
-        field: getattr(flags, field) is None and not any(environ.get(variable) for variable in _VARIABLES[name])
+        field: getattr(flags, field) is None and not any(environ.get(variable) for variable in given.VARIABLES[name])
         for name, field in fields.items()
     }
     is_open["node_rank"] &= is_open["nnodes"]  # which of other nodes this is, the file does not know
@@ -163,32 +163,39 @@ def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> To
     """
     topology = _RESOLVERS[flags.launcher](flags, environ, num_gpus)
     if num_gpus and topology.nproc_per_node > num_gpus and not _one_gpu_a_task(topology, environ, num_gpus):
-        of_slurm = topology.launcher == "slurm"
-        raise MachineError(
-            f"{topology.nproc_per_node} processes on a node with {num_gpus} visible GPU{'s' * (num_gpus > 1)}",
-            where="srun" if of_slurm else flags.file or "--nproc-per-node / NPROC_PER_NODE",
-            fix=f"Write srun --ntasks-per-node={num_gpus}."
-            if of_slurm
-            else f"Start at most {num_gpus}, one a GPU: --nproc-per-node {num_gpus}.",
-        )
+        where = flags.file or "--nproc-per-node / NPROC_PER_NODE"
+        fix = f"Start at most {num_gpus}, one a GPU: --nproc-per-node {num_gpus}."
+        if topology.launcher == "slurm":
+            where, fix = "srun", f"Write srun --ntasks-per-node={num_gpus}."
+        elif not topology.is_supervised:
+            where, fix = f"--launcher {topology.launcher}", f"Start at most {num_gpus}, one a GPU."
+        what = f"{topology.nproc_per_node} processes on a node with {num_gpus} visible GPU{'s' * (num_gpus > 1)}"
+        raise MachineError(what, where=where, fix=fix)
     return topology
 
 
 def _one_gpu_a_task(topology: Topology, environ: Mapping[str, str], num_gpus: int) -> bool:
     # --gpus-per-task=1 shows one GPU to every task, so fewer are visible than there are tasks. Slurm counts the
-    # node's GPUs: where they are too few, tasks share one, which NCCL refuses.
+    # node's GPUs: where they are too few, tasks share one, which NCCL refuses. Other launchers leave that to scripts,
+    # which set CUDA_VISIBLE_DEVICES.
+    if topology.is_supervised or num_gpus > 1:
+        return False
+    if topology.launcher != "slurm":
+        return bool(environ.get("CUDA_VISIBLE_DEVICES"))
     on_node = environ.get("SLURM_GPUS_ON_NODE", "")
-    enough = not on_node.isdecimal() or int(on_node) >= topology.nproc_per_node
-    return topology.launcher == "slurm" and num_gpus == 1 and enough
+    return not on_node.isdecimal() or int(on_node) >= topology.nproc_per_node
 
 
 def _torchrun(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
-    _refuse_inside_a_launcher(environ)
-    nproc = _count(flags.nproc_per_node, "--nproc-per-node", environ)
-    nodes = _count(flags.nnodes, "--nnodes", environ) or 1
-    rank = _count(flags.node_rank, "--node-rank", environ, minimum=0)
-    address = _text(flags.master_addr, "--master-addr", environ)
-    port = _count(flags.master_port, "--master-port", environ, maximum=65535)
+    _refuse_inside_a_launcher(flags, environ)
+    return _nodes(given.of(flags._asdict(), environ), num_gpus)
+
+
+def _nodes(said: Said, num_gpus: int) -> Topology:
+    """Return one node of some, each of which starts its own torchrun."""
+    nproc, nodes = count(said, "--nproc-per-node"), count(said, "--nnodes") or 1
+    rank, port = count(said, "--node-rank", minimum=0), count(said, "--master-port", maximum=65535)
+    address = text(said, "--master-addr")
     if nodes > 1 and address is None:
         raise UsageError(
             f"{nodes} nodes, but no address of the first one",
@@ -211,19 +218,15 @@ def _torchrun(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> 
 
 
 def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
-    _refuse_inside_a_launcher(environ)
-    for name, given, only in (
-        ("--nproc-per-node", flags.nproc_per_node, 1),
-        ("--nnodes", flags.nnodes, 1),
-        ("--node-rank", flags.node_rank, 0),
-    ):
-        value = _count(given, name, environ, minimum=only)
+    _refuse_inside_a_launcher(flags, environ)
+    said = given.of(flags._asdict(), environ)
+    for name, only in (("--nproc-per-node", 1), ("--nnodes", 1), ("--node-rank", 0)):
+        value = count(said, name, minimum=only)
         if value not in (None, only):
             fix = "Leave it out, or leave out --launcher none."
-            raise UsageError(f"{value} with --launcher none, which is one process", where=_where(name), fix=fix)
-    address = _text(flags.master_addr, "--master-addr", environ) or "127.0.0.1"
-    port = _count(flags.master_port, "--master-port", environ, maximum=65535)
-    return _alone("none", address, port or 0)
+            raise UsageError(f"{value} with --launcher none, which is one process", where=given.where(name), fix=fix)
+    port = count(said, "--master-port", maximum=65535)
+    return _alone("none", text(said, "--master-addr") or "127.0.0.1", port or 0)
 
 
 def _alone(launcher: Literal["direct", "none"], address: str = "127.0.0.1", port: int = 0) -> Topology:
@@ -244,9 +247,9 @@ def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Top
     if node_rank >= len(spread):
         raise UsageError(f"node {node_rank} of {tasks!r}, which are {len(spread)} nodes", where="SLURM_NODEID")
     nproc = spread[node_rank]
-    _refuse_other_geometry(flags, environ, nproc, nodes)
+    _refuse_other_geometry(given.of(flags._asdict(), environ), nproc, nodes, "srun")
     job, step = slurm.number(environ, "SLURM_JOB_ID"), slurm.number(environ, "SLURM_STEP_ID")
-    port = _count(flags.master_port, "--master-port", {}, maximum=65535)
+    port = count(given.of(flags._asdict(), {}), "--master-port", maximum=65535)
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
     return Topology(
         "slurm",
@@ -263,56 +266,87 @@ def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Top
     )
 
 
-_RESOLVERS = {"torchrun": _torchrun, "none": _none, "slurm": _slurm}
+def _mpi(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    place = clusters.of_mpi(environ)
+    if place is None:
+        fix = "Write: mpirun -np 2 tuner train ... --launcher mpi."
+        if "PMIX_RANK" in environ:  # srun --mpi=pmix: PMIx's variables do not say how many ranks there are
+            fix += " Under srun: --launcher slurm."
+        raise UsageError("not inside mpirun", where="--launcher mpi", fix=fix)
+    # The same for all ranks of one mpirun alone: two at once on a machine meet at different ports.
+    job = environ.get("PMIX_NAMESPACE")
+    port = slurm.port(job, "mpi") if job else DEFAULT_PORT
+    return _rank("mpi", place, given.of(flags._asdict(), environ), num_gpus, port)
 
 
-def _refuse_other_geometry(flags: LaunchFlags, environ: Mapping[str, str], nproc: int, nodes: int) -> None:
-    for name, flag, started, what, option in (
-        ("--nproc-per-node", flags.nproc_per_node, nproc, "processes a node", "--ntasks-per-node"),
-        ("--nnodes", flags.nnodes, nodes, "nodes", "--nodes"),
+def _env(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    place = clusters.of_rank(environ)
+    if place:
+        return _rank("env", place, given.of(flags._asdict(), environ), num_gpus, DEFAULT_PORT)
+    of_cluster = clusters.nodes(environ)
+    if not of_cluster:
+        fix = "It takes RANK, WORLD_SIZE and LOCAL_RANK, or the nodes of Kubeflow, Volcano or SkyPilot."
+        raise UsageError("no variable says which rank or node this is", where="--launcher env", fix=fix)
+    return _nodes(given.of(flags._asdict(), environ, of_cluster), num_gpus)
+
+
+def _rank(launcher: Literal["mpi", "env"], place: clusters.Place, said: Said, num_gpus: int, port: int) -> Topology:
+    """Return one rank of some that another launcher has started; a flag wins over where those meet, as under Slurm."""
+    meeting: Said = {
+        name: {name: said[name][name]} for name in ("--master-addr", "--master-port") if name in said[name]
+    }
+    said = {**said, **meeting}
+    address = text(said, "--master-addr")
+    nproc = place.local_world_size or count(said, "--nproc-per-node")
+    if nproc is None:
+        if place.world_size > 1 and address not in ("127.0.0.1", "localhost"):
+            fix = "Set LOCAL_WORLD_SIZE, or give --nproc-per-node."
+            raise UsageError("nothing says how many ranks a node has", where=place.launcher, fix=fix)
+        nproc = place.world_size
+    nodes = -(-place.world_size // nproc)
+    _refuse_other_geometry(said, nproc, nodes, "mpirun" if launcher == "mpi" else place.launcher)
+    if nodes > 1 and address is None:
+        fix = "Give all ranks the host of rank 0: --master-addr HOST, or the variable MASTER_ADDR."
+        raise UsageError(f"{nodes} nodes, but no address of the first one", where="--master-addr / ADDR", fix=fix)
+    return Topology(
+        launcher,
+        nodes,
+        place.rank // nproc,
+        nproc,
+        place.world_size,
+        rank=place.rank,
+        local_rank=place.local_rank % num_gpus if num_gpus else place.local_rank,
+        master_addr=address or "127.0.0.1",
+        master_port=count(said, "--master-port", maximum=65535) or port,
+    )
+
+
+_RESOLVERS = {"torchrun": _torchrun, "none": _none, "slurm": _slurm, "mpi": _mpi, "env": _env}
+
+
+def _refuse_other_geometry(said: Said, nproc: int, nodes: int, starter: str) -> None:
+    for name, started, what, option in (
+        ("--nproc-per-node", nproc, "processes a node", "--ntasks-per-node"),
+        ("--nnodes", nodes, "nodes", "--nodes"),
     ):
-        given = _count(flag, name, environ)
-        if given not in (None, started):
-            fix = f"Leave it out, or write srun {option}={given}."
-            raise UsageError(f"{given} {what}, but srun started {started}", where=_where(name), fix=fix)
+        asked = count(said, name)
+        if asked not in (None, started):
+            fix = f"Leave it out, or write srun {option}={asked}." if starter == "srun" else "Leave it out."
+            raise UsageError(f"{asked} {what}, but {starter} started {started}", where=given.where(name), fix=fix)
 
 
-def _refuse_inside_a_launcher(environ: Mapping[str, str]) -> None:
+def _refuse_inside_a_launcher(flags: LaunchFlags, environ: Mapping[str, str]) -> None:
     if "TORCHELASTIC_RUN_ID" in environ or {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environ.keys():
-        fix = "Run `tuner train` by itself: it starts the ranks. Or unset RANK, WORLD_SIZE and LOCAL_RANK."
+        fix = (
+            "Run `tuner train` by itself: it starts the ranks. Or add --launcher env, to be one of these; "
+            "or unset RANK, WORLD_SIZE and LOCAL_RANK."
+        )
         raise UsageError("already inside torchrun (RANK and WORLD_SIZE are set)", fix=fix)
+    size = clusters.mpi_size(environ)
+    if size > 1 and not text(given.of(flags._asdict(), environ), "--nnodes"):
+        fix = "Add --launcher mpi; otherwise every process would start a whole run of its own."
+        raise UsageError(f"inside mpirun with {size} processes", where="--launcher", fix=fix)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "SLURM_STEP_ID" in environ and slurm.COUNT.fullmatch(tasks) and int(tasks) > 1:
         fix = "Add --launcher slurm; otherwise every task would start a whole run of its own."
         raise UsageError(f"inside srun with {tasks} tasks", where="--launcher", fix=fix)
-
-
-def _text(flag: str | None, name: str, environ: Mapping[str, str]) -> str | None:
-    given = {name: flag} if flag else {}
-    given |= {variable: environ[variable] for variable in _VARIABLES[name] if environ.get(variable)}
-    if len(set(given.values())) > 1:
-        shown = " and ".join(f"{key}={value}" for key, value in given.items())
-        raise UsageError(f"{shown} contradict each other", where=name, fix="Keep one of them.")
-    return next(iter(given.values()), None)
-
-
-def _count(
-    flag: int | None,
-    name: str,
-    environ: Mapping[str, str],
-    *,
-    minimum: int = 1,
-    maximum: int = _MAX_COUNT,
-) -> int | None:
-    text = _text(None if flag is None else str(flag), name, environ)
-    if text is None:
-        return None
-    if not slurm.COUNT.fullmatch(text) or not minimum <= int(text) <= maximum:
-        fix = f"Write a whole number from {minimum} to {maximum}."
-        raise UsageError(f"{text!r} is not a count that fits", where=_where(name), fix=fix)
-    return int(text)
-
-
-def _where(name: str) -> str:
-    """Return a flag with the variables that say the same."""
-    return " / ".join((name, *_VARIABLES[name]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, NoReturn
@@ -116,11 +117,10 @@ def _value(text: str, field: Field | None, where: str) -> Any:
         return None if "null" in field["type"] and word.lower() in ("none", "null") else text
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
-    for read in (lambda: json.loads(word, parse_constant=_not_finite), lambda: read_value(word, where)):
-        try:
-            return read()
-        except (ValueError, RecursionError, RecipeError):
-            continue
+    with suppress(ValueError, RecursionError):
+        return json.loads(word, parse_constant=_not_finite)
+    with suppress(ValueError, RecursionError, RecipeError):
+        return read_value(word, where)
     return word
 
 

@@ -11,13 +11,16 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from tuner.errors import MachineError
+from tuner.errors import MachineError, TunerError
 from tuner.launch import builds
 from tuner.launch.checks import Finding
 from tuner.launch.run import ResolvedRun
-from tuner.machine import libraries, slurm
+from tuner.machine import clusters, libraries, slurm
+from tuner.machine.hostfile import NODE
+from tuner.machine.topology import AGENT_STORE
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")
@@ -59,22 +62,29 @@ def shadows(run: ResolvedRun) -> Iterator[Finding]:
         what = f", and finds {', '.join(hidden)} there" if hidden else ""
         yield f"PYTHONPATH is set: Python looks for modules in {', '.join(folders)} first{what}."
     for folder in dict.fromkeys((Path.cwd(), Path(run.environ.get("HOME") or Path.cwd()))):
-        if (folder / _DEEPSPEED_ENV).is_file():
-            yield f"{folder / _DEEPSPEED_ENV} is not read: tuner does not start ranks through DeepSpeed's launcher."
+        if (folder / _DEEPSPEED_ENV).is_file() and NODE not in run.environ:
+            yield f"{folder / _DEEPSPEED_ENV} is not read: tuner reads it where --hostfile starts several hosts."
 
 
-def forgotten_srun(run: ResolvedRun) -> Iterator[Finding]:
+def forgotten_nodes(run: ResolvedRun) -> Iterator[Finding]:
     """Find a run on one node in a job that has several."""
+    if run.topology.num_nodes > 1:
+        return
     nodes = slurm.num_nodes_outside_srun(run.environ)
-    if run.topology.num_nodes == 1 and nodes > 1:
+    if nodes > 1:
         all_of_them = "srun ... tuner train ... --launcher slurm takes all"
         yield f"this job of Slurm has {nodes} nodes, and the run takes one: {all_of_them}."
+    with suppress(TunerError):  # half of what a cluster says is --launcher env's to refuse
+        of_cluster = clusters.nodes(run.environ).get("--nnodes", {})
+        for name, number in of_cluster.items():
+            if number != "1" and run.topology.launcher != "env":
+                yield f"{name} says {number} nodes, and the run takes one: --launcher env takes all."
 
 
 def port(run: ResolvedRun) -> Iterator[Finding]:
     """Find the master port taken by another process; the leader alone listens on it."""
     number = run.topology.master_port
-    if number is None or not run.topology.leads:
+    if number is None or not run.topology.leads or (run.topology.launcher == "env" and AGENT_STORE in run.environ):
         return
     with socket.socket() as listener:
         # As torch's store does it: a port that a finished run left in TIME_WAIT is free.

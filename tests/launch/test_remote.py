@@ -1,0 +1,196 @@
+"""A hostfile's hosts, each a shell on this machine behind a script in ssh's place; a real ssh is for tests/e2e."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.launch.processes import wait_until
+from tuner import __version__
+from tuner.errors import MachineError, UsageError
+from tuner.launch import remote
+from tuner.machine.hostfile import NODE, Host
+
+pytestmark = pytest.mark.timeout(60)
+# What ssh does, without its options: the last words are the host and one text for its shell.
+SSH = """#!/bin/sh
+while [ $# -gt 2 ]; do shift; done
+case "$1" in gone*) echo "ssh: connect to host $1: No route" >&2; exit 255;; esac
+exec sh -c "$2"
+"""
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.launch.test_remote import launch
+from tuner.launch import remote
+sys.exit(remote.run(launch(Path(sys.argv[1]), *sys.argv[2:]), "10.0.0.1"))
+"""
+ROOT = Path(__file__).parents[2]
+
+
+def launch(folder: Path, *hosts: str, **more: Any) -> remote.Launch:
+    """Return a launch of `tuner`, which is whatever the folder's tuner.py does."""
+    ssh = folder / "ssh"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    named = tuple(Host(name, (0, 1), is_whole=True) for name in hosts or ("n1", "n2"))
+    environ = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", "SECRET": "not sent"}
+    return remote.plan(named, str(ssh), ("train", "x"), folder, environ, more.pop("variables", {}), **more)
+
+
+def does(folder: Path, code: str) -> None:
+    """Make `python -m tuner` on each host run some lines, in which `name` and `rank` are the host's."""
+    head = f"import os, signal, sys, time\nname = os.environ[{NODE!r}]\nrank = os.environ.get('NODE_RANK')\n"
+    versions = f"if '--version' in sys.argv: print('tuner, version {__version__}'); sys.exit(0)\n"
+    (folder / "tuner.py").write_text(head + versions + textwrap.dedent(code))
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Any:
+    """Start the launcher as a process of its own; none survives the test."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start(*hosts: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, tmp_path, *hosts],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def test_each_host_starts_its_node_where_this_one_stands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    does(tmp_path, "print(*(os.environ.get(key) for key in ('NNODES', 'NODE_RANK', 'ADDR', 'PORT', 'NPROC_PER_NODE',\n"
+         "'CUDA_VISIBLE_DEVICES', 'MINE', 'SECRET')), os.getcwd() + ' ' + ' '.join(sys.argv[1:]))")  # fmt: skip
+    plan = launch(tmp_path, variables={"MINE": "a b"}, master_port=1234)
+    plan = remote.Launch(**{**vars(plan), "hosts": (plan.hosts[0], Host("n2", (1, 3), is_whole=False))})
+
+    code = remote.run(plan, remote.look(plan) and "10.0.0.1")
+
+    assert code == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == [
+        f"n1: 2 0 10.0.0.1 1234 2 None a b None {tmp_path} train x",
+        f"n2: 2 1 10.0.0.1 1234 2 1,3 a b None {tmp_path} train x",
+    ]
+
+
+def test_every_host_that_is_not_ready_is_told_before_one_is_started(tmp_path: Path) -> None:
+    does(tmp_path, "print('started')")
+    plan = launch(tmp_path, "n1", "gone-1", "gone-2")
+
+    with pytest.raises(MachineError) as caught:
+        remote.look(plan)
+
+    told = [str(one) for one in (caught.value, *caught.value.others)]
+    assert sum("cannot be reached: ssh: connect to host" in one for one in told) == 2
+    assert "gone-1" in "".join(told) and "gone-2" in "".join(told)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("folder", "n1 has no folder /nowhere at all"),
+        ("version", f"n1 has tuner 0.0.1, and this machine {__version__}"),
+        ("module", "cannot run .* No module named"),
+    ],
+)
+def test_another_tuner_or_no_such_folder_on_a_host_is_refused(tmp_path: Path, change: str, said: str) -> None:
+    does(tmp_path, "")
+    plan = launch(tmp_path, "n1")
+    if change == "folder":
+        plan = remote.Launch(**{**vars(plan), "folder": Path("/nowhere at all")})
+    elif change == "version":
+        (tmp_path / "tuner.py").write_text("print('tuner, version 0.0.1')")
+    else:
+        (tmp_path / "tuner.py").write_text("import not_there_at_all")
+
+    with pytest.raises(MachineError, match=said):
+        remote.look(plan)
+
+
+def test_the_code_is_that_of_the_host_that_failed_first_and_the_others_end(started: Any, tmp_path: Path) -> None:
+    ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\ntime.sleep(0.5 if rank == '1' else 60)\nsys.exit(74)"
+    does(tmp_path, ends)
+
+    child = started()
+
+    child.communicate(timeout=30)
+    assert child.returncode == 74
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_reaches_all_hosts_and_their_code_is_the_launchers(
+    started: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    does(
+        tmp_path,
+        """
+        for one in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(one, lambda *_: (print("saved", flush=True), sys.exit(75)))
+        print("ready", flush=True)
+        time.sleep(60)
+        """,
+    )
+    child = started()
+    assert {child.stdout.readline() for _ in range(2)} == {"n1: ready\n", "n2: ready\n"}
+
+    child.send_signal(number)
+
+    text, _ = child.communicate(timeout=30)
+    assert (child.returncode, sorted(text.splitlines())) == (75, ["n1: saved", "n2: saved"])
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_running(started: Any, tmp_path: Path) -> None:
+    does(tmp_path, "print(os.getpid(), flush=True)\ntime.sleep(60)")
+    child = started()
+    pids = [int(child.stdout.readline().split()[1]) for _ in range(2)]
+
+    child.kill()
+
+    wait_until(_all_gone(pids))
+
+
+def _all_gone(pids: list[int]) -> Callable[[], bool]:
+    return lambda: not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_no_list_of_processes_shows_what_is_set_on_a_host(started: Any, tmp_path: Path) -> None:
+    plan = launch(tmp_path, variables={"WANDB_API_KEY": "secret-value"})
+
+    assert not any("secret-value" in word for word in plan.on(plan.hosts[0]))
+    assert "secret-value" in plan.of(0, "10.0.0.1"), "it goes through the connection"
+
+
+def test_hosts_with_different_numbers_of_slots_are_refused(tmp_path: Path) -> None:
+    hosts = (Host("n1", (0, 1), is_whole=True), Host("n2", (0, 1, 2), is_whole=True))
+
+    with pytest.raises(UsageError, match=r"n1 2, n2 3.*--include NAME:0,1"):
+        remote.plan(hosts, "ssh", (), tmp_path, {}, {})
+
+
+def test_more_processes_than_slots_are_refused_and_fewer_are_taken(tmp_path: Path) -> None:
+    assert launch(tmp_path, nproc_per_node=1).nproc_per_node == 1
+    with pytest.raises(UsageError, match="3 processes on 2 slots"):
+        launch(tmp_path, nproc_per_node=3)
+
+
+def test_a_line_break_cannot_become_a_second_command(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="line break"):
+        launch(tmp_path, variables={"A": "x\nTERM"}).of(0, "h")

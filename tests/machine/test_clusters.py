@@ -1,0 +1,234 @@
+"""What MPI's launchers, Kubeflow, Volcano, SkyPilot and Ray set in the environment becomes a rank or a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tuner.errors import MachineError, UsageError
+from tuner.machine import clusters
+from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology, resolve
+
+
+def _resolved(environ: dict[str, str], launcher: str, num_gpus: int = 0, **flags: Any) -> Topology:
+    return resolve(LaunchFlags(launcher, **flags), environ, num_gpus)  # type: ignore[arg-type]
+
+
+def _refusal(environ: dict[str, str], launcher: str, num_gpus: int = 0, **flags: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        _resolved(environ, launcher, num_gpus, **flags)
+    assert caught.value.where
+    assert caught.value.fix
+    return str(caught.value)
+
+
+# mpirun: what Open MPI 4.1 and MPICH 4.0 set
+
+
+def _open_mpi(rank: int, world: int = 2, local: int | None = None) -> dict[str, str]:
+    local = local or world
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(world),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank % local),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(local),
+        "OMPI_COMM_WORLD_NODE_RANK": str(rank % local),
+        "PMIX_NAMESPACE": "1634992129",
+        "PMIX_RANK": str(rank),
+    }
+
+
+def _hydra(rank: int, world: int = 2) -> dict[str, str]:
+    places = {"PMI_RANK": rank, "PMI_SIZE": world, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": world}
+    return {name: str(value) for name, value in places.items()}
+
+
+def _mvapich(rank: int, world: int = 2) -> dict[str, str]:
+    return {name.replace("OMPI", "MV2"): value for name, value in _open_mpi(rank, world).items() if "COMM" in name}
+
+
+@pytest.mark.parametrize("family", [_open_mpi, _hydra, _mvapich])
+def test_each_process_of_mpirun_knows_its_place(family: Any) -> None:
+    ranks = [_resolved(family(rank), "mpi") for rank in (0, 1)]
+
+    assert [(one.rank, one.local_rank, one.leads) for one in ranks] == [(0, 0, True), (1, 1, False)]
+    assert {(one.num_nodes, one.nproc_per_node, one.world_size, one.master_addr) for one in ranks} == {
+        (1, 2, 2, "127.0.0.1")
+    }
+    assert len({one.master_port for one in ranks}) == 1
+    assert not ranks[0].is_supervised
+
+
+def test_two_mpiruns_on_one_machine_meet_at_ports_of_their_own() -> None:
+    other = _open_mpi(0) | {"PMIX_NAMESPACE": "prterun-host-77@1"}
+
+    assert _resolved(_open_mpi(0), "mpi").master_port != _resolved(other, "mpi").master_port
+
+
+def test_mpirun_on_two_nodes_meets_at_the_address_that_is_named() -> None:
+    place = _open_mpi(3, world=4, local=2)
+
+    named = [_resolved(place | {"MASTER_ADDR": "n1"}, "mpi"), _resolved(place, "mpi", master_addr="n1")]
+
+    assert {(one.num_nodes, one.node_rank, one.local_rank, one.master_addr) for one in named} == {(2, 1, 1, "n1")}
+    assert "2 nodes, but no address" in _refusal(place, "mpi")
+
+
+@pytest.mark.parametrize("name", list(_open_mpi(0))[:4])
+def test_half_of_mpis_variables_is_one_message_that_names_the_missing(name: str) -> None:
+    environ = {key: value for key, value in _open_mpi(1).items() if key != name}
+
+    assert f"no {name}" in _refusal(environ, "mpi")
+
+
+@pytest.mark.parametrize("change", [{"PMI_RANK": "2"}, {"PMI_SIZE": "x"}, {"MPI_LOCALNRANKS": "3"}])
+def test_mpi_variables_that_name_no_rank_are_shown(change: dict[str, str]) -> None:
+    ((name, value),) = change.items()
+
+    assert f"{name}={value}" in _refusal(_hydra(1) | change, "mpi")
+
+
+def test_outside_of_mpirun_it_is_said_what_to_write() -> None:
+    assert "mpirun -np 2 tuner train" in _refusal({}, "mpi")
+    assert "--launcher slurm" in _refusal({"PMIX_RANK": "0"}, "mpi"), "srun --mpi=pmix does not say how many"
+
+
+def test_mpirun_without_its_launcher_would_start_several_runs_and_is_refused() -> None:
+    assert "inside mpirun with 2 processes" in _refusal(_open_mpi(0), "torchrun")
+    started_by_hand = {"NNODES": "2", "NODE_RANK": "0", "ADDR": "n1"}
+    assert _resolved(_open_mpi(0) | started_by_hand, "torchrun").num_nodes == 2, "mpirun may start a node each"
+
+
+def test_another_geometry_than_mpiruns_is_refused() -> None:
+    assert "4 processes a node, but mpirun started 2" in _refusal(_open_mpi(0), "mpi", nproc_per_node=4)
+
+
+def test_more_processes_of_mpirun_than_gpus_are_refused_unless_each_sees_one_of_its_own() -> None:
+    with pytest.raises(MachineError, match=r"2 processes on a node with 1 visible GPU\. In --launcher mpi"):
+        _resolved(_open_mpi(1), "mpi", num_gpus=1)
+    assert _resolved(_open_mpi(1) | {"CUDA_VISIBLE_DEVICES": "1"}, "mpi", num_gpus=1).local_rank == 0
+
+
+# One rank, as torchrun, Ray Train and scripts say
+
+
+RANK = {
+    **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+    **{"MASTER_ADDR": "n1", "MASTER_PORT": "1234"},
+}
+
+
+def test_a_rank_that_the_environment_names_joins() -> None:
+    assert _resolved(RANK, "env") == Topology(
+        "env", 2, 1, 2, 4, rank=3, local_rank=1, master_addr="n1", master_port=1234
+    )
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_half_set_rank_is_one_message_that_names_the_missing(name: str) -> None:
+    text = _refusal({key: value for key, value in RANK.items() if key != name}, "env")
+
+    assert f"no {name}" in text
+    assert "LOCAL_RANK=1" in text
+
+
+def test_ranks_on_one_machine_need_not_say_how_many_a_node_has() -> None:
+    alone = {key: value for key, value in RANK.items() if key != "LOCAL_WORLD_SIZE"}
+
+    assert _resolved(alone | {"MASTER_ADDR": "127.0.0.1"}, "env").nproc_per_node == 4
+    assert _resolved(alone, "env", nproc_per_node=2).num_nodes == 2
+    assert "LOCAL_WORLD_SIZE" in _refusal(alone, "env")
+
+
+def test_a_flag_may_name_another_meeting_place_than_the_launchers() -> None:
+    found = _resolved(RANK, "env", master_port=4321, master_addr="ib0")
+
+    assert (found.master_addr, found.master_port) == ("ib0", 4321), "Ray's own process group holds its port"
+
+
+def test_without_launcher_env_the_ranks_variables_are_refused_with_the_flag() -> None:
+    with pytest.raises(UsageError, match="--launcher env"):
+        _resolved(RANK, "torchrun")
+
+
+# One node
+
+
+KUBEFLOW = {
+    **{"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1"},
+    **{"PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29400"},
+}
+PODS = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+SKYPILOT = {
+    **{"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8"},
+    "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+}
+VOLCANO = {"VK_TASK_INDEX": "1", "VC_TASK_INDEX": "1", "VC_WORKER_HOSTS": "j-worker-0.j,j-worker-1.j"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "address", "port"),
+    [
+        (KUBEFLOW, "job-node-0-0.job", 29400),
+        (KUBEFLOW | {"RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": "job-node-0-0.job"}, "job-node-0-0.job", 29400),
+        (KUBEFLOW | {"PET_NPROC_PER_NODE": "auto"}, "job-node-0-0.job", 29400),
+        (PODS, "job-master-0", 23456),
+        (PODS | VOLCANO, "job-master-0", 23456),
+        (VOLCANO, "j-worker-0.j", DEFAULT_PORT),
+        (SKYPILOT, "10.0.0.1", DEFAULT_PORT),
+        (SKYPILOT | {"MASTER_PORT": "8008"}, "10.0.0.1", 8008),
+    ],
+)
+def test_a_node_of_a_cluster_starts_torchrun_with_what_the_cluster_says(
+    environ: dict[str, str], address: str, port: int
+) -> None:
+    found = _resolved(environ, "env", num_gpus=8)
+
+    assert found == Topology("torchrun", 2, 1, 8, 16, master_addr=address, master_port=port)
+    assert found.is_supervised
+
+
+def test_a_flag_may_say_what_a_cluster_does_not_but_not_contradict_it() -> None:
+    assert _resolved(PODS, "env", nproc_per_node=4).world_size == 8
+    assert "--nnodes=3 and PET_NNODES=2" in _refusal(KUBEFLOW, "env", 8, nnodes=3)
+
+
+@pytest.mark.parametrize(
+    ("environ", "shown"),
+    [
+        (KUBEFLOW | SKYPILOT | {"SKYPILOT_NUM_NODES": "4"}, "PET_NNODES=2 and SKYPILOT_NUM_NODES=4"),
+        (KUBEFLOW | {"MASTER_ADDR": "other"}, "MASTER_ADDR=other and PET_MASTER_ADDR=job-node-0-0.job"),
+        ({"PET_NODE_RANK": "1"}, "PET_NODE_RANK and no number of nodes"),
+        ({"RANK": "1", "MASTER_ADDR": "m"}, "no WORLD_SIZE"),
+        (KUBEFLOW | {"PET_NNODES": "1:4"}, "PET_NNODES=1:4"),
+        ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "h:1"}, "PET_RDZV_ENDPOINT=h:1"),
+        (VOLCANO | {"VC_MASTER_HOSTS": "j-master-0.j"}, "VC_MASTER_HOSTS, VC_WORKER_HOSTS"),
+        (KUBEFLOW | {"PET_NODE_RANK": "2"}, "node rank 2 of 2 nodes"),
+        (KUBEFLOW | {"PET_NNODES": "two"}, "PET_NNODES"),
+        ({}, "no variable says"),
+    ],
+)
+def test_variables_that_are_half_set_or_contradict_are_one_message_naming_them(
+    environ: dict[str, str], shown: str
+) -> None:
+    assert shown in _refusal(environ, "env", 8)
+
+
+# Who tells of a mistake that all make
+
+
+@pytest.mark.parametrize(
+    ("environ", "speaks"),
+    [
+        ({}, True),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}, False),
+        (_open_mpi(0), True),
+        (_open_mpi(1), False),
+        (_hydra(1), False),
+        ({"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "1"}, False),
+        ({"LOCAL_RANK": "1"}, True),
+    ],
+)
+def test_the_first_task_of_a_launcher_speaks(environ: dict[str, str], speaks: bool) -> None:
+    assert clusters.speaks(environ) is speaks

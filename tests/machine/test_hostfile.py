@@ -1,0 +1,100 @@
+"""DeepSpeed's hostfile and its filters mean here what they mean to DeepSpeed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import UsageError
+from tuner.machine import hostfile
+
+FILE = "# the workers\nworker-1 slots=4\n\nworker-2   slots=4 # new\nuser@worker-3 slots=2\n"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "hosts"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude"),
+    [
+        ("", ""),
+        ("worker-2", ""),
+        ("worker-2@worker-1", ""),
+        ("worker-2:3,1@worker-1:0", ""),
+        ("", "worker-1"),
+        ("", "worker-1:0,3@worker-2"),
+    ],
+)
+def test_the_hosts_and_gpus_are_those_that_deepspeed_takes(written: Path, include: str, exclude: str) -> None:
+    from deepspeed.launcher import runner
+
+    written.write_text(FILE.replace("user@", ""))  # which is DeepSpeed's own separator in a filter
+    wanted = runner.parse_inclusion_exclusion(runner.fetch_hostfile(str(written)), include, exclude)
+
+    found = hostfile.read(written, include or None, exclude or None)
+
+    assert {host.name: list(host.gpus) for host in found} == wanted
+    assert [host.name for host in found] == list(wanted)
+    slots = {"worker-1": 4, "worker-2": 4, "worker-3": 2}
+    assert [host.is_whole for host in found] == [len(host.gpus) == slots[host.name] for host in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("worker-1", "hosts:1"),
+        ("worker-1 slots=4\nworker-2 slots=x\n", "hosts:2"),
+        ("worker-1 slots=0", "hosts:1"),
+        ("-oProxyCommand=id slots=1", "hosts:1"),
+        ("a slots=1\na slots=1", "a stands there twice"),
+        ("# nothing\n", "names no host"),
+    ],
+)
+def test_a_line_that_names_no_host_is_told_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+
+    with pytest.raises(UsageError, match=said):
+        hostfile.read(path, None, None)
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "said"),
+    [
+        ("worker-9", None, "worker-9 is not in the hostfile"),
+        ("worker-1:4", None, "worker-1 has no slot 4"),
+        ("worker-1:x", None, "'worker-1:x' is no host"),
+        (None, "worker-1@worker-2@worker-3", "no GPU is left"),
+        ("worker-1", "worker-2", "exclude each other"),
+    ],
+)
+def test_a_filter_of_what_is_not_there_is_refused(
+    tmp_path: Path, include: str | None, exclude: str | None, said: str
+) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(FILE.replace("user@", ""))
+
+    with pytest.raises(UsageError, match=said):
+        hostfile.read(path, include, exclude)
+
+
+def test_a_hostfile_that_is_not_there_is_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        hostfile.read(tmp_path / "none", None, None)
+
+
+def test_deepspeeds_environment_files_are_read_the_working_directorys_last(tmp_path: Path) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder, text in ((home, "A=1\nB=of home\n"), (here, "# mine\nB=x=y z\n\n")):
+        folder.mkdir()
+        (folder / ".deepspeed_env").write_text(text)
+
+    assert hostfile.variables((home, here)) == {"A": "1", "B": "x=y z"}
+    (here / ".deepspeed_env").write_text("export C\n")
+    with pytest.raises(UsageError, match=r"\.deepspeed_env:1"):
+        hostfile.variables((home, here))

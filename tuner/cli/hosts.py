@@ -1,0 +1,94 @@
+"""`tuner train --hostfile`: the hosts that it means, what would start on them, and the start."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tuner.cli.options import all_of
+from tuner.cli.say import say
+from tuner.errors import UsageError
+
+if TYPE_CHECKING:
+    from tuner.launch.remote import Launch
+    from tuner.launch.run import Request
+
+options = all_of(
+    click.option(
+        "--hostfile", type=click.Path(path_type=Path), help="Start on its hosts by ssh: lines `NAME slots=N`."
+    ),
+    click.option("--include", metavar="HOSTS", help="Of the hostfile only these: worker-1@worker-2:0,1."),
+    click.option("--exclude", metavar="HOSTS", help="Of the hostfile all but these."),
+    click.option("--ssh", metavar="COMMAND", help="What reaches a host, such as 'ssh -p 2222'. Default: ssh."),
+)
+
+
+def start(
+    request: Request, hostfile: Path | None, include: str | None, exclude: str | None, ssh: str | None, *, dry_run: bool
+) -> None:
+    """Start a run on the hosts of a hostfile and end this process with its exit code; without one, do nothing.
+
+    Raises:
+        TunerError: the hostfile, a flag beside it, or the recipe is wrong, or a host is not ready.
+    """
+    if hostfile is None:
+        _refuse_alone({"--include": include, "--exclude": exclude, "--ssh": ssh})
+        return
+    from tuner.launch import remote
+    from tuner.machine import hostfile as hostfiles
+    from tuner.recipes import loading
+
+    if hostfiles.NODE in os.environ:  # one of the hosts, and the command that was typed
+        return
+    flags = request.flags
+    _refuse_beside({"--nnodes": flags.nnodes, "--node-rank": flags.node_rank}, flags.launcher)
+    loading.load(request.recipe, request.overrides, allow_code=request.allow_code)  # a mistake is told once, and here
+    launch = remote.plan(
+        hostfiles.read(hostfile, include, exclude),
+        ssh or "ssh",
+        sys.argv[1:],
+        Path.cwd(),
+        os.environ,
+        hostfiles.variables((Path.home(), Path.cwd()), os.environ.get("DS_ENV_FILE")),
+        nproc_per_node=flags.nproc_per_node,
+        master_addr=flags.master_addr,
+        master_port=flags.master_port,
+    )
+    if dry_run:
+        _print(launch)
+        sys.exit(0)
+    sys.exit(remote.run(launch, remote.look(launch)))
+
+
+def _refuse_alone(given: dict[str, str | None]) -> None:
+    for flag, value in given.items():
+        if value is not None:
+            raise UsageError(f"{flag} without --hostfile", where=flag, fix="Add --hostfile FILE.")
+
+
+def _refuse_beside(given: dict[str, int | None], launcher: str) -> None:
+    for flag, value in {**given, "--launcher": None if launcher == "torchrun" else launcher}.items():
+        if value is not None:
+            fix = "Leave it out: each host gets its own."
+            raise UsageError(f"{flag} {value} with --hostfile, which starts the nodes", where=flag, fix=fix)
+
+
+def _print(launch: Launch) -> None:
+    from tuner.machine.topology import DEFAULT_PORT
+
+    for number, host in enumerate(launch.hosts):
+        ranks = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, host.gpus))}"] if not host.is_whole else []
+        say(" ".join((f"{host.name}: node {number} of {len(launch.hosts)}, {launch.nproc_per_node} processes", *ranks)))
+    address = launch.master_addr or f"the first of `hostname -I` on {launch.hosts[0].name}"
+    say(f"they meet at: {address}, port {launch.master_port or DEFAULT_PORT}")
+    say(f"reached by: {shlex.join(launch.ssh)}")
+    say(f"in: {launch.folder}")
+    say(f"on each: {shlex.join(launch.command)}")
+    say(f"variables that go along: {', '.join(sorted(launch.variables)) or 'none'}")
+    say("What one host would do: the same command there, without --hostfile.")
+    click.echo("Nothing was started (--dry-run).")

@@ -1,0 +1,183 @@
+"""What MPI's launchers and clusters say in variables: which rank this process is, or which node it is on.
+
+It reads the environment that it is given and decides nothing; what follows from it is `topology`'s work.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tuner.errors import UsageError
+from tuner.machine import slurm
+from tuner.machine.given import Said
+
+_OF_MPI = {
+    "Open MPI": (
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    "MVAPICH2": (
+        *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    # Last: an mpirun that Slurm started for another MPI hands its own on to the ranks.
+    "Hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+"""Rank, number of ranks, local rank and number of local ranks. Hydra starts the ranks of Intel MPI and MPICH.
+
+Seen in Open MPI 4.1 and MPICH 4.0; those of Intel MPI and MVAPICH2 as accelerate 1.15 reads them.
+"""
+MPI_VARIABLES = tuple(name for names in _OF_MPI.values() for name in names)
+_OF_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_OF_TORCHRUN = {
+    "--nproc-per-node": "PET_NPROC_PER_NODE",
+    "--nnodes": "PET_NNODES",
+    "--node-rank": "PET_NODE_RANK",
+    "--master-addr": "PET_MASTER_ADDR",
+    "--master-port": "PET_MASTER_PORT",
+}
+"""torchrun's own, which Kubeflow sets for one torchrun a pod.
+
+Source: kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go.
+"""
+_OF_SKYPILOT = {
+    "--nproc-per-node": "SKYPILOT_NUM_GPUS_PER_NODE",
+    "--nnodes": "SKYPILOT_NUM_NODES",
+    "--node-rank": "SKYPILOT_NODE_RANK",
+}
+_OF_PODS = {"--nnodes": "WORLD_SIZE", "--node-rank": "RANK"}
+"""Volcano's and PyTorchJob's, which count pods where nothing says how many processes each has."""
+_VOLCANO_HOSTS = re.compile(r"VC_\w+_HOSTS")
+_NUM_GPUS = ("0", "auto", "gpu", "cpu")
+"""What does not say how many processes: one a GPU, as without it."""
+
+
+class Place(NamedTuple):
+    """Which rank this process is, as another launcher says; `launcher` and `variables` are for messages."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int | None
+    launcher: str
+    variables: tuple[str, ...]
+
+
+def of_mpi(environ: Mapping[str, str]) -> Place | None:
+    """Return the place that MPI's launcher has given this process, or None outside of one.
+
+    Raises:
+        UsageError: some of its variables are missing, no counts, or contradict each other.
+    """
+    for launcher, names in _OF_MPI.items():
+        if names[0] in environ or names[1] in environ:
+            return _place(launcher, names, environ)
+    return None
+
+
+def mpi_size(environ: Mapping[str, str]) -> int:
+    """Return how many processes MPI's launcher has started with this one; 1 outside of one."""
+    sizes = [environ.get(names[1], "") for names in _OF_MPI.values() if names[0] in environ]
+    return int(sizes[0]) if sizes and slurm.COUNT.fullmatch(sizes[0]) else 1
+
+
+def of_rank(environ: Mapping[str, str]) -> Place | None:
+    """Return the place that RANK, WORLD_SIZE and LOCAL_RANK name, or None where there is no LOCAL_RANK.
+
+    Raises:
+        UsageError: as `of_mpi`, or no address and port of rank 0.
+    """
+    if "LOCAL_RANK" not in environ:
+        return None
+    several = environ.get("WORLD_SIZE") != "1"
+    needed = (*_OF_RANK[:3], *(("MASTER_ADDR", "MASTER_PORT") if several else ()))
+    _refuse_missing(needed, environ)
+    return _place("the environment", _OF_RANK if environ.get(_OF_RANK[3]) else _OF_RANK[:3], environ)
+
+
+def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) -> Place:
+    _refuse_missing(names, environ)
+    counts = [int(environ[name]) if slurm.COUNT.fullmatch(environ[name]) else -1 for name in names]
+    rank, world, local_rank = counts[:3]
+    local = counts[3] if len(counts) > 3 else None
+    most = world if local is None else local
+    if min(counts) < 0 or rank >= world or local_rank >= most or most > world:
+        said = ", ".join(f"{name}={environ[name]}" for name in names)
+        fix = "Ranks run from 0 to the number of them less one, on each node and in all."
+        raise UsageError(f"{said} name no rank", where="the environment", fix=fix)
+    return Place(rank, world, local_rank, local, launcher, names)
+
+
+def _refuse_missing(names: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        there = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
+        what = f"the environment has {there}, but no {', '.join(missing)}"
+        raise UsageError(what, where="--launcher", fix="Set all of them, or none.")
+
+
+def nodes(environ: Mapping[str, str]) -> Said:
+    """Return what a cluster says of the nodes, of which this process is one; empty where none does.
+
+    Raises:
+        UsageError: it says half of it, or a number of nodes that changes.
+    """
+    said: Said = {}
+    for family in (_OF_TORCHRUN, _OF_SKYPILOT):
+        for flag, name in family.items():
+            if environ.get(name) and not (flag == "--nproc-per-node" and environ[name] in _NUM_GPUS):
+                said.setdefault(flag, {})[name] = environ[name]
+    if ips := environ.get("SKYPILOT_NODE_IPS", "").split():
+        said.setdefault("--master-addr", {})["the first of SKYPILOT_NODE_IPS"] = ips[0]
+    if not {"--nnodes", "--node-rank"} & said.keys():
+        said |= _of_pods(environ) or _of_volcano(environ)
+    _refuse_elastic(environ)
+    if said and "--nnodes" not in said:
+        found = ", ".join(name for names in said.values() for name in names)
+        fix = "Set PET_NNODES and PET_NODE_RANK, or give --nnodes and --node-rank without --launcher env."
+        raise UsageError(f"{found} and no number of nodes", where="the environment", fix=fix)
+    return said
+
+
+def _of_pods(environ: Mapping[str, str]) -> Said:
+    if not {"RANK", "WORLD_SIZE"} & environ.keys():
+        return {}
+    _refuse_missing(("RANK", "WORLD_SIZE", "MASTER_ADDR"), environ)
+    return {flag: {name: environ[name]} for flag, name in _OF_PODS.items()}
+
+
+def _of_volcano(environ: Mapping[str, str]) -> Said:
+    index = environ.get("VC_TASK_INDEX") or environ.get("VK_TASK_INDEX")
+    lists = sorted(name for name in environ if _VOLCANO_HOSTS.fullmatch(name))
+    if index is None or not lists:
+        return {}
+    if len(lists) > 1:
+        what = f"{', '.join(lists)}: several groups of pods, and VC_TASK_INDEX counts within one"
+        fix = "Add Volcano's pytorch plugin to the job, which numbers all pods (RANK, WORLD_SIZE)."
+        raise UsageError(what, where="the environment", fix=fix)
+    hosts = environ[lists[0]].split(",")
+    return {
+        "--nnodes": {f"the hosts of {lists[0]}": str(len(hosts))},
+        "--node-rank": {"VC_TASK_INDEX": index},
+        "--master-addr": {f"the first of {lists[0]}": hosts[0]},
+    }
+
+
+def _refuse_elastic(environ: Mapping[str, str]) -> None:
+    if ":" in environ.get("PET_NNODES", "") or (environ.get("PET_RDZV_ENDPOINT") and not environ.get("PET_NODE_RANK")):
+        names = [name for name in ("PET_NNODES", "PET_RDZV_ENDPOINT") if environ.get(name)]
+        what = f"{', '.join(f'{name}={environ[name]}' for name in names)}: nodes that come and go have no fixed rank"
+        fix = "Leave the elastic policy out: a run has a fixed number of nodes (PET_NNODES, PET_NODE_RANK)."
+        raise UsageError(what, where="the environment", fix=fix)
+
+
+def speaks(environ: Mapping[str, str]) -> bool:
+    """Return whether this process tells the user of a mistake: all tasks make the same, the first of them speaks."""
+    if "SLURM_STEP_ID" in environ:
+        return environ.get("SLURM_PROCID", "0") == "0"
+    for names in _OF_MPI.values():
+        if names[0] in environ:
+            return environ[names[0]] == "0"
+    return "TORCHELASTIC_RUN_ID" not in environ or environ.get("LOCAL_RANK", "0") == "0"
