@@ -88,9 +88,7 @@ def main() -> None:
         }
         found = in_turns(commands, given.rounds, lambda title: [spent(commands[title])])
     for title, figures in found.items():
-        table.add(
-            {"command": f"`{title}`", "seconds": figures if isinstance(figures, str) else median(figures)}
-        )
+        table.add({"command": f"`{title}`", "seconds": figures if isinstance(figures, str) else median(figures)})
     table.show(given.json)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from bench.table import NOT_INSTALLED, Unmeasured, failed
-from tuner.machine.topology import without_variables
+from tuner.machine.launchers import without_variables
 
 ROOT = Path(__file__).parents[1]
 CLOCK = ROOT / "bench" / "clock"

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tuner.machine.topology import without_variables
+from tuner.machine.launchers import without_variables
 
 COMMAND = [sys.executable, "-m", "tuner"]
 # A learning rate above 0 from the first step on, and every loss in metrics.jsonl.

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from tests.hostile import strategies, watch
 from tuner.errors import TunerError
-from tuner.machine.topology import LAUNCHERS, LaunchFlags, resolve
+from tuner.machine.launchers import resolve
+from tuner.machine.topology import LAUNCHERS, LaunchFlags
 from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints, directory

@@ -8,7 +8,8 @@ import pytest
 
 from tuner.errors import MachineError, UsageError
 from tuner.machine import clusters
-from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology, resolve
+from tuner.machine.launchers import resolve
+from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology
 
 
 def _resolved(environ: dict[str, str], launcher: str, num_gpus: int = 0, **flags: Any) -> Topology:

@@ -14,7 +14,8 @@ from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
-from tuner.machine.topology import LaunchFlags, filled, resolve
+from tuner.machine.launchers import filled, resolve
+from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.zero import accelerate, choice

@@ -12,7 +12,8 @@ from tests.machine.gpus import CPU
 from tuner.errors import DeepSpeedConfigError
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import ResolvedRecipe
-from tuner.machine.topology import LaunchFlags, resolve
+from tuner.machine.launchers import resolve
+from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading
 from tuner.recipes.origin import Kind
 from tuner.recipes.recipe import Overrides

@@ -125,11 +125,12 @@ def _recipe(
 ) -> None:
     from tuner.recipes import catalog, loading, path_checks
     from tuner.zero import choice
+    from tuner.zero.rules import AUTO
 
     change = overrides(**changes)
     loaded = report.attempt(lambda: loading.load(name, change, allow_code=allow_code))
     if loaded is None:
-        if deepspeed is not None and deepspeed != choice.AUTO:
+        if deepspeed not in (None, AUTO):
             _config(report, lambda: choice.open_config(deepspeed, "--deepspeed"))
         return
     report.attempt(lambda: loading.refuse_functions(loaded, allow_code=allow_code))
@@ -172,7 +173,7 @@ def _settled(report: Report, loaded: Recipe, deepspeed: str | None, machines: ta
     from tuner.launch.run import ResolvedRecipe
     from tuner.zero import choice
 
-    is_auto = choice.chosen(loaded, deepspeed)[0] == choice.AUTO
+    is_auto = choice.is_auto(loaded, deepspeed)
     if not is_auto and not _config(report, lambda: choice.open_chosen(loaded, deepspeed), to_run=True):
         report.warn(loaded.warnings)
         return

@@ -198,7 +198,7 @@ def _submit(job: Job, folder: Path, text: str) -> str:
     from tuner.files import disk_errors, write_text
     from tuner.launch import sbatch
     from tuner.machine import slurm
-    from tuner.machine.topology import without_variables
+    from tuner.machine.launchers import without_variables
 
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)  # effect: Slurm does not make the folder of a job's log

@@ -128,7 +128,8 @@ def machines(
         UsageError: --gpus without a GPU here or a name, an unknown name, or launch variables that contradict.
     """
     from tuner.machine import hardware
-    from tuner.machine.topology import LaunchFlags, Topology, filled, resolve
+    from tuner.machine.launchers import filled, resolve
+    from tuner.machine.topology import LaunchFlags, Topology
 
     here = hardware.detect(os.environ)
     if gpus is None and gpu is None and nodes == 1:

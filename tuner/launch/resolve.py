@@ -19,7 +19,8 @@ from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware
-from tuner.machine.topology import Topology, filled, resolve
+from tuner.machine.launchers import filled, resolve
+from tuner.machine.topology import Topology
 from tuner.recipes import loading, path_checks
 from tuner.recipes.recipe import Recipe
 from tuner.runs import directory

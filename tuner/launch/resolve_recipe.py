@@ -9,7 +9,8 @@ from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
 from tuner.launch import fitting, kernels, splitting
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
-from tuner.machine.topology import Batch, Topology, contradiction
+from tuner.machine.launchers import contradiction
+from tuner.machine.topology import Batch, Topology
 from tuner.recipes.recipe import Recipe
 from tuner.zero import choice, merge, precision
 
@@ -30,7 +31,7 @@ def resolve_recipe(
     """
     ranks = data_parallel_ranks(loaded.config, topology.world_size)
     refuse_tiles(loaded.config)
-    is_auto = choice.chosen(loaded, deepspeed)[0] == choice.AUTO
+    is_auto = choice.is_auto(loaded, deepspeed)
     if not is_auto:
         loaded = splitting.with_dtype(loaded, choice.open_chosen(loaded, deepspeed))
     dtype = precision.decide(loaded.config.optim_wrapper.dtype, hardware)

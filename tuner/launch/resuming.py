@@ -205,7 +205,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
 def level(loaded: Recipe, deepspeed: str | None, checkpoint: Checkpoint | None) -> str | None:
     """Return what --deepspeed means: `auto` of a run that goes on is the level of its checkpoint."""
     saved = checkpoint.facts.get("deepspeed") if checkpoint else None
-    is_auto = choice.chosen(loaded, deepspeed)[0] == choice.AUTO
+    is_auto = choice.is_auto(loaded, deepspeed)
     return saved if is_auto and saved in LEVELS else deepspeed
 
 

@@ -22,7 +22,8 @@ from tuner.launch.resolve import resolve_run
 from tuner.launch.run import Request, ResolvedRun
 from tuner.launch.splitting import lightest
 from tuner.machine import hardware, leftovers
-from tuner.machine.topology import LaunchFlags, without_variables
+from tuner.machine.launchers import without_variables
+from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading, path_checks
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, Dataset, RecipeConfig, Rows

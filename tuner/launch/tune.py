@@ -32,7 +32,8 @@ from tuner.launch.resolve import resolve_run
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware, leftovers
-from tuner.machine.topology import LaunchFlags, filled, resolve
+from tuner.machine.launchers import filled, resolve
+from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading, path_checks, paths
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, Split

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from tuner.recipes.merging import lookup
 from tuner.recipes.schema import OptimizerType
-from tuner.zero.choice import AUTO
+from tuner.zero.rules import AUTO
 
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 _MODES = ("torch_adam", "adam_w_mode", "fused", "foreach", "set_grad_none")

@@ -24,9 +24,7 @@ from tuner.zero import accelerate, overlay, roll
 from tuner.zero.accelerate import Said
 from tuner.zero.config_schema import schema
 from tuner.zero.jsonfile import BASE, Document, Keys, read
-
-NONE = "none"
-AUTO = "auto"
+from tuner.zero.rules import AUTO, NONE
 
 
 def preset_name(text: str) -> str | None:
@@ -53,6 +51,11 @@ def open_chosen(recipe: Recipe, flag: str | None) -> Document:
     choice, where = chosen(recipe, flag)
     document = open_config(choice, where, _sources(recipe))
     return overlay.laid(document, map(overlay.of_flag, recipe.ds)) if recipe.ds else document
+
+
+def is_auto(recipe: Recipe, flag: str | None) -> bool:
+    """Return whether the plan is to choose the level."""
+    return chosen(recipe, flag)[0] == AUTO
 
 
 def launch_of(recipe: Recipe, flag: str | None) -> LaunchFlags | None:

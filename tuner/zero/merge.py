@@ -17,14 +17,13 @@ from tuner.recipes.origin import Keys, Kind, Origin, Overridden
 from tuner.recipes.recipe import Recipe
 from tuner.zero import blocks
 from tuner.zero.blocks import Wish
-from tuner.zero.choice import AUTO, NONE
 from tuner.zero.config_schema import schema
 from tuner.zero.conflicts import check_device
 from tuner.zero.final_config import FinalConfig
 from tuner.zero.jsonfile import Document
 from tuner.zero.lint import Checked, check
 from tuner.zero.precision import Precision
-from tuner.zero.rules import STEPPING, needs_cpu_adam, short, stage
+from tuner.zero.rules import AUTO, NONE, STEPPING, needs_cpu_adam, short, stage
 from tuner.zero.unrunnable import FINAL
 
 _TOOLS = "g++ and ninja, and nvcc beside GPUs"

@@ -14,6 +14,8 @@ from tuner.recipes.merging import lookup
 Config = dict[str, Any]
 
 ZERO = "zero_optimization"
+AUTO, NONE = "auto", "none"
+"""In the place of a value that tuner works out; in the place of a config, stage 0."""
 STEPPING = (1, 2, 3)
 
 

@@ -1,0 +1,253 @@
+"""Flags and variables of torchrun, Slurm, MPI, Kubernetes and others -> the topology of a run.
+
+With `slurm`, `clusters` and `given` alone it reads launch variables; it starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from tuner.errors import MachineError, UsageError
+from tuner.machine import clusters, given, slurm
+from tuner.machine.given import Said, count, text
+from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology
+
+
+def without_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables that say where a run is to be launched."""
+    names = {name for several in given.VARIABLES.values() for name in several}
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+def filled(flags: LaunchFlags, file: LaunchFlags | None, environ: Mapping[str, str]) -> LaunchFlags:
+    """Return the flags with what a file says where neither they nor the variables say it.
+
+    Slurm's tasks and a single process are what they are, so only torchrun asks the file.
+    """
+    if file is None or flags.launcher != "torchrun":
+        return flags
+    fields = {name: name.removeprefix("--").replace("-", "_") for name in given.VARIABLES}
+    is_open = {
+        field: getattr(flags, field) is None and not any(environ.get(variable) for variable in given.VARIABLES[name])
+        for name, field in fields.items()
+    }
+    is_open["node_rank"] &= is_open["nnodes"]  # which of other nodes this is, the file does not know
+    taken = {field: getattr(file, field) for field, is_taken in is_open.items() if is_taken}
+    return flags._replace(**taken, file=file.file if is_open["nproc_per_node"] else "")
+
+
+def contradiction(file: LaunchFlags | None, topology: Topology) -> str | None:
+    """Return one line about what a file says of the launch where something else won, or None."""
+    if file is None:
+        return None
+    is_torchrun = topology.launcher == "torchrun" and topology.num_nodes > 1 and file.nnodes != 1
+    pairs = [
+        ("processes on a machine", file.nproc_per_node, topology.nproc_per_node),
+        ("machines", file.nnodes, topology.num_nodes),
+        *((("machine rank", file.node_rank, topology.node_rank),) if is_torchrun else ()),
+        *((("address", file.master_addr, topology.master_addr),) if is_torchrun else ()),
+        *((("port", file.master_port, topology.master_port),) if is_torchrun else ()),
+    ]
+    differ = [(word, there, here) for word, there, here in pairs if there not in (None, here)]
+    told = ", ".join(f"{word} {here}, not {there} as {file.file} says" for word, there, here in differ)
+    return f"{told}: a flag, a variable or the machines named win" if told else None
+
+
+def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    """Decide the topology from flags and environment.
+
+    Raises:
+        UsageError: a value that is no count, a flag and a variable that contradict, no address for several nodes,
+            or a launcher that does not fit where this process runs.
+        MachineError: more processes than GPUs.
+    """
+    topology = _RESOLVERS[flags.launcher](flags, environ, num_gpus)
+    if num_gpus and topology.nproc_per_node > num_gpus and not _one_gpu_a_task(topology, environ, num_gpus):
+        where = flags.file or "--nproc-per-node / NPROC_PER_NODE"
+        fix = f"Start at most {num_gpus}, one a GPU: --nproc-per-node {num_gpus}."
+        if topology.launcher == "slurm":
+            where, fix = "srun", f"Write srun --ntasks-per-node={num_gpus}."
+        elif not topology.is_supervised:
+            where, fix = f"--launcher {topology.launcher}", f"Start at most {num_gpus}, one a GPU."
+        what = f"{topology.nproc_per_node} processes on a node with {num_gpus} visible GPU{'s' * (num_gpus > 1)}"
+        raise MachineError(what, where=where, fix=fix)
+    return topology
+
+
+def _one_gpu_a_task(topology: Topology, environ: Mapping[str, str], num_gpus: int) -> bool:
+    # --gpus-per-task=1 shows one GPU to every task, so fewer are visible than there are tasks. Slurm counts the
+    # node's GPUs: where they are too few, tasks share one, which NCCL refuses. Other launchers leave that to scripts,
+    # which set CUDA_VISIBLE_DEVICES.
+    if topology.is_supervised or num_gpus > 1:
+        return False
+    if topology.launcher != "slurm":
+        return bool(environ.get("CUDA_VISIBLE_DEVICES"))
+    on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+    return not on_node.isdecimal() or int(on_node) >= topology.nproc_per_node
+
+
+def _torchrun(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    _refuse_inside_a_launcher(flags, environ)
+    return _nodes(given.of(flags._asdict(), environ), num_gpus)
+
+
+def _nodes(said: Said, num_gpus: int) -> Topology:
+    """Return one node of some, each of which starts its own torchrun."""
+    nproc, nodes = count(said, "--nproc-per-node"), count(said, "--nnodes") or 1
+    rank, port = count(said, "--node-rank", minimum=0), count(said, "--master-port", maximum=65535)
+    address = text(said, "--master-addr")
+    if nodes > 1 and address is None:
+        raise UsageError(
+            f"{nodes} nodes, but no address of the first one",
+            where="--master-addr / ADDR",
+            fix="Give every node the same --master-addr (and --master-port), and its own --node-rank.",
+        )
+    if nodes > 1 and rank is None:
+        fix = f"Give each node its own, 0 to {nodes - 1}."
+        raise UsageError(f"{nodes} nodes, but not which one this is", where="--node-rank / NODE_RANK", fix=fix)
+    if (rank or 0) >= nodes:
+        fix = f"Node ranks run from 0 to {nodes - 1}."
+        raise UsageError(f"node rank {rank} of {nodes} nodes", where="--node-rank / NODE_RANK", fix=fix)
+    nproc = nproc or max(num_gpus, 1)
+    if nodes == nproc == 1:
+        return _alone("direct")
+    if nodes == 1:
+        return Topology("torchrun", 1, 0, nproc, nproc)
+    port = port or DEFAULT_PORT
+    return Topology("torchrun", nodes, rank or 0, nproc, nodes * nproc, master_addr=address, master_port=port)
+
+
+def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    _refuse_inside_a_launcher(flags, environ)
+    said = given.of(flags._asdict(), environ)
+    for name, only in (("--nproc-per-node", 1), ("--nnodes", 1), ("--node-rank", 0)):
+        value = count(said, name, minimum=only)
+        if value not in (None, only):
+            fix = "Leave it out, or leave out --launcher none."
+            raise UsageError(f"{value} with --launcher none, which is one process", where=given.where(name), fix=fix)
+    port = count(said, "--master-port", maximum=65535)
+    return _alone("none", text(said, "--master-addr") or "127.0.0.1", port or 0)
+
+
+def _alone(launcher: Literal["direct", "none"], address: str = "127.0.0.1", port: int = 0) -> Topology:
+    # At port 0 torch's store listens on a free one; nobody else has to find it.
+    return Topology(launcher, 1, 0, 1, 1, rank=0, local_rank=0, master_addr=address, master_port=port)
+
+
+def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    # The batch shell has SLURM_PROCID=0 as rank 0 has; only a task of srun has a step.
+    if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
+        fix = "Write: srun ... tuner train ... --launcher slurm."
+        raise UsageError("not inside srun", where="--launcher slurm", fix=fix)
+    world = slurm.count(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    nodes = slurm.count(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+    node_rank, local_rank = slurm.count(environ, "SLURM_NODEID"), slurm.count(environ, "SLURM_LOCALID")
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
+    spread = slurm.expand_tasks(tasks)
+    if node_rank >= len(spread):
+        raise UsageError(f"node {node_rank} of {tasks!r}, which are {len(spread)} nodes", where="SLURM_NODEID")
+    nproc = spread[node_rank]
+    _refuse_other_geometry(given.of(flags._asdict(), environ), nproc, nodes, "srun")
+    job, step = slurm.number(environ, "SLURM_JOB_ID"), slurm.number(environ, "SLURM_STEP_ID")
+    port = count(given.of(flags._asdict(), {}), "--master-port", maximum=65535)
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
+    return Topology(
+        "slurm",
+        nodes,
+        node_rank,
+        nproc,
+        world,
+        rank=slurm.count(environ, "SLURM_PROCID"),
+        local_rank=local_rank % num_gpus if num_gpus else local_rank,
+        master_addr=flags.master_addr or slurm.first_host(hosts),
+        master_port=port or slurm.port(job, step, environ.get("SLURM_RESTART_COUNT", "0")),
+        job=job,
+        tasks=tuple(spread),
+    )
+
+
+def _mpi(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    place = clusters.of_mpi(environ)
+    if place is None:
+        fix = "Write: mpirun -np 2 tuner train ... --launcher mpi."
+        if "PMIX_RANK" in environ:  # srun --mpi=pmix: PMIx's variables do not say how many ranks there are
+            fix += " Under srun: --launcher slurm."
+        raise UsageError("not inside mpirun", where="--launcher mpi", fix=fix)
+    # The same for all ranks of one mpirun alone: two at once on a machine meet at different ports.
+    job = environ.get("PMIX_NAMESPACE")
+    port = slurm.port(job, "mpi") if job else DEFAULT_PORT
+    return _rank("mpi", place, given.of(flags._asdict(), environ), num_gpus, port)
+
+
+def _env(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    place = clusters.of_rank(environ)
+    if place:
+        return _rank("env", place, given.of(flags._asdict(), environ), num_gpus, DEFAULT_PORT)
+    of_cluster = clusters.nodes(environ)
+    if not of_cluster:
+        fix = "It takes RANK, WORLD_SIZE and LOCAL_RANK, or the nodes of Kubeflow, Volcano or SkyPilot."
+        raise UsageError("no variable says which rank or node this is", where="--launcher env", fix=fix)
+    return _nodes(given.of(flags._asdict(), environ, of_cluster), num_gpus)
+
+
+def _rank(launcher: Literal["mpi", "env"], place: clusters.Place, said: Said, num_gpus: int, port: int) -> Topology:
+    """Return one rank of some that another launcher has started; a flag wins over where those meet, as under Slurm."""
+    meeting: Said = {
+        name: {name: said[name][name]} for name in ("--master-addr", "--master-port") if name in said[name]
+    }
+    said = {**said, **meeting}
+    address = text(said, "--master-addr")
+    nproc = place.local_world_size or count(said, "--nproc-per-node")
+    if nproc is None:
+        if place.world_size > 1 and address not in ("127.0.0.1", "localhost"):
+            fix = "Set LOCAL_WORLD_SIZE, or give --nproc-per-node."
+            raise UsageError("nothing says how many ranks a node has", where=place.launcher, fix=fix)
+        nproc = place.world_size
+    nodes = -(-place.world_size // nproc)
+    _refuse_other_geometry(said, nproc, nodes, "mpirun" if launcher == "mpi" else place.launcher)
+    if nodes > 1 and address is None:
+        fix = "Give all ranks the host of rank 0: --master-addr HOST, or the variable MASTER_ADDR."
+        raise UsageError(f"{nodes} nodes, but no address of the first one", where="--master-addr / ADDR", fix=fix)
+    return Topology(
+        launcher,
+        nodes,
+        place.rank // nproc,
+        nproc,
+        place.world_size,
+        rank=place.rank,
+        local_rank=place.local_rank % num_gpus if num_gpus else place.local_rank,
+        master_addr=address or "127.0.0.1",
+        master_port=count(said, "--master-port", maximum=65535) or port,
+    )
+
+
+_RESOLVERS = {"torchrun": _torchrun, "none": _none, "slurm": _slurm, "mpi": _mpi, "env": _env}
+
+
+def _refuse_other_geometry(said: Said, nproc: int, nodes: int, starter: str) -> None:
+    for name, started, what, option in (
+        ("--nproc-per-node", nproc, "processes a node", "--ntasks-per-node"),
+        ("--nnodes", nodes, "nodes", "--nodes"),
+    ):
+        asked = count(said, name)
+        if asked not in (None, started):
+            fix = f"Leave it out, or write srun {option}={asked}." if starter == "srun" else "Leave it out."
+            raise UsageError(f"{asked} {what}, but {starter} started {started}", where=given.where(name), fix=fix)
+
+
+def _refuse_inside_a_launcher(flags: LaunchFlags, environ: Mapping[str, str]) -> None:
+    if "TORCHELASTIC_RUN_ID" in environ or {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environ.keys():
+        fix = (
+            "Run `tuner train` by itself: it starts the ranks. Or add --launcher env, to be one of these; "
+            "or unset RANK, WORLD_SIZE and LOCAL_RANK."
+        )
+        raise UsageError("already inside torchrun (RANK and WORLD_SIZE are set)", fix=fix)
+    size = clusters.mpi_size(environ)
+    if size > 1 and not text(given.of(flags._asdict(), environ), "--nnodes"):
+        fix = "Add --launcher mpi; otherwise every process would start a whole run of its own."
+        raise UsageError(f"inside mpirun with {size} processes", where="--launcher", fix=fix)
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if "SLURM_STEP_ID" in environ and slurm.COUNT.fullmatch(tasks) and int(tasks) > 1:
+        fix = "Add --launcher slurm; otherwise every task would start a whole run of its own."
+        raise UsageError(f"inside srun with {tasks} tasks", where="--launcher", fix=fix)
