@@ -60,7 +60,7 @@ REASONS = {
     "saves_per_epoch evals_per_epoch": (
         "steps decide: checkpoint.interval, train_cfg.val_interval; an epoch's end always counts"
     ),
-    "eval_table_size eval_max_new_tokens do_causal_lm_eval eval_causal_lm_metrics do_bench_eval bench_*": (
+    "eval_table_size eval_table_max_new_tokens eval_max_new_tokens do_causal_lm_eval eval_causal_lm_metrics do_bench_eval bench_*": (
         "about evaluation: tuner eval"
     ),
     "generate_samples num_generation_samples generation_* loss_watchdog_*": "answers after training: log.num_samples",
@@ -90,7 +90,7 @@ REASONS = {
     "accelerator_config* torch_empty_cache_steps sample_* nemo* s2_attention moe_kernel* use_scattermoe*": _SPEED,
     "use_sonicmoe scattermoe* sonicmoe* expert_* dense_mixer moe_bnb_fast moe_dequant_* moe_grouped_backend": _SPEED,
     "loss_type spectrum_* dataset_* test_datasets_* merge_method merge_lora router_* mtp_* opd_* spd* protrain*": _NOT,
-    "rope_scaling use_glm_dsa_kernels": _NOT,
+    "rope_scaling use_glm_dsa_kernels model_kwargs": _NOT,
     "use_dsv4_kernels dsv4_* nvfp4_* grokfast_* hatchery hatchery.* lm_eval_* gemma4_* nonexpert_quantization": _NOT,
     "gptq_* base_model_ignore_patterns full_finetune": "old words for what Axolotl does by itself now",
     "use_swanlab swanlab_*": "a tracker: log.trackers=swanlab, which reads its own variables",

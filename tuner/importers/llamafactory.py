@@ -15,6 +15,7 @@ from tuner.importers.training_arguments import (
     NUM_PROC,
     attention,
     compute_type,
+    held_out,
     model,
     same,
     truth,
@@ -115,15 +116,14 @@ def modules(t: Translation, given: Given) -> None:
     t.set(given, "adapter.modules_to_save", words)
 
 
-def val_size(t: Translation, given: Given) -> None:
-    """Take a part of the rows for validation; a number of rows is none."""
-    part = float(given.value)
-    if 0 < part < 1:
-        t.set(given, "train_dataloader.dataset.val_split", part)
-    elif part == 0:
-        t.leave(given, "nothing is held out: always so without val_split")
+def packing(t: Translation, given: Given) -> None:
+    """Take packing; `neat_packing` turns it on whatever `packing` says, as packed samples never see each other here."""
+    if given.key == "packing" and truth(t.value("neat_packing")):
+        t.leave(given, "neat_packing is true, and packs")
+    elif given.key == "neat_packing" and not truth(given.value):
+        t.leave(given, "packed samples never see each other: always so")
     else:
-        t.leave(given, "a number of rows: tuner holds out a part of them, --val-split 0.05")
+        t.set(given, "train_dataloader.dataset.packing", given.value)
 
 
 def template(t: Translation, given: Given) -> None:
@@ -190,6 +190,15 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
+def _refuse_version_1(document: Document) -> Document:
+    """Refuse a config of its unreleased rewrite (USE_V1=1), whose words are others: `model`, `peft_config`."""
+    told = next((key for key in ("model_class", "train_dataset", "peft_config") if key in document.values), None)
+    if told and "model" in document.values:
+        fix = "Write it in the words of its releases: model_name_or_path, finetuning_type, dataset."
+        raise document.wrong("a config of LLaMA-Factory's rewrite (USE_V1=1), which is not read", (told,), fix)
+    return document
+
+
 _MEDIA = "tuner trains text models: it has nothing for images, sound or video"
 _OTHER = "tuner does not do that"
 _REASONS = {
@@ -201,7 +210,6 @@ _REASONS = {
     "streaming buffer_size mix_strategy interleave_probs eval_on_each_dataset": (
         "data sets are joined whole; a mixture's weights: train_dataloader.dataset.mixture"
     ),
-    "neat_packing": "packed samples never see each other: always so",
     "train_on_prompt mask_history ignore_pad_token_for_loss": "the loss is taken on every answer of the assistant",
     "tool_format": "tools go through the chat template",
     "enable_thinking preserve_thinking": "the template decides, or train_dataloader.dataset.thinking",
@@ -288,8 +296,9 @@ TABLE: Mapping[str, Rule] = {
     "eval_dataset": llamafactory_data.datasets,
     "dataset_dir": "data sets are named by their own paths in the recipe",
     "max_samples": llamafactory_data.max_samples,
-    "val_size": val_size,
-    "packing": Alias("train_dataloader.dataset.packing"),
+    "val_size": held_out,
+    "packing": packing,
+    "neat_packing": packing,
     "default_system": llamafactory_data.system,
     "flash_attn": attention,
     "enable_liger_kernel": LIGER,
@@ -306,5 +315,6 @@ TOOL = Tool(
     TABLE,
     _defaults,
     llamafactory_data.settle,
+    begin=_refuse_version_1,
     keys="llamafactory",
 )

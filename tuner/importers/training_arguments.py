@@ -188,6 +188,17 @@ def best(t: Translation, given: Given) -> None:
         t.leave(given, "the last weights are the result: always so without checkpoint.save_best")
 
 
+def held_out(t: Translation, given: Given) -> None:
+    """Take the part of the rows that validates; a number of rows is none."""
+    part = float(given.value)
+    if 0 < part < 1:
+        t.set(given, f"{_LOADER}.dataset.val_split", part)
+    elif part == 0:
+        t.leave(given, "nothing is held out: always so without val_split")
+    else:
+        t.leave(given, "a number of rows: tuner holds out a part of them, --val-split 0.05")
+
+
 def val_batch(t: Translation, given: Given) -> None:
     """Take the validation's micro-batch."""
     t.set(given, "val_dataloader.batch_size", given.value)
