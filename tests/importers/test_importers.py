@@ -378,9 +378,9 @@ def test_a_loss_on_whole_conversations_is_told() -> None:
 
 
 def test_a_model_is_known_by_its_older_name() -> None:
-    assert (_imported(f"{_LF}".replace("Qwen/Qwen3-8B", "/tmp/Meta-Llama-3.1-8B")).base or "").startswith(
-        "llama3_1_8b_"
-    )
+    imported = _imported(_LF.replace("Qwen/Qwen3-8B", "models/Meta-Llama-3.1-8B"))
+
+    assert (imported.base or "").startswith("llama3_1_8b_")
 
 
 def test_a_config_with_data_of_images_is_not_trained_as_it_is() -> None:
@@ -412,9 +412,9 @@ BAD = [
     ("a function", "config.py", "import xtuner\ndef f():\n    return 1\n", "config.py:2"),
     ("a huge power", "config.py", "import xtuner\nx = 9 ** 9 ** 9 ** 9\n", "config.py:2"),
     (
-        "another LLaMA-Factory",
+        "LLaMA-Factory's rewrite",
         "config.yaml",
-        "model: x\ntrain_dataset: y\ndist_config:\n  name: fsdp2\n",
+        "model: x\ntrain_dataset: y\ncutoff_len: 8\ndist_config:\n  name: fsdp2\n",
         "config.yaml:2",
     ),
     ("a script of nothing", "train.sh", "echo hello\n", "train.sh"),

@@ -169,9 +169,7 @@ def _defaults(document: Document) -> Mapping[str, Any]:
         "gradient_checkpointing": False,
         "seed": 42,
         # Without either it warms up for 3 % of all steps, at most 100 (core/builders/base.py).
-        **(
-            {} if any(said.get(key) is not None for key in ("warmup_ratio", "warmup_steps")) else {"warmup_ratio": 0.03}
-        ),
+        **({"warmup_ratio": 0.03} if said.get("warmup_ratio") is None and said.get("warmup_steps") is None else {}),
     }
 
 

@@ -60,7 +60,7 @@ REASONS = {
     "saves_per_epoch evals_per_epoch": (
         "steps decide: checkpoint.interval, train_cfg.val_interval; an epoch's end always counts"
     ),
-    "eval_table_size eval_table_max_new_tokens eval_max_new_tokens do_causal_lm_eval eval_causal_lm_metrics do_bench_eval bench_*": (
+    "eval_table_* eval_max_new_tokens do_causal_lm_eval eval_causal_lm_metrics do_bench_eval bench_*": (
         "about evaluation: tuner eval"
     ),
     "generate_samples num_generation_samples generation_* loss_watchdog_*": "answers after training: log.num_samples",

@@ -203,7 +203,7 @@ _MEDIA = "tuner trains text models: it has nothing for images, sound or video"
 _OTHER = "tuner does not do that"
 _REASONS = {
     "image_* video_* use_audio_in_video audio_sampling_rate crop_to_patches media_dir": _MEDIA,
-    "freeze_vision_tower freeze_multi_modal_projector freeze_language_model": _MEDIA,
+    "freeze_vision_tower freeze_multi_modal_projector freeze_language_model visual_inputs train_mm_proj_only": _MEDIA,
     "preprocessing_batch_size overwrite_cache tokenized_path data_shared_file_system": (
         "data is prepared once and kept"
     ),
@@ -216,7 +216,7 @@ _REASONS = {
     "cache_dir hf_hub_token ms_hub_token om_hub_token use_fast_tokenizer low_cpu_mem_usage": (
         "the hub's own variables decide it (HF_HOME, HF_TOKEN)"
     ),
-    "split_special_tokens add_tokens add_special_tokens new_special_tokens_config init_special_tokens": (
+    "split_special_tokens add_tokens *_special_tokens new_special_tokens_config": (
         "the tokenizer is the model's: add tokens to the model's folder first"
     ),
     "rope_scaling shift_attn mixture_of_depths moe_aux_loss_coef train_from_scratch block_diag_attn": _OTHER,
@@ -226,7 +226,9 @@ _REASONS = {
     "use_v1_kernels use_kv_cache device_map compute_dtype print_param_status offload_folder": (
         "a matter of speed or memory alone, which tuner settles by itself"
     ),
-    "use_kt kt_config.* kt_*": "tuner has no KTransformers: a model that does not fit is offloaded (zero3_offload)",
+    "use_kt kt_config.* kt_* cpu_infer chunk_size": (
+        "tuner has no KTransformers: a model that does not fit is offloaded (zero3_offload)"
+    ),
     "infer_backend infer_dtype vllm_* sglang_* do_sample temperature top_p top_k num_beams max_length": (
         "about answering: tuner chat, tuner serve"
     ),
@@ -261,10 +263,13 @@ _REASONS = {
     "use_swanlab swanlab_*": "a tracker: log.trackers=swanlab, which reads its own variables",
     "compute_accuracy include_effective_tokens_per_second": "the run's metrics have loss and accuracy",
     "disable_shuffling": "rows are shuffled by the seed",
-    "ray_* master_addr master_port": "the launcher decides it: --nnodes, --master-addr, --master-port",
+    "ray_* placement_strategy resources_per_worker master_addr master_port": (
+        "the launcher decides it: --nnodes, --master-addr, --master-port"
+    ),
     "enable_torch_profiler profiler_* profile_modules fp8 fp8_*": _OTHER,
     "task task_dir lang n_shot save_dir download_mode batch_size": "about evaluation: tuner eval",
-    "model_max_length": "cutoff_len decides",
+    "model_max_length reserved_label_len": "cutoff_len decides",
+    "split": "a data set's split stands in dataset_info.json",
 }
 
 TABLE: Mapping[str, Rule] = {
