@@ -361,6 +361,7 @@ MEANT = [
     # Its config; what of ours is as the tool means it, where the recipe's parts mean something else.
     ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\n", "param_scheduler.warmup_ratio", 0.03),
     ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\nwarmup_steps: 0\n", "param_scheduler.warmup_ratio", 0.0),
+    ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\ncontext_parallel_size: 2\n", "train_cfg.sequence_parallel_size", 2),
     ("model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\n", "adapter.target_modules", ["q_proj", "v_proj"]),
     ("model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nneat_packing: true\n", f"{ROWS}.packing", True),
 ]

@@ -11,7 +11,16 @@ from typing import Any
 from tuner.importers import axolotl_data, deepspeed, training_arguments
 from tuner.importers.axolotl_left_out import REASONS
 from tuner.importers.document import Document
-from tuner.importers.training_arguments import NUM_PROC, attention, compute_type, held_out, liger, model, truth
+from tuner.importers.training_arguments import (
+    NUM_PROC,
+    SHARED_SAMPLES,
+    attention,
+    compute_type,
+    held_out,
+    liger,
+    model,
+    truth,
+)
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes.aliases import Alias, by_word
 
@@ -220,6 +229,7 @@ TABLE: Mapping[str, Rule] = {
     "adam_eps": Alias("optim_wrapper.optimizer.eps"),
     "eta_min": "the schedules end at 0",
     "warmup_steps": training_arguments.warmup_steps,
+    **dict.fromkeys(("sequence_parallel_degree", "context_parallel_size"), SHARED_SAMPLES),
     "gradient_checkpointing": checkpointing,
     "attn_implementation": any_attention,
     **dict.fromkeys((*_FLAGGED, "xformers_attention", "sage_attention"), flagged_attention),

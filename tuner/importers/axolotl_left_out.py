@@ -6,7 +6,7 @@ _TOKENS = "the tokenizer is the model's: change its files first"
 _MEDIA = "tuner trains text models: it has nothing for images or sound"
 _SPEED = "a matter of speed or memory alone, which tuner settles by itself"
 _NOT = "tuner does not do that"
-_PARALLEL = "tuner trains with DeepSpeed, each sample on one GPU"
+_PARALLEL = "DeepSpeed's ZeRO splits the model, and train_cfg.sequence_parallel_size the samples"
 _OWN = "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)"
 REASONS = {
     "model_type tokenizer_type base_model_config cls_model_config is_*_derived_model type_of_model": (
@@ -52,7 +52,7 @@ REASONS = {
     "fsdp fsdp.* fsdp_config.* fsdp_config fsdp_version fsdp_*": (
         "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does"
     ),
-    "sequence_parallel_degree context_parallel_size tensor_parallel_size dp_shard_size dp_replicate_size": _PARALLEL,
+    "tensor_parallel_size dp_shard_size dp_replicate_size": _PARALLEL,
     "heads_k_stride ring_attn_func expert_parallel_size ep_* use_ray ray_* resources_per_worker*": _PARALLEL,
     "wandb_* mlflow_* hf_mlflow_log_artifacts comet_* gradio_* trackio_* swanlab_* otel_* use_otel_metrics": _OWN,
     "hf_use_auth_token revision_of_model_* hub_*": "the hub's own variables decide it (HF_HOME, HF_TOKEN)",

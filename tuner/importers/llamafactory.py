@@ -247,7 +247,7 @@ _REASONS = {
     ),
     "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size": "tuner trains with DeepSpeed",
     "context_parallel_size virtual_pipeline_model_parallel_size sequence_parallel recompute_*": (
-        "tuner trains with DeepSpeed, each sample on one GPU"
+        "about Megatron; GPUs that share samples: --set sequence_parallel_size=N"
     ),
     "account_for_* bias_activation_fusion apply_rope_fusion masked_softmax_fusion cross_entropy_loss_fusion": (
         "about Megatron"

@@ -152,7 +152,7 @@ _REASONS = {
     "preserve_thinking add_non_thinking_prefix disable_ignore_empty_think stop_words": "the chat template decides it",
     "truncation_strategy padding_side padding_free max_pixels": "samples that are too long are cut or split, counted",
     "loss_scale is_binary_loss_scale": "the loss is taken on every answer alike",
-    "sequence_parallel_size zero_hpz_partition_size deepspeed_autotp_size tensor_parallel_*": (
+    "zero_hpz_partition_size deepspeed_autotp_size tensor_parallel_*": (
         "each sample on one GPU; what DeepSpeed can, a JSON says: --deepspeed my.json"
     ),
     "load_from_cache_file dataset_shuffle val_dataset_shuffle streaming interleave_prob": _DATA,
@@ -229,6 +229,7 @@ TABLE: Mapping[str, Rule] = {
     "max_length": Alias("train_dataloader.dataset.max_length"),
     "packing": Alias("train_dataloader.dataset.packing"),
     "max_epochs": training_arguments.epochs,
+    "sequence_parallel_size": training_arguments.SHARED_SAMPLES,
     "beta": setting("dpo", "orpo", "kto"),
     "loss_type": setting("dpo"),
     "label_smoothing": setting("dpo"),

@@ -19,6 +19,7 @@ _LOADER, _OPTIMIZER = "train_dataloader", "optim_wrapper.optimizer"
 RATIO = "param_scheduler.warmup_ratio"
 LIGER = Alias("model.use_liger_kernel")
 NUM_PROC = Alias(f"{_LOADER}.dataset.num_proc")
+SHARED_SAMPLES = Alias("train_cfg.sequence_parallel_size")
 _SCHEDULES = get_args(ParamScheduler.model_fields["type"].annotation)
 
 

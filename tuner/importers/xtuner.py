@@ -319,6 +319,7 @@ TABLE: Mapping[str, Rule] = {
     "optim_wrapper.accumulative_counts": Alias("optim_wrapper.accumulative_counts"),
     "optim_wrapper.dtype": dtype,
     "param_scheduler": scheduler,
+    "sequence_parallel_size": training_arguments.SHARED_SAMPLES,
     "train_cfg.max_epochs": training_arguments.epochs,
     "train_cfg.max_iters": Alias("train_cfg.max_steps"),
     "custom_hooks": _HOOK,
