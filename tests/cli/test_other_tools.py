@@ -175,12 +175,27 @@ def test_a_word_in_a_recipe_file_is_told_the_key(tuner: Tuner) -> None:
 
 # What is typed; what the one message must hold.
 TYPED: list[tuple[str, str]] = [
-    ("list-cfg -p internlm", "tuner list [PATTERN]"),
-    ("copy-cfg internlm2_7b_full_alpaca_e3 .", "tuner copy RECIPE"),
-    ("log-dataset x.py", "tuner data RECIPE"),
-    ("check-custom-dataset x.py", "tuner data RECIPE"),
-    ("test x.py", "tuner eval RUN"),
-    ("mmbench x", "text models"),
+    ("copy-cfg internlm2_7b_full_alpaca_e3", "tuner copy RECIPE"),
+    ("test x.py --checkpoint y --work-dir z --launcher none --cfg-options a=1", "tuner eval RUN"),
+    ("mmbench x --llava y --visual-encoder z --data-path d", "text models"),
+    ("eval_refcoco x --llava y --visual-encoder z --data-path d", "text models"),
+    ("preprocess arxiv src dst --start-date 2020-01-01 --categories cs.AI", "tuner data RECIPE"),
+    ("preprocess refcoco --ann-path a --image-path b --save-path c", "tuner data RECIPE"),
+    ("list-dataset-format", "tuner data RECIPE --data FILE"),
+    ("convert split src dst", "--max-shard-size 2GB"),
+    ("convert pth_to_hf x.py run dest --save-format official", "text models"),
+    ("convert pth_to_hf x.py run dest --cfg-options a=1", "holds its recipe"),
+    ("convert merge base adapter dest --is-clip", "text models"),
+    (f"train {LORA} --launcher pytorch", "torchrun starts the ranks"),
+    (f"train {LORA} --local_rank 0", "The launcher sets it"),
+    ("chat x --llava y --visual-encoder z --visual-select-layer -2 --image i", "text models"),
+    ("chat x --torch-dtype bf16", "the type that it was trained in"),
+    ("chat x --bot-name B", "printed as it is"),
+    ("chat x --stop-words a", "chat template"),
+    ("chat x --with-plugins calculate", "no plugins"),
+    ("chat x --no-streamer", "printed whole"),
+    ("chat x --top-k 40", "--top-p"),
+    ("chat x --offload-folder o", "spread over the GPUs"),
     ("sft --model x", "tuner train RECIPE"),
     ("webchat x", "tuner chat RUN"),
     ("merge_lora x y", "tuner export RUN DEST --merge"),
@@ -215,6 +230,34 @@ def test_another_tools_command_line_is_answered_with_ours(tuner: Tuner, typed: s
     assert (result.code, result.out) == (2, "")
     assert len(result.err.splitlines()) == 1
     assert told in result.err
+
+
+@each(
+    [
+        ("list-cfg", "list"),
+        ("list-cfg -p internlm2", "list internlm2"),
+        ("list-cfg --pattern=internlm2", "list internlm2"),
+        (f"copy-cfg {LORA} made", f"copy {LORA} made/{LORA}_copy.py"),
+        (f"log-dataset {LORA} --show masked_text", f"data {LORA}"),
+        (f"check-custom-dataset {LORA}", f"data {LORA} --all --bad"),
+    ]
+)
+def test_a_command_of_xtuners_that_one_of_ours_does_just_so_is_done(typed: str, ours: str) -> None:
+    assert other_tools.same(typed.split()) == ours.split()
+
+
+def test_what_is_done_for_xtuners_command_is_told(tuner: Tuner) -> None:
+    done = tuner("copy-cfg", LORA, ".")
+
+    assert (done.code, done.err) == (0, f"The same: tuner copy {LORA} {LORA}_copy.py\n")
+    assert Path(f"{LORA}_copy.py").is_file()
+
+
+def test_the_flags_of_xtuners_train_are_taken_as_they_are(tuner: Tuner, nothing_starts: None) -> None:
+    flags = "--deepspeed deepspeed_zero2 --seed 3 --work-dir out --launcher none --cfg-options lr=1e-4 max_epochs=2"
+    done = tuner("train", LORA, *flags.split(), "--dry-run", "--ignore-fit")
+
+    assert done.code == 0, done.err
 
 
 def test_no_command_of_ours_is_taken_for_another_tools() -> None:

@@ -67,6 +67,18 @@ def test_a_folder_of_packed_files_is_read(tmp_path: Path) -> None:
     assert [row["text"] for _, row in read(tmp_path)] == ["a", "b"]
 
 
+def test_the_splits_and_files_of_save_to_disk_are_those_that_it_lists(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"]})
+    datasets.DatasetDict(train_sft=rows, test_sft=rows.select([1])).save_to_disk(str(tmp_path))
+    saved = datasets.load_from_disk(str(tmp_path))
+    saved["test_sft"].map(lambda row: {"text": row["text"] * 2})  # writes cache-*.arrow beside the rows
+
+    assert list((tmp_path / "test_sft").glob("cache-*.arrow"))
+    assert [row for _, row in sources.find(str(tmp_path), split="test_sft").read()] == [{"text": "b"}]
+    with pytest.raises(DataError, match="no split 'train', only test_sft, train_sft"):
+        sources.find(str(tmp_path))
+
+
 def test_a_folder_of_save_to_disk_is_read(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(str(tmp_path / "saved"))
 

@@ -357,6 +357,41 @@ output_dir: out
     assert dpo.base and "dpo_lora" in dpo.base
 
 
+MEANT = [
+    # Its config; what of ours is as the tool means it, where the recipe's parts mean something else.
+    ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\n", "param_scheduler.warmup_ratio", 0.03),
+    ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\nwarmup_steps: 0\n", "param_scheduler.warmup_ratio", 0.0),
+    ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\ncontext_parallel_size: 2\n", "train_cfg.sequence_parallel_size", 2),
+    ("model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\n", "adapter.target_modules", ["q_proj", "v_proj"]),
+    ("model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nneat_packing: true\n", f"{ROWS}.packing", True),
+]
+
+
+@each(MEANT)
+def test_what_a_tool_means_unasked_is_written(text: str, key: str, value: object) -> None:
+    assert _loaded(_imported(text))[key] == value
+
+
+def test_a_loss_on_whole_conversations_is_told() -> None:
+    told = {one.given.key: one for one in _imported("model_name_or_path: x/y\ndataset_name: a/b\n").entries}
+
+    assert told["assistant_only_loss"].outcome is Outcome.CHANGED
+
+
+def test_a_model_is_known_by_its_older_name() -> None:
+    imported = _imported(_LF.replace("Qwen/Qwen3-8B", "models/Meta-Llama-3.1-8B"))
+
+    assert (imported.base or "").startswith("llama3_1_8b_")
+
+
+def test_a_config_with_data_of_images_is_not_trained_as_it_is() -> None:
+    Path("data").mkdir()
+    info = {"seen": {"file_name": "seen.json", "columns": {"images": "images"}}, "read": {"file_name": "read.json"}}
+    Path("data/dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+
+    assert "'seen'" in (_imported(f"{_LF}dataset: seen,read\n").obstacle or "")
+
+
 _LF = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: lora\nstage: sft\n"
 _BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdef", "bcdefg", strict=True)
@@ -377,6 +412,12 @@ BAD = [
     ("a call", "config.py", "import xtuner\nimport os\nx = os.system('touch ran')\n", "config.py:3"),
     ("a function", "config.py", "import xtuner\ndef f():\n    return 1\n", "config.py:2"),
     ("a huge power", "config.py", "import xtuner\nx = 9 ** 9 ** 9 ** 9\n", "config.py:2"),
+    (
+        "LLaMA-Factory's rewrite",
+        "config.yaml",
+        "model: x\ntrain_dataset: y\ncutoff_len: 8\ndist_config:\n  name: fsdp2\n",
+        "config.yaml:2",
+    ),
     ("a script of nothing", "train.sh", "echo hello\n", "train.sh"),
 ]
 

@@ -93,6 +93,21 @@ def test_a_hub_id_of_the_catalog_brings_its_parts_facts_and_template() -> None:
     assert own.config.model_dump() == named.model_dump()
 
 
+def test_a_hub_id_that_the_catalog_has_not_brings_the_facts_of_its_config_that_was_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    before = loading.load(None, Overrides(model="owner/name", data="x.jsonl")).config.architecture
+    folder = tmp_path / "models--owner--name"
+    a_model(str(folder / "snapshots" / "1"))
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("1")
+
+    after = loading.load(None, Overrides(model="owner/name", data="x.jsonl")).config.architecture
+
+    assert before is None and after is not None and after.hidden_size == 64
+
+
 def test_a_method_may_come_after_its_objective() -> None:
     found = loading.load(None, Overrides(model="Qwen/Qwen3-8B", data="my.jsonl", method="dpo_lora"))
 

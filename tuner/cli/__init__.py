@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import os
+import shlex
 import signal
 import sys
 import time
@@ -59,6 +60,9 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            if args and (same := _other_tools().same(args)):
+                click.echo(f"The same: {shlex.join(('tuner', *same))}", err=True)
+                return super().resolve_command(ctx, same)
             if args and (told := _other_tools().command(args[0])):
                 raise told from None
             hint = did_you_mean(args[0], COMMANDS) if args else ""
@@ -72,6 +76,8 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             if isinstance(error, click.NoSuchOption) and (told := _other_tools().option(error)):
+                raise told from None
+            if isinstance(error, click.BadParameter) and (told := _other_tools().launcher(error)):
                 raise told from None
             if _wants_json():
                 raise UsageError(error.format_message().rstrip(".")) from None

@@ -20,6 +20,9 @@ _Path = click.Path(path_type=Path)
 
 class _Conversions(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] == "split":
+            fix = "Leave it out: files of any size are read; of a run: tuner export RUN DEST --max-shard-size 2GB."
+            raise UsageError("no conversion 'split'", where="tuner convert", fix=fix)
         if args[0] not in _KINDS and not args[0].startswith("-"):
             fix = did_you_mean(args[0], _KINDS) or "There are pth_to_hf and merge; tuner export does both."
             raise UsageError(f"no conversion {args[0]!r}", where="tuner convert", fix=fix)

@@ -1,9 +1,12 @@
 """Other tools' commands and options: what each is here, for whoever types them out of habit.
 
-It prints nothing and decides nothing but the message.
+XTuner's are those of its `entry_point.py` and `tools/` at v0.1.23. It prints nothing and decides nothing but the words.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -13,13 +16,11 @@ from tuner.recipes.aliases import by_word
 
 _VISION = "tuner trains text models: it has nothing for images"
 _COMMANDS = {
-    # XTuner's.
-    "list-cfg": "tuner list [PATTERN] lists recipes",
+    # XTuner's that `same` does not do.
     "copy-cfg": "tuner copy RECIPE [DEST] writes a recipe as a file",
-    "log-dataset check-custom-dataset": "tuner data RECIPE shows what the rows become, and its bad rows",
     "list-dataset-format": "tuner data RECIPE --data FILE says which format it found; docs/recipes.md lists them",
     "test evaluate": "tuner eval RUN judges a run's result",
-    "mmbench eval_refcoco": _VISION,
+    "mmbench eval-refcoco": _VISION,
     "preprocess": "tuner prepares data when it trains; tuner data RECIPE shows it before",
     # Those of LLaMA-Factory, ms-swift, TRL, Axolotl, accelerate, transformers.
     "sft pt dpo rlhf finetune launch run": (
@@ -42,7 +43,7 @@ COMMANDS = by_word(_COMMANDS)
 
 _OPTIONS = {
     "chat": {
-        "--prompt-template --command-stop-word --answer-stop-word": (
+        "--prompt-template --stop-words --command-stop-word --answer-stop-word": (
             "Leave it out: the chat template is the one the model was trained with."
         ),
         "--system-template": "Write the text itself: --system TEXT.",
@@ -50,8 +51,15 @@ _OPTIONS = {
         "--no-streamer": "Leave it out: an answer to stdin is printed whole.",
         "--top-k --repetition-penalty": "Leave it out: answers are drawn with --temperature and --top-p.",
         "--offload-folder": "Leave it out: the model is spread over the GPUs that are here.",
-        "--llava --visual-encoder --image": f"{_VISION}.",
+        "--torch-dtype": "Leave it out: the model answers in the type that it was trained in.",
+        "--bot-name": "Leave it out: an answer is printed as it is.",
+        "--llava --visual-encoder --visual-select-layer --image": f"{_VISION}.",
     },
+    "pth_to_hf": {
+        "--cfg-options": "Leave it out: a run directory holds its recipe.",
+        "--save-format": f"Leave it out: {_VISION}.",
+    },
+    "merge": {"--is-clip": f"Leave it out: {_VISION}."},
     "train": {
         "--num-gpus": "Write --nproc-per-node N, or CUDA_VISIBLE_DEVICES.",
         "--num-nodes": "Write --nnodes N.",
@@ -62,6 +70,30 @@ _OPTIONS = {
     },
 }
 """Command of ours -> options that others have there -> what to do."""
+
+
+def same(args: Sequence[str]) -> list[str] | None:
+    """Return the words for a command of XTuner's that one of ours does just so, or None where none does."""
+    name = args[0].lower()
+    words = [part for word in args[1:] for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if name == "list-cfg":
+        return ["list", *(word for word in words if word not in ("-p", "--pattern"))]
+    if name == "copy-cfg" and len(words) == 2:
+        return ["copy", words[0], str(Path(words[1]) / f"{Path(words[0]).stem}_copy.py")]
+    if name == "log-dataset":
+        at = words.index("--show") if "--show" in words else len(words)
+        return ["data", *words[:at], *words[at + 2 :]]  # text, masked text and tokens are shown at once
+    if name == "check-custom-dataset":
+        return ["data", *words, "--all", "--bad"]
+    return None
+
+
+def launcher(error: click.BadParameter) -> UsageError | None:
+    """Return what to say of XTuner's word for torchrun, or None where the error is of something else."""
+    if error.param is None or error.param.name != "launcher" or "'pytorch'" not in error.message:
+        return None
+    fix = "Leave it out: torchrun starts the ranks. Those that torchrun has started already: --launcher none."
+    return UsageError("no launcher 'pytorch'", where="--launcher", fix=fix)
 
 
 def command(name: str) -> UsageError | None:

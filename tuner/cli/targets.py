@@ -167,7 +167,7 @@ def lacks(document: Document) -> list[TunerError]:
 
     here, value, found = hardware.detect(os.environ), inspect(document)[0].value, []
     try:
-        check_device(value, "cuda" if here.gpus else "cpu", document.where)
+        check_device(value, here.device, document.where)
     except TunerError as error:
         found.append(error)
     return [*found, *zero.lacks(value, here, os.environ, document.where)]

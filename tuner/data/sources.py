@@ -15,7 +15,7 @@ from tuner.data import readers
 from tuner.data.compat import fingerprint_of
 from tuner.data.readers.text_files import OnError, PlacedRow, Row, fail
 from tuner.errors import DataError, MachineError, did_you_mean
-from tuner.files import sha256
+from tuner.files import read_json_object, sha256
 from tuner.recipes import catalog, paths
 
 # What `datasets` writes beside the rows of a saved data set.
@@ -98,8 +98,35 @@ def _rows_of_all(place: Path, files: list[Path], on_error: OnError) -> Iterator[
         raise DataError("there is not one row in it", where=place, fix="Give a file with at least one row.")
 
 
+def _saved_files(folder: Path, split: str) -> list[Path] | None:
+    """Return the files of a folder that `save_to_disk` of `datasets` wrote, or None where it is none.
+
+    Its own list decides: a `map` after `load_from_disk` leaves cache-*.arrow beside the rows. A data set that was
+    saved alone is the training's, whatever split it was cut from.
+    """
+    splits = read_json_object(folder / "dataset_dict.json").get("splits")
+    if isinstance(splits, list):
+        if split not in splits:
+            raise _no_split(folder, split, splits)
+        folder /= split
+    state = read_json_object(folder / "state.json")
+    files = state.get("_data_files")
+    if not isinstance(files, list):
+        return None
+    if not isinstance(splits, list) and split not in ("train", state.get("_split")):
+        raise _no_split(folder, split, [state.get("_split") or "train"])
+    return [folder / str(file["filename"]) for file in files]
+
+
+def _no_split(folder: Path, split: str, splits: Iterable[str]) -> DataError:
+    what = f"the folder has no split {split!r}, only {', '.join(sorted(splits))}"
+    return DataError(what, where=folder, fix="Set split to one of them.")
+
+
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """Return the files of `split`, told from file and folder names by the rules of `datasets`."""
+    if (saved := _saved_files(folder, split)) is not None:
+        return saved
     from datasets.data_files import DataFilesDict, get_data_patterns  # 1 s; of no use to files
     from datasets.exceptions import DatasetsError
 
@@ -111,8 +138,7 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
     if not splits:
         raise DataError("the folder holds no data file", where=folder, fix=readers.KNOWN_KINDS)
     if split not in splits:
-        has = ", ".join(sorted(splits))
-        raise DataError(f"the folder has no split {split!r}, only {has}", where=folder, fix="Set split to one of them.")
+        raise _no_split(folder, split, splits)
     return splits[split]
 
 

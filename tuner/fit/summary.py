@@ -17,6 +17,7 @@ from tuner.fit.parameters import active_parameters, num_parameters
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.split import fastest, possible, step_flops, traffic
 from tuner.fit.trainable import Parameters, count
+from tuner.recipes import paths
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
@@ -99,11 +100,15 @@ def known_architecture(config: RecipeConfig) -> Architecture:
     Raises:
         ModelError: there are none, or no formula counts the parameters of its model_type.
     """
+    path = config.model.path
+    if path is None:
+        raise ModelError("no model is named", where="model.path", fix="Give one: --model PATH or a hub id.")
     if config.architecture is None:
+        on_hub = f"Fetch it (hf download {path} config.json), name" if paths.local(path) is None else "Name"
         raise ModelError(
-            f"nothing is known of the model {config.model.path!r}: no catalog entry and no config.json",
+            f"nothing is known of the model {path!r}: no catalog entry and no config.json",
             where="model.path",
-            fix="Name a local folder that holds its config.json, or set architecture=dict(...) in the recipe.",
+            fix=f"{on_hub} a local folder that holds its config.json, or set architecture=dict(...) in the recipe.",
         )
     num_parameters(config.architecture)
     return config.architecture

@@ -11,7 +11,16 @@ from typing import Any
 from tuner.importers import axolotl_data, deepspeed, training_arguments
 from tuner.importers.axolotl_left_out import REASONS
 from tuner.importers.document import Document
-from tuner.importers.training_arguments import NUM_PROC, attention, compute_type, liger, model, truth
+from tuner.importers.training_arguments import (
+    NUM_PROC,
+    SHARED_SAMPLES,
+    attention,
+    compute_type,
+    held_out,
+    liger,
+    model,
+    truth,
+)
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes.aliases import Alias, by_word
 
@@ -101,17 +110,6 @@ def any_attention(t: Translation, given: Given) -> None:
         t.set(given, "model.attn_implementation", None, why, changed=True)
 
 
-def val_set_size(t: Translation, given: Given) -> None:
-    """Take a part of the rows for validation."""
-    part = float(given.value)
-    if 0 < part < 1:
-        t.set(given, "train_dataloader.dataset.val_split", part)
-    elif part == 0:
-        t.leave(given, "nothing is held out: always so without val_split")
-    else:
-        t.leave(given, "a number of rows: tuner holds out a part of them, --val-split 0.05")
-
-
 def setting(ours: str, *objectives: str) -> Rule:
     """Return the rule of a setting that some objectives have."""
 
@@ -178,9 +176,9 @@ def _defaults(document: Document) -> Mapping[str, Any]:
         "max_grad_norm": 1.0,
         "lr_scheduler": "cosine",
         "gradient_checkpointing": False,
-        "logging_steps": 500,
         "seed": 42,
-        **({} if said.get("warmup_ratio") or said.get("warmup_steps") else {"warmup_ratio": 0.0}),
+        # Without either it warms up for 3 % of all steps, at most 100 (core/builders/base.py).
+        **({"warmup_ratio": 0.03} if said.get("warmup_ratio") is None and said.get("warmup_steps") is None else {}),
     }
 
 
@@ -217,7 +215,7 @@ TABLE: Mapping[str, Rule] = {
     "test_datasets": axolotl_data.datasets,
     "pretraining_dataset": axolotl_data.datasets,
     "default_system_message": axolotl_data.system,
-    "val_set_size": val_set_size,
+    "val_set_size": held_out,
     "sequence_len": Alias("train_dataloader.dataset.max_length"),
     "sample_packing": Alias("train_dataloader.dataset.packing"),
     "micro_batch_size": Alias("train_dataloader.batch_size"),
@@ -231,6 +229,7 @@ TABLE: Mapping[str, Rule] = {
     "adam_eps": Alias("optim_wrapper.optimizer.eps"),
     "eta_min": "the schedules end at 0",
     "warmup_steps": training_arguments.warmup_steps,
+    **dict.fromkeys(("sequence_parallel_degree", "context_parallel_size"), SHARED_SAMPLES),
     "gradient_checkpointing": checkpointing,
     "attn_implementation": any_attention,
     **dict.fromkeys((*_FLAGGED, "xformers_attention", "sage_attention"), flagged_attention),

@@ -69,7 +69,7 @@ def settle(t: Translation) -> None:
 
 def _entry(t: Translation, given: Given, number: int, entry: dict[str, Any]) -> dict[str, Any]:
     keys = (*given.keys, str(number))
-    told = {"path", "name", "split", "type", "data_files", "field", "text_column", "field_messages"}
+    told = {"path", "name", "split", "train_on_split", "type", "data_files", "field", "text_column", "field_messages"}
     known = told | set(_QUESTIONS) | _LEFT | {"message_property_mappings"}
     if unknown := entry.keys() - known:
         key = min(unknown)
@@ -81,7 +81,7 @@ def _entry(t: Translation, given: Given, number: int, entry: dict[str, Any]) -> 
     made: dict[str, Any] = {
         "path": _path(t, entry),
         "name": entry.get("name"),
-        "split": str(entry.get("split") or "train"),
+        "split": str(entry.get("split") or entry.get("train_on_split") or "train"),
     }
     return made | _shape(t, given, number, entry)
 

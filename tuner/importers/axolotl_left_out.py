@@ -6,7 +6,7 @@ _TOKENS = "the tokenizer is the model's: change its files first"
 _MEDIA = "tuner trains text models: it has nothing for images or sound"
 _SPEED = "a matter of speed or memory alone, which tuner settles by itself"
 _NOT = "tuner does not do that"
-_PARALLEL = "tuner trains with DeepSpeed, each sample on one GPU"
+_PARALLEL = "DeepSpeed's ZeRO splits the model, and train_cfg.sequence_parallel_size the samples"
 _OWN = "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)"
 REASONS = {
     "model_type tokenizer_type base_model_config cls_model_config is_*_derived_model type_of_model": (
@@ -52,7 +52,7 @@ REASONS = {
     "fsdp fsdp.* fsdp_config.* fsdp_config fsdp_version fsdp_*": (
         "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does"
     ),
-    "sequence_parallel_degree context_parallel_size tensor_parallel_size dp_shard_size dp_replicate_size": _PARALLEL,
+    "tensor_parallel_size dp_shard_size dp_replicate_size": _PARALLEL,
     "heads_k_stride ring_attn_func expert_parallel_size ep_* use_ray ray_* resources_per_worker*": _PARALLEL,
     "wandb_* mlflow_* hf_mlflow_log_artifacts comet_* gradio_* trackio_* swanlab_* otel_* use_otel_metrics": _OWN,
     "hf_use_auth_token revision_of_model_* hub_*": "the hub's own variables decide it (HF_HOME, HF_TOKEN)",
@@ -60,7 +60,7 @@ REASONS = {
     "saves_per_epoch evals_per_epoch": (
         "steps decide: checkpoint.interval, train_cfg.val_interval; an epoch's end always counts"
     ),
-    "eval_table_size eval_max_new_tokens do_causal_lm_eval eval_causal_lm_metrics do_bench_eval bench_*": (
+    "eval_table_* eval_max_new_tokens do_causal_lm_eval eval_causal_lm_metrics do_bench_eval bench_*": (
         "about evaluation: tuner eval"
     ),
     "generate_samples num_generation_samples generation_* loss_watchdog_*": "answers after training: log.num_samples",
@@ -90,7 +90,7 @@ REASONS = {
     "accelerator_config* torch_empty_cache_steps sample_* nemo* s2_attention moe_kernel* use_scattermoe*": _SPEED,
     "use_sonicmoe scattermoe* sonicmoe* expert_* dense_mixer moe_bnb_fast moe_dequant_* moe_grouped_backend": _SPEED,
     "loss_type spectrum_* dataset_* test_datasets_* merge_method merge_lora router_* mtp_* opd_* spd* protrain*": _NOT,
-    "rope_scaling use_glm_dsa_kernels": _NOT,
+    "rope_scaling use_glm_dsa_kernels model_kwargs": _NOT,
     "use_dsv4_kernels dsv4_* nvfp4_* grokfast_* hatchery hatchery.* lm_eval_* gemma4_* nonexpert_quantization": _NOT,
     "gptq_* base_model_ignore_patterns full_finetune": "old words for what Axolotl does by itself now",
     "use_swanlab swanlab_*": "a tracker: log.trackers=swanlab, which reads its own variables",

@@ -15,6 +15,7 @@ from tuner.importers.training_arguments import (
     NUM_PROC,
     attention,
     compute_type,
+    held_out,
     model,
     same,
     truth,
@@ -115,15 +116,14 @@ def modules(t: Translation, given: Given) -> None:
     t.set(given, "adapter.modules_to_save", words)
 
 
-def val_size(t: Translation, given: Given) -> None:
-    """Take a part of the rows for validation; a number of rows is none."""
-    part = float(given.value)
-    if 0 < part < 1:
-        t.set(given, "train_dataloader.dataset.val_split", part)
-    elif part == 0:
-        t.leave(given, "nothing is held out: always so without val_split")
+def packing(t: Translation, given: Given) -> None:
+    """Take packing; `neat_packing` turns it on whatever `packing` says, as packed samples never see each other here."""
+    if given.key == "packing" and truth(t.value("neat_packing")):
+        t.leave(given, "neat_packing is true, and packs")
+    elif given.key == "neat_packing" and not truth(given.value):
+        t.leave(given, "packed samples never see each other: always so")
     else:
-        t.leave(given, "a number of rows: tuner holds out a part of them, --val-split 0.05")
+        t.set(given, "train_dataloader.dataset.packing", given.value)
 
 
 def template(t: Translation, given: Given) -> None:
@@ -190,25 +190,33 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
+def _refuse_version_1(document: Document) -> Document:
+    """Refuse a config of its unreleased rewrite (USE_V1=1), whose words are others: `model`, `peft_config`."""
+    told = next((key for key in ("model_class", "train_dataset", "peft_config") if key in document.values), None)
+    if told and "model" in document.values:
+        fix = "Write it in the words of its releases: model_name_or_path, finetuning_type, dataset."
+        raise document.wrong("a config of LLaMA-Factory's rewrite (USE_V1=1), which is not read", (told,), fix)
+    return document
+
+
 _MEDIA = "tuner trains text models: it has nothing for images, sound or video"
 _OTHER = "tuner does not do that"
 _REASONS = {
     "image_* video_* use_audio_in_video audio_sampling_rate crop_to_patches media_dir": _MEDIA,
-    "freeze_vision_tower freeze_multi_modal_projector freeze_language_model": _MEDIA,
+    "freeze_vision_tower freeze_multi_modal_projector freeze_language_model visual_inputs train_mm_proj_only": _MEDIA,
     "preprocessing_batch_size overwrite_cache tokenized_path data_shared_file_system": (
         "data is prepared once and kept"
     ),
     "streaming buffer_size mix_strategy interleave_probs eval_on_each_dataset": (
         "data sets are joined whole; a mixture's weights: train_dataloader.dataset.mixture"
     ),
-    "neat_packing": "packed samples never see each other: always so",
     "train_on_prompt mask_history ignore_pad_token_for_loss": "the loss is taken on every answer of the assistant",
     "tool_format": "tools go through the chat template",
     "enable_thinking preserve_thinking": "the template decides, or train_dataloader.dataset.thinking",
     "cache_dir hf_hub_token ms_hub_token om_hub_token use_fast_tokenizer low_cpu_mem_usage": (
         "the hub's own variables decide it (HF_HOME, HF_TOKEN)"
     ),
-    "split_special_tokens add_tokens add_special_tokens new_special_tokens_config init_special_tokens": (
+    "split_special_tokens add_tokens *_special_tokens new_special_tokens_config": (
         "the tokenizer is the model's: add tokens to the model's folder first"
     ),
     "rope_scaling shift_attn mixture_of_depths moe_aux_loss_coef train_from_scratch block_diag_attn": _OTHER,
@@ -218,7 +226,9 @@ _REASONS = {
     "use_v1_kernels use_kv_cache device_map compute_dtype print_param_status offload_folder": (
         "a matter of speed or memory alone, which tuner settles by itself"
     ),
-    "use_kt kt_config.* kt_*": "tuner has no KTransformers: a model that does not fit is offloaded (zero3_offload)",
+    "use_kt kt_config.* kt_* cpu_infer chunk_size": (
+        "tuner has no KTransformers: a model that does not fit is offloaded (zero3_offload)"
+    ),
     "infer_backend infer_dtype vllm_* sglang_* do_sample temperature top_p top_k num_beams max_length": (
         "about answering: tuner chat, tuner serve"
     ),
@@ -237,7 +247,7 @@ _REASONS = {
     ),
     "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size": "tuner trains with DeepSpeed",
     "context_parallel_size virtual_pipeline_model_parallel_size sequence_parallel recompute_*": (
-        "tuner trains with DeepSpeed, each sample on one GPU"
+        "about Megatron; GPUs that share samples: --set sequence_parallel_size=N"
     ),
     "account_for_* bias_activation_fusion apply_rope_fusion masked_softmax_fusion cross_entropy_loss_fusion": (
         "about Megatron"
@@ -253,10 +263,13 @@ _REASONS = {
     "use_swanlab swanlab_*": "a tracker: log.trackers=swanlab, which reads its own variables",
     "compute_accuracy include_effective_tokens_per_second": "the run's metrics have loss and accuracy",
     "disable_shuffling": "rows are shuffled by the seed",
-    "ray_* master_addr master_port": "the launcher decides it: --nnodes, --master-addr, --master-port",
+    "ray_* placement_strategy resources_per_worker master_addr master_port": (
+        "the launcher decides it: --nnodes, --master-addr, --master-port"
+    ),
     "enable_torch_profiler profiler_* profile_modules fp8 fp8_*": _OTHER,
     "task task_dir lang n_shot save_dir download_mode batch_size": "about evaluation: tuner eval",
-    "model_max_length": "cutoff_len decides",
+    "model_max_length reserved_label_len": "cutoff_len decides",
+    "split": "a data set's split stands in dataset_info.json",
 }
 
 TABLE: Mapping[str, Rule] = {
@@ -288,8 +301,9 @@ TABLE: Mapping[str, Rule] = {
     "eval_dataset": llamafactory_data.datasets,
     "dataset_dir": "data sets are named by their own paths in the recipe",
     "max_samples": llamafactory_data.max_samples,
-    "val_size": val_size,
-    "packing": Alias("train_dataloader.dataset.packing"),
+    "val_size": held_out,
+    "packing": packing,
+    "neat_packing": packing,
     "default_system": llamafactory_data.system,
     "flash_attn": attention,
     "enable_liger_kernel": LIGER,
@@ -306,5 +320,6 @@ TOOL = Tool(
     TABLE,
     _defaults,
     llamafactory_data.settle,
+    begin=_refuse_version_1,
     keys="llamafactory",
 )

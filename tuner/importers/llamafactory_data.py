@@ -31,7 +31,6 @@ def datasets(t: Translation, given: Given) -> None:
     registry = _registry(t)
     found = [one for name in names if str(name).strip() if (one := _one(t, given, str(name).strip(), registry))]
     if not found:
-        t.obstacle = "all of its data is images, sound or video, and tuner trains text models"
         return
     (t.datasets if given.key == "dataset" else t.validation).extend(found)
     shown = ", ".join(str(one.get("path")) for one in found)
@@ -85,7 +84,8 @@ def _one(t: Translation, given: Given, name: str, registry: Document | None) -> 
         what = f"{name!r} is not registered in {registry.name}"
         raise RecipeError(what, where=given.where, fix=did_you_mean(name, registry.values) or "Register it there.")
     if any((info.get("columns") or {}).get(key) for key in _MEDIA):
-        t.note(given, Outcome.LEFT_OUT, why=f"{name} holds images, sound or video: tuner trains text models")
+        t.obstacle = f"its data {name!r} holds images, sound or video, and tuner trains text models"
+        t.note(given, Outcome.LEFT_OUT, why=t.obstacle)
         return None
     return _registered(name, info, registry)
 

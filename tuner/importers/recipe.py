@@ -164,12 +164,17 @@ def _settle_model(t: Translation) -> tuple[str | None, dict[str, Any] | None]:
 
 def _same_name(path: str) -> str | None:
     """Return the part whose model is called as the end of this path: copies of others keep a model's name."""
-    last = path.rstrip("/").rpartition("/")[2].lower()
+    last = _own_name(path)
     for name in catalog.names("models"):
         known = read_path(name)
-        if known and known.rpartition("/")[2].lower() == last:
+        if known and _own_name(known) == last:
             return name
     return None
+
+
+def _own_name(path: str) -> str:
+    """Return a model's name without its owner; Llama 3.1 was published with Meta's before it, and later without."""
+    return path.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
 
 
 def read_path(part: str) -> str | None:

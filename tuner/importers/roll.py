@@ -239,7 +239,7 @@ _OF_ROLE: Mapping[str, Rule] = {
     "model_args.lora_dropout": Alias("adapter.lora_dropout"),
     "model_args.lora_target": target,
     "model_args.model_name_or_path": told_with("the role's weights"),
-    "model_args.ulysses_size": "each sample stays on one GPU",
+    "model_args.ulysses_size": training_arguments.SHARED_SAMPLES,
     "model_args.*": "the model is its folder's; tuner has no such setting",
     "training_args.learning_rate": ALIASES["learning_rate"],
     "training_args.weight_decay": Alias("optim_wrapper.optimizer.weight_decay"),

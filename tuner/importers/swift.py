@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.importers import training_arguments
 from tuner.importers.document import Document
-from tuner.importers.training_arguments import NUM_PROC, attention, model, truth, weights_type
+from tuner.importers.training_arguments import NUM_PROC, attention, held_out, model, truth, weights_type
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes import paths
 from tuner.recipes.aliases import Alias, by_word
@@ -74,14 +74,6 @@ def target(t: Translation, given: Given) -> None:
     """Take the layers that are adapted."""
     words = given.value if isinstance(given.value, list) else str(given.value).split(",")
     t.set(given, "adapter.target_modules", "all-linear" if words[0] in ("all-linear", "ALL", "auto") else words)
-
-
-def part(t: Translation, given: Given) -> None:
-    """Take the part of the rows that validates."""
-    if float(given.value) > 0:
-        t.set(given, "train_dataloader.dataset.val_split", given.value)
-    else:
-        t.leave(given, "nothing is held out: always so without val_split")
 
 
 def setting(*objectives: str) -> Rule:
@@ -160,7 +152,7 @@ _REASONS = {
     "preserve_thinking add_non_thinking_prefix disable_ignore_empty_think stop_words": "the chat template decides it",
     "truncation_strategy padding_side padding_free max_pixels": "samples that are too long are cut or split, counted",
     "loss_scale is_binary_loss_scale": "the loss is taken on every answer alike",
-    "sequence_parallel_size zero_hpz_partition_size deepspeed_autotp_size tensor_parallel_*": (
+    "zero_hpz_partition_size deepspeed_autotp_size tensor_parallel_*": (
         "each sample on one GPU; what DeepSpeed can, a JSON says: --deepspeed my.json"
     ),
     "load_from_cache_file dataset_shuffle val_dataset_shuffle streaming interleave_prob": _DATA,
@@ -232,11 +224,12 @@ TABLE: Mapping[str, Rule] = {
     "adapters": adapters,
     "dataset": datasets,
     "val_dataset": datasets,
-    "split_dataset_ratio": part,
+    "split_dataset_ratio": held_out,
     "system": system,
     "max_length": Alias("train_dataloader.dataset.max_length"),
     "packing": Alias("train_dataloader.dataset.packing"),
     "max_epochs": training_arguments.epochs,
+    "sequence_parallel_size": training_arguments.SHARED_SAMPLES,
     "beta": setting("dpo", "orpo", "kto"),
     "loss_type": setting("dpo"),
     "label_smoothing": setting("dpo"),

@@ -101,7 +101,8 @@ def tool_named(name: str) -> Tool:
 def _named(name: str | None, document: Document) -> Tool:
     if name is not None:
         if name not in _TOOLS:
-            raise UsageError(f"no tool {name!r}", where="--from", fix=did_you_mean(name, NAMES) or f"Known: {NAMES}.")
+            known = f"Known: {', '.join(NAMES)}."
+            raise UsageError(f"no tool {name!r}", where="--from", fix=did_you_mean(name, NAMES) or known)
         return tool_named(name)
     if Path(document.name).suffix == ".py":
         return tool_named("xtuner")

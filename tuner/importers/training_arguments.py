@@ -19,6 +19,7 @@ _LOADER, _OPTIMIZER = "train_dataloader", "optim_wrapper.optimizer"
 RATIO = "param_scheduler.warmup_ratio"
 LIGER = Alias("model.use_liger_kernel")
 NUM_PROC = Alias(f"{_LOADER}.dataset.num_proc")
+SHARED_SAMPLES = Alias("train_cfg.sequence_parallel_size")
 _SCHEDULES = get_args(ParamScheduler.model_fields["type"].annotation)
 
 
@@ -186,6 +187,17 @@ def best(t: Translation, given: Given) -> None:
         t.set(given, "checkpoint.save_best", "eval_loss")
     else:
         t.leave(given, "the last weights are the result: always so without checkpoint.save_best")
+
+
+def held_out(t: Translation, given: Given) -> None:
+    """Take the part of the rows that validates; a number of rows is none."""
+    part = float(given.value)
+    if 0 < part < 1:
+        t.set(given, f"{_LOADER}.dataset.val_split", part)
+    elif part == 0:
+        t.leave(given, "nothing is held out: always so without val_split")
+    else:
+        t.leave(given, "a number of rows: tuner holds out a part of them, --val-split 0.05")
 
 
 def val_batch(t: Translation, given: Given) -> None:

@@ -26,6 +26,7 @@ _TELL = (
 """Objective -> keys that it has and sft has not."""
 _OF_ENTRY = {"id", "path", "config", "name", "split", "weight", "columns", "data_files", "fraction"}
 """Keys of a mixture's entry."""
+_WHOLE_CONVERSATION = "TRL takes the loss on every token of a conversation, tuner on the assistant's turns alone"
 _LEARNS_ONLINE = "it learns from rewards of answers that it makes, and tuner learns from rows"
 
 
@@ -139,8 +140,19 @@ def chat_template(t: Translation, given: Given) -> None:
     t.leave(given, "a template is a file's to hold: write it into FILE.jinja and --set model.chat_template=FILE.jinja")
 
 
+def assistant_only_loss(t: Translation, given: Given) -> None:
+    """The loss is taken on answers alone here."""
+    if truth(given.value):
+        t.leave(given, "the loss is taken on the assistant's turns alone: always so")
+    else:
+        t.note(given, Outcome.CHANGED, why=_WHOLE_CONVERSATION)
+
+
 def _settle(t: Translation) -> None:
     """Take the objective's name, after the keys have looked at it."""
+    if t.objective == "sft" and not t.obstacle and t.value("assistant_only_loss") is None:
+        shown = Given("assistant_only_loss", False, "TRL's default")
+        t.note(shown, Outcome.CHANGED, why=_WHOLE_CONVERSATION)
     if t.obstacle:
         shown = Given("objective", " ".join(t.document.command) or "online", t.document.name)
         t.note(shown, Outcome.CHANGED, "objective.type = 'sft'", t.obstacle)
@@ -151,7 +163,8 @@ def _begin(document: Document) -> Mapping[str, Any]:
     said = document.values
     objective, _ = objective_of(document)
     rates = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4, "orpo": 1e-6}
-    adapter = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": "all-linear"}
+    # TRL names no layers, and PEFT then adapts these two of Llama's like.
+    adapter = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"]}
     return {
         **training_arguments.no_warmup(training_arguments.DEFAULTS, document),
         "learning_rate": rates[objective],
@@ -183,7 +196,7 @@ _REASONS = {
     "packing_strategy padding_free pad_to_multiple_of pad_token eos_token truncation_mode truncation_side": (
         "tuner packs whole samples that do not see each other, with the tokenizer's own tokens"
     ),
-    "completion_only_loss assistant_only_loss": "the loss is taken on the assistant's turns alone: always so",
+    "completion_only_loss": "the loss is taken on the answers alone: always so",
     "max_prompt_length max_completion_length max_target_length": (
         "max_length bounds the whole sample; in GRPO it belongs to making answers"
     ),
@@ -219,6 +232,7 @@ _REASONS = {
 TABLE: Mapping[str, Rule] = {
     **training_arguments.TABLE,
     **by_word(_REASONS),
+    "assistant_only_loss": assistant_only_loss,
     "model_name_or_path": model,
     "model_revision": Alias("model.revision", {"main": "None"}),
     "torch_dtype": weights_type,

@@ -49,6 +49,9 @@ def _last(value: Any) -> str:
 
 
 def _prepare(t: Translation) -> None:
+    if "training_args" in t.document.values:
+        what = "a config of XTuner for Hugging Face's Trainer (training_args, train_dataset), which is not read"
+        raise t.document.wrong(what, ("training_args",), "Take the config of the same name without _hf.")
     model = t.document.values.get("model")
     model = model if isinstance(model, dict) else {}
     kind = _last(model.get("type", "SupervisedFinetune"))
@@ -316,6 +319,7 @@ TABLE: Mapping[str, Rule] = {
     "optim_wrapper.accumulative_counts": Alias("optim_wrapper.accumulative_counts"),
     "optim_wrapper.dtype": dtype,
     "param_scheduler": scheduler,
+    "sequence_parallel_size": training_arguments.SHARED_SAMPLES,
     "train_cfg.max_epochs": training_arguments.epochs,
     "train_cfg.max_iters": Alias("train_cfg.max_steps"),
     "custom_hooks": _HOOK,

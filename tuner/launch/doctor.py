@@ -62,7 +62,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
     """Look at this machine; heavy libraries are tried in processes of their own, each for `deadline_s` at most."""
     here = hardware.detect(environ)
     rows = [*_software(here), *_gpus(here), *_host(here, environ)]
-    env = {**environ, "PYTHONSAFEPATH": "1", "DS_ACCELERATOR": "cuda" if here.gpus else "cpu"}
+    env = {**environ, "PYTHONSAFEPATH": "1", "DS_ACCELERATOR": here.device}
     has_flash = libraries.is_installed("flash_attn")
     rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash), env, deadline_s)
     if not has_flash:
@@ -75,7 +75,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
 
 def _software(here: Hardware) -> Iterator[Row]:
     yield Row("interpreter", "ok", f"Python {platform.python_version()}, {platform.platform()}")
-    problems = list(libraries.problems(quantized=True, needs_cuda=bool(here.gpus)))
+    problems = list(libraries.problems(quantized=True, needs_cuda=here.has_nvidia))
     yield from (Row("libraries", "failed", problem.what, problem.fix) for problem in problems)
     others = [
         f"{name} {found} (tested: {libraries.TESTED[name]})"
@@ -112,6 +112,8 @@ def _gpus(here: Hardware) -> Iterator[Row]:
         yield Row("GPUs", "absent", f"{why}; training runs on the CPU")
         return
     yield Row("GPUs", "ok", here.describe())
+    if not here.has_nvidia:
+        return
     old = list(gpus.too_old_driver(driver, built))
     yield from (Row("driver", "failed", problem.what, problem.fix) for problem in old)
     if driver and not old:

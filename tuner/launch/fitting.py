@@ -44,6 +44,8 @@ def choose(
         ranks = topology.world_size
         level = "none" if ranks == 1 else "deepspeed_zero2"
         return level, f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
+    if not hardware.smallest_gpu_bytes:
+        return "deepspeed_zero3", f"the memory of accelerators of {hardware.maker} is not known here"
     architecture = config.architecture
     if architecture is None or not has_formula(architecture):
         kind = (
@@ -70,9 +72,9 @@ def judge(
     precision: Precision,
     name: str,
 ) -> Fit | None:
-    """Return what a final DeepSpeed config needs on these machines; None without a GPU or an architecture."""
+    """Return what a final DeepSpeed config needs on these machines; None without a GPU's memory or an architecture."""
     architecture = config.architecture
-    if not hardware.gpus or architecture is None or not has_formula(architecture):
+    if not hardware.smallest_gpu_bytes or architecture is None or not has_formula(architecture):
         return None
     here = machines(topology, hardware, precision)
     level = Level.of_config(deepspeed)

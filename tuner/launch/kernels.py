@@ -16,6 +16,8 @@ from tuner.recipes.recipe import Recipe
 
 WITHOUT_FLASH = {"bloom", "gpt_oss", "llama4_text"}
 """model_types whose attention has what flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""
+_TRITON = ("cuda", "xpu")
+"""Devices of NVIDIA, AMD and Intel, for which torch installs the Triton that Liger's kernels are written in."""
 _MAX_HEAD = 256
 """Source: Dao-AILab/flash-attention, README: head dimensions up to 256."""
 
@@ -27,8 +29,8 @@ def choose(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
         name, why = _flash(loaded.config.architecture, hardware, dtype)
         loaded = _with(loaded, "attn_implementation", name, why)
     if model.use_liger_kernel == "auto":
-        why = "no GPU is visible" if not hardware.gpus else "liger-kernel is not installed"
-        use = bool(hardware.gpus) and libraries.is_installed("liger_kernel")
+        why = "no GPU with Triton is visible" if hardware.device not in _TRITON else "liger-kernel is not installed"
+        use = hardware.device in _TRITON and libraries.is_installed("liger_kernel")
         loaded = _with(loaded, "use_liger_kernel", use, "liger-kernel is installed" if use else why)
     return loaded
 
@@ -38,6 +40,8 @@ def _flash(architecture: Architecture | None, hardware: Hardware, dtype: str) ->
     lacks = None
     if not hardware.gpus:
         lacks = "no GPU is visible"
+    elif not hardware.has_nvidia:
+        lacks = "flash attention is compiled for NVIDIA's GPUs"
     elif dtype == "fp32":
         lacks = "flash attention computes in bf16 and fp16"
     elif architecture is None or not has_formula(architecture) or architecture.model_type in WITHOUT_FLASH:

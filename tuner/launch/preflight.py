@@ -21,6 +21,7 @@ _QUICK: tuple[Check, ...] = (
     model.kernels,
     model.chat_template,
     gpus.attention,
+    gpus.four_bits,
     gpus.liger,
     gpus.offloading,
     gpus.precision,

@@ -67,7 +67,7 @@ def environment(run: ResolvedRun) -> dict[str, str]:
     env = {
         # A torch.py or datasets.py in the working directory must not be imported in place of the real one.
         "PYTHONSAFEPATH": "1",
-        "DS_ACCELERATOR": "cuda" if run.hardware.gpus else "cpu",
+        "DS_ACCELERATOR": run.hardware.device,
         "TOKENIZERS_PARALLELISM": "false",
         # Checkpoints are pickles: whatever asks torch.load for more, they hold no code that is run.
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
@@ -94,7 +94,7 @@ def _defaults(run: ResolvedRun) -> dict[str, str]:
         # where a save takes longer, so torchrun must not do it before: its time is for one that has lost the
         # supervisor. A variable, because torchrun before 2.12 has no such flag and would not start.
         defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(round(run.request.grace_s) + _ORPHANED_S)
-    if run.hardware.gpus and not any(name in run.environ for name in _ALLOCATORS):
+    if run.hardware.device == "cuda" and not any(name in run.environ for name in _ALLOCATORS):
         # Batches of different lengths leave holes that a segment of fixed size cannot give to a longer one.
         defaults[_ALLOCATOR] = "expandable_segments:True"
     return defaults

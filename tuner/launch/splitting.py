@@ -62,8 +62,8 @@ def choose_split(
     options, architecture = split.possible(config, ranks), config.architecture
     if len(options) == 1:
         return _settled(loaded, options[0], f"derived: {options[0].samples} samples a rank and step")
-    if not hardware.gpus:
-        return _settled(loaded, options[0], "derived: without a GPU there is nothing to plan")
+    if not hardware.smallest_gpu_bytes:
+        return _settled(loaded, options[0], "derived: without a GPU's memory there is nothing to plan")
     if architecture is None or not has_formula(architecture):
         return _settled(loaded, options[0], "derived: the model's size is not known")
     here = machines(topology, hardware, precision)

@@ -1,4 +1,4 @@
-"""What this machine has: GPUs (through NVML), host memory, cores, a compiler. Never imports torch."""
+"""What this machine has: GPUs (through NVML, or as `accelerators` finds them), memory, cores, a compiler, no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from tuner.machine import kernel
+from tuner.machine import accelerators, kernel
 
 Answer = TypeVar("Answer")
 _NVCC = Path("/usr/local/cuda/bin/nvcc")
@@ -23,7 +23,10 @@ _USES_LIBAIO = "#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU; memory as the driver reports it."""
+    """One visible GPU or other accelerator; memory as the driver reports it, 0 where it tells none.
+
+    The compute capability of another maker than NVIDIA is (0, 0).
+    """
 
     name: str
     memory_bytes: int
@@ -46,12 +49,26 @@ class Hardware:
     num_cpus: int = 1
     host_memory_bytes: int = 0
     has_compiler: bool = False
-    """A C++ compiler and ninja, and nvcc beside GPUs: what DeepSpeed's CPU Adam is built with at first use."""
+    """A C++ compiler and ninja, and nvcc beside NVIDIA's GPUs: what DeepSpeed's CPU Adam is built with at first use."""
+    maker: str = accelerators.NVIDIA
+    """Whose the GPUs are."""
+
+    @property
+    def device(self) -> str:
+        """What torch and DeepSpeed (DS_ACCELERATOR) call the device of a run: 'cuda', 'npu', ..., or 'cpu'."""
+        if not self.gpus:
+            return "cpu"
+        return "cuda" if self.maker == accelerators.NVIDIA else accelerators.OF_NAME[self.maker].device
+
+    @property
+    def has_nvidia(self) -> bool:
+        """GPUs are visible, and they are NVIDIA's: what is made for CUDA alone runs on them."""
+        return bool(self.gpus) and self.maker == accelerators.NVIDIA
 
     @property
     def has_native_bf16(self) -> bool:
-        """Every visible GPU computes in bf16 without emulation (compute capability 8.0 or more)."""
-        return bool(self.gpus) and all(gpu.compute_capability >= (8, 0) for gpu in self.gpus)
+        """Every visible GPU computes in bf16 without emulation: NVIDIA's from compute capability 8.0 on, and others."""
+        return bool(self.gpus) and (not self.has_nvidia or all(gpu.compute_capability >= (8, 0) for gpu in self.gpus))
 
     @property
     def smallest_gpu_bytes(self) -> int:
@@ -61,7 +78,10 @@ class Hardware:
         """Return one line, such as '8 x NVIDIA A100 (80 GiB)' or 'CPU, 2 cores'."""
         if not self.gpus:
             return f"CPU, {self.num_cpus} cores, no GPU"
-        kinds = Counter(f"{gpu.name} ({gpu.memory_bytes / 1024**3:.0f} GiB)" for gpu in self.gpus)
+        sizes = {
+            size: f" ({size / 1024**3:.0f} GiB)" if size else "" for size in {gpu.memory_bytes for gpu in self.gpus}
+        }
+        kinds = Counter(f"{gpu.name}{sizes[gpu.memory_bytes]}" for gpu in self.gpus)
         return ", ".join(f"{count} x {label}" for label, count in kinds.items())
 
     def to_json(self) -> dict[str, Any]:
@@ -69,11 +89,22 @@ class Hardware:
 
 
 def detect(environ: Mapping[str, str]) -> Hardware:
-    """Look at this machine; GPUs hidden by CUDA_VISIBLE_DEVICES do not count."""
+    """Look at this machine; GPUs hidden by CUDA_VISIBLE_DEVICES, or their maker's variable, do not count."""
+    if environ.get("DS_ACCELERATOR") == "cpu":
+        return Hardware((), num_cpus(), _host_memory_bytes(), has_compiler(tool_path(environ)))
     gpus = _visible(_with_nvml(_nvml_gpus) or [], environ.get("CUDA_VISIBLE_DEVICES"))
+    if not gpus and (other := accelerators.found()):
+        return _of_another_maker(*other, environ)
     # DeepSpeed 0.19.8 compiles its CPU Adam with nvcc where it sees a GPU (op_builder/builder.py, nvcc_args).
     builds = has_compiler(tool_path(environ)) and (not gpus or has_nvcc(environ))
     return Hardware(gpus, num_cpus(), _host_memory_bytes(), builds)
+
+
+def _of_another_maker(maker: accelerators.Maker, sizes: list[int], environ: Mapping[str, str]) -> Hardware:
+    wanted = next((environ[name] for name in maker.visible if name in environ), None)
+    every = [Gpu(f"{maker.name} accelerator", size, (0, 0), f"{maker.name}-{at}") for at, size in enumerate(sizes)]
+    builds = has_compiler(tool_path(environ))
+    return Hardware(_visible(every, wanted), num_cpus(), _host_memory_bytes(), builds, maker.name)
 
 
 def gpu_use() -> dict[str, GpuUse]:

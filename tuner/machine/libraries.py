@@ -204,12 +204,17 @@ def require_names(library: str, holder: Any, *names: str) -> None:
 
 
 def torch_cuda_version() -> str | None:
-    """Return the CUDA version that the installed torch was built for, or None for a CPU build or no torch."""
+    """Return the CUDA version that the installed torch was built for, or None for another build or no torch."""
+    return torch_built_for("cuda")
+
+
+def torch_built_for(key: str) -> str | None:
+    """Return the version of `cuda`, `hip` (ROCm) or `xpu` that the installed torch was built for, or None."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
     text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    match = re.search(r"^cuda\b.*=\s*['\"](.+)['\"]", text, re.MULTILINE)
+    match = re.search(rf"^{key}\b.*=\s*['\"](.+)['\"]", text, re.MULTILINE)
     return match[1] if match else None
 
 

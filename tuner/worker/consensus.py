@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback
 
 from tuner.errors import NotANumber
@@ -149,8 +150,8 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
     def _repeating(self) -> Iterator[None]:
         self._is_repeating = True
         torch.set_rng_state(self._random[0])
-        if torch.cuda.is_available():
-            torch.cuda.set_rng_state(self._random[1])
+        if len(self._random) > 1:
+            get_accelerator().set_rng_state(self._random[1])
         with self.trainer.compute_loss_context_manager():
             yield
 
@@ -191,9 +192,10 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
 
 
 def _random_states() -> tuple[torch.Tensor, ...]:
-    """Return what dropout draws from: the states of the CPU's and of the GPU's random numbers."""
-    on_gpu = (torch.cuda.get_rng_state(),) if torch.cuda.is_available() else ()
-    return (torch.get_rng_state(), *on_gpu)
+    """Return what dropout draws from: the states of the CPU's and of the accelerator's random numbers."""
+    accelerator = get_accelerator()
+    own = (accelerator.get_rng_state(),) if accelerator.device_name() != "cpu" else ()
+    return (torch.get_rng_state(), *own)
 
 
 def _norm(numbers: torch.Tensor) -> torch.Tensor:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 from tuner.worker.quiet import quiet_libraries
 
@@ -26,17 +27,31 @@ def torch_computes() -> Answer:
     """Multiply two matrices on every visible GPU, or on the CPU."""
     import torch
 
-    count = torch.cuda.device_count()
+    kind, count = _device(), torch.accelerator.device_count()
     wrong = []
-    for device in [f"cuda:{index}" for index in range(count)] or ["cpu"]:
+    for device in [f"{kind}:{index}" for index in range(count)] or ["cpu"]:
         ones = torch.ones(256, 256, device=device)
         if (ones @ ones).sum().item() != 256**3:
             wrong.append(device)
-    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+    built = next((f"built for {name} {made}" for name, made in _builds(torch)), "a CPU build" if not count else kind)
     where = f"on {count} GPU{'s' * (count > 1)}" if count else "on the CPU"
     if wrong:
         return "failed", f"torch {torch.__version__} computes wrong numbers on {', '.join(wrong)}"
     return "ok", f"torch {torch.__version__}, {built}, computes {where}"
+
+
+def _device() -> str:
+    """Return what torch calls the accelerator here, or 'cpu'."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found.type if found else "cpu"
+
+
+def _builds(torch: Any) -> Iterator[tuple[str, str]]:
+    for name, key in (("CUDA", "cuda"), ("ROCm", "hip"), ("XPU", "xpu")):
+        if made := getattr(torch.version, key, None):
+            yield name, made
 
 
 def trainers_import() -> Answer:
@@ -65,7 +80,7 @@ def four_bits() -> Answer:
     import torch
     from bitsandbytes import functional
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _device()
     numbers = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)).to(device)
     stored, state = functional.quantize_4bit(numbers, quant_type="nf4")
     error = float((functional.dequantize_4bit(stored, state) - numbers).norm() / numbers.norm())
@@ -86,10 +101,10 @@ def flash_attention() -> Answer:
 
 
 def all_reduce(ranks: str) -> Answer:
-    """Add a number over so many ranks of this machine: with NCCL between GPUs, with gloo on a CPU."""
+    """Add a number over so many ranks of this machine: with NCCL between NVIDIA's GPUs, with gloo on a CPU."""
     import torch
 
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = torch.distributed.get_default_backend_for_device(_device())
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(_add, (int(ranks), backend, f"file://{folder}/store"), int(ranks))
     total = int(ranks) * (int(ranks) + 1) // 2
@@ -100,9 +115,10 @@ def _add(rank: int, ranks: int, backend: str, meeting: str) -> None:
     import torch
     import torch.distributed as dist
 
-    device = f"cuda:{rank}" if backend == "nccl" else "cpu"
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
+    kind = _device()
+    device = "cpu" if kind == "cpu" else f"{kind}:{rank}"
+    if kind != "cpu":
+        torch.accelerator.set_device_index(rank)
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks)
     number = torch.full((1024,), rank + 1.0, device=device)
     dist.all_reduce(number)

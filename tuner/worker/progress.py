@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, TextIO
 
-import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
@@ -87,9 +87,10 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this rank has held so far: tensors on its GPU, or all of the process on a CPU."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
+    """Return the most memory that this rank has held so far: tensors on its device, or all of the process on a CPU."""
+    accelerator = get_accelerator()
+    if accelerator.device_name() != "cpu":
+        return int(accelerator.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -14,6 +14,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 import transformers
+from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback
 
 from tuner.data import outcomes
@@ -110,10 +111,11 @@ def _join(rank: Rank, config: RecipeConfig) -> torch.device:
     """Join the process group and return this rank's device."""
     patience = compat.wait_for_ever()
     transformers.set_seed(config.randomness.seed)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank.local_rank)
-        deepspeed.init_distributed(dist_backend="nccl", timeout=patience)
-        return torch.device("cuda", rank.local_rank)
+    accelerator = get_accelerator()
+    if accelerator.device_name() != "cpu":
+        accelerator.set_device(rank.local_rank)
+        deepspeed.init_distributed(dist_backend=accelerator.communication_backend_name(), timeout=patience)
+        return torch.device(accelerator.device_name(), rank.local_rank)
     # accelerate opens no group before ZeRO-3's zero.Init on a CPU, which then counts one rank: so it is opened here.
     compat.build_no_collective()
     deepspeed.init_distributed(dist_backend="gloo", timeout=patience)

@@ -65,7 +65,7 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
         gradient_checkpointing_kwargs={"use_reentrant": False} if config.split.recompute else None,
         torch_compile=bool(config.train_cfg.torch_compile),
         dataloader_num_workers=config.train_dataloader.num_workers,
-        dataloader_pin_memory=device.type == "cuda",
+        dataloader_pin_memory=device.type not in ("cpu", "mps"),
         # The rows hold what the collators take and nothing else.
         remove_unused_columns=False,
         max_length=None,

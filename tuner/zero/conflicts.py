@@ -6,7 +6,7 @@ It assumes keys and types were checked, and only reads; what it drops is dropped
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from tuner.errors import DeepSpeedConfigError, did_you_mean
 from tuner.recipes.merging import lookup
@@ -133,13 +133,12 @@ CUDA_ONLY: tuple[tuple[str, ...], ...] = (
 _GROUP = (ZERO, "zero_hpz_partition_size")
 
 
-def check_device(
-    value: Config, device: Literal["cuda", "cpu"], where: Callable[[Keys], str], *, ranks: int = 1
-) -> None:
+def check_device(value: Config, device: str, where: Callable[[Keys], str], *, ranks: int = 1) -> None:
     """Check a config that is to be run, on which device, and on how many ranks.
 
     Args:
         value: A config that `check` returned.
+        device: As torch and DeepSpeed call it: 'cuda', 'cpu', 'npu', ...
         where: Returns the place of a key, such as `Document.where`.
 
     Raises:

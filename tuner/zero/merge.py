@@ -45,7 +45,7 @@ def merge(recipe: Recipe, document: Document, batch: Batch, precision: Precision
         MachineError: it asks for a compiler, or the recipe for a GPU, that is not there.
     """
     checked = check(document)
-    check_device(checked.value, "cuda" if hardware.gpus else "cpu", document.where, ranks=batch.ranks)
+    check_device(checked.value, hardware.device, document.where, ranks=batch.ranks)
     merger = _Merger(recipe, document, checked)
     merger.batch(batch)
     merger.clipping()

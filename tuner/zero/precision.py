@@ -42,6 +42,8 @@ def decide(wanted: str, hardware: Hardware) -> Precision:
         return Precision(wanted, reason, asked=True)  # type: ignore[arg-type]
     if not hardware.gpus:
         return Precision("fp32", "no GPU: a CPU computes fp32 fastest and exactly")
+    if not hardware.has_nvidia:
+        return Precision("bf16", f"accelerators of {hardware.maker} compute in bf16")
     weakest = min(gpu.compute_capability for gpu in hardware.gpus)
     shown = ".".join(map(str, weakest))
     if hardware.has_native_bf16:

@@ -30,6 +30,9 @@ def attention(run: ResolvedRun) -> Iterator[Finding]:
     weakest = min((gpu.compute_capability for gpu in run.hardware.gpus), default=None)
     if weakest is None:
         yield MachineError(f"{wanted} needs a GPU, none is visible", where=_WHERE, fix=instead)
+    elif not run.hardware.has_nvidia:
+        what = f"{wanted} is compiled for NVIDIA's GPUs, and those here are of {run.hardware.maker}"
+        yield MachineError(what, where=_WHERE, fix=instead)
     elif weakest < needed:
         has = f"compute capability {needed[0]}.{needed[1]} or more, and a GPU here has {weakest[0]}.{weakest[1]}"
         yield MachineError(f"{wanted} needs {has}", where=_WHERE, fix=instead)
@@ -48,6 +51,16 @@ def offloading(run: ResolvedRun) -> Iterator[Finding]:
         yield MachineError(what, where="train_cfg.activation_offloading", fix=fix)
 
 
+def four_bits(run: ResolvedRun) -> Iterator[Finding]:
+    """Find quantized weights on a device that bitsandbytes has no kernels for.
+
+    Source: bitsandbytes 0.50, README, "Accelerator support": CUDA, ROCm, XPU, Gaudi and CPUs.
+    """
+    if run.recipe.config.quantization is not None and run.hardware.device in ("npu", "mps"):
+        what = f"bitsandbytes stores no weights in few bits on accelerators of {run.hardware.maker}"
+        yield MachineError(what, where="quantization", fix="Take the method lora: --set quantization=None.")
+
+
 def liger(run: ResolvedRun) -> Iterator[Finding]:
     """Find Liger's kernels asked for without a GPU, or without their package."""
     where, fix = "model.use_liger_kernel", "--set use_liger_kernel=False, which computes the same."
@@ -61,7 +74,7 @@ def liger(run: ResolvedRun) -> Iterator[Finding]:
 
 def precision(run: ResolvedRun) -> Iterator[Finding]:
     """Find GPUs that emulate the run's bf16, and those that torch was not compiled for."""
-    used = _used(run)
+    used = _used(run) if run.hardware.has_nvidia else ()
     slow = sorted({gpu.name for gpu in used if gpu.compute_capability < (8, 0)})
     if run.precision.dtype == "bf16" and slow:
         yield f"bf16 is emulated on {', '.join(slow)}, several times slower than fp16: --set dtype=fp16."
@@ -86,7 +99,7 @@ def spread(run: ResolvedRun) -> Iterator[Finding]:
 
 def driver(run: ResolvedRun) -> Iterator[Finding]:
     """Find a driver that is too old for the CUDA that torch was built for."""
-    if run.hardware.gpus:
+    if run.hardware.has_nvidia:
         yield from too_old_driver(hardware.cuda_driver_version(), libraries.torch_cuda_version())
 
 
@@ -103,7 +116,7 @@ def too_old_driver(has: tuple[int, int] | None, built: str | None) -> Iterator[M
 
 def busy(run: ResolvedRun) -> Iterator[Finding]:
     """Find other processes on the run's GPUs; an error where they leave less than the run needs."""
-    use = hardware.gpu_use() if run.hardware.gpus else {}
+    use = hardware.gpu_use() if run.hardware.has_nvidia else {}
     needed = run.fit.peak.gpu_bytes if run.fit else 0.0
     for gpu in _used(run):
         if gpu.uuid in use:

@@ -36,7 +36,7 @@ _FILES_OF_A_WORKER = 32
 def installed(run: ResolvedRun) -> Iterator[Finding]:
     """Find libraries that are missing, too old or at odds, and trackers without their package."""
     config = run.recipe.config
-    yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=bool(run.hardware.gpus))
+    yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=run.hardware.has_nvidia)
     for tracker in config.log.trackers:
         yield from _missing(tracker, f"log.trackers = {tracker!r}")
     if config.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS:
