@@ -115,7 +115,7 @@ class Batch(NamedTuple):
 
 def without_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the variables that say where a run is to be launched."""
-    names = {name for several in variables.VARIABLES.values() for name in several}
+    names = set().union(*variables.VARIABLES.values())
     return {name: value for name, value in environ.items() if name not in names}
 
 
@@ -126,11 +126,8 @@ def filled(flags: LaunchFlags, file: LaunchFlags | None, environ: Mapping[str, s
     """
     if file is None or flags.launcher != "torchrun":
         return flags
-    fields = {name: name.removeprefix("--").replace("-", "_") for name in given.VARIABLES}
-    is_open = {
-        field: getattr(flags, field) is None and not any(environ.get(variable) for variable in given.VARIABLES[name])
-        for name, field in fields.items()
-    }
+    said = given(flags._asdict(), environ)
+    is_open = {name.removeprefix("--").replace("-", "_"): not values for name, values in said.items()}
     is_open["node_rank"] &= is_open["nnodes"]  # which of other nodes this is, the file does not know
     taken = {field: getattr(file, field) for field, is_taken in is_open.items() if is_taken}
     return flags._replace(**taken, file=file.file if is_open["nproc_per_node"] else "")
@@ -197,11 +194,8 @@ def _nodes(said: Said, num_gpus: int) -> Topology:
     rank, port = count(said, "--node-rank", minimum=0), count(said, "--master-port", maximum=65535)
     address = text(said, "--master-addr")
     if nodes > 1 and address is None:
-        raise UsageError(
-            f"{nodes} nodes, but no address of the first one",
-            where="--master-addr / ADDR",
-            fix="Give every node the same --master-addr (and --master-port), and its own --node-rank.",
-        )
+        fix = "Give every node the same --master-addr (and --master-port), and its own --node-rank."
+        raise UsageError(f"{nodes} nodes, but no address of the first one", where="--master-addr / ADDR", fix=fix)
     if nodes > 1 and rank is None:
         fix = f"Give each node its own, 0 to {nodes - 1}."
         raise UsageError(f"{nodes} nodes, but not which one this is", where="--node-rank / NODE_RANK", fix=fix)
