@@ -66,7 +66,12 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ("2 with --launcher none", "--nnodes"),
     ),
     "no Slurm": ([TINY, "--launcher", "slurm"], ("not inside srun", "--launcher slurm", "srun ...")),
-    "unknown launcher": ([TINY, "--launcher", "mpi"], ("'mpi'", "--launcher")),
+    "no mpirun": ([TINY, "--launcher", "mpi"], ("not inside mpirun", "mpirun -np 2 tuner train")),
+    "no cluster": ([TINY, "--launcher", "env"], ("no variable says which rank or node this is", "WORLD_SIZE")),
+    "a filter without a hostfile": ([TINY, "--include", "a"], ("--include without --hostfile",)),
+    "no hostfile": ([TINY, "--hostfile", "none"], ("none cannot be read", "NAME slots=N")),
+    "a node beside a hostfile": ([TINY, "--hostfile", "h", "--node-rank", "1"], ("--node-rank=1 with --hostfile",)),
+    "unknown launcher": ([TINY, "--launcher", "pdsh"], ("'pdsh'", "--launcher")),
     "no model": ([TINY, "--model", "./no model"], ("'./no model'", "model.path", "Check the path")),
     "no data": (
         [TINY, "--data", "./no data.jsonl"],

@@ -116,6 +116,21 @@ def test_variables_of_a_launcher_are_read(tuner: Tuner, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("nothing_starts")
+def test_a_dry_run_of_a_hostfile_shows_its_hosts_and_reaches_none(tuner: Tuner) -> None:
+    Path("hosts").write_text("n1 slots=2\nn2 slots=4\n")
+    Path(".deepspeed_env").write_text("WANDB_API_KEY=not shown\n")
+
+    shown = tuner("train", TINY, "--hostfile", "hosts", "--include", "n1@n2:1,3", "--ssh", "/not/there", "--dry-run")
+
+    assert shown.code == 0, shown.err
+    assert "n1: node 0 of 2, 2 processes\n" in shown.out
+    assert "n2: node 1 of 2, 2 processes CUDA_VISIBLE_DEVICES=1,3\n" in shown.out
+    assert "Nothing was started" in shown.out
+    assert "WANDB_API_KEY" in shown.err
+    assert "not shown" not in shown.out + shown.err
+
+
+@pytest.mark.usefixtures("nothing_starts")
 @pytest.mark.parametrize("name", ["a b", "größe", "it's $HOME"])
 def test_odd_names_survive(tuner: Tuner, tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()

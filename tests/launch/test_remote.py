@@ -32,6 +32,7 @@ import sys
 from pathlib import Path
 from tests.launch.test_remote import launch
 from tuner.launch import remote
+remote._AFTER_FAILURE_S = 0.5
 sys.exit(remote.run(launch(Path(sys.argv[1]), *sys.argv[2:]), "10.0.0.1"))
 """
 ROOT = Path(__file__).parents[2]

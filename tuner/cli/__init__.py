@@ -133,7 +133,7 @@ def main() -> None:
     except TunerError as error:
         if debug:
             raise
-        from tuner.machine.clusters import speaks  # only on the way to an error
+        from tuner.machine.variables import speaks  # only on the way to an error
 
         if speaks(os.environ) or error.exit_code != 2:
             click.echo(_told(error), err=True)

@@ -41,23 +41,27 @@ def start(
         return
     from tuner.launch import remote
     from tuner.machine import hostfile as hostfiles
+    from tuner.machine.variables import count, given, text
     from tuner.recipes import loading
 
     if hostfiles.NODE in os.environ:  # one of the hosts, and the command that was typed
         return
-    flags = request.flags
-    _refuse_beside({"--nnodes": flags.nnodes, "--node-rank": flags.node_rank}, flags.launcher)
+    said = given(request.flags._asdict(), os.environ)
+    _refuse_beside({**said["--nnodes"], **said["--node-rank"]}, request.flags.launcher)
     loading.load(request.recipe, request.overrides, allow_code=request.allow_code)  # a mistake is told once, and here
+    variables = hostfiles.variables((Path.home(), Path.cwd()), os.environ.get("DS_ENV_FILE"))
+    if variables:  # a stranger's folder may bring such a file
+        say(f"from .deepspeed_env, on every host: {', '.join(variables)}", err=True)
     launch = remote.plan(
         hostfiles.read(hostfile, include, exclude),
         ssh or "ssh",
         sys.argv[1:],
         Path.cwd(),
         os.environ,
-        hostfiles.variables((Path.home(), Path.cwd()), os.environ.get("DS_ENV_FILE")),
-        nproc_per_node=flags.nproc_per_node,
-        master_addr=flags.master_addr,
-        master_port=flags.master_port,
+        variables,
+        nproc_per_node=count(said, "--nproc-per-node"),
+        master_addr=text(said, "--master-addr"),
+        master_port=count(said, "--master-port", maximum=65535),
     )
     if dry_run:
         _print(launch)
@@ -71,11 +75,10 @@ def _refuse_alone(given: dict[str, str | None]) -> None:
             raise UsageError(f"{flag} without --hostfile", where=flag, fix="Add --hostfile FILE.")
 
 
-def _refuse_beside(given: dict[str, int | None], launcher: str) -> None:
-    for flag, value in {**given, "--launcher": None if launcher == "torchrun" else launcher}.items():
-        if value is not None:
-            fix = "Leave it out: each host gets its own."
-            raise UsageError(f"{flag} {value} with --hostfile, which starts the nodes", where=flag, fix=fix)
+def _refuse_beside(given: dict[str, str], launcher: str) -> None:
+    for name, value in {**given, **({} if launcher == "torchrun" else {"--launcher": launcher})}.items():
+        fix = "Leave it out: each host gets its own."
+        raise UsageError(f"{name}={value} with --hostfile, which starts the nodes", where=name, fix=fix)
 
 
 def _print(launch: Launch) -> None:

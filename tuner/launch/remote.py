@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from tuner import __version__
-from tuner.errors import MachineError, TunerError, UsageError, together
+from tuner.errors import MachineError, Stopped, TunerError, UsageError, together
 from tuner.machine.hostfile import NODE, Host
 from tuner.machine.kernel import heard
 from tuner.machine.topology import DEFAULT_PORT
@@ -33,8 +33,11 @@ _NO_FOLDER = 90
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _ANSWER_S = 60.0
 _POLL_S = 0.1
-_AFTER_FAILURE_S = 20.0
-"""What the other hosts get once one has failed: their own supervisors end ranks that wait in vain after 10 s."""
+_AFTER_FAILURE_S = 10.0
+"""What the other hosts get once one has failed, to end by themselves; and then once more, told to, before a kill.
+
+Told twice, a supervisor kills its ranks: they may wait for ever for those of the host that failed.
+"""
 _FORWARDED = ("PYTHON", "NCCL_", "GLOO_", "UCX_", "MLFLOW", "MV2_")
 """The variables of this shell that hosts get too, as with DeepSpeed's launcher; others are for .deepspeed_env."""
 _SHELL = (
@@ -44,6 +47,9 @@ _SHELL = (
 )
 """What ssh runs on a host. Its first line of input is the command, so that no list of processes shows the variables;
 each further line is a signal for it, and the end of input ends it: a launcher that was killed leaves nothing behind."""
+
+
+_ASKING_SHELL = 'IFS= read -r line; eval "$line" </dev/null'
 
 
 @dataclass(frozen=True)
@@ -84,9 +90,9 @@ class Launch:
         """What is run on each host, by the same Python as here; -P as for the `tuner` command itself."""
         return sys.executable, "-P", "-m", "tuner", *self.argv
 
-    def on(self, host: Host) -> list[str]:
-        """Return the ssh command that reaches a host."""
-        return [*self.ssh, *_SSH, host.name, f"exec sh -c {shlex.quote(_SHELL)}"]
+    def on(self, host: Host, shell: str = _SHELL) -> list[str]:
+        """Return the ssh command that runs the lines of its input on a host."""
+        return [*self.ssh, *_SSH, host.name, f"exec sh -c {shlex.quote(shell)}"]
 
 
 def plan(
@@ -160,7 +166,12 @@ def _look_at(launch: Launch, host: Host) -> str | MachineError:
     )
     try:
         done = subprocess.run(
-            launch.on(host), input=f"{line}\n", capture_output=True, text=True, errors="replace", timeout=_ANSWER_S
+            launch.on(host, _ASKING_SHELL),
+            input=f"{line}\n",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
         )
     except OSError as error:
         return MachineError(f"{launch.ssh[0]} cannot be run: {error.strerror}", where="--ssh", fix="Install OpenSSH.")
@@ -204,21 +215,26 @@ def run(launch: Launch, address: str) -> int:
 
 
 def _watch(nodes: Sequence[_Node], received: Sequence[int]) -> int:
-    forwarded, failed, failed_s, told = 0, 0, 0.0, 0
+    forwarded, told, failed_s = 0, 0, 0.0
+    failed: list[_Node] = []
+    """Those that ended badly before they were told to, in that order."""
     while any(node.is_running for node in nodes):
         time.sleep(_POLL_S)
         for number in received[forwarded:]:
             forwarded += 1
             for node in nodes:
                 node.send(signal.Signals(number))
-        failed = failed or next((node.code for node in nodes if node.code), 0)
+        failed += [node for node in nodes if node.code and node not in failed and not told]
         failed_s = failed_s or (time.monotonic() if failed else 0.0)
-        # Told twice, a supervisor kills its ranks: they may wait for ever for those of the host that failed.
-        if failed and told < 2 and time.monotonic() - failed_s >= told * _AFTER_FAILURE_S:
+        if not failed or failed[0].code == Stopped.exit_code:  # all hosts stop at the same step
+            continue
+        if told < 2 and time.monotonic() - failed_s >= (told + 1) * _AFTER_FAILURE_S:
             told += 1
             for node in nodes:
                 node.send(signal.SIGTERM)
-    return failed or next((node.code for node in nodes if node.code), 0)
+    codes = [node.code for node in failed] or [node.code for node in nodes if node.code]
+    # A rank that was killed makes those of other hosts fail, whose supervisors may be faster: they know no cause.
+    return next((code for code in codes if code != TunerError.exit_code), max(codes, default=0))
 
 
 class _Node:

@@ -1,6 +1,6 @@
 """Flags and variables of torchrun, Slurm, MPI, Kubernetes and others -> the topology of a run.
 
-With `slurm`, `clusters` and `given` alone it reads launch variables; it starts nothing.
+With `slurm` and `variables` alone it reads launch variables; it starts nothing.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Literal
 
 from tuner.errors import MachineError, UsageError
-from tuner.machine import clusters, given, slurm
-from tuner.machine.given import Said, count, text
+from tuner.machine import slurm, variables
 from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology
+from tuner.machine.variables import Said, count, given, text
 
 
 def without_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the variables that say where a run is to be launched."""
-    names = {name for several in given.VARIABLES.values() for name in several}
+    names = set().union(*variables.VARIABLES.values())
     return {name: value for name, value in environ.items() if name not in names}
 
 
@@ -27,11 +27,8 @@ def filled(flags: LaunchFlags, file: LaunchFlags | None, environ: Mapping[str, s
     """
     if file is None or flags.launcher != "torchrun":
         return flags
-    fields = {name: name.removeprefix("--").replace("-", "_") for name in given.VARIABLES}
-    is_open = {
-        field: getattr(flags, field) is None and not any(environ.get(variable) for variable in given.VARIABLES[name])
-        for name, field in fields.items()
-    }
+    said = given(flags._asdict(), environ)
+    is_open = {name.removeprefix("--").replace("-", "_"): not values for name, values in said.items()}
     is_open["node_rank"] &= is_open["nnodes"]  # which of other nodes this is, the file does not know
     taken = {field: getattr(file, field) for field, is_taken in is_open.items() if is_taken}
     return flags._replace(**taken, file=file.file if is_open["nproc_per_node"] else "")
@@ -89,7 +86,7 @@ def _one_gpu_a_task(topology: Topology, environ: Mapping[str, str], num_gpus: in
 
 def _torchrun(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     _refuse_inside_a_launcher(flags, environ)
-    return _nodes(given.of(flags._asdict(), environ), num_gpus)
+    return _nodes(given(flags._asdict(), environ), num_gpus)
 
 
 def _nodes(said: Said, num_gpus: int) -> Topology:
@@ -98,11 +95,8 @@ def _nodes(said: Said, num_gpus: int) -> Topology:
     rank, port = count(said, "--node-rank", minimum=0), count(said, "--master-port", maximum=65535)
     address = text(said, "--master-addr")
     if nodes > 1 and address is None:
-        raise UsageError(
-            f"{nodes} nodes, but no address of the first one",
-            where="--master-addr / ADDR",
-            fix="Give every node the same --master-addr (and --master-port), and its own --node-rank.",
-        )
+        fix = "Give every node the same --master-addr (and --master-port), and its own --node-rank."
+        raise UsageError(f"{nodes} nodes, but no address of the first one", where="--master-addr / ADDR", fix=fix)
     if nodes > 1 and rank is None:
         fix = f"Give each node its own, 0 to {nodes - 1}."
         raise UsageError(f"{nodes} nodes, but not which one this is", where="--node-rank / NODE_RANK", fix=fix)
@@ -120,12 +114,14 @@ def _nodes(said: Said, num_gpus: int) -> Topology:
 
 def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     _refuse_inside_a_launcher(flags, environ)
-    said = given.of(flags._asdict(), environ)
+    said = given(flags._asdict(), environ)
     for name, only in (("--nproc-per-node", 1), ("--nnodes", 1), ("--node-rank", 0)):
         value = count(said, name, minimum=only)
         if value not in (None, only):
             fix = "Leave it out, or leave out --launcher none."
-            raise UsageError(f"{value} with --launcher none, which is one process", where=given.where(name), fix=fix)
+            raise UsageError(
+                f"{value} with --launcher none, which is one process", where=variables.where(name), fix=fix
+            )
     port = count(said, "--master-port", maximum=65535)
     return _alone("none", text(said, "--master-addr") or "127.0.0.1", port or 0)
 
@@ -148,9 +144,9 @@ def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Top
     if node_rank >= len(spread):
         raise UsageError(f"node {node_rank} of {tasks!r}, which are {len(spread)} nodes", where="SLURM_NODEID")
     nproc = spread[node_rank]
-    _refuse_other_geometry(given.of(flags._asdict(), environ), nproc, nodes, "srun")
+    _refuse_other_geometry(given(flags._asdict(), environ), nproc, nodes, "srun")
     job, step = slurm.number(environ, "SLURM_JOB_ID"), slurm.number(environ, "SLURM_STEP_ID")
-    port = count(given.of(flags._asdict(), {}), "--master-port", maximum=65535)
+    port = count(given(flags._asdict(), {}), "--master-port", maximum=65535)
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
     return Topology(
         "slurm",
@@ -168,7 +164,7 @@ def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Top
 
 
 def _mpi(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
-    place = clusters.of_mpi(environ)
+    place = variables.of_mpi(environ)
     if place is None:
         fix = "Write: mpirun -np 2 tuner train ... --launcher mpi."
         if "PMIX_RANK" in environ:  # srun --mpi=pmix: PMIx's variables do not say how many ranks there are
@@ -177,21 +173,21 @@ def _mpi(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topol
     # The same for all ranks of one mpirun alone: two at once on a machine meet at different ports.
     job = environ.get("PMIX_NAMESPACE")
     port = slurm.port(job, "mpi") if job else DEFAULT_PORT
-    return _rank("mpi", place, given.of(flags._asdict(), environ), num_gpus, port)
+    return _rank("mpi", place, given(flags._asdict(), environ), num_gpus, port)
 
 
 def _env(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
-    place = clusters.of_rank(environ)
+    place = variables.of_rank(environ)
     if place:
-        return _rank("env", place, given.of(flags._asdict(), environ), num_gpus, DEFAULT_PORT)
-    of_cluster = clusters.nodes(environ)
+        return _rank("env", place, given(flags._asdict(), environ), num_gpus, DEFAULT_PORT)
+    of_cluster = variables.nodes(environ)
     if not of_cluster:
         fix = "It takes RANK, WORLD_SIZE and LOCAL_RANK, or the nodes of Kubeflow, Volcano or SkyPilot."
         raise UsageError("no variable says which rank or node this is", where="--launcher env", fix=fix)
-    return _nodes(given.of(flags._asdict(), environ, of_cluster), num_gpus)
+    return _nodes(given(flags._asdict(), environ, of_cluster), num_gpus)
 
 
-def _rank(launcher: Literal["mpi", "env"], place: clusters.Place, said: Said, num_gpus: int, port: int) -> Topology:
+def _rank(launcher: Literal["mpi", "env"], place: variables.Place, said: Said, num_gpus: int, port: int) -> Topology:
     """Return one rank of some that another launcher has started; a flag wins over where those meet, as under Slurm."""
     meeting: Said = {
         name: {name: said[name][name]} for name in ("--master-addr", "--master-port") if name in said[name]
@@ -233,7 +229,7 @@ def _refuse_other_geometry(said: Said, nproc: int, nodes: int, starter: str) -> 
         asked = count(said, name)
         if asked not in (None, started):
             fix = f"Leave it out, or write srun {option}={asked}." if starter == "srun" else "Leave it out."
-            raise UsageError(f"{asked} {what}, but {starter} started {started}", where=given.where(name), fix=fix)
+            raise UsageError(f"{asked} {what}, but {starter} started {started}", where=variables.where(name), fix=fix)
 
 
 def _refuse_inside_a_launcher(flags: LaunchFlags, environ: Mapping[str, str]) -> None:
@@ -243,11 +239,12 @@ def _refuse_inside_a_launcher(flags: LaunchFlags, environ: Mapping[str, str]) ->
             "or unset RANK, WORLD_SIZE and LOCAL_RANK."
         )
         raise UsageError("already inside torchrun (RANK and WORLD_SIZE are set)", fix=fix)
-    size = clusters.mpi_size(environ)
-    if size > 1 and not text(given.of(flags._asdict(), environ), "--nnodes"):
-        fix = "Add --launcher mpi; otherwise every process would start a whole run of its own."
-        raise UsageError(f"inside mpirun with {size} processes", where="--launcher", fix=fix)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "SLURM_STEP_ID" in environ and slurm.COUNT.fullmatch(tasks) and int(tasks) > 1:
         fix = "Add --launcher slurm; otherwise every task would start a whole run of its own."
         raise UsageError(f"inside srun with {tasks} tasks", where="--launcher", fix=fix)
+    # After Slurm, which sets the same for MPIs that ask for it. An mpirun may start one node each, if it is said so.
+    size = variables.mpi_size(environ)
+    if size > 1 and not text(given(flags._asdict(), environ), "--nnodes"):
+        fix = "Add --launcher mpi; otherwise every process would start a whole run of its own."
+        raise UsageError(f"inside mpirun with {size} processes", where="--launcher", fix=fix)

@@ -18,7 +18,7 @@ from tuner.errors import MachineError, TunerError
 from tuner.launch import builds
 from tuner.launch.checks import Finding
 from tuner.launch.run import ResolvedRun
-from tuner.machine import clusters, libraries, slurm
+from tuner.machine import libraries, slurm, variables
 from tuner.machine.hostfile import NODE
 from tuner.machine.topology import AGENT_STORE
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS
@@ -75,7 +75,7 @@ def forgotten_nodes(run: ResolvedRun) -> Iterator[Finding]:
         all_of_them = "srun ... tuner train ... --launcher slurm takes all"
         yield f"this job of Slurm has {nodes} nodes, and the run takes one: {all_of_them}."
     with suppress(TunerError):  # half of what a cluster says is --launcher env's to refuse
-        of_cluster = clusters.nodes(run.environ).get("--nnodes", {})
+        of_cluster = variables.nodes(run.environ).get("--nnodes", {})
         for name, number in of_cluster.items():
             if number != "1" and run.topology.launcher != "env":
                 yield f"{name} says {number} nodes, and the run takes one: --launcher env takes all."

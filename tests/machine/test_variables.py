@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tuner.errors import MachineError, UsageError
-from tuner.machine import clusters
+from tuner.machine import variables
 from tuner.machine.launchers import resolve
 from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology
 
@@ -232,4 +232,4 @@ def test_variables_that_are_half_set_or_contradict_are_one_message_naming_them(
     ],
 )
 def test_the_first_task_of_a_launcher_speaks(environ: dict[str, str], speaks: bool) -> None:
-    assert clusters.speaks(environ) is speaks
+    assert variables.speaks(environ) is speaks

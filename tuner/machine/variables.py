@@ -1,6 +1,7 @@
-"""What MPI's launchers and clusters say in variables: which rank this process is, or which node it is on.
+"""What variables say of where a run is launched: our own beside the flags, those of MPI's launchers and of clusters.
 
-It reads the environment that it is given and decides nothing; what follows from it is `topology`'s work.
+It reads the environment that it is given and decides nothing; what follows from it is `topology`'s work. Slurm's are
+in `slurm`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,18 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tuner.errors import UsageError
-from tuner.machine import slurm
-from tuner.machine.given import Said
 
+VARIABLES = {
+    "--nproc-per-node": ("NPROC_PER_NODE",),
+    "--nnodes": ("NNODES",),
+    "--node-rank": ("NODE_RANK",),
+    "--master-addr": ("ADDR", "MASTER_ADDR"),
+    "--master-port": ("PORT", "MASTER_PORT"),
+}
+"""The variables that say the same as a flag."""
+_COUNT = re.compile(r"[0-9]{1,7}")
+"""As `slurm.COUNT`."""
+_MAX_COUNT = 1 << 20
 _OF_MPI = {
     "Open MPI": (
         *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -29,7 +39,6 @@ _OF_MPI = {
 
 Seen in Open MPI 4.1 and MPICH 4.0; those of Intel MPI and MVAPICH2 as accelerate 1.15 reads them.
 """
-MPI_VARIABLES = tuple(name for names in _OF_MPI.values() for name in names)
 _OF_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _OF_TORCHRUN = {
     "--nproc-per-node": "PET_NPROC_PER_NODE",
@@ -53,6 +62,9 @@ _VOLCANO_HOSTS = re.compile(r"VC_\w+_HOSTS")
 _NUM_GPUS = ("0", "auto", "gpu", "cpu")
 """What does not say how many processes: one a GPU, as without it."""
 
+Said = dict[str, dict[str, str]]
+"""By flag, all that says the same: its name and its value."""
+
 
 class Place(NamedTuple):
     """Which rank this process is, as another launcher says; `launcher` and `variables` are for messages."""
@@ -63,6 +75,49 @@ class Place(NamedTuple):
     local_world_size: int | None
     launcher: str
     variables: tuple[str, ...]
+
+
+def given(flags: Mapping[str, object], environ: Mapping[str, str], cluster: Said | None = None) -> Said:
+    """Return by flag all that says the same: the flag itself (None: not given), its variables, and a cluster's."""
+    said: Said = {}
+    for name, variables in VARIABLES.items():
+        flag = flags[name.removeprefix("--").replace("-", "_")]
+        said[name] = {} if flag in (None, "") else {name: str(flag)}
+        said[name] |= {variable: environ[variable] for variable in variables if environ.get(variable)}
+        said[name] |= (cluster or {}).get(name, {})
+    return said
+
+
+def text(said: Said, name: str) -> str | None:
+    """Return what is said of a flag.
+
+    Raises:
+        UsageError: two contradict each other.
+    """
+    if len(set(said[name].values())) > 1:
+        shown = " and ".join(f"{key}={value}" for key, value in said[name].items())
+        raise UsageError(f"{shown} contradict each other", where=name, fix="Keep one of them.")
+    return next(iter(said[name].values()), None)
+
+
+def count(said: Said, name: str, *, minimum: int = 1, maximum: int = _MAX_COUNT) -> int | None:
+    """Return the count that is said of a flag.
+
+    Raises:
+        UsageError: as `text`, or it is no count in these limits.
+    """
+    found = text(said, name)
+    if found is None:
+        return None
+    if not _COUNT.fullmatch(found) or not minimum <= int(found) <= maximum:
+        fix = f"Write a whole number from {minimum} to {maximum}."
+        raise UsageError(f"{found!r} is not a count that fits", where=where(name, *said[name]), fix=fix)
+    return int(found)
+
+
+def where(name: str, *others: str) -> str:
+    """Return a flag with the variables that say the same."""
+    return " / ".join(dict.fromkeys((name, *VARIABLES[name], *others)))
 
 
 def of_mpi(environ: Mapping[str, str]) -> Place | None:
@@ -80,7 +135,7 @@ def of_mpi(environ: Mapping[str, str]) -> Place | None:
 def mpi_size(environ: Mapping[str, str]) -> int:
     """Return how many processes MPI's launcher has started with this one; 1 outside of one."""
     sizes = [environ.get(names[1], "") for names in _OF_MPI.values() if names[0] in environ]
-    return int(sizes[0]) if sizes and slurm.COUNT.fullmatch(sizes[0]) else 1
+    return int(sizes[0]) if sizes and _COUNT.fullmatch(sizes[0]) else 1
 
 
 def of_rank(environ: Mapping[str, str]) -> Place | None:
@@ -99,7 +154,7 @@ def of_rank(environ: Mapping[str, str]) -> Place | None:
 
 def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) -> Place:
     _refuse_missing(names, environ)
-    counts = [int(environ[name]) if slurm.COUNT.fullmatch(environ[name]) else -1 for name in names]
+    counts = [int(environ[name]) if _COUNT.fullmatch(environ[name]) else -1 for name in names]
     rank, world, local_rank = counts[:3]
     local = counts[3] if len(counts) > 3 else None
     most = world if local is None else local
