@@ -13,7 +13,6 @@ import torch
 from deepspeed.accelerator import get_accelerator, set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-from tests.each import each
 from tests.machine.gpus import GIB
 from tuner.fit.gpu_catalog import like
 from tuner.launch.kernels import _flash
@@ -40,11 +39,12 @@ def _found_in(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators, "found", lambda: looked(root))
 
 
-@each(
+@pytest.mark.parametrize(
+    ("package", "file", "device", "variable"),
     [
         ("torch_npu", "dev/davinci{}", "npu", "ASCEND_RT_VISIBLE_DEVICES"),
         ("habana_frameworks", "dev/accel/accel{}", "hpu", "HABANA_VISIBLE_MODULES"),
-    ]
+    ],
 )
 def test_another_makers_devices_are_those_of_its_torch_and_driver(
     package: str,

@@ -216,7 +216,7 @@ _REASONS = {
     "cache_dir hf_hub_token ms_hub_token om_hub_token use_fast_tokenizer low_cpu_mem_usage": (
         "the hub's own variables decide it (HF_HOME, HF_TOKEN)"
     ),
-    "split_special_tokens add_tokens *_special_tokens new_special_tokens_config": (
+    "split_special_tokens add_tokens add_special_tokens new_special_tokens* init_special_tokens": (
         "the tokenizer is the model's: add tokens to the model's folder first"
     ),
     "rope_scaling shift_attn mixture_of_depths moe_aux_loss_coef train_from_scratch block_diag_attn": _OTHER,
