@@ -87,6 +87,9 @@ def forgets_window(config: RecipeConfig, model: Mapping[str, Any], attention: st
 
 def _problems(config: RecipeConfig, num_ranks: int, size: int) -> Iterator[TunerError]:
     architecture, attention = config.architecture, config.model.attn_implementation
+    if config.train_cfg.torch_compile:
+        what = f"a compiled model was not tried where {size} ranks share samples"
+        yield RecipeError(what, where="train_cfg.torch_compile", fix="Leave it out.")
     if config.objective.type not in OBJECTIVES:
         what = f"{size} ranks share samples in {' and '.join(OBJECTIVES)} alone, and this is {config.objective.type}"
         yield RecipeError(what, where=_WHERE, fix="Leave it at 1; --deepspeed zero3_offload needs less memory too.")
