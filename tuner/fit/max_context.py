@@ -61,4 +61,4 @@ def _of_length(config: RecipeConfig, tokens: int, size: int) -> RecipeConfig:
     train_cfg = config.train_cfg.model_copy(update={"sequence_parallel_size": size, "loss": "chunked"})
     model = config.model.model_copy(update={"attn_implementation": "flash_attention_2"})
     changed = config.model_copy(update={"train_dataloader": loader, "train_cfg": train_cfg, "model": model})
-    return changed.with_split(Split(1, 1, recompute=True))
+    return changed.with_split(Split(1, 2, recompute=True))  # it fits then with any accumulation
