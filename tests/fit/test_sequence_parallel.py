@@ -12,7 +12,8 @@ from tuner.fit import max_context
 from tuner.fit.activations import of_recipe
 from tuner.fit.advice import fit
 from tuner.fit.levels import LEVELS, Machines
-from tuner.fit.sequence_parallel import data_parallel_ranks, forgets_window, refuse_tiles, sizes
+from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles, sizes
+from tuner.recipes.long_context import forgets_window
 from tuner.recipes.schema import RecipeConfig
 
 H100 = Machines(8, 80 * 2**30, 1, 1900 * 10**9)
@@ -64,7 +65,7 @@ def test_what_would_not_learn_the_same_is_refused(name: str, sets: tuple[str, ..
 def test_a_window_that_sdpa_would_forget_is_refused_and_flash_attention_keeps_it() -> None:
     config, window = recipe("sequence_parallel_size=2", "max_length=8192"), {"sliding_window": 4096}
 
-    assert "--set max_length=4096" in str(forgets_window(config, window, None))
+    assert "dataset.max_length=4096" in str(forgets_window(config, window, None))
     assert forgets_window(config, window, "flash_attention_2") is None
     assert forgets_window(config, {**window, "use_sliding_window": False}, None) is None
 

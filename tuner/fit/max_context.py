@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from tuner.fit import advice
 from tuner.fit.levels import LEVELS, Machines
-from tuner.fit.sequence_parallel import KINDS, OBJECTIVES, sizes
+from tuner.fit.sequence_parallel import OBJECTIVES, sizes
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.long_context import KINDS
 from tuner.recipes.schema import RecipeConfig, Split
 
 UNIT = 1024
