@@ -82,7 +82,8 @@ def of_recipe(recipe: RecipeConfig, architecture: Architecture, weight_bytes: in
         at_layer = max(held + step for held, step in zip(saved, steps, strict=True))
     else:
         # Of the head, the norm is what is left when the loss is gone.
-        kept, at_layer = sum(saved), max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
+        kept = sum(saved)
+        at_layer = max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
     at_layer += _dequantized(recipe, layers, weight_bytes)
     if not recipe.train_cfg.activation_offloading:
         return Work(kept, at_loss, logits, at_layer)
