@@ -38,6 +38,8 @@ _NORM_STEPS = 7
 gradient needs one more."""
 _LEAST_STEPS = 5
 """The same of a whole layer whose MLP is narrow."""
+_TILE_STEPS = 3
+"""What tiles add to them: their inputs' gradients, each and joined, and their outputs (bench/memory.py --long)."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ def _backward_steps(architecture: Architecture, layer: Layer, tokens: int, in_ml
     inner = sum(one.inputs for one in layer.linears if one.name in downs)
     if layer.experts:
         inner += layer.experts.per_token * layer.experts.width
-    return max(tokens * architecture.hidden_size + in_mlp * 2 * inner, tokens * _LEAST_STEPS * architecture.hidden_size)
+    least = _LEAST_STEPS + (_TILE_STEPS if in_mlp < tokens else 0)
+    return max(tokens * architecture.hidden_size + in_mlp * 2 * inner, tokens * least * architecture.hidden_size)
 
 
 def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
