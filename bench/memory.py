@@ -2,7 +2,7 @@
 
     python bench/memory.py [--all] [--size NAME] [--method NAME] [--preset NAME] [--dtype bf16]
     python bench/memory.py --objectives        # each objective, full and lora, rows long enough to be seen
-    python bench/memory.py --long              # rows of 4,096 tokens: shared by ranks, MLPs in tiles, both
+    python bench/memory.py --long              # rows of 4,096 tokens: shared by ranks, MLPs in tiles
 
 It makes models of random weights and trains them through tuner's own worker, on every visible GPU, else on two CPU
 ranks. Reach on a CPU: weights, gradients and optimizer states of every rank exact at the end of backward (the larger of
@@ -76,7 +76,6 @@ LONGER = 512
 """Of the rows of `--objectives` on a CPU."""
 LONGEST = 4096
 """Of the rows of `--long`."""
-_SHARED, _TILED = ("sequence_parallel_size", 2), ("tiled_mlp", True)
 
 
 @dataclass(frozen=True)
@@ -255,10 +254,7 @@ def cases(given: argparse.Namespace, here: Hardware) -> Iterator[Case]:
     """Yield what was asked for: by default the smallest size, with --all every one, and that in fp32 too."""
     known = ON_GPU if here.gpus else ON_CPU
     if given.long:
-        each: list[tuple[tuple[str, object], ...]] = [(), (_SHARED,), (_TILED,), (_SHARED, _TILED)]
-        each += [(("activation_offloading", True),)] if here.gpus else []
-        for sets in each:
-            yield Case(given.size or known[0], given.method or "full", "deepspeed_zero2", "bf16", "sft", LONGEST, sets)
+        yield from of_long_rows(given.size or known[0], given.method or "full", here)
         return
     if given.objectives:
         yield from of_objectives(given.size or known[0], here)
@@ -282,11 +278,20 @@ def of_objectives(size: str, here: Hardware) -> Iterator[Case]:
             yield Case("36M", "lora", "deepspeed_zero2", "bf16", objective, LONGER)
 
 
+def of_long_rows(size: str, method: str, here: Hardware) -> Iterator[Case]:
+    """Yield what long rows need, without and with each key; of a reward model, whose peak no logits hide, in tiles."""
+    each: list[tuple[str, tuple[tuple[str, object], ...]]] = [("sft", ()), ("sft", (("sequence_parallel_size", 2),))]
+    each += [("reward", ()), ("reward", (("tiled_mlp", True),))]
+    each += [("reward", (("activation_offloading", True),))] if here.gpus else []
+    for objective, sets in each:
+        yield Case(size, method, "deepspeed_zero2", "bf16", objective, LONGEST, sets)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every size, and fp32 too")
     parser.add_argument("--objectives", action="store_true", help="each objective at ZeRO-2 instead")
-    parser.add_argument("--long", action="store_true", help="long rows: shared by ranks, in tiles, both")
+    parser.add_argument("--long", action="store_true", help="long rows: shared by ranks, MLPs in tiles")
     parser.add_argument("--size", choices=SIZES)
     parser.add_argument("--method", choices=METHODS)
     parser.add_argument("--preset", choices=catalog.presets())
@@ -296,16 +301,17 @@ def main() -> None:
     os.environ["DS_ACCELERATOR"] = "cuda" if here.gpus else "cpu"
     print(header(here))
     with tempfile.TemporaryDirectory() as scratch:
-        found = list(table(cases(given, here), Path(scratch), here))
+        longest = LONGEST if given.long else LONGER
+        found = list(table(cases(given, here), Path(scratch), here, longest))
     errors = [abs(one.peak_off) for one in found if one]
     if errors:
         print(f"\nlargest error {max(errors):.1%}, median {statistics.median(errors):.1%}")
 
 
-def table(wanted: Iterator[Case], folder: Path, here: Hardware) -> Iterator[Found | None]:
+def table(wanted: Iterator[Case], folder: Path, here: Hardware, tokens: int) -> Iterator[Found | None]:
     """Measure each case and print its row; a model is made when its first case comes."""
     models: dict[str, Path] = {}
-    data = make_data(folder, TOKENS[True] if here.gpus else LONGER)
+    data = make_data(folder, max(tokens, TOKENS[True]) if here.gpus else tokens)
     for number, case in enumerate(wanted):
         if case.size not in models:
             models[case.size] = make_model(folder, case.size, "cuda" if here.gpus else "cpu")

@@ -19,7 +19,7 @@ PAGE = recipes.TARGET.read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RECIPES = [example for example in EXAMPLES if "_base_" in example]
 PARTS = [example for example in EXAMPLES if example.startswith('"""') and example not in RECIPES]
-PAGES = [PAGE, recipes.TARGET.with_name("plan.md").read_text(encoding="utf-8")]
+PAGES = [PAGE, *(recipes.TARGET.with_name(name).read_text(encoding="utf-8") for name in ("plan.md", "long-context.md"))]
 COMMANDS = [line for page in PAGES for line in re.findall(r"^(tuner .*?)(?: +#.*)?$", page, re.MULTILINE)]
 _SHOWN = re.compile(r"```sh\n(tuner [^\n]*)\n```\n\n```text\n([^`]*)```")
 SHOWN = [pair for page in PAGES for pair in _SHOWN.findall(page)]
@@ -48,7 +48,7 @@ def test_every_part_is_in_a_table() -> None:
 def test_there_are_examples_of_everything() -> None:
     assert (len(RECIPES), len(PARTS), len(EXAMPLES)) == (3, 2, 6)
     assert len(COMMANDS) >= 17
-    assert len(SHOWN) == 4
+    assert len(SHOWN) == 5
 
 
 @pytest.mark.parametrize("example", RECIPES)

@@ -153,3 +153,22 @@ def test_a_mistake_is_one_line_with_exit_code_2(tuner: Tuner, arguments: list[st
     assert word in done.err
     assert "Traceback" not in done.err
     assert not done.out
+
+
+def test_max_context_holds_each_level_for_every_number_of_ranks_that_may_share_a_row(tuner: Tuner) -> None:
+    value = plan(tuner, FULL, "--gpus", "4", "--gpu", "h100", "--host-memory", "1900GB", "--max-context")
+
+    as_it_is, with_everything = (value["max_context"][name] for name in ("as_it_is", "with_everything"))
+    assert {one["sequence_parallel_size"] for one in as_it_is} == {1, 2, 4}
+    assert len(as_it_is) == len(with_everything) == 3 * 6
+    longest = {(one["level"], one["sequence_parallel_size"]): one["tokens"] for one in with_everything}
+    assert longest["deepspeed_zero3_offload", 4] > 3 * longest["deepspeed_zero3_offload", 1] > 0
+
+
+def test_a_plan_of_ranks_that_share_samples_counts_groups(tuner: Tuner) -> None:
+    shared = plan(tuner, FULL, "--gpus", "8", "--gpu", "h100", "--set", "sequence_parallel_size=4")
+    apart = plan(tuner, FULL, "--gpus", "2", "--gpu", "h100")
+
+    assert shared["tokens_per_step"] == apart["tokens_per_step"]
+    refused = tuner("plan", FULL, "--gpus", "8", "--gpu", "h100", "--set", "sequence_parallel_size=3")
+    assert refused.code == 2 and "cannot be grouped by 3" in refused.err

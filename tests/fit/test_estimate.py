@@ -207,3 +207,14 @@ def test_a_model_whose_linear_layers_are_all_its_own_has_nothing_to_unpack_from_
 
 def test_every_level_is_a_preset_or_none() -> None:
     assert set(LEVELS) == {*catalog.presets(), "none"}
+
+
+def test_states_on_disks_leave_the_host_their_buffers() -> None:
+    zero: dict[str, object] = {"stage": 3, "sub_group_size": 1_000_000, "offload_optimizer": {"device": "nvme"}}
+    zero["offload_param"] = {"device": "nvme", "buffer_count": 2, "buffer_size": 3_000_000, "max_in_cpu": 1_000_000}
+
+    host = peak(FULL, facts(), Level.of_config({"zero_optimization": zero}), 8, 4).host
+
+    assert host["optimizer_states"] == 4 * (4 * 4 * 1_000_000), "four tensors of a sub-group in fp32, on each rank"
+    assert host["weights"] == 4 * (2 * (2 * 3_000_000 + 1_000_000))
+    assert host["gradients"] == num_parameters(facts()) / 8 * 4 * 2

@@ -50,7 +50,7 @@ SETTINGS = {
 
 DELIBERATE = {
     "use_varlen_attn": "packed samples never see each other here; 444 of XTuner's recipes let them",
-    "sequence_parallel_size": "there is none yet: samples stay whole, and the run says so",
+    "sequence_parallel_size": "a key that the number of GPUs decides: samples stay whole, and the run says so",
     "prompt_template": "the tokenizer's own chat template, not XTuner's",
     "loss_type": "a reward model learns by Bradley-Terry, not by XTuner's focal loss with a penalty",
     "reward_token_id": "a score head reads the last token; no token of the vocabulary is spent on it",

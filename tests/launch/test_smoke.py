@@ -59,6 +59,14 @@ def test_everything_but_the_size_stays_as_the_recipe_says() -> None:
     assert (small.train_cfg.max_steps, small.checkpoint.interval) == (2, 1)
 
 
+def test_two_ranks_share_samples_where_more_do_and_no_activations_leave_a_gpu() -> None:
+    values, notes = smaller(config_of(TINY, "sequence_parallel_size=8", "activation_offloading=True", "tiled_mlp=True"))
+
+    cfg = values["train_cfg"]
+    assert (cfg["sequence_parallel_size"], cfg["activation_offloading"], cfg["tiled_mlp"]) == (2, False, True)
+    assert notes == ["activations stay where they are"]
+
+
 def test_what_a_cpu_cannot_do_is_replaced_and_said() -> None:
     config = config_of(TINY, "optimizer.type=Lion", "dtype=fp16", "attn_implementation=flash_attention_2")
 

@@ -14,7 +14,7 @@ import torch
 from tests.e2e.runs import environment
 from tests.worker.sharing import IGNORED, SAMPLES, batch
 from tests.worker.test_batching import dealt
-from tuner.fit.sequence_parallel import KINDS
+from tuner.recipes.long_context import KINDS
 from tuner.worker.sequence_parallel import Share, sample_by_sample
 
 TOLERANCE = 1e-5

@@ -101,19 +101,17 @@ def _show_longest(loaded: Recipe, machines: Machines, said: str, *, as_json: boo
     architecture = summary.known_architecture(loaded.config)
     flags = " ".join(f"--set {name}=True" for name in max_context.SETTINGS)
     whole = max_context.with_everything(loaded.config)
-    found = {
-        "": max_context.longest(loaded.config, architecture, machines),
-        flags: max_context.longest(whole, architecture, machines) if whole != loaded.config else [],
-    }
+    found = {"as_it_is": max_context.longest(loaded.config, architecture, machines)}
+    if whole != loaded.config:
+        found["with_everything"] = max_context.longest(whole, architecture, machines)
     if as_json:
-        values = {given: [vars(one) for one in rows] for given, rows in found.items() if rows}
+        values = {name: [vars(one) for one in rows] for name, rows in found.items()}
         click.echo(dump_json({"recipe": loaded.name, "max_context": values, "notes": loaded.notes}), nl=False)
         return
     say(wrapped(f"{loaded.name} on {said}: the longest row in units of 1,024 tokens, shared by so many ranks"))
-    for given, rows in found.items():
-        if rows:
-            click.secho(given or "As the recipe is", italic=True)
-            say_table(_longest_rows(rows), gap=2)
+    for name, rows in found.items():
+        click.secho(flags if name == "with_everything" else "As the recipe is", italic=True)
+        say_table(_longest_rows(rows), gap=2)
     say(wrapped(_LONGEST), dim=True)
 
 

@@ -17,12 +17,12 @@ from tuner.fit.decoder_layer import Layer
 from tuner.fit.families import FAMILIES, Family
 from tuner.fit.parameters import built
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.long_context import tokens_of_rank
 from tuner.recipes.schema import RecipeConfig
 
 _OWN_LAYER_NORM = {"cohere", "cohere2"}
 """A layer norm written out in fp32: its steps are saved one by one."""
 _FP32_WEIGHT_NORM = {"gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "olmo2", "olmo3"}
-_PAIRED = ("dpo", "orpo", "reward")
 _PADDING_FREE = ("sft", "pretrain")
 """The samples of a micro-batch stand in one row; only here do trainers leave an adapter's dropout on."""
 _TILE_TOKENS, _TILE_LOGITS = 4096, 32768
@@ -38,6 +38,8 @@ _NORM_STEPS = 7
 gradient needs one more."""
 _LEAST_STEPS = 5
 """The same of a whole layer whose MLP is narrow."""
+_TILE_STEPS = 3
+"""What tiles add to them: their inputs' gradients, each and joined, and their outputs (bench/memory.py --long)."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +59,6 @@ class Work:
 
 _OFFLOAD_STASH = 5
 """Tensors that TRL 1.16's offloading leaves on the GPU until they have arrived (max_fwd_stash_size)."""
-
-
-def tokens_of_rank(recipe: RecipeConfig) -> int:
-    """Return the tokens of one micro-batch on one rank at most."""
-    return -(-recipe.split.micro_batch * tokens_per_sample(recipe) // recipe.train_cfg.sequence_parallel_size)
-
-
-def num_tiles(recipe: RecipeConfig, hidden_size: int) -> int:
-    """Return in how many parts a tiled MLP takes a micro-batch: as ALST, of as many tokens as a token has numbers."""
-    return -(-tokens_of_rank(recipe) // hidden_size)
-
-
-def tokens_per_sample(recipe: RecipeConfig) -> int:
-    """Return the tokens of one sample at most; a pair is two answers."""
-    pair = 2 if recipe.objective.type in _PAIRED else 1
-    return pair * recipe.train_dataloader.dataset.max_length
 
 
 def of_recipe(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2) -> Work:
@@ -98,7 +84,8 @@ def of_recipe(recipe: RecipeConfig, architecture: Architecture, weight_bytes: in
         at_layer = max(held + step for held, step in zip(saved, steps, strict=True))
     else:
         # Of the head, the norm is what is left when the loss is gone.
-        kept, at_layer = sum(saved), max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
+        kept = sum(saved)
+        at_layer = max(at_loss + (_NORM_STEPS + trained) * hidden, *steps)
     at_layer += _dequantized(recipe, layers, weight_bytes)
     if not recipe.train_cfg.activation_offloading:
         return Work(kept, at_loss, logits, at_layer)
@@ -153,7 +140,8 @@ def _backward_steps(architecture: Architecture, layer: Layer, tokens: int, in_ml
     inner = sum(one.inputs for one in layer.linears if one.name in downs)
     if layer.experts:
         inner += layer.experts.per_token * layer.experts.width
-    return max(tokens * architecture.hidden_size + in_mlp * 2 * inner, tokens * _LEAST_STEPS * architecture.hidden_size)
+    least = _LEAST_STEPS + (_TILE_STEPS if in_mlp < tokens else 0)
+    return max(tokens * architecture.hidden_size + in_mlp * 2 * inner, tokens * least * architecture.hidden_size)
 
 
 def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:

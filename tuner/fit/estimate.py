@@ -176,6 +176,13 @@ def _host(
         lines["gradients"] = trained * (4 + (weight_bytes if sharded or accumulates else 0))
     if level.offload_param:
         lines["weights"] = trained * weight_bytes + frozen_bytes(parameters, weight_bytes) / ranks * ranks_here
+    # What is on disks passes through buffers (swap_tensor/optimizer_utils.py and partitioned_param_swapper.py).
+    if level.optimizer_buffers:
+        of_group = 4.0 * min(parameters.trainable / ranks, level.sub_group)
+        lines["optimizer_states"] = level.optimizer_buffers * of_group * ranks_here
+        lines["gradients"] = trained * weight_bytes
+    if level.param_buffers:
+        lines["weights"] = min(lines["weights"], float(weight_bytes * level.param_buffers * ranks_here))
     whole = weight_bytes * (parameters.trainable + parameters.frozen) + parameters.quantized * weight_bytes
     if level.stage < 3 and not recipe.quantization:
         lines["loading"] = max(0.0, whole * ranks_here - sum(lines.values()) + lines["processes"])

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from tuner.fit import advice
 from tuner.fit.levels import LEVELS, Machines
-from tuner.fit.sequence_parallel import KINDS, OBJECTIVES, sizes
+from tuner.fit.sequence_parallel import OBJECTIVES, sizes
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.long_context import KINDS
 from tuner.recipes.schema import RecipeConfig, Split
 
 UNIT = 1024
@@ -61,4 +62,4 @@ def _of_length(config: RecipeConfig, tokens: int, size: int) -> RecipeConfig:
     train_cfg = config.train_cfg.model_copy(update={"sequence_parallel_size": size, "loss": "chunked"})
     model = config.model.model_copy(update={"attn_implementation": "flash_attention_2"})
     changed = config.model_copy(update={"train_dataloader": loader, "train_cfg": train_cfg, "model": model})
-    return changed.with_split(Split(1, 1, recompute=True))
+    return changed.with_split(Split(1, 2, recompute=True))  # it fits then with any accumulation

@@ -8,30 +8,17 @@ turns a part of the tokens with all heads into all tokens with a part of the hea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from tuner.errors import ModelError, RecipeError, TunerError, together
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.long_context import KINDS, SHARED_BY, forgets_window
 from tuner.recipes.schema import RecipeConfig
 
-KINDS = frozenset(
-    (
-        *("apertus", "arcee", "cohere", "ernie4_5", "gemma", "glm", "glm4", "gpt_neox", "granite", "hunyuan_v1_dense"),
-        *("internlm", "internlm2", "internlm3", "llama", "ministral3", "mistral", "nemotron", "olmo", "olmo2", "phi"),
-        *("phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2"),
-    )
-)
-"""model_types of which two ranks compute the loss and the gradients of one (tests/worker/test_sequence_parallel.py).
-
-Left out are those that Ulysses in DeepSpeed 0.19.8 does not compute (heads of several widths, latent attention, no
-position_ids), whose windows it forgets, and mixtures of experts, whose load balancing is another on parts of a row.
-"""
 OBJECTIVES = ("sft", "pretrain")
 """Those whose loss is a sum over tokens; the others set whole samples against each other."""
 ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Those that keep packed samples apart by position_ids, or can be made to."""
-_WHERE = "train_cfg.sequence_parallel_size"
 
 
 def data_parallel_ranks(config: RecipeConfig, num_ranks: int) -> int:
@@ -70,41 +57,29 @@ def divides_heads(architecture: Architecture, size: int) -> bool:
     return query % size == 0 and (key % size == 0 or size % key == 0)
 
 
-def forgets_window(config: RecipeConfig, model: Mapping[str, Any], attention: str | None) -> ModelError | None:
-    """Return what is wrong with SDPA where a model attends to so many tokens back alone: its window is in its mask.
-
-    Args:
-        model: config.json, as far as it is known.
-        attention: The recipe's, or the one that the model was loaded with.
-    """
-    window = model.get("sliding_window") if model.get("use_sliding_window", True) else None
-    length = config.train_dataloader.dataset.max_length
-    if not window or window >= length or attention not in (None, "auto", "sdpa"):
-        return None
-    what = f"SDPA forgets the model's window of {window} tokens where ranks share samples of up to {length}"
-    return ModelError(what, where=_WHERE, fix=f"Take flash attention, or --set max_length={window}.")
-
-
 def _problems(config: RecipeConfig, num_ranks: int, size: int) -> Iterator[TunerError]:
     architecture, attention = config.architecture, config.model.attn_implementation
+    if config.train_cfg.torch_compile:
+        what = f"a compiled model was not tried where {size} ranks share samples"
+        yield RecipeError(what, where="train_cfg.torch_compile", fix="Leave it out.")
     if config.objective.type not in OBJECTIVES:
         what = f"{size} ranks share samples in {' and '.join(OBJECTIVES)} alone, and this is {config.objective.type}"
-        yield RecipeError(what, where=_WHERE, fix="Leave it at 1; --deepspeed zero3_offload needs less memory too.")
+        yield RecipeError(what, where=SHARED_BY, fix="Leave it at 1; --deepspeed zero3_offload needs less memory too.")
     if attention not in (None, "auto", *ATTENTION):
         what = f"{attention} does not compute on parts of the heads of samples that {size} ranks share"
         yield RecipeError(what, where="model.attn_implementation", fix=f"Take one of {', '.join(ATTENTION)}.")
     if architecture and architecture.model_type not in KINDS:
         what = f"a {architecture.model_type} model is not known to compute the same where {size} ranks share samples"
-        yield ModelError(what, where=_WHERE, fix=f"Leave it at 1; it is known of {', '.join(sorted(KINDS))}.")
+        yield ModelError(what, where=SHARED_BY, fix=f"Leave it at 1; it is known of {', '.join(sorted(KINDS))}.")
     if architecture and (problem := forgets_window(config, architecture.model_dump(), attention)):
         yield problem
     if num_ranks % size:
         fix = f"Start {_nearest_multiple(num_ranks, size)} ranks, or {_take(architecture, num_ranks)}"
-        yield RecipeError(f"{num_ranks} ranks cannot be grouped by {size}", where=_WHERE, fix=fix)
+        yield RecipeError(f"{num_ranks} ranks cannot be grouped by {size}", where=SHARED_BY, fix=fix)
     if architecture and not divides_heads(architecture, size):
         heads = f"{architecture.num_attention_heads} heads and {architecture.num_key_value_heads} key-value heads"
         what = f"{size} ranks cannot share the model's {heads} evenly"
-        yield RecipeError(what, where=_WHERE, fix=_take(architecture, num_ranks).capitalize())
+        yield RecipeError(what, where=SHARED_BY, fix=_take(architecture, num_ranks).capitalize())
 
 
 def _nearest_multiple(num_ranks: int, size: int) -> int:

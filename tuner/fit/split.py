@@ -7,7 +7,7 @@ level; what a machine is and where a value came from is `launch.splitting`'s.
 from __future__ import annotations
 
 from tuner.errors import RecipeError
-from tuner.fit import activations, communication
+from tuner.fit import communication
 from tuner.fit.communication import Cluster
 from tuner.fit.estimate import frozen_bytes, peak
 from tuner.fit.levels import Fit, Level, Machines
@@ -15,6 +15,7 @@ from tuner.fit.parameters import active_parameters, num_parameters
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.trainable import count
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.long_context import tokens_per_sample
 from tuner.recipes.objective import depends_on_micro_batch, least_batch_size
 from tuner.recipes.schema import RecipeConfig, Split
 
@@ -113,7 +114,7 @@ def step_flops(recipe: RecipeConfig, architecture: Architecture) -> float:
     return communication.step_flops(
         active_parameters(architecture),
         min(1.0, count(recipe, architecture).trainable / num_parameters(architecture)),
-        recipe.split.samples * activations.tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size,
+        recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size,
         recompute=recipe.split.recompute,
     )
 

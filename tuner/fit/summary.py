@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import ModelError
-from tuner.fit import activations, communication
+from tuner.fit import communication
 from tuner.fit.advice import Change, changes, levels, recommended
 from tuner.fit.communication import HIERARCHICAL, Cluster, StepTime, Traffic
 from tuner.fit.levels import Fit, Level, Machines
@@ -19,6 +19,7 @@ from tuner.fit.split import fastest, possible, step_flops, traffic
 from tuner.fit.trainable import Parameters, count
 from tuner.recipes import paths
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.long_context import tokens_per_sample
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 
@@ -67,7 +68,7 @@ def make(recipe: Recipe, machines: Machines, cluster: Cluster | None, assumed: C
     fits = levels(config, architecture, machines)
     best = recommended(fits)
     ranks = data_parallel_ranks(config, machines.world_size)
-    tokens = config.split.samples * activations.tokens_per_sample(config) * ranks
+    tokens = config.split.samples * tokens_per_sample(config) * ranks
     return Report(
         name=recipe.name,
         config=config,

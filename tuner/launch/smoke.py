@@ -237,7 +237,11 @@ def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
     if values["adapter"] and values["adapter"]["path"]:
         notes.append("a new adapter like the trained one")
         values["adapter"]["path"] = None
+    if values["train_cfg"]["activation_offloading"]:
+        notes.append("activations stay where they are")
     values["train_cfg"] |= {
+        "activation_offloading": False,
+        "sequence_parallel_size": min(values["train_cfg"]["sequence_parallel_size"], _RANKS),
         "global_batch_size": None,
         "max_steps": _STEPS,
         "val_interval": None,

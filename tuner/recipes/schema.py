@@ -332,8 +332,6 @@ class RecipeConfig(Block):
         objective = info.data.get("objective")
         if objective and train_cfg.loss != "auto" and objective.type not in CHOOSES_LOSS:
             raise wrong_key("loss", f"= {train_cfg.loss!r} has no meaning for {objective.type}; leave it 'auto'")
-        if objective and train_cfg.activation_offloading and objective.type == "orpo":
-            raise wrong_key("activation_offloading", "is not there for orpo: TRL has it for the other objectives")
         return train_cfg
 
 

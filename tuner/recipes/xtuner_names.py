@@ -60,7 +60,10 @@ def _tokens(match: re.Match[str]) -> int:
 
 
 _LENGTH = r"_(?P<number>[1-9]\d{0,3})(?P<unit>[kM])"
-_SPLITS = "XTuner splits each sample of this recipe over several GPUs (sequence parallelism); tuner keeps it whole."
+_SPLITS = (
+    "XTuner splits each sample of this recipe over several GPUs (sequence parallelism); tuner keeps it whole unless it "
+    "is told to by --set sequence_parallel_size=N."
+)
 
 SPELLINGS = (
     # The end of a name, outermost first.
@@ -97,7 +100,7 @@ SPELLINGS = (
     Spelling("_sp1", "Sequence parallelism over one GPU: none.", r"_sp1$"),
     Spelling(
         "_sp4, _sequence_parallel_4, _2gpus",
-        "Sequence parallelism, which tuner has not: whole samples stay on each GPU.",
+        "Sequence parallelism, here a key: --set sequence_parallel_size=4. Whole samples stay on each GPU without it.",
         r"_(?:sp|sequence_parallel_)\d+$|_\d+gpus$",
         loses=_SPLITS,
     ),

@@ -212,8 +212,10 @@ def share_samples(trainer: Any, apart: Callable[[Any], Any]) -> None:
         together = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
         ALL_ATTENTION_FUNCTIONS[core_attn_implementation] = partial(_attend, together, alone)
         num_groups = dist.get_world_size() // groups.get_sequence_parallel_world_size()
+        itself, _ = dist.new_subgroups(1)
         own = {
             "get_data_parallel_world_size": lambda: num_groups,  # by which the batch is checked
+            "get_model_parallel_group": lambda: itself,  # over which stage 0 adds up the gradient's norm
             "get_model_parallel_rank": lambda: 0,
             "get_model_parallel_world_size": lambda: 1,
             "get_sequence_parallel_world_size": lambda: 1,  # all ranks' gradients are averaged

@@ -18,7 +18,7 @@ from transformers import TrainingArguments
 
 from tuner.data.sample import IGNORED
 from tuner.errors import ModelError
-from tuner.fit.sequence_parallel import KINDS, forgets_window
+from tuner.recipes.long_context import KINDS, SHARED_BY, forgets_window
 from tuner.recipes.schema import RecipeConfig
 from tuner.worker import compat
 
@@ -35,7 +35,7 @@ def configured(config: RecipeConfig, num_ranks: int, model: Any) -> ParallelismC
     attention = compat.attention_of(model)
     if facts.model_type not in KINDS:
         what = f"a {facts.model_type} model is not known to compute the same where {size} ranks share samples"
-        raise ModelError(what, where="train_cfg.sequence_parallel_size", fix="Leave it at 1.")
+        raise ModelError(what, where=SHARED_BY, fix="Leave it at 1.")
     if problem := forgets_window(config, facts.to_dict(), attention):
         raise problem
     handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation=attention)

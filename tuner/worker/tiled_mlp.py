@@ -13,9 +13,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tuner.errors import ModelError
-from tuner.fit.activations import num_tiles
-from tuner.fit.sequence_parallel import KINDS
 from tuner.models.load import decoder_layers
+from tuner.recipes.long_context import KINDS, num_tiles
 from tuner.recipes.schema import RecipeConfig
 
 

@@ -45,10 +45,14 @@ def attention(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def offloading(run: ResolvedRun) -> Iterator[Finding]:
-    """Find activations that are to leave a GPU which is not there."""
-    if run.recipe.config.train_cfg.activation_offloading and not run.hardware.gpus:
-        what, fix = "activations are offloaded from GPUs, none is visible", "--set activation_offloading=False."
-        yield MachineError(what, where="train_cfg.activation_offloading", fix=fix)
+    """Find activations that are to leave a GPU which is not there, or an objective for which TRL cannot move them."""
+    where, fix = "train_cfg.activation_offloading", "--set activation_offloading=False."
+    if not run.recipe.config.train_cfg.activation_offloading:
+        return
+    if run.recipe.config.objective.type == "orpo":
+        yield RecipeError("TRL offloads activations of the other objectives, not of orpo", where=where, fix=fix)
+    if not run.hardware.gpus:
+        yield MachineError("activations are offloaded from GPUs, none is visible", where=where, fix=fix)
 
 
 def four_bits(run: ResolvedRun) -> Iterator[Finding]:

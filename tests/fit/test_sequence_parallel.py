@@ -1,0 +1,127 @@
+"""Which runs may share samples, what that saves on paper, and the longest rows that fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.fit.recipes import lightest
+from tuner.errors import ModelError, TunerError
+from tuner.fit import max_context
+from tuner.fit.activations import of_recipe
+from tuner.fit.advice import fit
+from tuner.fit.levels import LEVELS, Machines
+from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles, sizes
+from tuner.recipes.long_context import forgets_window
+from tuner.recipes.schema import RecipeConfig
+
+H100 = Machines(8, 80 * 2**30, 1, 1900 * 10**9)
+
+
+def recipe(*sets: str, name: str = "llama2_7b_full_alpaca_e3") -> RecipeConfig:
+    return lightest(name, *sets)
+
+
+def refusal(num_ranks: int, *sets: str, name: str = "llama2_7b_full_alpaca_e3") -> list[str]:
+    with pytest.raises(TunerError) as found:
+        data_parallel_ranks(recipe(*sets, name=name), num_ranks)
+    return [str(one) for one in (found.value, *found.value.others)]
+
+
+def test_ranks_that_share_samples_count_once() -> None:
+    assert data_parallel_ranks(recipe(), 8) == 8
+    assert data_parallel_ranks(recipe("sequence_parallel_size=4"), 8) == 2
+
+
+def test_what_does_not_divide_is_refused_with_the_numbers_and_what_works() -> None:
+    (ranks, heads) = refusal(8, "sequence_parallel_size=3")
+
+    assert "8 ranks cannot be grouped by 3" in ranks and "Start 9 ranks, or take one of 1, 2, 4, 8" in ranks
+    assert "32 heads and 32 key-value heads" in heads
+
+
+def test_fewer_key_value_heads_than_ranks_are_copied_where_that_divides() -> None:
+    """Qwen3 8B has 32 heads and 8 key-value heads."""
+    facts = recipe(name="qwen3_8b_full_alpaca_e3").architecture
+
+    assert facts
+    assert sizes(facts, 96) == [1, 2, 4, 8, 16, 32]
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "said"),
+    [
+        ("llama2_7b_dpo_full_custom_e3", ("train_dataloader.dataset.path=my.jsonl",), "this is dpo"),
+        ("llama2_7b_full_alpaca_e3", ("attn_implementation=eager",), "eager does not compute"),
+        ("mixtral_8x7b_full_alpaca_e3", (), "a mixtral model is not known"),
+        ("llama2_7b_full_alpaca_e3", ("torch_compile=True",), "a compiled model"),
+    ],
+)
+def test_what_would_not_learn_the_same_is_refused(name: str, sets: tuple[str, ...], said: str) -> None:
+    assert said in refusal(8, "sequence_parallel_size=2", *sets, name=name)[0]
+
+
+def test_a_window_that_sdpa_would_forget_is_refused_and_flash_attention_keeps_it() -> None:
+    config, window = recipe("sequence_parallel_size=2", "max_length=8192"), {"sliding_window": 4096}
+
+    assert "dataset.max_length=4096" in str(forgets_window(config, window, None))
+    assert forgets_window(config, window, "flash_attention_2") is None
+    assert forgets_window(config, {**window, "use_sliding_window": False}, None) is None
+
+
+def test_experts_are_not_computed_in_tiles() -> None:
+    with pytest.raises(ModelError, match="one by one"):
+        refuse_tiles(recipe("tiled_mlp=True", name="mixtral_8x7b_full_alpaca_e3"))
+
+
+def test_a_rank_keeps_its_part_of_the_tokens() -> None:
+    long, facts = "max_length=65536", recipe().architecture
+    assert facts
+
+    whole, part = (of_recipe(recipe(long, f"sequence_parallel_size={size}", "packing=False"), facts) for size in (1, 4))
+
+    assert whole.kept == 4 * part.kept
+    assert whole.at_loss == 4 * part.at_loss
+
+
+def test_offloaded_activations_are_the_hosts() -> None:
+    facts = recipe().architecture
+    assert facts
+
+    whole = of_recipe(recipe(), facts)
+    offloaded = of_recipe(recipe("activation_offloading=True"), facts)
+
+    assert offloaded.kept + offloaded.offloaded == whole.kept
+    assert offloaded.kept < whole.kept / 4
+
+
+def test_the_longest_rows_are_near_those_that_were_published_for_llama_8b() -> None:
+    """Jacobs et al., ALST, 2025 (arXiv:2506.13996): 500 thousand on one H100, 3.7 million on 8."""
+    config = max_context.with_everything(recipe(name="llama3_1_8b_full_alpaca_e3"))
+    facts = config.architecture
+    assert facts
+
+    one = max_context.longest(config, facts, replace(H100, gpus_per_node=1))
+    eight = max_context.longest(config, facts, H100)
+
+    assert max(found.tokens for found in one) == pytest.approx(500_000, rel=0.25)
+    assert max(found.tokens for found in eight) == pytest.approx(3_700_000, rel=0.25)
+    assert {found.sequence_parallel_size for found in eight} == {1, 2, 4, 8}
+    assert len(eight) == 4 * len(LEVELS)
+
+
+def test_a_longer_row_than_the_longest_does_not_fit() -> None:
+    config = recipe("attn_implementation=flash_attention_2", "loss=chunked")
+    facts = config.architecture
+    assert facts
+
+    every = max_context.longest(config, facts, H100)
+    found = {one.level: one.tokens for one in every if one.sequence_parallel_size == 1 and one.level != "none"}
+
+    for level, tokens in found.items():
+        longest, longer = (
+            recipe("attn_implementation=flash_attention_2", "loss=chunked", f"max_length={length}")
+            for length in (tokens, tokens + max_context.UNIT)
+        )
+        assert fit(longest, facts, H100, level).fits and not fit(longer, facts, H100, level).fits, level

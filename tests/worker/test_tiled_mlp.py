@@ -1,0 +1,62 @@
+"""MLPs in tiles: the same numbers, with an adapter's dropout too, and never more than a tile inside."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.fit.recipes import lightest
+from tests.fit.small import small
+from tuner.errors import ModelError
+from tuner.models.load import decoder_layers
+from tuner.models.shrink import config_of
+from tuner.recipes.long_context import KINDS
+from tuner.worker.tiled_mlp import tile
+
+ROW = ("train_dataloader.dataset.max_length=200", "train_dataloader.batch_size=1")
+
+
+def model_of(kind: str) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config_of(small(kind))).train()
+
+
+def gradients(model: Any) -> torch.Tensor:
+    """Return those of all weights in a row, after one backward pass whose dropout is seeded."""
+    torch.manual_seed(2)
+    ids_BT = torch.arange(2 * 17).view(2, 17)
+    model(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss.backward()
+    return torch.cat([one.grad.flatten() for one in model.parameters()])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_tiled_mlp_computes_the_same(kind: str) -> None:
+    expected, model = gradients(model_of(kind)), model_of(kind)
+    tile(model, lightest("tiny_full_sample_e1", "tiled_mlp=True", *ROW))
+
+    assert torch.allclose(gradients(model), expected, atol=1e-6)
+
+
+def test_no_more_tokens_than_a_tile_are_in_an_mlp_and_dropout_is_the_same_in_the_backward_pass() -> None:
+    model, seen = model_of("llama"), []
+    for layer in decoder_layers(model):
+        layer.mlp.down_proj = torch.nn.Sequential(layer.mlp.down_proj, torch.nn.Dropout(0.5))
+        layer.mlp.down_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0].clone()))
+    tile(model, lightest("tiny_full_sample_e1", "tiled_mlp=True", *ROW))
+    num_forward = len(decoder_layers(model)) * 5  # of 200 tokens, 48 at a time
+
+    gradients(model)
+
+    assert len(seen) == 2 * num_forward
+    assert {one.shape[1] for one in seen} == {3, 4}
+
+
+def test_a_model_that_shows_only_when_loaded_that_it_has_experts_is_refused() -> None:
+    text = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type="mixtral"))
+
+    with pytest.raises(ModelError, match="one by one"):
+        tile(SimpleNamespace(config=text), lightest("tiny_full_sample_e1", "tiled_mlp=True"))

@@ -1,0 +1,60 @@
+"""What long rows ask of a recipe and its model: the tokens of a rank, tiles of them, and models that may be so divided.
+
+It computes no memory and trains nothing: the plan and the rank ask it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.errors import ModelError
+from tuner.recipes.schema import RecipeConfig
+
+SHARED_BY = "train_cfg.sequence_parallel_size"
+_PAIRED = ("dpo", "orpo", "reward")
+KINDS = frozenset(
+    (
+        *("apertus", "arcee", "cohere", "ernie4_5", "gemma", "glm", "glm4", "gpt_neox", "granite", "hunyuan_v1_dense"),
+        *("internlm", "internlm2", "internlm3", "llama", "ministral3", "mistral", "nemotron", "olmo", "olmo2", "phi"),
+        *("phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2"),
+    )
+)
+"""model_types of which two ranks compute the loss and the gradients of one (tests/worker/test_sequence_parallel.py).
+
+Left out are those that Ulysses in DeepSpeed 0.19.8 does not compute (heads of several widths, latent attention, no
+position_ids), whose windows it forgets, and mixtures of experts, whose load balancing is another on parts of a row.
+"""
+
+
+def tokens_of_rank(recipe: RecipeConfig) -> int:
+    """Return the tokens of one micro-batch on one rank at most."""
+    return -(-recipe.split.micro_batch * tokens_per_sample(recipe) // recipe.train_cfg.sequence_parallel_size)
+
+
+def num_tiles(recipe: RecipeConfig, hidden_size: int) -> int:
+    """Return in how many parts a tiled MLP takes a micro-batch: as ALST, of as many tokens as a token has numbers."""
+    return -(-tokens_of_rank(recipe) // hidden_size)
+
+
+def tokens_per_sample(recipe: RecipeConfig) -> int:
+    """Return the tokens of one sample at most; a pair is two answers."""
+    pair = 2 if recipe.objective.type in _PAIRED else 1
+    return pair * recipe.train_dataloader.dataset.max_length
+
+
+def forgets_window(config: RecipeConfig, model: Mapping[str, Any], attention: str | None) -> ModelError | None:
+    """Return what is wrong with SDPA where a model attends to so many tokens back alone: its window is in its mask.
+
+    Args:
+        model: config.json, as far as it is known.
+        attention: The recipe's, or the one that the model was loaded with.
+    """
+    window = model.get("sliding_window") if model.get("use_sliding_window", True) else None
+    length = config.train_dataloader.dataset.max_length
+    if not window or window >= length or attention not in (None, "auto", "sdpa"):
+        return None
+    what = f"SDPA forgets the model's window of {window} tokens where ranks share samples of up to {length}"
+    return ModelError(
+        what, where=SHARED_BY, fix=f"Take flash attention, or --set train_dataloader.dataset.max_length={window}."
+    )
