@@ -11,9 +11,10 @@ from pydantic_core import ValidationError
 
 from tests.each import each
 from tuner.recipes import loading
+from tuner.recipes.adapter import Adapter, Quantization
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.objective import Dpo, Kto, Orpo, Reward
-from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, schema_keys
+from tuner.recipes.schema import Block, RecipeConfig, schema_keys
 
 QLORA = loading.load("tiny_qlora_sample_e3")
 

@@ -25,8 +25,9 @@ from tuner.machine import hardware, leftovers
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading, path_checks
+from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS
 from tuner.recipes.recipe import Overrides, Recipe
-from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, Dataset, RecipeConfig, Rows
+from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
 from tuner.worker import stand_ins
