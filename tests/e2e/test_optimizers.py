@@ -1,4 +1,4 @@
-"""Optimizers and beginnings of adapters by name: equal losses at every stage, a resume, a result for the base as it was."""
+"""Optimizers and beginnings of adapters by name: equal losses at each stage, a resume, a result for the old base."""
 
 from __future__ import annotations
 

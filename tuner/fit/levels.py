@@ -22,7 +22,11 @@ _SUB_GROUP = 1_000_000_000
 
 @dataclass(frozen=True)
 class Level:
-    """What of a DeepSpeed config costs memory. Bucket sizes count elements."""
+    """What of a DeepSpeed config costs memory. Bucket sizes count elements.
+
+    `master_bytes` are those of a trained parameter's master, and of its gradient in the optimizer's step;
+    `state_part` is the part of its usual size that the optimizer's own state has.
+    """
 
     stage: int
     offload_optimizer: bool = False
@@ -34,6 +38,8 @@ class Level:
     max_live: int = _MAX_LIVE
     sub_group: int = _SUB_GROUP
     hpz: int = 1
+    master_bytes: int = 4
+    state_part: float = 1.0
 
     @classmethod
     def of_preset(cls, name: str, hidden_size: int) -> Level:
@@ -62,7 +68,13 @@ class Level:
             held("max_live_parameters", _MAX_LIVE),
             held("sub_group_size", _SUB_GROUP),
             held("zero_hpz_partition_size", 1),
+            2 if any(_is_on(config, block, f"{block}_master_weights_and_grads") for block in ("bf16", "fp16")) else 4,
+            0.5 if _is_on(config, "bf16", "bf16_optimizer_states") else 1.0,
         )
+
+
+def _is_on(config: Mapping[str, Any], block: str, key: str) -> bool:
+    return bool((config.get(block) or {}).get(key))
 
 
 def _offloaded(zero: Mapping[str, Any], block: str) -> bool:

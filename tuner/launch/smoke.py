@@ -36,7 +36,7 @@ UNKNOWN = "Not tried: GPU kernels and their memory, NCCL, and the real weights; 
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
 _LEAST_SPLIT = 0.25
 _ON_A_CPU = {None, "auto", "sdpa", "eager"}
-_ON_GPUS_ALONE = (*BITSANDBYTES_OPTIMIZERS, "Lamb", "Lion")
+_ON_GPUS_ALONE = (*BITSANDBYTES_OPTIMIZERS, "FusedAdam", "Lamb", "Lion")
 _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
 
 
