@@ -341,6 +341,22 @@ def test_lion_runs_on_a_cpu_where_it_is_offloaded() -> None:
         _merge(offloads, "optimizer.type=Lion", hardware=dataclasses.replace(CPU, has_compiler=False))
 
 
+def test_offloaded_moments_in_bf16_are_made_by_deepspeed() -> None:
+    text = (
+        '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},'
+        ' "bf16": {"bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}}'
+    )
+    cpu = dataclasses.replace(CPU, has_compiler=True)
+
+    final = _merge(text, "dtype=bf16", "lr=0.5", hardware=cpu)
+
+    assert (final.config["optimizer"]["type"], final.config["optimizer"]["params"]["lr"]) == ("AdamW", 0.5)
+    with pytest.raises(DeepSpeedConfigError, match=r"needs optimizer.type AdamW, and no LoRA\+"):
+        _merge(text, "dtype=bf16", "optimizer.type=SGD", hardware=cpu)
+    with pytest.raises(MachineError, match=r"compiled at its first step.*g\+\+"):
+        _merge(text, "dtype=bf16", hardware=dataclasses.replace(CPU, has_compiler=False))
+
+
 def test_muon_has_a_rate_of_its_own_and_whole_gradients_at_stage_3() -> None:
     sets = ("optimizer.type=Muon", "muon_lr=0.02", "clip_grad=None")
     at_two, at_three = (_merge(f'{{"zero_optimization": {{"stage": {stage}}}}}', *sets) for stage in (2, 3))

@@ -13,7 +13,7 @@ from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import leaves, lookup
-from tuner.recipes.optimizer import DEEPSPEED_OPTIMIZERS
+from tuner.recipes.optimizer import DEEPSPEED_OPTIMIZERS, Optimizer
 from tuner.recipes.origin import Keys, Kind, Origin, Overridden
 from tuner.recipes.recipe import Recipe
 from tuner.zero import blocks
@@ -119,7 +119,7 @@ class _Merger:
         theirs = self.config.pop("optimizer", None)
         if theirs:
             self._say_who_wins("optimizer", blocks.optimizer(theirs))
-        if name := DEEPSPEED_OPTIMIZERS.get(optimizer.type):
+        if name := self._made_by_deepspeed(optimizer):
             self._check_kernels(optimizer.type, hardware)
             known = schema()["optimizers"][name.lower()]
             values = optimizer.model_dump(mode="json")
@@ -132,6 +132,19 @@ class _Merger:
             if name == "Muon" and stage(self.config) == 3:
                 # runtime/zero/stage3.py, __init__: Muon and reduce scatter cannot be used together
                 self.own((ZERO, "reduce_scatter"), False, source)
+
+    def _made_by_deepspeed(self, optimizer: Optimizer) -> str | None:
+        """Return DeepSpeed's name of an optimizer that it makes itself, None of one that the trainer makes.
+
+        accelerate 1.15 makes DeepSpeedCPUAdam of an AdamW with its moments in fp32, whatever the config says.
+        """
+        keys = ("bf16", "bf16_optimizer_states")
+        if not lookup(self.config, keys) or device(self.config, "offload_optimizer") == NONE:
+            return DEEPSPEED_OPTIMIZERS.get(optimizer.type)
+        if optimizer.type != "AdamW" or optimizer.loraplus_lr_ratio:
+            what = f"{'.'.join(keys)} with offload_optimizer needs optimizer.type AdamW, and no LoRA+"
+            raise DeepSpeedConfigError(what, where=self.document.where(keys), fix="Remove it, or take AdamW.")
+        return "AdamW"
 
     def _check_kernels(self, kind: str, hardware: Hardware) -> None:
         """Refuse an optimizer whose kernels this machine has not, and no compiler for those that it could have."""
