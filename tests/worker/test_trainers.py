@@ -253,7 +253,7 @@ def test_an_optimizer_of_torch_takes_one_kernel_for_all_parameters_where_it_has_
     weight = torch.nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
 
-    cls, settings = trainers._optimizer(config)
+    cls, settings = trainers._optimizer(config, None)
     made = cls([weight], **settings)
     made.step()
 

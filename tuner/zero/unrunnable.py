@@ -63,6 +63,9 @@ UNRUNNABLE: tuple[Rule, ...] = (
         "Remove it; ZeRO stage 3 shards the experts too.",
         "module_inject/auto_ep_presets/base.py, _install_instance_transformers_output_recorders",
     ),
+    # 0.19.8 ends in ZenFlowSelectiveAdamW(**None) without an optimizer block, which the recipe owns. With one it takes
+    # update_interval for the accumulation and updates the heaviest columns after each micro-batch: on the tiny model,
+    # two ranks of two micro-batches, the first step's loss is 7.355 and not 7.513, the fourth's 6.15 and not 5.66.
     Rule(
         (ZERO, "zenflow"),
         has_zenflow,
