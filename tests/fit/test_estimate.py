@@ -160,6 +160,15 @@ def test_the_optimizers_step_holds_fp32_gradients_as_measured(level: str, states
     assert at_step == pytest.approx(states_a_parameter * num_parameters(facts()) + group)
 
 
+@pytest.mark.parametrize(("stage", "states_a_parameter"), [(2, 2 + 8 / 2), (3, 10 / 2)])
+def test_masters_and_moments_in_16_bits_take_half_as_measured(stage: int, states_a_parameter: float) -> None:
+    """DeepSpeed 0.19.8, two ranks, after backward: 6 bytes a parameter at stage 2, 5 at stage 3; 9 and 8 with fp32."""
+    bf16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    level = Level.of_config({"zero_optimization": {"stage": stage}, "bf16": bf16})
+
+    assert peak(FULL, facts(), level, 2, 2).model_states == pytest.approx(states_a_parameter * num_parameters(facts()))
+
+
 def test_optimizers_hold_what_their_kind_needs() -> None:
     sizes = {}
     for kind in ("AdamW", "Lion", "SGD", "AdamW8bit"):

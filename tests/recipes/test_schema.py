@@ -10,10 +10,13 @@ import pytest
 from pydantic_core import ValidationError
 
 from tests.each import each
+from tuner.errors import RecipeError
 from tuner.recipes import loading
+from tuner.recipes.adapter import Adapter, Quantization
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.objective import Dpo, Kto, Orpo, Reward
-from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, schema_keys
+from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema import Block, RecipeConfig, schema_keys
 
 QLORA = loading.load("tiny_qlora_sample_e3")
 
@@ -30,6 +33,10 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("optim_wrapper.optimizer.betas", 0.9, "valid tuple"),
     ("optim_wrapper.optimizer.weight_decay", -0.1, "greater than or equal to 0"),
     ("optim_wrapper.optimizer.type", "Adamw", "'AdamW'"),
+    ("optim_wrapper.optimizer.type", "OneBitAdam", "removed from DeepSpeed; take AdamW"),
+    ("optim_wrapper.optimizer.type", "ZeroOneAdam", "removed from DeepSpeed; take AdamW"),
+    ("optim_wrapper.optimizer.muon_lr", 0.02, "take Muon, or muon_lr=None"),
+    ("optim_wrapper.optimizer.loraplus_lr_ratio", 0.5, "greater than or equal to 1"),
     ("optim_wrapper.accumulative_counts", 0, "greater than 0"),
     ("optim_wrapper.accumulative_counts", 1.5, "valid integer"),
     ("optim_wrapper.accumulative_counts", True, "valid integer"),
@@ -59,6 +66,13 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("adapter.lora_dropout", 1.0, "less than 1"),
     ("adapter.target_modules", 3, "valid string"),
     ("adapter.unknown", 3, "not permitted"),
+    ("adapter.init_lora_weights", False, "must be True, 'gaussian'"),
+    ("adapter.init_lora_weights", "pisa", "must be True, 'gaussian'"),
+    ("adapter.init_lora_weights", "eva", "takes a pass before training; take 'pissa'"),
+    ("adapter.init_lora_weights", "corda", "takes a pass before training; take 'pissa'"),
+    ("adapter.init_lora_weights", "loftq", "in the place of bitsandbytes; take True"),
+    ("adapter.init_lora_weights", "mica", "which no checkpoint would hold"),
+    ("adapter.init_lora_weights", "olora", "takes a part out of weights that are quantized; take True"),
     ("objective.type", "dpo_", "'sft'"),
     ("deepspeed", 2, "valid string"),
     ("unknown", 1, "not permitted"),
@@ -79,6 +93,23 @@ def changed(key: str, value: Any) -> dict[str, Any]:
 def test_a_value_that_does_not_fit_is_refused(key: str, value: Any, reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         RecipeConfig.model_validate(changed(key, value))
+
+
+def _refused(name: str, *sets: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        loading.load(name, Overrides(pairs=[("--set", text) for text in sets]))
+    return str(caught.value)
+
+
+def test_an_adapter_that_begins_in_the_base_goes_with_no_dora_and_no_comparison_with_the_base() -> None:
+    assert "by whose norms DoRA scales" in _refused("tiny_dora_sample_e1", "init_lora_weights=pissa")
+    assert "dpo compares with the base" in _refused("tiny_dpo_lora_sample_preferences_e1", "init_lora_weights=olora")
+
+
+def test_lora_plus_needs_an_adapter_and_an_optimizer_that_deepspeed_does_not_make() -> None:
+    assert "there is no adapter" in _refused("tiny_full_sample_e1", "loraplus_lr_ratio=16")
+    sets = ("loraplus_lr_ratio=16", "optimizer.type=Muon")
+    assert "Muon is made by DeepSpeed, which knows no LoRA+" in _refused("tiny_lora_sample_e1", *sets)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +134,8 @@ def test_what_a_validation_decides_needs_one(key: str, value: Any) -> None:
         ("adapter.target_modules", ["q_proj"]),
         ("adapter.target_modules", ("q_proj",)),
         ("adapter.modules_to_save", ["lm_head"]),
+        ("adapter.init_lora_weights", "gaussian"),
+        ("optim_wrapper.optimizer.loraplus_lr_ratio", 16),
         ("log.trackers", ["wandb"]),
         ("deepspeed", {"zero_optimization": {"stage": 2}}),
         ("randomness.seed", 2**32 - 1),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import deepspeed
 import pytest
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tuner.errors import MachineError
 from tuner.worker import compat
@@ -89,3 +91,16 @@ def test_parameters_that_were_loaded_with_one_step_counter_get_one_each() -> Non
     adam.step()
 
     assert [float(adam.state[weight]["step"]) for weight in weights] == [6, 6]
+
+
+def test_muon_trains_no_embeddings_and_no_head_whatever_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed, "set_optimizer_flags", deepspeed.set_optimizer_flags)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=1))
+    compat.keep_muon_off_embeddings(model)
+
+    deepspeed.set_optimizer_flags(SimpleNamespace(optimizer_name="muon", optimizer_params={}), model)
+
+    flags = {name: weight.use_muon for name, weight in model.named_parameters()}
+    assert flags["transformer.wte.weight"] is False
+    assert flags["transformer.h.0.attn.c_attn.weight"] is True
+    assert flags["transformer.h.0.ln_1.weight"] is False

@@ -253,9 +253,26 @@ def test_an_optimizer_of_torch_takes_one_kernel_for_all_parameters_where_it_has_
     weight = torch.nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
 
-    cls, settings = trainers._optimizer(config)
+    cls, settings = trainers._optimizer(config, None)
     made = cls([weight], **settings)
     made.step()
 
     assert bool(made.defaults.get("fused")) == is_fused
     assert float(weight.max().detach()) < 1
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD"])
+def test_lora_plus_gives_each_b_a_rate_of_its_own(kind: str) -> None:
+    sets = ("lr=1e-4", "loraplus_lr_ratio=16", f"optimizer.type={kind}", "weight_decay=0.1")
+    config = load("tiny_lora_sample_e1", Overrides(pairs=[("--set", text) for text in sets])).config
+    adapted = get_peft_model(model(), LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+    make, settings = trainers._optimizer(config, adapted)
+
+    made = make([], **settings)
+
+    names = {weight: name for name, weight in adapted.named_parameters()}
+    groups = [(group, names[weight]) for group in made.param_groups for weight in group["params"]]
+    assert len(groups) == sum(weight.requires_grad for weight in adapted.parameters())
+    for group, name in groups:
+        assert group["lr"] == pytest.approx(1.6e-3 if "lora_B" in name else 1e-4), name
+        assert group["weight_decay"] == 0.1

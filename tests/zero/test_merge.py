@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import logging
 import shlex
@@ -302,14 +303,17 @@ def test_a_block_that_agrees_or_says_only_auto_gives_no_warning() -> None:
     assert _merge(text, "betas=(0.9, 0.999)", "param_scheduler.type=cosine").warnings == ()
 
 
-@pytest.mark.parametrize("kind", ["Lamb", "Lion"])
-def test_an_optimizer_of_deepspeed_is_written_with_the_recipes_values(kind: str) -> None:
-    final = _merge(
-        '{"zero_optimization": {"stage": 1}}', f"optimizer.type={kind}", "lr=0.5", "eps=1e-7", hardware=machine(A100)
-    )
+@pytest.mark.parametrize(
+    ("kind", "name", "stage"),
+    [("Lamb", "Lamb", 0), ("Lion", "Lion", 1), ("FusedAdam", "AdamW", 3), ("Muon", "Muon", 2)],
+)
+def test_an_optimizer_of_deepspeed_is_written_with_the_recipes_values(kind: str, name: str, stage: int) -> None:
+    text = f'{{"zero_optimization": {{"stage": {stage}}}}}'
+    sets = (f"optimizer.type={kind}", "lr=0.5", "eps=1e-7", "clip_grad=None")
+    final = _merge(text, *sets, hardware=machine(A100))
 
     block = final.config["optimizer"]
-    assert block["type"] == kind
+    assert block["type"] == name
     assert (block["params"]["lr"], block["params"]["betas"]) == (
         0.5,
         list(_recipe().values["optim_wrapper"]["optimizer"]["betas"]),
@@ -320,10 +324,60 @@ def test_an_optimizer_of_deepspeed_is_written_with_the_recipes_values(kind: str)
     _deepspeed_reads(final.config)
 
 
-@pytest.mark.parametrize("kind", ["Lamb", "Lion"])
+@pytest.mark.parametrize("kind", ["Lamb", "FusedAdam"])
 def test_an_optimizer_with_gpu_kernels_alone_is_refused_on_a_cpu(kind: str) -> None:
     with pytest.raises(MachineError, match=f"DeepSpeed's {kind} has GPU kernels alone.*Take AdamW"):
         _merge("{}", f"optimizer.type={kind}")
+
+
+def test_lion_runs_on_a_cpu_where_it_is_offloaded() -> None:
+    offloads = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
+    cpu = dataclasses.replace(CPU, has_compiler=True)
+
+    assert _merge(offloads, "optimizer.type=Lion", hardware=cpu).config["optimizer"]["type"] == "Lion"
+    with pytest.raises(MachineError, match=r"Lion has kernels for GPUs, and for offloading.*zero2_offload"):
+        _merge("{}", "optimizer.type=Lion", hardware=cpu)
+    with pytest.raises(MachineError, match=r"Lion is compiled at its first step.*g\+\+"):
+        _merge(offloads, "optimizer.type=Lion", hardware=dataclasses.replace(CPU, has_compiler=False))
+
+
+def test_offloaded_moments_in_bf16_are_made_by_deepspeed() -> None:
+    text = (
+        '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},'
+        ' "bf16": {"bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}}'
+    )
+    cpu = dataclasses.replace(CPU, has_compiler=True)
+
+    final = _merge(text, "dtype=bf16", "lr=0.5", hardware=cpu)
+
+    assert (final.config["optimizer"]["type"], final.config["optimizer"]["params"]["lr"]) == ("AdamW", 0.5)
+    with pytest.raises(DeepSpeedConfigError, match=r"needs optimizer.type AdamW, and no LoRA\+"):
+        _merge(text, "dtype=bf16", "optimizer.type=SGD", hardware=cpu)
+    with pytest.raises(MachineError, match=r"compiled at its first step.*g\+\+"):
+        _merge(text, "dtype=bf16", hardware=dataclasses.replace(CPU, has_compiler=False))
+
+
+def test_muon_has_a_rate_of_its_own_and_whole_gradients_at_stage_3() -> None:
+    sets = ("optimizer.type=Muon", "muon_lr=0.02", "clip_grad=None")
+    at_two, at_three = (_merge(f'{{"zero_optimization": {{"stage": {stage}}}}}', *sets) for stage in (2, 3))
+
+    assert at_three.config["optimizer"]["params"]["muon_lr"] == 0.02
+    assert at_three.config["zero_optimization"]["reduce_scatter"] is False
+    assert "reduce_scatter" not in at_two.config["zero_optimization"]
+    _deepspeed_reads(at_three.config)
+
+
+@pytest.mark.parametrize(
+    ("text", "sets", "said"),
+    [
+        ("{}", ("optimizer.type=Muon",), "clips Muon's update, not the gradient.*clip_grad=None"),
+        ('{"gradient_clipping": 1.0}', ("optimizer.type=Muon", "clip_grad=None"), "clips Muon's update"),
+        ('{"zero_optimization": {"stage": 1}}', ("optimizer.type=Lamb",), "Lamb scales a layer's update.*AdamW"),
+    ],
+)
+def test_an_optimizer_that_a_stage_trains_otherwise_is_refused(text: str, sets: tuple[str, ...], said: str) -> None:
+    with pytest.raises(DeepSpeedConfigError, match=said):
+        _merge(text, *sets, hardware=machine(A100))
 
 
 # Compilation

@@ -28,6 +28,7 @@ architecture = None
 quantization = None
 
 # dict(r=64, lora_alpha=16, lora_dropout=0.1, target_modules='all-linear', use_dora=False), in PEFT's names.
+# init_lora_weights: True, 'gaussian', 'orthogonal', 'olora', 'pissa', 'pissa_niter_4'.
 # path='runs/sft' goes on with that adapter, which brings its own r, lora_alpha and target_modules.
 # None: every weight is trained.
 adapter = None
@@ -85,8 +86,12 @@ train_dataloader = dict(
 val_dataloader = None
 
 optim_wrapper = dict(
-    # A class of torch.optim, or DeepSpeed's own. lr: per step; betas, eps, weight_decay: as in torch.
-    optimizer=dict(type="AdamW", lr=2e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0),
+    # A class of torch.optim, bitsandbytes or DeepSpeed (docs/recipes.md). lr: per step; betas, eps, weight_decay: as
+    # in torch. muon_lr: of the matrices that Muon trains, lr then of the rest; None: lr. loraplus_lr_ratio: LoRA+, the
+    # rate of each adapter's B is so many times that of its A; None: the same.
+    optimizer=dict(
+        type="AdamW", lr=2e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, muon_lr=None, loraplus_lr_ratio=None
+    ),
     # The gradient's 2-norm is clipped to this. None: not clipped.
     clip_grad=dict(max_norm=1.0),
     # Micro-batches per optimizer step. Global batch = batch_size x accumulative_counts x processes. 'auto': what

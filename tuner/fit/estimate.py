@@ -24,7 +24,10 @@ FRAGMENTATION = 0.05
 PROCESS_BYTES = 3_000_000_000
 """Host memory of one rank: interpreter, libraries, data."""
 _STATE_BYTES = {"SGD": 0, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "PagedAdamW8bit": 2}
-"""Bytes of an optimizer's own state a trained parameter; Adam's two moments (8) for those not named."""
+"""Bytes of an optimizer's own state a trained parameter; Adam's two moments (8) for those not named.
+
+Muon has one moment, and DeepSpeed 0.19.8 keeps a second copy of it, to step back to, at stages 1 and 2: 8 too.
+"""
 
 
 def peak(
@@ -87,7 +90,8 @@ def model_states(
     weights = gradients = float(trained * weight_bytes)
     # ZeRO shards frozen weights at stage 3 alone, the scales of a 4-bit base never.
     frozen = frozen_bytes(parameters, weight_bytes) / (ranks if stage == 3 else 1) + _scales(recipe, parameters)
-    optimizer = (_master_bytes(weight_bytes, stage) + state_bytes(recipe)) * trained * shard
+    masters = _master_bytes(weight_bytes, level)
+    optimizer = (masters + level.state_part * state_bytes(recipe)) * trained * shard
     if stage == 3:
         weights, gradients = weights / ranks, gradients / ranks
     elif stage == 2:
@@ -99,9 +103,9 @@ def model_states(
     return {"weights": weights + frozen, "gradients": gradients, "optimizer_states": optimizer}
 
 
-def _master_bytes(weight_bytes: int, stage: int) -> int:
-    """Return the bytes of the fp32 copy of one trained parameter; ZeRO makes one of fp32 weights too."""
-    return 4 if weight_bytes == 2 or stage else 0
+def _master_bytes(weight_bytes: int, level: Level) -> int:
+    """Return the bytes of the master of one trained parameter; ZeRO makes one of fp32 weights too."""
+    return level.master_bytes if weight_bytes == 2 or level.stage else 0
 
 
 def state_bytes(recipe: RecipeConfig) -> int:
@@ -155,11 +159,11 @@ def _optimizer_step(parameters: Parameters, level: Level, ranks: int, weight_byt
         return 0.0
     trained = parameters.trainable
     if level.stage == 3:
-        return 4.0 * min(trained / ranks, level.sub_group)
+        return level.master_bytes * min(trained / ranks, level.sub_group)
     if level.stage == 0:
-        return 4.0 * trained
+        return float(level.master_bytes * trained)
     kept = weight_bytes * trained * (1.0 if level.stage == 1 else 1 / ranks)
-    return 4.0 * trained / ranks - kept
+    return level.master_bytes * trained / ranks - kept
 
 
 def _host(
@@ -171,9 +175,10 @@ def _host(
     if level.offload_optimizer:
         sharded, accumulates = level.stage == 3, recipe.split.accumulation > 1
         # Below stage 3 the new 16-bit weights are staged beside masters and moments.
-        lines["optimizer_states"] = trained * (4 + state_bytes(recipe) + (0 if sharded else weight_bytes))
+        own = level.master_bytes + level.state_part * state_bytes(recipe)
+        lines["optimizer_states"] = trained * (own + (0 if sharded else weight_bytes))
         # In fp32 for the step, and in 16 bits as they arrive, where stage 2 needs that to add them up.
-        lines["gradients"] = trained * (4 + (weight_bytes if sharded or accumulates else 0))
+        lines["gradients"] = trained * (level.master_bytes + (weight_bytes if sharded or accumulates else 0))
     if level.offload_param:
         lines["weights"] = trained * weight_bytes + frozen_bytes(parameters, weight_bytes) / ranks * ranks_here
     # What is on disks passes through buffers (swap_tensor/optimizer_utils.py and partitioned_param_swapper.py).

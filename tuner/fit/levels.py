@@ -23,7 +23,11 @@ _SUB_GROUP = 1_000_000_000
 
 @dataclass(frozen=True)
 class Level:
-    """What of a DeepSpeed config costs memory. Bucket sizes count elements."""
+    """What of a DeepSpeed config costs memory. Bucket sizes count elements.
+
+    `master_bytes` are those of a trained parameter's master, and of its gradient in the optimizer's step;
+    `state_part` is the part of its usual size that the optimizer's own state has.
+    """
 
     stage: int
     offload_optimizer: bool = False
@@ -39,6 +43,8 @@ class Level:
     """Where the optimizer's states are on disks: how many of a sub-group's tensors are in the host's memory at once."""
     param_buffers: int = 0
     """The same of weights on disks: how many of their elements."""
+    master_bytes: int = 4
+    state_part: float = 1.0
 
     @classmethod
     def of_preset(cls, name: str, hidden_size: int) -> Level:
@@ -70,7 +76,13 @@ class Level:
             _buffers_of_disk(zero, "offload_optimizer", {"buffer_count": 4}),
             _buffers_of_disk(zero, "offload_param", {"buffer_count": 5, "buffer_size": 100_000_000})
             + _buffers_of_disk(zero, "offload_param", {"max_in_cpu": 1_000_000_000}),
+            2 if any(_is_on(config, block, f"{block}_master_weights_and_grads") for block in ("bf16", "fp16")) else 4,
+            0.5 if _is_on(config, "bf16", "bf16_optimizer_states") else 1.0,
         )
+
+
+def _is_on(config: Mapping[str, Any], block: str, key: str) -> bool:
+    return bool((config.get(block) or {}).get(key))
 
 
 def _offloaded(zero: Mapping[str, Any], block: str) -> bool:

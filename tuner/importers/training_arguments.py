@@ -13,7 +13,8 @@ from tuner.importers import deepspeed
 from tuner.importers.document import Document
 from tuner.importers.translation import Given, Rule, Tool, Translation
 from tuner.recipes.aliases import ALIASES, Alias, by_word
-from tuner.recipes.schema import OptimizerType, ParamScheduler, Tracker
+from tuner.recipes.optimizer import OptimizerType
+from tuner.recipes.schema import ParamScheduler, Tracker
 
 _LOADER, _OPTIMIZER = "train_dataloader", "optim_wrapper.optimizer"
 RATIO = "param_scheduler.warmup_ratio"

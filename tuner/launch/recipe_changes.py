@@ -22,6 +22,7 @@ FIXED = {
     "adapter": "the adapter is another",
     "objective.type": "the loss is another",
     "train_dataloader.dataset": "the samples, or their order, are others",
+    "optim_wrapper.optimizer.loraplus_lr_ratio": "the optimizer's groups of weights are others",
     "train_cfg.trainable_layers": "the trained weights are others",
     "randomness.seed": "the order of the samples is another",
 }

@@ -25,8 +25,9 @@ from tuner.machine import hardware, leftovers
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading, path_checks
+from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS
 from tuner.recipes.recipe import Overrides, Recipe
-from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, Dataset, RecipeConfig, Rows
+from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
 from tuner.worker import stand_ins
@@ -35,7 +36,7 @@ UNKNOWN = "Not tried: GPU kernels and their memory, NCCL, and the real weights; 
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
 _LEAST_SPLIT = 0.25
 _ON_A_CPU = {None, "auto", "sdpa", "eager"}
-_ON_GPUS_ALONE = (*BITSANDBYTES_OPTIMIZERS, "Lamb", "Lion")
+_ON_GPUS_ALONE = (*BITSANDBYTES_OPTIMIZERS, "FusedAdam", "Lamb", "Lion")
 _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import try_to_load_from_cache
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 
 from tuner.errors import ModelError
 from tuner.recipes import paths
@@ -39,6 +41,7 @@ def with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:
         use_dora=adapter.use_dora,
         use_rslora=adapter.use_rslora,
         modules_to_save=adapter.modules_to_save,
+        init_lora_weights=adapter.init_lora_weights,
         bias="none",
     )
     # Adapters in the compute type at every ZeRO level; PEFT's fp32 default breaks ZeRO-3 and doubles activations.
@@ -46,13 +49,45 @@ def with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:
         if adapter.path:
             adapted = _continued(model, str(paths.expanded(adapter.path)), adapter.lora_dropout)
         else:
+            torch.manual_seed(config.randomness.seed)  # pissa_niter_N begins with chance, and anew where a run goes on
             adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
     except ValueError as error:
         raise ModelError(f"the adapter does not fit this model: {error}", where="adapter.target_modules") from error
     if isinstance(config.objective, Dpo | Kto) and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
         what = f"objective {config.objective.type} cannot train an adapter on the output embeddings"
         raise ModelError(what, where="adapter.target_modules", fix="Take 'lm_head' out of it.")
+    if adapter.changes_base:
+        _save_for_base(adapted, model.dtype)
     return adapted
+
+
+def _save_for_base(model: Any, dtype: torch.dtype) -> None:
+    """Save the adapter as one for the base that was loaded, of which PiSSA and OLoRA have taken a part out.
+
+    W - B0 A0 + B A is W + [B, -B0] [A; A0]: twice the rank, and the same scale. PEFT 0.21 does this by loading the
+    beginning as a second adapter, which ZeRO-3's sharded weights do not take.
+    """
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            weight.data = weight.data.to(dtype)  # PEFT leaves its decompositions in fp32
+    began = {name: weight.detach().clone() for name, weight in get_peft_model_state_dict(model).items()}
+
+    def save(folder: Any, **named: Any) -> None:
+        type(model).save_pretrained(model, folder, **named)
+        stored = load_file(Path(folder) / paths.TENSORS)
+        for name, first in began.items():
+            half = first.to("cpu", stored[name].dtype)
+            if ".lora_A." in name:
+                stored[name] = torch.cat([stored[name], half], dim=0)
+            elif ".lora_B." in name:
+                stored[name] = torch.cat([stored[name], -half], dim=1)
+        save_file(stored, Path(folder) / paths.TENSORS, metadata={"format": "pt"})
+        saved = PeftConfig.from_pretrained(folder)
+        saved.lora_alpha *= 2**0.5 if saved.use_rslora else 2
+        saved.r, saved.init_lora_weights = 2 * saved.r, True
+        saved.save_pretrained(folder)
+
+    model.save_pretrained = save
 
 
 def _continued(model: Any, folder: str, dropout: float) -> Any:

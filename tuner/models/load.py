@@ -29,8 +29,9 @@ from tuner.models.adapters import with_adapter
 from tuner.models.embeddings import fit_rows
 from tuner.models.tiny import materialize
 from tuner.recipes import catalog, paths
+from tuner.recipes.adapter import Quantization
 from tuner.recipes.objective import Dpo, Kto
-from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.recipes.schema import Model, RecipeConfig
 
 CACHE = Path(os.environ.get("TUNER_CACHE") or paths.home() / ".cache" / "tuner")  # effect: where made models are kept
 

@@ -51,7 +51,10 @@ _OPTIMIZERS = {
     "sgd": "SGD",
     "rmsprop": "RMSprop",
     "lion": "Lion",
-    "(AdamW|Adam|NAdam|RAdam|Adamax|SGD|RMSprop|AdamW8bit|PagedAdamW8bit|PagedAdamW32bit|Lamb|Lion)": r"\1",
+    "muon": "Muon",
+    "(AdamW|Adam|NAdam|RAdam|Adamax|SGD|RMSprop|AdamW8bit|PagedAdamW8bit|PagedAdamW32bit|FusedAdam|Lamb|Lion|Muon)": (
+        r"\1"
+    ),
 }
 _MODULES = {
     "all|all-linear|all_linear": "all-linear",

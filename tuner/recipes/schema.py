@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from pydantic_core import core_schema as core
 
+from tuner.recipes.adapter import Adapter, Quantization
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.block import (
     Block,
@@ -24,6 +25,7 @@ from tuner.recipes.block import (
     wrong_key,
 )
 from tuner.recipes.objective import Objective, least_batch_size
+from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS, OptimWrapper
 from tuner.recipes.origin import Keys
 
 LOADERS = ("train_dataloader", "val_dataloader")
@@ -49,27 +51,6 @@ class Model(Block):
         if trusted and not (len(revision) == 40 and set(revision) <= set("0123456789abcdef")):
             raise ValueError("model.revision must be a full 40-digit commit for that")
         return trusted
-
-
-class Quantization(Block):
-    """bitsandbytes' storage of the frozen base weights."""
-
-    bits: Literal[4, 8] = 4
-    quant_type: Literal["nf4", "fp4"] = "nf4"
-    double_quant: bool = True
-
-
-class Adapter(Block):
-    """PEFT's LoraConfig, in its own names; path: a trained adapter to go on with, whose weights and values it has."""
-
-    path: str | None = None
-    r: PositiveInt
-    lora_alpha: PositiveInt
-    lora_dropout: Fraction = 0.0
-    target_modules: str | list[str] | tuple[str, ...] = "all-linear"
-    use_dora: bool = False
-    use_rslora: bool = False
-    modules_to_save: list[str] | None = None
 
 
 class Rows(Block):
@@ -138,41 +119,6 @@ class Dataloader(Block):
         """`batch_size` of a recipe whose split is settled."""
         assert self.batch_size != "auto", "settled by launch.splitting before anybody asks"
         return self.batch_size
-
-
-OptimizerType = Literal[
-    "AdamW", "Adam", "NAdam", "RAdam", "Adamax", "SGD", "RMSprop",  # torch.optim
-    "AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit",  # bitsandbytes
-    "Lamb", "Lion",  # DeepSpeed, on GPUs
-]  # fmt: skip
-
-
-BITSANDBYTES_OPTIMIZERS = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit")
-
-
-class Optimizer(Block):
-    """One optimizer by its class name; lr per optimizer step."""
-
-    type: OptimizerType
-    lr: PositiveFloat
-    betas: Annotated[tuple[Fraction, Fraction], Lax]
-    eps: PositiveFloat
-    weight_decay: Annotated[float, Field(ge=0)]
-
-
-class ClipGrad(Block):
-    """The largest 2-norm of the gradient."""
-
-    max_norm: PositiveFloat
-
-
-class OptimWrapper(Block):
-    """The optimizer step."""
-
-    optimizer: Optimizer
-    clip_grad: ClipGrad | None
-    accumulative_counts: PositiveInt | Literal["auto"]
-    dtype: Literal["auto", "bf16", "fp16", "fp32"]
 
 
 class ParamScheduler(Block):
@@ -297,7 +243,26 @@ class RecipeConfig(Block):
     def _quantized_weights_need_an_adapter(cls, adapter: Adapter | None, info: core.ValidationInfo) -> Adapter | None:
         if info.data.get("quantization") and not adapter:
             raise ValueError("quantized weights cannot be trained; set adapter too, or quantization=None")
+        if info.data.get("quantization") and adapter and adapter.changes_base:
+            why = f"= {adapter.init_lora_weights!r} takes a part out of weights that are quantized; take True"
+            raise wrong_key("init_lora_weights", why)
         return adapter
+
+    @check_key("objective")
+    @classmethod
+    def _the_reference_is_the_base(cls, objective: Objective, info: core.ValidationInfo) -> Objective:
+        adapter = info.data.get("adapter")
+        if adapter and adapter.changes_base and objective.type in ("dpo", "kto"):
+            why = f"{objective.type} compares with the base, which adapter.init_lora_weights = "
+            raise wrong_key("type", f"{why}{adapter.init_lora_weights!r} takes a part out of; take True")
+        return objective
+
+    @check_key("optim_wrapper")
+    @classmethod
+    def _lora_plus_needs_lora(cls, wrapper: OptimWrapper, info: core.ValidationInfo) -> OptimWrapper:
+        if wrapper.optimizer.loraplus_lr_ratio and "adapter" in info.data and not info.data["adapter"]:
+            raise wrong_key("optimizer.loraplus_lr_ratio", "is LoRA+'s, and there is no adapter; take one, or None")
+        return wrapper
 
     @check_key("train_dataloader", "val_dataloader")
     @classmethod

@@ -26,7 +26,8 @@ from tuner.models.load import (
     source,
 )
 from tuner.recipes import catalog, paths
-from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.recipes.adapter import Quantization
+from tuner.recipes.schema import Model, RecipeConfig
 from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
 from tuner.results.base import base_of, check_facts, model_of
 from tuner.results.saved import SavedModel, find

@@ -12,6 +12,7 @@ from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
+import deepspeed
 import deepspeed.ops
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from trl import DPOTrainer, KTOTrainer, SFTTrainer
 
 from tuner.machine.libraries import require_names
 from tuner.models import compat as models
+from tuner.models import whole
 
 _FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
 
@@ -42,6 +44,7 @@ def check_names() -> None:
     require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
     require_names("deepspeed", deepspeed.ops, "__compatible_ops__")
     require_names("deepspeed", engine_module, "see_memory_usage")
+    require_names("deepspeed", deepspeed, "set_optimizer_flags")
     require_names("deepspeed", DeepSpeedEngine, "clip_fp32_gradients", "was_step_applied", "module_state_dict")
     require_names("deepspeed", DeepSpeedEngine, "_zero3_consolidated_16bit_state_dict", "load_checkpoint")
     require_names("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
@@ -285,6 +288,24 @@ def _record_grad_norm(engine: Any, on_bad: Callable[[], None]) -> None:
             clip_grads_with_norm_(weights, engine.gradient_clipping(), found)
 
     engine.optimizer.register_step_pre_hook(before_update)
+
+
+def keep_muon_off_embeddings(model: Any) -> None:
+    """Let Adam train a model's embeddings and head, whatever an architecture calls them.
+
+    DeepSpeed 0.19.8 knows them by "embed" and "lm_head" in their names; GPT-2's are `wte`, InternLM2's head is
+    `output`, a reward model's `score`: Muon would make each of their updates orthogonal.
+    """
+    ends = (model.get_input_embeddings(), model.get_output_embeddings(), getattr(model, whole.HEAD, None))
+    weights = [weight for module in ends if module is not None for weight in module.parameters()]
+    flag = deepspeed.set_optimizer_flags
+
+    def flag_all(*given: Any) -> None:
+        flag(*given)
+        for weight in weights:
+            weight.use_muon = False
+
+    deepspeed.set_optimizer_flags = flag_all
 
 
 def leave_out_frozen(engine: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.optimizers import create_loraplus_optimizer
 from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig
 
@@ -125,7 +126,9 @@ def trainer(
     if shared_by > 1:
         compat.share_samples(made, sequence_parallel.sample_by_sample)
     if "optimizer" not in zero:
-        made.optimizer_cls_and_kwargs = _optimizer(config)
+        made.optimizer_cls_and_kwargs = _optimizer(config, models[0])
+    elif config.optim_wrapper.optimizer.type == "Muon":
+        compat.keep_muon_off_embeddings(models[0])
     compat.give_config_as_written(made, zero)
     fit_adapters(models[0], dtype(zero), config)
     if config.train_cfg.loss == "whole":
@@ -274,14 +277,24 @@ def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:
     return with_fingerprint(rows, launch)
 
 
-def _optimizer(config: RecipeConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Return the class that `optimizer.type` names and those of its settings that the class takes."""
+def _optimizer(config: RecipeConfig, model: Any) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
+    """Return the class that `type` names, or LoRA+ with it, and those of the settings that it takes."""
     block = config.optim_wrapper.optimizer
     cls = getattr(torch.optim, block.type, None) or _bitsandbytes_optimizer(block.type)
     known = inspect.signature(cls).parameters
     # torch 2.13's optimizers that have one kernel for all parameters have it on CPUs too.
     settings = {"lr": block.lr, "betas": block.betas, "eps": block.eps, "fused": True}
-    return cls, {key: value for key, value in settings.items() if key in known}
+    taken = {key: value for key, value in settings.items() if key in known}
+    if not block.loraplus_lr_ratio:
+        return cls, taken
+    more = {"loraplus_lr_ratio": block.loraplus_lr_ratio, "loraplus_weight_decay": block.weight_decay}
+    return partial(_loraplus, model, cls), {**taken, **more}
+
+
+def _loraplus(model: Any, cls: type[torch.optim.Optimizer], _groups: Any, **settings: Any) -> torch.optim.Optimizer:
+    """Return LoRA+ with a class, in the place of the class and the Trainer's groups of weights."""
+    made: torch.optim.Optimizer = create_loraplus_optimizer(model, cls, **settings)
+    return made
 
 
 def _bitsandbytes_optimizer(name: str) -> type[torch.optim.Optimizer]:

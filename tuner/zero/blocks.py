@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from tuner.recipes.merging import lookup
-from tuner.recipes.schema import OptimizerType
+from tuner.recipes.optimizer import OptimizerType
 from tuner.zero.rules import AUTO
 
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}

@@ -13,6 +13,7 @@ from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import leaves, lookup
+from tuner.recipes.optimizer import DEEPSPEED_OPTIMIZERS, Optimizer
 from tuner.recipes.origin import Keys, Kind, Origin, Overridden
 from tuner.recipes.recipe import Recipe
 from tuner.zero import blocks
@@ -23,12 +24,11 @@ from tuner.zero.final_config import FinalConfig
 from tuner.zero.jsonfile import Document
 from tuner.zero.lint import Checked, check
 from tuner.zero.precision import Precision
-from tuner.zero.rules import AUTO, NONE, STEPPING, needs_cpu_adam, short, stage
+from tuner.zero.rules import AUTO, NONE, STEPPING, ZERO, device, needs_cpu_adam, short, stage
 from tuner.zero.unrunnable import FINAL
 
 _TOOLS = "g++ and ninja, and nvcc beside GPUs"
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
-_DEEPSPEED_OPTIMIZERS = ("Lamb", "Lion")
 _UNKNOWN_HIDDEN_SIZE = {
     "reduce_bucket_size": 500_000_000,
     "stage3_prefetch_bucket_size": 50_000_000,
@@ -119,16 +119,48 @@ class _Merger:
         theirs = self.config.pop("optimizer", None)
         if theirs:
             self._say_who_wins("optimizer", blocks.optimizer(theirs))
-        if optimizer.type in _DEEPSPEED_OPTIMIZERS:
-            if not hardware.gpus:
-                where = self.recipe_source("optim_wrapper.optimizer.type")
-                fix = "Take AdamW, or a machine with a GPU."
-                raise MachineError(f"DeepSpeed's {optimizer.type} has GPU kernels alone", where=where, fix=fix)
-            known = schema()["optimizers"][optimizer.type.lower()]
+        if name := self._made_by_deepspeed(optimizer):
+            self._check_kernels(optimizer.type, hardware)
+            known = schema()["optimizers"][name.lower()]
             values = optimizer.model_dump(mode="json")
-            params = {key: value for key, value in values.items() if key in known}
-            self.config["optimizer"] = {"type": optimizer.type, "params": params}
-            self._stamp("optimizer", self.recipe_source("optim_wrapper.optimizer.type"))
+            params = {key: value for key, value in values.items() if key in known and value is not None}
+            if name == "Muon":
+                params["torch_adam"] = True  # its own would build a kernel for the few weights that are no matrices
+            self.config["optimizer"] = {"type": name, "params": params}
+            source = self.recipe_source("optim_wrapper.optimizer.type")
+            self._stamp("optimizer", source)
+            if name == "Muon" and stage(self.config) == 3:
+                # runtime/zero/stage3.py, __init__: Muon and reduce scatter cannot be used together
+                self.own((ZERO, "reduce_scatter"), False, source)
+
+    def _made_by_deepspeed(self, optimizer: Optimizer) -> str | None:
+        """Return DeepSpeed's name of an optimizer that it makes itself, None of one that the trainer makes.
+
+        accelerate 1.15 makes DeepSpeedCPUAdam of an AdamW with its moments in fp32, whatever the config says.
+        """
+        keys = ("bf16", "bf16_optimizer_states")
+        if not lookup(self.config, keys) or device(self.config, "offload_optimizer") == NONE:
+            return DEEPSPEED_OPTIMIZERS.get(optimizer.type)
+        if optimizer.type != "AdamW" or optimizer.loraplus_lr_ratio:
+            what = f"{'.'.join(keys)} with offload_optimizer needs optimizer.type AdamW, and no LoRA+"
+            raise DeepSpeedConfigError(what, where=self.document.where(keys), fix="Remove it, or take AdamW.")
+        return "AdamW"
+
+    def _check_kernels(self, kind: str, hardware: Hardware) -> None:
+        """Refuse an optimizer whose kernels this machine has not, and no compiler for those that it could have."""
+        if hardware.gpus:
+            return
+        where = self.recipe_source("optim_wrapper.optimizer.type")
+        if kind in ("Lamb", "FusedAdam"):
+            fix = "Take AdamW, which has a fused kernel on both, or a machine with a GPU."
+            raise MachineError(f"DeepSpeed's {kind} has GPU kernels alone", where=where, fix=fix)
+        if kind == "Lion" and device(self.config, "offload_optimizer") == NONE:
+            fix = "Take AdamW, a machine with a GPU, or --deepspeed deepspeed_zero2_offload."
+            raise MachineError("DeepSpeed's Lion has kernels for GPUs, and for offloading", where=where, fix=fix)
+        if not hardware.has_compiler:
+            raise MachineError(
+                f"DeepSpeed's {kind} is compiled at its first step", where=where, fix=f"Install {_TOOLS}."
+            )
 
     def scheduler(self) -> None:
         theirs = self.config.pop("scheduler", None)

@@ -21,7 +21,7 @@ from tuner.launch.run import ResolvedRun
 from tuner.machine import libraries, slurm, variables
 from tuner.machine.hostfile import NODE
 from tuner.machine.topology import AGENT_STORE
-from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS
+from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")
 _DEEPSPEED_ENV = ".deepspeed_env"

@@ -1,0 +1,65 @@
+"""However an adapter begins, what is saved of it applies to the base that was loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from tests.models.test_load import recipe, tiny
+from tuner.models.load import load_model
+
+TOKENS = torch.arange(5, 25)[None]
+BEGINNINGS = ("gaussian", "orthogonal", "olora", "pissa", "pissa_niter_2")
+
+
+def begun(init: str, dtype: torch.dtype, *pairs: str) -> Any:
+    config = recipe("lora", f"init_lora_weights={init}", "lora_dropout=0.0", "r=8", *pairs)
+    return load_model(config, tiny(), dtype, "cpu", shards=False)
+
+
+def base(dtype: torch.dtype) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny(), dtype=dtype)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(TOKENS).logits.float()
+
+
+@pytest.mark.parametrize("more", [(), ("use_rslora=True",)], ids=["lora", "rslora"])
+@pytest.mark.parametrize("init", BEGINNINGS)
+def test_a_trained_adapter_gives_the_same_on_the_base_that_was_loaded(
+    init: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = begun(init, torch.float32, *more)
+    before = logits(model)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data += 0.02 * torch.randn_like(weight)
+    trained = logits(model)
+
+    model.save_pretrained(tmp_path, state_dict=None)
+
+    torch.testing.assert_close(before, logits(base(torch.float32)), atol=1e-4, rtol=0)
+    assert (trained - before).abs().max() > 0.1, "it was not trained"
+    reloaded = PeftModel.from_pretrained(base(torch.float32), tmp_path)
+    torch.testing.assert_close(logits(reloaded), trained, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("init", ["olora", "pissa"])
+def test_an_adapter_that_begins_in_the_base_has_the_compute_type(init: str) -> None:
+    assert {weight.dtype for weight in begun(init, torch.bfloat16).parameters()} == {torch.bfloat16}
+
+
+def test_a_beginning_by_chance_is_the_same_when_a_run_goes_on() -> None:
+    first = begun("pissa_niter_2", torch.float32)
+    torch.manual_seed(7)
+
+    again = begun("pissa_niter_2", torch.float32).state_dict()
+
+    assert all(torch.equal(weight, again[name]) for name, weight in first.state_dict().items())

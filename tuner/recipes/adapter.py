@@ -1,0 +1,63 @@
+"""What is trained of a frozen model: the blocks `adapter` and `quantization` of a recipe.
+
+What an adapter means for the rest of a recipe is `schema`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic_core import core_schema as core
+
+from tuner.recipes.block import Block, Fraction, PositiveInt, check_key
+
+
+class Quantization(Block):
+    """bitsandbytes' storage of the frozen base weights."""
+
+    bits: Literal[4, 8] = 4
+    quant_type: Literal["nf4", "fp4"] = "nf4"
+    double_quant: bool = True
+
+
+INITS = ("True", "'gaussian'", "'orthogonal'", "'olora'", "'pissa'", "'pissa_niter_N'")
+"""How an adapter begins: adapter.init_lora_weights, in PEFT's words."""
+UNUSED_INITS = {
+    "eva": "eva begins with what the data's activations are, which takes a pass before training; take 'pissa'",
+    "corda": "corda begins with what the data's activations are, which takes a pass before training; take 'pissa'",
+    "lora_ga": "lora_ga begins with the data's gradients, which takes a pass before training; take 'pissa'",
+    "loftq": "loftq quantizes whole weights in the place of bitsandbytes; take True, or 'pissa' on 16 bits",
+    "mica": "mica freezes one half of each adapter, which no checkpoint would hold; take 'pissa'",
+}
+"""PEFT's others, and why no run begins so."""
+
+
+class Adapter(Block):
+    """PEFT's LoraConfig, in its own names; path: a trained adapter to go on with, whose weights and values it has."""
+
+    path: str | None = None
+    r: PositiveInt
+    lora_alpha: PositiveInt
+    lora_dropout: Fraction = 0.0
+    target_modules: str | list[str] | tuple[str, ...] = "all-linear"
+    use_dora: bool = False
+    use_rslora: bool = False
+    modules_to_save: list[str] | None = None
+    init_lora_weights: bool | str = True
+
+    @property
+    def changes_base(self) -> bool:
+        """Whether the adapter begins as a part of the base's weights, which is taken out of them."""
+        return self.path is None and str(self.init_lora_weights).startswith(("pissa", "olora"))
+
+    @check_key("init_lora_weights")
+    @classmethod
+    def _peft_can_begin_so(cls, init: bool | str, info: core.ValidationInfo) -> bool | str:
+        if why := UNUSED_INITS.get(str(init).lower()):
+            raise ValueError(why)
+        if not (init is True or re.fullmatch(r"gaussian|orthogonal|olora|pissa(_niter_\d+)?", str(init))):
+            raise ValueError(f"must be {', '.join(INITS)}, and is {init!r}")
+        if info.data.get("use_dora") and str(init).startswith(("pissa", "olora")):
+            raise ValueError(f"{init} takes a part out of the base's weights, by whose norms DoRA scales; take one")
+        return init
