@@ -18,6 +18,8 @@ model = dict(
     remote_code=False,
     # Add rows to the embeddings where the tokenizer has more tokens than they have rows; False: that is refused.
     resize_embeddings=False,
+    # A mixture of experts: the weight of the loss that keeps its router balanced. None: the model's own; 0: none.
+    router_aux_loss_coef=None,
 )
 
 # What planning needs to know of the model, in the keys of its config.json. Another model.path needs others here;

@@ -219,7 +219,7 @@ _REASONS = {
     "split_special_tokens add_tokens add_special_tokens new_special_tokens* init_special_tokens": (
         "the tokenizer is the model's: add tokens to the model's folder first"
     ),
-    "rope_scaling shift_attn mixture_of_depths moe_aux_loss_coef train_from_scratch block_diag_attn": _OTHER,
+    "rope_scaling shift_attn mixture_of_depths train_from_scratch block_diag_attn": _OTHER,
     "use_unsloth use_unsloth_gc use_reentrant_gc upcast_layernorm upcast_lmhead_output": (
         "a matter of speed or memory alone, which tuner settles by itself"
     ),
@@ -281,7 +281,7 @@ TABLE: Mapping[str, Rule] = {
     "finetuning_type": finetuning_type,
     "quantization_bit": quantization_bit,
     "quantization_method": quantization_method,
-    **same("quantization_type double_quantization lora_rank resize_vocab cutoff_len"),
+    **same("quantization_type double_quantization lora_rank resize_vocab moe_aux_loss_coef cutoff_len"),
     "lora_alpha": Alias("adapter.lora_alpha"),
     "lora_dropout": Alias("adapter.lora_dropout"),
     "lora_target": target,

@@ -179,7 +179,7 @@ _REASONS = {
     ),
     "swanlab_* wandb_* strict lang verbose check_model tuner_backend ddp_* experts_impl early_stop_interval": _NOT,
     "use_logits_to_keep ds3_gather_for_generation acc_strategy enable_channel_loss enable_dft_loss mrl_dims": _SPEED,
-    "router_aux_loss_coef optimizer callbacks metric_* rescale_image new_special_tokens rope_scaling": _NOT,
+    "optimizer callbacks metric_* rescale_image new_special_tokens rope_scaling": _NOT,
     "num_generations reward_* vllm_* sglang_* use_vllm log_completions num_iterations max_completion_length": _ROLLOUT,
     "sleep_level offload_model offload_optimizer move_model_batches async_generate teacher_* lmbda seq_kd": _ROLLOUT,
     "sft_alpha gkd_* dynamic_sample max_resample_times overlong_filter soft_* epsilon* num_ppo_epochs": _ROLLOUT,
@@ -201,6 +201,7 @@ _REASONS = {
 TABLE: Mapping[str, Rule] = {
     **training_arguments.TABLE,
     **by_word(_REASONS),
+    "router_aux_loss_coef": Alias("model.router_aux_loss_coef"),
     "model": model,
     "model_id_or_path": model,
     "model_revision": Alias("model.revision"),

@@ -82,6 +82,7 @@ _PATHS = {"--model": "model.path", "--data": f"{_ROWS}.path"}
 _RENAMED = {
     "model.revision": "model_revision",
     "model.resize_embeddings": "resize_vocab",
+    "model.router_aux_loss_coef": "moe_aux_loss_coef",
     "adapter.r": "lora_rank lora_r rank",
     "adapter.modules_to_save": "lora_modules_to_save additional_target",
     "adapter.lora_dropout": "dropout",

@@ -37,6 +37,7 @@ ODD_LINEARS = {
 A router that returns more than one tensor ends the run. Kernels of a state space take the weights of its layers alone,
 and pass the adapter by: PEFT 0.21 refuses some of them.
 """
+_NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 KEEPS_APART = frozenset(
     (
         *("apertus", "arcee", "codegen", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "dots1"),
@@ -66,7 +67,7 @@ def settle(merged: Merged, kind: str | None) -> None:
     Raises:
         RecipeError: the user asked for it.
     """
-    for keys, value, why in (*_adapter(merged, kind), *_packing(merged, kind)):
+    for keys, value, why in (*_adapter(merged, kind), *_packing(merged, kind), *_router(merged)):
         _give_way(merged, keys, value, why)
 
 
@@ -91,6 +92,16 @@ def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, Any, str]
         keys = (loader, "dataset", "packing")
         if merged.get(keys) is True:
             yield keys, False, why
+
+
+def _router(merged: Merged) -> Iterator[tuple[Keys, Any, str]]:
+    keys, facts = ("model", "router_aux_loss_coef"), merged.values.get("architecture")
+    if not merged.get(keys):
+        return
+    if isinstance(facts, dict) and not any(facts.get(key) for key in _NUMBERS_OF_EXPERTS):
+        yield keys, None, "the model has no experts, so there is no loss of a router to weigh"
+    if merged.get(("objective", "type")) == "reward":
+        yield keys, None, "a reward model is trained without the loss of its router"
 
 
 def _give_way(merged: Merged, keys: Keys, value: Any, why: str) -> None:

@@ -43,6 +43,7 @@ class Model(Block):
     trust_remote_code: bool
     remote_code: bool
     resize_embeddings: bool
+    router_aux_loss_coef: Annotated[float, Field(ge=0)] | None
 
     @check_key("trust_remote_code")
     @classmethod

@@ -52,6 +52,7 @@ QUANTITIES = (
     Quantity("rewards/margins", "Margin of chosen over rejected answers", "eval_rewards/margins"),
     Quantity("margin", "Margin of chosen over rejected answers", "eval_margin"),
     Quantity("mean_token_accuracy", "Tokens predicted right", "eval_mean_token_accuracy"),
+    Quantity("aux_loss", "Router loss", note="of a mixture of experts, before its weight; even: experts per token"),
     Quantity("grad_norm", "Gradient norm"),
     Quantity("learning_rate", "Learning rate", exponents="e", range="tozero"),  # a constant one has no range of its own
     Quantity("tokens_per_second", "Tokens per second", note="of all ranks together"),

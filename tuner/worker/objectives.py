@@ -60,7 +60,27 @@ def _factor(course: Callable[[int], float], num_warmup: int, num_updates: int) -
     return (num_updates + 1) / num_warmup if num_updates < num_warmup else course(num_updates)
 
 
-class _Shared(TrainerHooks, WarmsUpFromFirstUpdate, TellsLosses, TrainsOnEachRowOnce, EvaluatesEachRowOnce):
+class LeavesOutRouterLoss:
+    """Mixed into a trainer: a validation has no loss that balances the experts, which is none on the tokens."""
+
+    aux_loss_enabled = False
+
+    def prediction_step(self, *given: Any, **named: Any) -> Any:
+        adds, self.aux_loss_enabled = self.aux_loss_enabled, False
+        try:
+            return super().prediction_step(*given, **named)  # type: ignore[misc]
+        finally:
+            self.aux_loss_enabled = adds
+
+
+class _Shared(
+    TrainerHooks,
+    WarmsUpFromFirstUpdate,
+    TellsLosses,
+    TrainsOnEachRowOnce,
+    LeavesOutRouterLoss,
+    EvaluatesEachRowOnce,
+):
     """What the trainers of all objectives do otherwise than TRL's."""
 
 
@@ -68,20 +88,11 @@ class Sft(_Shared, MeanOfTokens):
     """SFT and pre-training, whose loss is normalised by the step's trained tokens."""
 
     weighs_rows = False
-    aux_loss_enabled: bool
 
     @staticmethod
     def stand_in(row: dict[str, Any]) -> dict[str, Any]:
         ids = row["input_ids"][:2]
         return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)]}
-
-    def prediction_step(self, *given: Any, **named: Any) -> Any:
-        """Leave the load balancing of a mixture of experts out: it is no loss on the tokens."""
-        adds, self.aux_loss_enabled = self.aux_loss_enabled, False
-        try:
-            return super().prediction_step(*given, **named)
-        finally:
-            self.aux_loss_enabled = adds
 
 
 class Dpo(_Shared, _AsPrepared, DPOTrainer):  # type: ignore[misc]
@@ -104,6 +115,14 @@ class Orpo(_Shared, ORPOTrainer):  # type: ignore[misc]
         nothing = train_dataset.select(())
         super().__init__(train_dataset=nothing, eval_dataset=nothing if eval_dataset else None, **others)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+
+    def concatenated_forward(self, model: Any, batch: dict[str, Any]) -> tuple[Any, ...]:
+        """Measure the loss of a mixture of experts' router, which TRL adds here without a word."""
+        found: tuple[Any, ...] = super().concatenated_forward(model, batch)
+        if self.aux_loss_enabled:
+            aux_loss = self.accelerator.gather_for_metrics(found[5].detach()).mean().item()
+            self.store_metrics({"aux_loss": aux_loss})
+        return found
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from tuner.report import end
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
-from tuner.worker import compat, resume, trainers
+from tuner.worker import compat, experts, resume, trainers
 from tuner.worker.callbacks import CheckWeightsMoved, HeartbeatCallback, ValidationCallback
 from tuner.worker.checkpointing import CheckpointSaver, best_step, disk_errors
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
@@ -71,8 +71,9 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     more: dict[str, Any] = {"shards": zero.get("zero_optimization", {}).get("stage") == 3, "tokenizer": tokenizer}
     models = load_model(*how, **more), load_reference(*how, **more)
     tick = torch.compiler.disable(guard.heart.tick) if config.train_cfg.torch_compile else guard.heart.tick
-    for model in filter(None, models):  # what trainers compute before the first step has no callback
-        model.register_forward_pre_hook(lambda *_: tick())
+    for model in filter(None, models):
+        experts.let_ranks_choose(model, zero.get("zero_optimization", {}).get("stage", 0))
+        model.register_forward_pre_hook(lambda *_: tick())  # what trainers compute before step 1 has no callback
     guard.heart.beat("setting up the training")
     trainer = trainers.trainer(config, arguments, models, tokenizer, data, run)
     keeps_best = bool(config.checkpoint.save_best)

@@ -26,7 +26,7 @@ from tuner.recipes.objective import Kto
 from tuner.recipes.schema import LOADERS, RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.worker import compat, loss, objectives, sequence_parallel, tiled_mlp
+from tuner.worker import compat, experts, loss, objectives, sequence_parallel, tiled_mlp
 
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
@@ -150,7 +150,8 @@ def _made(
     if kind.collate:
         more["data_collator"] = _collator(config, kind.collate, tokenizer)
     rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
-    made = kind.trainer(model=models[0], args=settings, processing_class=tokenizer, **rows, **more)
+    with experts.balanced(models[0], config.model.router_aux_loss_coef):
+        made = kind.trainer(model=models[0], args=settings, processing_class=tokenizer, **rows, **more)
     made.remove_callback(PrinterCallback)
     return made
 
