@@ -46,7 +46,7 @@ def test_every_part_is_in_a_table() -> None:
 
 
 def test_there_are_examples_of_everything() -> None:
-    assert (len(RECIPES), len(PARTS), len(EXAMPLES)) == (3, 2, 6)
+    assert (len(RECIPES), len(PARTS), len(EXAMPLES)) == (4, 2, 7)
     assert len(COMMANDS) >= 17
     assert len(SHOWN) == 5
 

@@ -216,7 +216,7 @@ def test_a_run_directory_is_checked_in_its_parts(tuner: Tuner, tmp_path: Path) -
         ("tiny_ful_sample_e1", "Did you mean 'tiny_full_sample_e1'?"),
         ("deepspeed_zer2", "Did you mean 'deepspeed_zero2'?"),
         ("nothing.json", "there is no file 'nothing.json'"),
-        ("accelerate.yaml", "zero_stage: 3 is --deepspeed zero3"),
+        ("accelerate.yaml", "there is no file 'accelerate.yaml'"),
         ("./nothing.py", "nothing.py"),
     ],
 )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tuner.errors import MachineError, TunerError, UsageError
 from tuner.machine import slurm
+from tuner.machine.launchers import contradiction, filled, resolve, without_variables
 from tuner.machine.topology import (
     DEFAULT_PORT,
     SUPERVISED,
@@ -18,10 +19,6 @@ from tuner.machine.topology import (
     LaunchFlags,
     Rank,
     Topology,
-    contradiction,
-    filled,
-    resolve,
-    without_variables,
 )
 
 
@@ -511,12 +508,12 @@ def test_a_file_says_of_the_launch_what_nothing_else_says() -> None:
 @pytest.mark.parametrize(
     ("environ", "flags", "said"),
     [
-        ({"NPROC_PER_NODE": "2"}, {}, "processes on a machine 2, not 4"),
-        ({}, {"nproc_per_node": 2}, "processes on a machine 2, not 4"),
-        ({"NNODES": "1"}, {}, "machines 1, not 2"),
-        ({"NODE_RANK": "0"}, {}, "machine rank 0, not 1"),
-        ({"ADDR": "b", "PORT": "29500"}, {}, "address b, not a as accelerate.yaml says, port 29500, not 29400"),
-        ({}, {"launcher": "none"}, "processes on a machine 1, not 4 as accelerate.yaml says, machines 1, not 2"),
+        ({"NPROC_PER_NODE": "2"}, {}, "processes on a machine = 2, not 4"),
+        ({}, {"nproc_per_node": 2}, "processes on a machine = 2, not 4"),
+        ({"NNODES": "1"}, {}, "machines = 1, not 2"),
+        ({"NODE_RANK": "0"}, {}, "machine rank = 0, not 1"),
+        ({"ADDR": "b", "PORT": "29500"}, {}, "address = b, not a as accelerate.yaml says, port = 29500, not 29400"),
+        ({}, {"launcher": "none"}, "processes on a machine = 1, not 4 as accelerate.yaml says, machines = 1, not 2"),
     ],
 )
 def test_a_flag_a_variable_and_a_launcher_win_over_a_file_in_one_line(

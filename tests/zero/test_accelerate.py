@@ -152,7 +152,7 @@ def test_its_processes_are_started_and_a_flag_wins_over_them_aloud(tmp_path: Pat
     assert taken.topology.world_size == 2
     assert not [warning for warning in taken.warnings if "processes" in warning]
     assert beaten.topology.world_size == 3
-    (told,) = [warning for warning in beaten.warnings if "processes on a machine 3, not 2" in warning]
+    (told,) = [warning for warning in beaten.warnings if "processes on a machine = 3, not 2" in warning]
     assert "accelerate.yaml" in told
 
 

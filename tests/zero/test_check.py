@@ -234,6 +234,16 @@ def test_a_rejected_zero_key_is_dropped_aloud_when_off(key: str, off: Any) -> No
     assert len(checked.warnings) == 1
 
 
+def test_comments_as_keys_are_dropped_with_one_warning_that_names_them() -> None:
+    value = {"_comment": "mine", "//": 1, **_zero(stage=2, _why="fits")}
+
+    checked = check(Document.of(value, "my.json"))
+
+    assert checked.value == _zero(stage=2)
+    (warning,) = checked.warnings
+    assert "_comment, //, zero_optimization._why" in warning
+
+
 def test_mics_is_off_at_its_old_default() -> None:
     assert _checked(_zero(stage=3, mics_shard_size=-1)) == _zero(stage=3)
 

@@ -316,16 +316,7 @@ def test_all_warnings_of_one_file_are_told() -> None:
     assert [warning.split()[0] for warning in final.warnings] == ["seed", "zero_optimization", "train_batch_size"]
 
 
-@pytest.mark.parametrize("name", ["accelerate.yaml", "zero3.yml", "no/such.yaml"])
-def test_a_yaml_of_accelerate_is_told_what_to_give_instead(name: str) -> None:
-    with pytest.raises(DeepSpeedConfigError) as caught:
-        open_config(name, "--deepspeed")
-
-    assert "zero_stage: 3 is --deepspeed zero3" in str(caught.value)
-    assert caught.value.where == "--deepspeed"
-
-
-@pytest.mark.parametrize("name", ["eyJiZjE2Ijoge319", "deepspeed_zero_3", "nothing.json"])
+@pytest.mark.parametrize("name", ["eyJiZjE2Ijoge319", "deepspeed_zero_3", "nothing.json", "zero3.yml", "no/such.yaml"])
 def test_what_is_neither_preset_nor_file_is_never_taken_for_base64(name: str) -> None:
     with pytest.raises(DeepSpeedConfigError, match=r"no preset|there is no file"):
         open_config(name, "--deepspeed")

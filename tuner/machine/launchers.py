@@ -47,8 +47,8 @@ def contradiction(file: LaunchFlags | None, topology: Topology) -> str | None:
         *((("port", file.master_port, topology.master_port),) if is_torchrun else ()),
     ]
     differ = [(word, there, here) for word, there, here in pairs if there not in (None, here)]
-    told = ", ".join(f"{word} {here}, not {there} as {file.file} says" for word, there, here in differ)
-    return f"{told}: a flag, a variable or the machines named win" if told else None
+    told = ", ".join(f"{word} = {here}, not {there} as {file.file} says" for word, there, here in differ)
+    return f"{told}: a flag, a variable or the machines that are named win." if told else None
 
 
 def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:

@@ -52,14 +52,14 @@ class LeftOut(NamedTuple):
 _BY_TORCHRUN = "each node starts its own ranks: --nnodes, --node-rank, --master-addr, or tuner submit"
 _NO_TPU = "tuner trains on GPUs and CPUs"
 _NO_FP8 = "tuner computes in bf16, fp16 or fp32: the machine's own choice stands"
-_BY_DATA = "every rank works on samples of its own"
+_COMPILES = "the recipe compiles: --set torch_compile=True"
 LEFT_OUT: Mapping[str, LeftOut] = {
     "command_file": LeftOut(_NO_TPU),
     "commands": LeftOut(_NO_TPU),
     "debug": LeftOut("about accelerate's own checks"),
     "downcast_bf16": LeftOut(_NO_TPU),
-    "dynamo_backend": LeftOut("no model is compiled", ("NO",)),
-    "dynamo_config": LeftOut("no model is compiled"),
+    "dynamo_backend": LeftOut(_COMPILES, ("NO",)),
+    "dynamo_config": LeftOut(_COMPILES),
     "enable_cpu_affinity": LeftOut("torchrun's ranks are not bound to cores"),
     "fp16": LeftOut(f"an older word of accelerate's: write {DTYPE}"),
     "fp8_config": LeftOut(_NO_FP8),
@@ -68,7 +68,7 @@ LEFT_OUT: Mapping[str, LeftOut] = {
     "main_training_function": LeftOut("the trainer is tuner's", ("main",)),
     "megatron_lm_config": LeftOut("tuner trains with DeepSpeed"),
     "mpirun_config": LeftOut("torchrun starts the ranks"),
-    "parallelism_config": LeftOut(_BY_DATA),
+    "parallelism_config": LeftOut("which ranks share samples, the recipe says: --set sequence_parallel_size=2"),
     "rdzv_backend": LeftOut("torchrun's rendezvous is chosen by the launcher", ("static", "c10d")),
     "same_network": LeftOut("nothing depends on it", (True,)),
     "tpu_env": LeftOut(_NO_TPU),
@@ -81,9 +81,9 @@ LEFT_OUT: Mapping[str, LeftOut] = {
 }
 """Keys at the top."""
 LEFT_OUT_OF_DEEPSPEED: Mapping[str, LeftOut] = {
-    "deepspeed_exclusion_filter": LeftOut(_BY_TORCHRUN),
-    "deepspeed_hostfile": LeftOut(_BY_TORCHRUN),
-    "deepspeed_inclusion_filter": LeftOut(_BY_TORCHRUN),
+    "deepspeed_exclusion_filter": LeftOut("tuner train --hostfile FILE --exclude HOSTS starts the nodes"),
+    "deepspeed_hostfile": LeftOut("tuner train --hostfile FILE starts its nodes"),
+    "deepspeed_inclusion_filter": LeftOut("tuner train --hostfile FILE --include HOSTS starts the nodes"),
     "deepspeed_moe_layer_cls_names": LeftOut("transformers knows which layers hold experts"),
     "deepspeed_multinode_launcher": LeftOut(_BY_TORCHRUN, ("standard",)),
     "enable_msamp": LeftOut(_NO_FP8),

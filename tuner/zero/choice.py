@@ -65,7 +65,8 @@ def launch_of(recipe: Recipe, flag: str | None) -> LaunchFlags | None:
         DeepSpeedConfigError: as `open_config`.
     """
     choice, where = chosen(recipe, flag)
-    return open_config(choice, where).launch if isinstance(choice, str) and choice.endswith(YAML) else None
+    file = choice.get(BASE) if isinstance(choice, dict) else choice
+    return open_config(file, where).launch if isinstance(file, str) and file.endswith(YAML) else None
 
 
 def _sources(recipe: Recipe) -> dict[Keys, Place]:

@@ -37,7 +37,6 @@ class Obsolete:
 _REMOVED = "was removed from DeepSpeed, which refuses the key"
 _DEPRECATED = "is deprecated in DeepSpeed"
 _COMMENT = ("_", "//", "#")
-_COMPILES = "was taken from DeepSpeed's compile block, which refuses it"
 _NEVER = "was never read by DeepSpeed"
 
 OBSOLETE: dict[tuple[str, ...], Obsolete] = {
@@ -81,11 +80,6 @@ OBSOLETE: dict[tuple[str, ...], Obsolete] = {
     ("aio", "thread_count"): Obsolete("inert", "is no longer read by DeepSpeed", "Write intra_op_parallelism."),
     ("comms_config",): Obsolete("inert", _NEVER, "Use comms_logger to log communication."),
     ("monitor_config",): Obsolete("inert", _NEVER, "Use tensorboard, wandb, csv_monitor or comet."),
-    **{
-        # They chose torch.compile's backend; axolotl's zero1_torch_compile.json has them still.
-        ("compile", key): Obsolete("inert", _COMPILES, "Remove it: no trainer compiles by DeepSpeed's config.")
-        for key in ("enabled", "disable", "backend", "kwargs")
-    },
     ("fp32_allreduce",): Obsolete(
         "removed", "is no longer read by DeepSpeed", 'Write "communication_data_type": "fp32".'
     ),
