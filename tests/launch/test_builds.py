@@ -65,7 +65,7 @@ def test_what_is_compiled_is_said_before_with_its_time_and_how_far_it_is(
     build(run)
 
     told = capfd.readouterr().err
-    assert "DeepSpeed's CPU Adam is compiled before the ranks start, once on this machine: about 45 s" in told
+    assert "DeepSpeed's CPU Adam is compiled before the ranks start, once on this machine: about 60 s" in told
     assert "compiling CPU Adam (1 of 3)" in told
 
 

@@ -15,10 +15,10 @@ import pytest
 from tests.launch.plans import made
 from tests.machine.gpus import CPU, GIB
 from tuner.errors import DiskError, MachineError
-from tuner.launch import preflight
+from tuner.launch import preflight, swapped
 from tuner.launch.checks import Finding, zero
 from tuner.launch.run import ResolvedRun
-from tuner.machine import hardware
+from tuner.machine import disks, hardware
 
 Disk = namedtuple("Disk", "total used free")
 BOTH = ("offload_optimizer", "offload_param")
@@ -139,6 +139,39 @@ def test_a_disk_too_small_for_what_is_swapped_is_refused(
     assert isinstance(error, DiskError)
     assert f"needs {needed / GIB:.1f} GiB" in str(error)
     assert list(zero.swap_space(plan)) == []
+
+
+def test_a_disk_that_is_swapped_to_is_told_with_its_speed(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:
+    told = texts(list(zero.swap_disks(planned(_nvme(tmp_path / "swap", *BOTH)))))
+
+    assert "GB/s of what the run swaps" in told
+    assert not (tmp_path / "swap").exists()
+
+
+@pytest.mark.parametrize(("kind", "told"), [("tmpfs", "is in memory"), ("nfs4", "is on another machine (nfs4)")])
+def test_a_disk_that_is_none_is_told(
+    planned: Callable[..., ResolvedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, told: str
+) -> None:
+    monkeypatch.setattr(disks, "file_system", lambda path: kind)
+
+    assert told in texts(list(zero.swap_disks(planned(_nvme(tmp_path, *BOTH)))))
+
+
+@pytest.mark.parametrize(("left", "stays"), [((), False), (("made-by-tuner", "a.swp"), False), (("a.swp",), True)])
+def test_what_was_swapped_is_removed_and_what_somebody_else_has_there_stays(
+    planned: Callable[..., ResolvedRun], tmp_path: Path, left: tuple[str, ...], stays: bool
+) -> None:
+    folder = tmp_path / "swap" / "zero_stage_3"
+    for name in left:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+    with swapped.removed_afterwards(planned(_nvme(tmp_path / "swap", *BOTH))):
+        assert folder.is_dir()
+        (folder / "0_param.tensor.swp").touch()
+
+    assert folder.exists() is stays
+    assert (tmp_path / "swap").is_dir()
 
 
 def test_a_dry_run_tells_what_is_missing(

@@ -10,12 +10,10 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
-from packaging.version import Version
 
 from tuner.errors import MachineError
 from tuner.machine import libraries
 from tuner.machine.libraries import (
-    FLAWS,
     MINIMUM,
     QUANTIZED,
     TESTED,
@@ -148,35 +146,6 @@ def test_the_minimums_are_those_that_pip_is_told() -> None:
     stated = dict(re.findall(r'"([a-z]+)>=([0-9.]+)', setup))
 
     assert {name: stated.get(name) for name in MINIMUM | QUANTIZED} == MINIMUM | QUANTIZED
-
-
-def test_the_oldest_deepspeed_is_the_first_without_a_silent_error() -> None:
-    setup = (Path(__file__).parents[2] / "setup.py").read_text(encoding="utf-8")
-    fixes = [Version(flaw.fixed_in) for flaw in FLAWS["deepspeed"]]
-
-    assert re.search(r'"deepspeed>=([0-9.]+)"', setup)[1] == str(max(fixes)) == MINIMUM["deepspeed"]  # type: ignore[index]
-    assert fixes == sorted(fixes)
-
-
-@pytest.mark.parametrize(
-    ("version", "told", "untold"),
-    [
-        ("0.18.9", ("lose the gradients", "#7967, #7981", "#7985", "#8080", "#8210"), ()),
-        ("0.19.2", ("overlap_comm", "#8080, fixed in 0.19.3", "#8210"), ("#7967", "#7985")),
-        ("0.19.4", ("zero_hpz_partition_size", "#8210, fixed in 0.19.5"), ("#8080",)),
-    ],
-)
-def test_a_deepspeed_that_trains_wrong_is_refused_with_what_would_be_wrong(
-    site: Path, version: str, told: tuple[str, ...], untold: tuple[str, ...]
-) -> None:
-    _install(site, "deepspeed", version)
-
-    text = str(_refusal())
-
-    assert f"deepspeed {version} is older than 0.19.5, and a run with it would be wrong without an error" in text
-    assert "pip install 'deepspeed>=0.19.5'" in text
-    assert [word for word in told if word not in text] == []
-    assert [word for word in untold if word in text] == []
 
 
 def test_the_tested_versions_are_those_that_requirements_pin() -> None:

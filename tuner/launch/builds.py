@@ -27,7 +27,7 @@ _LOOK_S = 1.0
 _SILENT_S = 20.0
 _UNSEEN_S = 600.0
 """How old a lock is that nobody has any more, where its process could not be seen: another user's or machine's."""
-_SECONDS = {"cpu_adam": 45, "pin_memory": 30, "async_io": 90}
+_SECONDS = {"cpu_adam": 60, "pin_memory": 30, "async_io": 240}
 """Measured on two cores without a GPU, libraries imported."""
 _OTHER_S = 120
 """Of an op with CUDA kernels; not measured."""

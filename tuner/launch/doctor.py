@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from tuner import __version__
 from tuner.fit.sizes import gib
 from tuner.launch import probes
@@ -22,6 +24,7 @@ from tuner.launch.probes import DEADLINE_S, Row
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Hardware
 from tuner.recipes import paths
+from tuner.zero import guards
 
 _MIN_OPEN_FILES = 1024
 _MIN_SHM_BYTES = 1024**3
@@ -86,6 +89,17 @@ def _software(here: Hardware) -> Iterator[Row]:
         yield Row("versions", "warning", f"not the set that is tested: {', '.join(others)}", "make install")
     elif not problems:
         yield Row("versions", "ok", f"the set that is tested: {len(libraries.TESTED)} libraries")
+    yield from _known_errors()
+
+
+def _known_errors() -> Iterator[Row]:
+    version = libraries.versions()["deepspeed"]
+    known = list(guards.of_version(version)) if version else []
+    if known:
+        told = "; ".join(f"{guard.what} ({guard.source})" for guard in known)
+        newest = max((guard.fixed for guard in known if guard.fixed), key=Version, default=None)
+        fix = f"pip install 'deepspeed>={newest}'; a run that meets one of them is refused." if newest else None
+        yield Row("DeepSpeed's known errors", "warning", f"deepspeed {version}: {told}", fix)
 
 
 def _kernels(here: Hardware) -> Row:

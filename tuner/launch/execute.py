@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 
 from tuner.errors import TunerError
-from tuner.launch import builds, render, retry, supervise
+from tuner.launch import builds, render, retry, supervise, swapped
 from tuner.launch.events import Events
 from tuner.launch.resolve import resolve_run
 from tuner.launch.run import ResolvedRun
@@ -32,7 +32,7 @@ def execute(resolved: ResolvedRun) -> int:
                 os.execve(argv[0], argv, env)  # noqa: S606 (a list built by us, no shell)
             prints_events, leads = resolved.request.prints_events, resolved.topology.leads
             events = Events(run) if prints_events and leads else None
-            with events.printed() if events else nullcontext():
+            with events.printed() if events else nullcontext(), swapped.removed_afterwards(resolved):
                 code = supervise.run(
                     argv,
                     env,

@@ -57,7 +57,8 @@ def check(run: ResolvedRun) -> tuple[str, ...]:
     Raises:
         TunerError: all that stands in its way.
     """
-    return _judge(run, *_QUICK, *_SLOW, zero.config, system.forgotten_nodes, system.shadows, _fit)
+    local = (zero.config, zero.swap_disks, system.forgotten_nodes, system.shadows)
+    return _judge(run, *_QUICK, *_SLOW, *local, _fit)
 
 
 def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:

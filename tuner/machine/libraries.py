@@ -10,37 +10,14 @@ from typing import Any, NamedTuple
 
 from tuner.errors import MachineError
 
-
-class Flaw(NamedTuple):
-    """What is silently wrong with a library before `fixed_in`, and where it was reported and mended."""
-
-    fixed_in: str
-    what: str
-    source: str
-
-
-FLAWS = {
-    "deepspeed": (
-        Flaw(
-            "0.19.0",
-            "ZeRO 1 and 2 with an offloaded optimizer lose the gradients of all micro-batches of a step but one",
-            "DeepSpeed#7967, #7981",
-        ),
-        Flaw("0.19.0", "ZeRO 1 in bf16 with fp32 sums averages all micro-batches but the last", "DeepSpeed#7985"),
-        Flaw("0.19.3", "overlap_comm reads buckets of gradients that are still being filled", "DeepSpeed#8080"),
-        Flaw("0.19.5", "zero_hpz_partition_size pads small weights with memory that nobody wrote", "DeepSpeed#8210"),
-    )
-}
-"""Why a minimum is what it is, where older ones train without an error and to a wrong result; oldest first."""
-
 MINIMUM = {
     "torch": "2.9",
     "transformers": "5.18",
     "trl": "1.16",
-    "peft": "0.18",
+    "peft": "0.19",
     "accelerate": "1.14",
     "datasets": "4.7",
-    "deepspeed": FLAWS["deepspeed"][-1].fixed_in,
+    "deepspeed": "0.19.8",  # the schema of zero is this one's; what older ones do wrong is in zero.guards
 }
 QUANTIZED = {"bitsandbytes": "0.48"}
 TESTED = {
@@ -135,8 +112,7 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
         if found is None:
             yield MachineError(f"{name} is not installed", fix=f"pip install '{name}>={minimum}'")
         elif _numbers(found) < _numbers(minimum):
-            what = f"{name} {found} is older than {minimum}{_flaws(name, found)}"
-            yield MachineError(what, fix=f"pip install '{name}>={minimum}'")
+            yield MachineError(f"{name} {found} is older than {minimum}", fix=f"pip install '{name}>={minimum}'")
     if not missing:
         yield from _at_odds({*asked, *_LOADED_ALONG})
     if needs_cuda and torch_cuda_version() is None:
@@ -144,13 +120,6 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
             f"GPUs are there, but torch {_version('torch')} is a CPU build",
             fix="Install a CUDA build of torch, or hide the GPUs with CUDA_VISIBLE_DEVICES=''.",
         )
-
-
-def _flaws(name: str, version: str) -> str:
-    """Return what a run with this version would get wrong without an error, to be said after the version."""
-    found = [flaw for flaw in FLAWS.get(name, ()) if _numbers(version) < _numbers(flaw.fixed_in)]
-    told = "; ".join(f"{flaw.what} ({flaw.source}, fixed in {flaw.fixed_in})" for flaw in found)
-    return f", and a run with it would be wrong without an error: {told}" if told else ""
 
 
 def _at_odds(ours: set[str]) -> Iterator[MachineError]:

@@ -20,9 +20,9 @@ from tuner.fit.trainable import count
 from tuner.launch.checks import Finding
 from tuner.launch.checks.storage import existing
 from tuner.launch.run import ResolvedRun
-from tuner.machine import hardware
+from tuner.machine import disks, hardware, libraries
 from tuner.machine.hardware import Hardware
-from tuner.zero import measurements, needs
+from tuner.zero import guards, measurements, needs
 
 _LIBAIO = "apt install libaio-dev, or dnf install libaio-devel"
 _THERE = "on the machine that trains, which is not seen from here"
@@ -32,19 +32,40 @@ _FP32_AND_GRADIENT = 8
 
 
 def config(run: ResolvedRun) -> Iterator[Finding]:
-    """Find what the run's config needs and this machine lacks."""
-    origins = run.final.origins
-    return lacks(run.final.config, run.hardware, run.environ, lambda keys: origins[".".join(keys)].source)
+    """Find what the run's config needs and this machine lacks, and what its DeepSpeed is known to do wrong with it."""
+    final = run.final
+
+    def where(keys: needs.Keys) -> str:
+        dotted = ".".join(keys)  # of a value, or of a block
+        held = (origin.source for key, origin in final.origins.items() if f"{key}.".startswith(f"{dotted}."))
+        return next(held, final.name)
+
+    yield from lacks(final.config, run.hardware, run.environ, where)
+    for guard in _met(final.config, run.hardware):
+        if guard.effect == "slow":
+            yield f"deepspeed {_deepspeed()}: {guard.what} ({guard.source}). {guard.fix}"
+
+
+def _deepspeed() -> str:
+    return libraries.versions()["deepspeed"] or "0"
+
+
+def _met(config: dict[str, Any], here: Hardware) -> list[guards.Guard]:
+    return list(guards.met(config, _deepspeed(), has_gpus=bool(here.gpus)))
 
 
 def lacks(
     config: dict[str, Any], here: Hardware, environ: Mapping[str, str], where: Callable[[needs.Keys], str]
 ) -> Iterator[MachineError | DiskError]:
-    """Yield what a config needs and this machine lacks, room on its disks apart.
+    """Yield what a config needs and this machine lacks (room on its disks apart), and what its DeepSpeed does wrong.
 
     Args:
         where: Returns the place of a key.
     """
+    for guard in _met(config, here):
+        if guard.effect != "slow":
+            what = f"with deepspeed {_deepspeed()} {guard.what} ({guard.source})"
+            yield MachineError(what, where=where(guard.keys), fix=guard.fix)
     for keys, package in needs.packages(config):
         if importlib.util.find_spec(package) is None:
             what = f"{'.'.join(keys)} is true, and {package} is not installed"
@@ -91,6 +112,21 @@ def swap_space(run: ResolvedRun) -> Iterator[Finding]:
         if there < wanted[disk]:
             what = f"{gib(there)} are free, and what this run swaps to the disk needs {gib(wanted[disk])}"
             yield DiskError(what, where=place, fix=f"Free space, name another nvme_path, or {_IN_MEMORY}.")
+
+
+def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
+    """Tell how fast the disks are that a run swaps to, and which are none of this machine's."""
+    for path in sorted({swap.path for swap in needs.swaps(run.final.config)}):
+        place = existing(path)
+        if _unwritable(place, direct=True):
+            continue
+        speed = f"{path} takes {disks.write_bytes_per_s(place) / 1e9:.1f} GB/s of what the run swaps"
+        if disks.is_memory(place):
+            yield f"{path} is in memory ({disks.file_system(place)}), of which swapping there frees none."
+        elif disks.is_network(place):
+            yield f"{speed}, and is on another machine ({disks.file_system(place)}): name a local disk."
+        else:
+            yield f"{speed}, measured for half a second."
 
 
 def unknown(run: ResolvedRun) -> Iterator[Finding]:

@@ -1,0 +1,44 @@
+"""What DeepSpeed leaves on the disks that a run swaps to: removed when its ranks have ended, and nobody else's files.
+
+DeepSpeed makes `zero_stage_3` in the folder that the config names, and never removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuner.launch.run import ResolvedRun
+from tuner.zero import needs
+
+_FOLDER = "zero_stage_3"
+_OURS = "made-by-tuner"
+"""Beside what is swapped, so that a later run knows what a killed one has left."""
+
+
+@contextlib.contextmanager
+def removed_afterwards(run: ResolvedRun) -> Iterator[None]:
+    """Remove what is swapped at the end, what a killed run has left there too; leave a folder that was there before."""
+    ours = [folder for folder in _folders(run) if _claim(folder)]
+    try:
+        yield
+    finally:
+        for folder in ours:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(run: ResolvedRun) -> list[Path]:
+    return sorted({swap.path / _FOLDER for swap in needs.swaps(run.final.config)})
+
+
+def _claim(folder: Path) -> bool:
+    """Return whether a folder is this program's, and mark it."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / _OURS).is_file():
+        print(f"{folder} was there before, so it stays when the run has ended.", file=sys.stderr)
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _OURS).touch()
+    return True
