@@ -51,7 +51,7 @@ def _owners_of_experts(model: Any) -> list[nn.Module]:
     return [model.get_submodule(name) for name in sorted(names)]
 
 
-class _Forward(nn.Module):
+class _Forward(nn.Module):  # type: ignore[misc]
     """A module's own forward without its hooks, which run around it already."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -62,7 +62,7 @@ class _Forward(nn.Module):
         return self.compute(*args, **kwargs)
 
 
-class _Together(torch.autograd.Function):
+class _Together(torch.autograd.Function):  # type: ignore[misc]
     """Weights as they are, whose gradients come all at once: zeros for one that was not used."""
 
     @staticmethod
@@ -78,7 +78,7 @@ def _with_all_gradients(inner: _Forward, *args: Any, **kwargs: Any) -> Any:
     trained = {name: weight for name, weight in inner.named_parameters() if weight.requires_grad}
     if not trained or not torch.is_grad_enabled():
         return inner.compute(*args, **kwargs)
-    together = _Together.apply(*trained.values())  # type: ignore[no-untyped-call]
+    together = _Together.apply(*trained.values())
     return functional_call(inner, dict(zip(trained, together, strict=True)), args, kwargs)
 
 
