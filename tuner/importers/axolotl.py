@@ -134,6 +134,14 @@ def checkpointing(t: Translation, given: Given) -> None:
         t.set(given, "train_cfg.gradient_checkpointing", truth(given.value))
 
 
+def deepcompile(t: Translation, given: Given) -> None:
+    """Compile the model with DeepSpeed's passes."""
+    if truth(given.value):
+        t.set(given, "train_cfg.torch_compile", "deepcompile")
+    else:
+        t.leave(given, "it is off")
+
+
 def use_tracker(name: str) -> Rule:
     """Return the rule of use_wandb and its kind."""
 
@@ -231,6 +239,12 @@ TABLE: Mapping[str, Rule] = {
     "warmup_steps": training_arguments.warmup_steps,
     **dict.fromkeys(("sequence_parallel_degree", "context_parallel_size"), SHARED_SAMPLES),
     "gradient_checkpointing": checkpointing,
+    "activation_offloading": training_arguments.switched("train_cfg.activation_offloading"),
+    "tiled_mlp": Alias("train_cfg.tiled_mlp"),
+    "torch_compile": training_arguments.switched("train_cfg.torch_compile"),
+    "deepcompile": deepcompile,
+    "loraplus_lr_ratio": Alias("optim_wrapper.optimizer.loraplus_lr_ratio"),
+    "peft_init_lora_weights": Alias("adapter.init_lora_weights"),
     "attn_implementation": any_attention,
     **dict.fromkeys((*_FLAGGED, "xformers_attention", "sage_attention"), flagged_attention),
     "early_stopping_patience": Alias("train_cfg.early_stopping_patience"),

@@ -41,14 +41,14 @@ REASONS = {
     ),
     "train_on_inputs roles_to_train train_on_eos": "the loss is taken on the assistant's turns alone",
     "plugins": "tuner has no plugins; what Liger and cut cross-entropy save, train_cfg.loss = 'chunked' does",
-    "liger_* cut_cross_entropy* unsloth_* lora_*_kernel flash_attn_* flash_optimum torch_compile*": _SPEED,
-    "tiled_mlp* experts_implementation quantize_moe_experts chunked_cross_entropy* fused_attn_kernel": _SPEED,
+    "liger_* cut_cross_entropy* unsloth_* lora_*_kernel flash_attn_* flash_optimum torch_compile_*": _SPEED,
+    "tiled_mlp_* experts_implementation quantize_moe_experts chunked_cross_entropy* fused_attn_kernel": _SPEED,
     "large_head_attention sdpa_varlen gemma4_hybrid_attn_impl flex_attn_compile_kwargs* scaling_softmax*": _SPEED,
-    "activation_offloading layer_offloading* selective_checkpointing* low_cpu_mem_usage lora_on_cpu": _SPEED,
+    "layer_offloading* selective_checkpointing* low_cpu_mem_usage lora_on_cpu": _SPEED,
     "device device_map max_memory gpu_memory_limit world_size ddp ddp_* experimental_*": (
         "the launcher decides it: --nproc-per-node, --nnodes"
     ),
-    "deepcompile bfloat16_* fp8* fp32_norms fp32_norm_classes float32 gc_steps gc_collect_steps": _SPEED,
+    "bfloat16_* fp8* fp32_norms fp32_norm_classes float32 gc_steps gc_collect_steps": _SPEED,
     "fsdp fsdp.* fsdp_config.* fsdp_config fsdp_version fsdp_*": (
         "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does"
     ),
@@ -67,13 +67,13 @@ REASONS = {
     "include_tkps profiler_steps profiler_steps_start total_* sample_packing_eff_est axolotl_config_path": (
         "the run's metrics have it"
     ),
-    "gptq bnb_config_kwargs* loftq* peft peft.* peft_layers* peft_layer_replication peft_init_lora_weights": (
+    "gptq bnb_config_kwargs* loftq* peft peft.* peft_layers* peft_layer_replication": (
         "adapters are PEFT's plain LoRA, 4-bit weights double-quantized NF4"
     ),
     "peft_trainable_token_indices* peft_ensure_weight_tying peft_autocast_adapter_dtype lora_rank_pattern*": (
         "adapters are PEFT's plain LoRA"
     ),
-    "lora_alpha_pattern* lora_fan_in_fan_out lora_target_parameters qlora_sharded_model_loading loraplus_*": (
+    "lora_alpha_pattern* lora_fan_in_fan_out lora_target_parameters qlora_sharded_* loraplus_lr_embedding": (
         "adapters are PEFT's plain LoRA"
     ),
     "relora* jagged_restart_* lisa_* unfrozen_parameters embedding_lr embedding_lr_scale lr_groups*": _NOT,

@@ -167,6 +167,15 @@ def rslora(t: Translation, given: Given) -> None:
     t.set(given, "adapter.use_rslora", given.value)
 
 
+def pissa(t: Translation, given: Given) -> None:
+    """Begin an adapter with the largest part of the base, found in `pissa_iter` rounds; -1 is all of it, exactly."""
+    rounds = t.value("pissa_iter", 16)
+    if truth(given.value):
+        t.set(given, "adapter.init_lora_weights", "pissa" if rounds == -1 else f"pissa_niter_{rounds}")
+    else:
+        t.set(given, "adapter.init_lora_weights", True)
+
+
 def _defaults(document: Document) -> Mapping[str, Any]:
     """Return what LLaMA-Factory means by what is not written; its gradient checkpointing is on."""
     said = document.values
@@ -238,7 +247,9 @@ _REASONS = {
     "export_*": "about exporting: tuner export RUN DEST --merge",
     "quantization_device_map": "each rank holds its own copy, or DeepSpeed's shard",
     "freeze_trainable_modules freeze_extra_modules": "whole layers are trained: all modules of each",
-    "loraplus_* pissa_* create_new_adapter adapter_folder oft_* module_dropout": "adapters are PEFT's plain LoRA here",
+    "loraplus_lr_embedding pissa_convert pissa_iter create_new_adapter adapter_folder oft_* module_dropout": (
+        "adapters are PEFT's LoRA here"
+    ),
     "use_galore galore_* use_apollo apollo_* use_badam badam_* use_adam_mini use_muon use_llama_pro": (
         f"{_OTHER}: the optimizer is AdamW"
     ),
@@ -288,6 +299,8 @@ TABLE: Mapping[str, Rule] = {
     "additional_target": modules,
     "use_dora": Alias("adapter.use_dora"),
     "use_rslora": rslora,
+    "pissa_init": pissa,
+    "loraplus_lr_ratio": Alias("optim_wrapper.optimizer.loraplus_lr_ratio"),
     "adapter_name_or_path": adapter_path,
     "freeze_trainable_layers": freeze_layers,
     "pref_beta": of_objective("beta", "dpo", "orpo", "kto"),

@@ -144,6 +144,16 @@ def truth(value: Any) -> bool:
     return str(value).lower() in ("true", "yes", "1")
 
 
+def switched(ours: str) -> Rule:
+    """Return the rule of a key that is on or off here, and may name a way of its own there."""
+
+    def rule(t: Translation, given: Given) -> None:
+        is_on = given.value not in (None, "") and str(given.value).lower() not in ("false", "no", "0", "off")
+        t.set(given, ours, is_on)
+
+    return rule
+
+
 def compute_type(t: Translation, given: Given) -> None:
     """Take bf16 or fp16; false says nothing, as the other may be true."""
     word = given.key.rpartition(".")[2].removeprefix("pure_").replace("bfloat16", "bf16").replace("float16", "fp16")
@@ -248,7 +258,7 @@ _REASONS = {
     "gradient_checkpointing_kwargs activation_checkpointing_kwargs": "the form without reentrance is taken",
     "lr_scheduler_kwargs": "the schedules have no settings but warmup_ratio, and end at 0",
     "neftune_noise_alpha optim_args optim_target_modules average_tokens_across_devices": _NOT,
-    "tf32 use_cache torch_compile torch_compile_backend torch_compile_mode torch_compile_options": _SPEED,
+    "tf32 use_cache torch_compile_backend torch_compile_mode torch_compile_options": _SPEED,
     "liger_kernel_config torch_empty_cache_steps auto_find_batch_size": _SPEED,
     "eval_delay eval_on_start eval_do_concat_batches eval_use_gather_object eval_accumulation_steps": (
         "validation is the loss alone, at train_cfg.val_interval"
@@ -269,6 +279,7 @@ TABLE: Mapping[str, Rule] = {
     **same("per_device_train_batch_size dataloader_num_workers"),
     "gradient_checkpointing": ALIASES["gradient_checkpointing"],
     "activation_checkpointing": ALIASES["activation_checkpointing"],
+    "torch_compile": switched("train_cfg.torch_compile"),
     "num_train_epochs": epochs,
     "lr_scheduler_type": schedule,
     "warmup_ratio": warmup_ratio,

@@ -200,7 +200,7 @@ _REASONS = {
     "max_prompt_length max_completion_length max_target_length": (
         "max_length bounds the whole sample; in GRPO it belongs to making answers"
     ),
-    "model_init_kwargs ref_model_init_kwargs activation_offloading chat_template_path": "tuner has no such setting",
+    "model_init_kwargs ref_model_init_kwargs chat_template_path": "tuner has no such setting",
     "disable_dropout generate_during_eval sync_ref_model ref_model_* is_encoder_decoder label_pad_token_id": (
         "tuner's reference is the model before training, and dropout is off beside it"
     ),
@@ -234,6 +234,7 @@ TABLE: Mapping[str, Rule] = {
     "model_name_or_path": model,
     "model_revision": Alias("model.revision", {"main": "None"}),
     "router_aux_loss_coef": Alias("model.router_aux_loss_coef"),
+    "activation_offloading": Alias("train_cfg.activation_offloading"),
     "torch_dtype": weights_type,
     "dtype": weights_type,
     "attn_implementation": attention,
