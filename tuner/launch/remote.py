@@ -276,10 +276,11 @@ class _Node:
             self.input.flush()
 
     def _show(self, source: IO[bytes], stream: IO[str]) -> None:
-        for line in source:
-            with contextlib.suppress(OSError):  # the terminal may be gone
-                stream.write(f"{self.name}: {line.decode(errors='replace').rstrip()}\n")
-                stream.flush()
+        with source:
+            for line in source:
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    stream.write(f"{self.name}: {line.decode(errors='replace').rstrip()}\n")
+                    stream.flush()
 
     def end(self) -> None:
         """Close its input, which ends what still runs there, and show what it printed last."""
