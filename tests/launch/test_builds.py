@@ -192,6 +192,8 @@ NVME = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "n
         (CPU_ADAM, "Adagrad", ("cpu_adagrad",)),
         ({**CPU_ADAM, "optimizer": {"type": "Lion"}}, "Lion", ("cpu_lion",)),
         ({"optimizer": {"type": "Lamb"}}, "Lamb", ("fused_lamb",)),
+        ({"optimizer": {"type": "Muon", "params": {"torch_adam": True}}}, "Muon", ()),
+        ({**CPU_ADAM, "optimizer": {"type": "Muon", "params": {"torch_adam": True}}}, "Muon", ()),
         (NVME, "AdamW", ("pin_memory", "async_io")),
         ({**NVME, "aio": {"use_gds": True}}, "AdamW", ("pin_memory", "gds")),
         ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, "AdamW", ("quantizer",)),

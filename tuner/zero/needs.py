@@ -63,7 +63,9 @@ def ops(config: Config, optimizer: str) -> tuple[str, ...]:
     own = lookup(config, ("optimizer", "type"))
     kind = _OF_OPTIMIZERS.get(str(own or optimizer).lower(), "adam")
     found = []
-    if offloaded and (own or config.get("zero_force_ds_cpu_optimizer", True)):
+    if lookup(config, ("optimizer", "params", "torch_adam")) is True:
+        pass  # torch's own, offloaded too, and the half of Muon that is Adam
+    elif offloaded and (own or config.get("zero_force_ds_cpu_optimizer", True)):
         found.append(_ON_CPU.get(kind, "cpu_adam"))
     elif own and kind in _ON_GPU:
         found.append(_ON_GPU[kind])
