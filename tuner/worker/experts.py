@@ -26,8 +26,8 @@ def let_ranks_choose(model: Any, stage: int) -> None:
 
     ZeRO-3 gathers weights module by module, and ranks that run other modules wait for each other, or take each other's
     weights. Stages 1 and 2 add up gradients in the order in which they come, so an expert that one rank skips makes
-    ranks mix gradients of different experts without a word (measured on DeepSpeed 0.19.8). In transformers 5.23 the
-    experts of a layer are one module and need nothing; code of a model's own often has a list of them.
+    ranks mix gradients of different experts without a word (DeepSpeed 0.19.8: loss 7.354, not 7.336, after one update).
+    In transformers 5.23 the experts of a layer are one module and need nothing; code of a model's own often has a list.
 
     Args:
         model: With its adapter.
