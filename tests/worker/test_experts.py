@@ -65,7 +65,7 @@ def test_ranks_that_choose_other_experts_train_as_without_zero_at_every_stage() 
 @pytest.mark.e2e
 def test_a_users_model_with_experts_of_its_own_trains_at_zero_3_beside_a_json_with_leaf_modules(tmp_path: Path) -> None:
     write(tmp_path / "model", tokenizer_of(load("tiny_full_sample_e1").config.model)[0])
-    leaves = {"classes": ["LlamaAttention"]}
+    leaves = {"classes": ["LlamaRMSNorm"]}
     document = {"zero_optimization": {"stage": 3, "leaf_module": leaves}}
     (tmp_path / "zero.json").write_text(json.dumps(document))
     sets = ("trust_remote_code=True", f"revision={'0123456789' * 4}", "packing=False", "max_steps=2")
@@ -135,11 +135,13 @@ def test_experts_that_nobody_chose_have_gradients_of_zero_and_all_come_in_the_sa
     assert order != backward(2, prepared=False)[1]
 
 
-def step(model: Any, objective: str, loss: str, rows: list[dict[str, Any]], folder: Path, *sets: str) -> Any:
-    """Return the objective's trainer after the backward pass of one micro-batch, and the loss of it."""
-    recipe = load(
-        f"tiny_{objective}full_custom_e1", Overrides(data=__file__, pairs=[("--set", pair) for pair in sets])
-    ).config
+def step(
+    model: Any, objective: str, loss: str, rows: list[dict[str, Any]], folder: Path, weight: float | None = None
+) -> Any:
+    """Return the objective's trainer after the backward pass of one micro-batch, its loss, and the batch."""
+    recipe = load(f"tiny_{objective}full_custom_e1", Overrides(data=__file__)).config
+    weighed = recipe.model.model_copy(update={"router_aux_loss_coef": weight})
+    recipe = recipe.model_copy(update={"model": weighed})
     reference = mixtral() if objective in ("dpo_", "kto_") else None
     made = trainers.evaluator(
         recipe, (model, reference), tokenizer(), datasets.Dataset.from_list(rows), len(rows), str(folder)
@@ -169,9 +171,9 @@ def test_the_routers_loss_is_added_with_the_models_weight_and_reaches_the_router
         pytest.skip("ORPO has one way")
     rows = {"": SFT, "kto_": JUDGED}.get(objective, PAIR)
 
-    without, its_loss, _ = step(mixtral(), objective, loss, rows, tmp_path, "router_aux_loss_coef=0")
+    without, its_loss, _ = step(mixtral(), objective, loss, rows, tmp_path, 0.0)
     made, found, _ = step(mixtral(), objective, loss, rows, tmp_path)
-    doubled, its_double, _ = step(mixtral(), objective, loss, rows, tmp_path, f"router_aux_loss_coef={2 * COEFFICIENT}")
+    doubled, its_double, _ = step(mixtral(), objective, loss, rows, tmp_path, 2 * COEFFICIENT)
 
     added = router(made.model) - router(without.model)
     assert float(added.norm()) > 1e-6
@@ -205,8 +207,8 @@ def test_the_routers_loss_that_is_logged_is_transformers_own(loss: str, recomput
 @pytest.mark.parametrize("objective", ["", "dpo_", "kto_", "orpo_"])
 def test_a_validation_has_no_routers_loss(objective: str, tmp_path: Path) -> None:
     rows, losses = {"": SFT, "kto_": JUDGED}.get(objective, PAIR), []
-    for weight in ("0", "5"):
-        made, _, _ = step(mixtral(), objective, "chunked", rows, tmp_path, f"router_aux_loss_coef={weight}")
+    for weight in (0.0, 5.0):
+        made, _, _ = step(mixtral(), objective, "chunked", rows, tmp_path, weight)
         metrics = made.evaluate()
         losses.append(metrics["eval_loss"])
         assert "eval_aux_loss" not in metrics
@@ -219,7 +221,7 @@ def test_the_models_config_is_saved_as_it_was(asks: bool, tmp_path: Path) -> Non
     model = mixtral(output_router_logits=asks)
     before = model.config.to_dict()
 
-    made, _, _ = step(model, "", "chunked", SFT, tmp_path, "router_aux_loss_coef=0.5")
+    made, _, _ = step(model, "", "chunked", SFT, tmp_path, 0.5)
 
     assert (made.aux_loss_enabled, made.router_aux_loss_coef) == (True, 0.5)
     assert model.config.to_dict() == before
