@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
 from tuner.errors import TunerError
 from tuner.launch import builds, render, retry, supervise, swapped
@@ -27,12 +27,14 @@ def execute(resolved: ResolvedRun) -> int:
         while True:
             run = _directory(resolved)
             argv, env = render.argv(resolved), leftovers.without(resolved.environ) | render.environment(resolved)
-            _build(resolved, run, env)
+            with _failure_kept(run):
+                _build(resolved, run, env)
             if not resolved.topology.is_supervised:
                 os.execve(argv[0], argv, env)  # noqa: S606 (a list built by us, no shell)
             prints_events, leads = resolved.request.prints_events, resolved.topology.leads
             events = Events(run) if prints_events and leads else None
-            with events.printed() if events else nullcontext(), swapped.removed_afterwards(resolved):
+            shown = events.printed() if events else nullcontext()
+            with shown, _failure_kept(run), swapped.removed_afterwards(resolved):
                 code = supervise.run(
                     argv,
                     env,
@@ -70,8 +72,14 @@ def _build(resolved: ResolvedRun, run: RunDirectory, env: Mapping[str, str]) -> 
     position = int(resolved.environ.get("SLURM_LOCALID", "0")) if here.launcher == "slurm" else here.local_rank or 0
     if not here.is_supervised and position != 0:
         return
+    builds.build(resolved, env, run.ranks / f"build-{here.node_rank}.log")
+
+
+@contextmanager
+def _failure_kept(run: RunDirectory) -> Iterator[None]:
+    """Let status.json say why no rank was started."""
     try:
-        builds.build(resolved, env, run.ranks / f"build-{here.node_rank}.log")
+        yield
     except TunerError as error:
         run.write_status("failed", exit_code=error.exit_code, message=str(error))
         raise

@@ -6,11 +6,13 @@ DeepSpeed makes `zero_stage_3` in the folder that the config names, and never re
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tuner.errors import MachineError
 from tuner.launch.run import ResolvedRun
 from tuner.zero import needs
 
@@ -21,24 +23,34 @@ _OURS = "made-by-tuner"
 
 @contextlib.contextmanager
 def removed_afterwards(run: ResolvedRun) -> Iterator[None]:
-    """Remove what is swapped at the end, what a killed run has left there too; leave a folder that was there before."""
-    ours = [folder for folder in _folders(run) if _claim(folder)]
-    try:
-        yield
-    finally:
-        for folder in ours:
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove what is swapped at the end, what a killed run has left there too; leave a folder that was there before.
+
+    Raises:
+        MachineError: another run swaps there now: DeepSpeed's files have the same names, whoever runs.
+    """
+    with contextlib.ExitStack() as marks:
+        ours = [folder for folder in _folders(run) if _claim(folder, marks)]
+        try:
+            yield
+        finally:
+            for folder in ours:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folders(run: ResolvedRun) -> list[Path]:
     return sorted({swap.path / _FOLDER for swap in needs.swaps(run.final.config)})
 
 
-def _claim(folder: Path) -> bool:
-    """Return whether a folder is this program's, and mark it."""
+def _claim(folder: Path, marks: contextlib.ExitStack) -> bool:
+    """Return whether a folder is this program's; mark it, and hold the mark locked until `marks` is closed."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / _OURS).is_file():
         print(f"{folder} was there before, so it stays when the run has ended.", file=sys.stderr)
         return False
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _OURS).touch()
+    mark = marks.enter_context((folder / _OURS).open("w"))
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        fix = "Wait for its end, or name another nvme_path."
+        raise MachineError("another run swaps to this folder now", where=folder, fix=fix) from error
     return True
