@@ -58,8 +58,8 @@ UNRUNNABLE: tuple[Rule, ...] = (
     Rule(
         ("expert_parallel", "enabled"),
         lambda config: is_on(config, "expert_parallel", "enabled"),
-        "expert_parallel.enabled (AutoEP of DeepSpeed 0.19.8) fails on transformers 5.23, and would leave each rank "
-        "with its own experts to save",
+        "expert_parallel.enabled (AutoEP of DeepSpeed 0.19.8) fails on the output recorders of transformers 5.23, and "
+        "would leave each rank with its own experts to save",
         "Remove it; ZeRO stage 3 shards the experts too.",
         "module_inject/auto_ep_presets/base.py, _install_instance_transformers_output_recorders",
     ),
