@@ -174,6 +174,15 @@ def test_what_was_swapped_is_removed_and_what_somebody_else_has_there_stays(
     assert (tmp_path / "swap").is_dir()
 
 
+def test_two_runs_never_swap_into_one_folder(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:
+    run = planned(_nvme(tmp_path / "swap", *BOTH))
+
+    with swapped.removed_afterwards(run):
+        with pytest.raises(MachineError, match="another run swaps"), swapped.removed_afterwards(run):
+            pass
+        assert (tmp_path / "swap" / "zero_stage_3").is_dir()
+
+
 def test_a_dry_run_tells_what_is_missing(
     planned: Callable[..., ResolvedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

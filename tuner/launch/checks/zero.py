@@ -115,10 +115,7 @@ def swap_space(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
-    """Tell how fast the disks are that a run swaps to, which are none of this machine's, and what resuming loses."""
-    if run.resume and any(needs.swaps(run.final.config)):
-        # Measured with DeepSpeed 0.19.8, stage 3, fp32, two ranks: 6.1278 in the place of 6.1244 in the first step.
-        yield "what is swapped to a disk does not resume exactly: the losses are others than those of an unbroken run."
+    """Tell how fast the disks are that a run swaps to, and which are none of this machine's."""
     for path in sorted({swap.path for swap in needs.swaps(run.final.config)}):
         place = existing(path)
         if _unwritable(place, direct=True):
