@@ -31,12 +31,10 @@ def test_a_disk_gives_the_losses_of_memory_and_is_empty_afterwards(tmp_path: Pat
     memory = train(recipe, tmp_path / "memory", "--deepspeed", to_memory)
     again = ("--deepspeed", to_disk, "--resume", tmp_path / "whole" / "checkpoints" / "checkpoint-2")
     refused = train(recipe, tmp_path / "resumed", *again)
-    weights = train(recipe, tmp_path / "resumed", *again, "--resume-weights")
 
-    codes = (whole.code, memory.code, refused.code, weights.code)
-    assert codes == (0, 0, 2, 0), whole.text + memory.text + weights.text
+    codes = (whole.code, memory.code, refused.code)
+    assert codes == (0, 0, 2), whole.text + memory.text + refused.text
     assert "GB/s of what the run swaps" in whole.text
     assert whole.losses == pytest.approx(memory.losses, abs=1e-6)
     assert list(swap.iterdir()) == []
-    assert "loads others than it saved" in refused.text
-    assert weights.losses[0] == pytest.approx(whole.losses[2], abs=1e-6)
+    assert "cannot be resumed" in whole.text and "does not bring back" in refused.text
