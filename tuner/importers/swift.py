@@ -112,6 +112,18 @@ def _settle(t: Translation) -> None:
             one["system"] = " ".join(map(str, given.value)) if isinstance(given.value, list) else str(given.value)
 
 
+def max_length(t: Translation, given: Given) -> None:
+    """Take the length of a row; unasked, ms-swift takes as much as the model does."""
+    why = "ms-swift means the model's whole context: --set max_length=N" if given.is_default else None
+    t.set(given, "train_dataloader.dataset.max_length", given.value, why, changed=given.is_default)
+
+
+def accumulation(t: Translation, given: Given) -> None:
+    """Take the accumulation; unasked, ms-swift divides 16 samples a step by the ranks, which are not known here."""
+    why = "on N ranks ms-swift means a part of it: --set accumulative_counts=..." if given.is_default else None
+    t.set(given, "optim_wrapper.accumulative_counts", given.value, why, changed=given.is_default)
+
+
 def _defaults(document: Document) -> Mapping[str, Any]:
     said = document.values
     is_full = str(said.get("tuner_type") or said.get("train_type") or "lora") == "full"
@@ -227,7 +239,8 @@ TABLE: Mapping[str, Rule] = {
     "val_dataset": datasets,
     "split_dataset_ratio": held_out,
     "system": system,
-    "max_length": Alias("train_dataloader.dataset.max_length"),
+    "max_length": max_length,
+    "gradient_accumulation_steps": accumulation,
     "packing": Alias("train_dataloader.dataset.packing"),
     "max_epochs": training_arguments.epochs,
     "sequence_parallel_size": training_arguments.SHARED_SAMPLES,
