@@ -83,7 +83,7 @@ def finished(t: Translation) -> Imported:
     if parts:
         below.lay(Layer.at(Place(Kind.NAME, parts.name), nested(_EPOCHS, epochs)))
     values = _difference(t, merged, below if parts else _base_alone(), bool(architecture))
-    entries = tuple(one for one in t.entries if not one.given.is_default)
+    entries = tuple(one for one in t.entries if not one.given.is_default or one.outcome is Outcome.CHANGED)
     notes = tuple(merged.warnings)
     name = parts.name if parts else None
     return Imported(t.tool.name, t.document.name, name, values, t.places, entries, notes, t.obstacle)
