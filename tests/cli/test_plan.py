@@ -125,6 +125,17 @@ def test_without_a_recipe_it_says_which_method_was_taken(tuner: Tuner) -> None:
     assert "no recipe" not in tuner("plan", *arguments, "--method", "qlora").out
 
 
+def test_of_a_model_that_is_not_known_it_says_the_steps_and_how_its_memory_would_be_known(tuner: Tuner) -> None:
+    arguments = (FULL, "--model", "nobody/knows-this", "--gpus", "8", "--gpu", "h100")
+
+    done = tuner("plan", *arguments)
+
+    assert done.code == 0 and "steps: " in done.out
+    assert "the memory is not known" in done.out and "hf download nobody/knows-this config.json" in done.out
+    value = plan(tuner, *arguments)
+    assert value["presets"] == {} and "nobody/knows-this" in value["warnings"][0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -141,7 +152,6 @@ def test_without_a_recipe_it_says_which_method_was_taken(tuner: Tuner) -> None:
         (["--gpu-memory", "80GB", "--interconnect", "400Gb/s"], "--gpu a100-80g"),
         (["--gpu", "a100", "--interconnect", "400Gb/s", "--utilisation", "0"], "--utilisation"),
         (["--gpu", "a100", "--interconnect", "400Gb/s", "--utilisation", "nan"], "--utilisation"),
-        (["--model", "nobody/knows-this"], "nobody/knows-this"),
         (["--set", "architecture.model_type=llamas"], "llama"),
         (["--set", "architecture.num_key_value_heads=0"], "num_key_value_heads"),
     ],

@@ -14,6 +14,7 @@ from tuner.cli.say import say, say_table, wrapped
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
+    from tuner.errors import ModelError
     from tuner.fit.communication import Cluster
     from tuner.fit.gpu_catalog import KnownGpu
     from tuner.fit.levels import Fit, Machines
@@ -80,6 +81,9 @@ def command(
     if max_context:
         _show_longest(loaded, machines, said, as_json=as_json)
         return
+    if unknown := summary.unknown_size(loaded.config):
+        _show_without_memory(loaded, machines, said, unknown, as_json=as_json)
+        return
     assumed = Cluster.of(product, nodes) if product else None
     made = summary.make(loaded, machines, _cluster(nodes, interconnect, product, utilisation), assumed)
     counted, warnings = _steps(loaded, made.config, machines.world_size)
@@ -91,6 +95,27 @@ def command(
     _print(
         made, said, [*loaded.notes, *split, f"steps: {counted.describe()}", *(f"WARNING: {one}" for one in warnings)]
     )
+
+
+def _show_without_memory(loaded: Recipe, machines: Machines, said: str, why: ModelError, *, as_json: bool) -> None:
+    """Print what is known of a run whose model's size is not: its batch and its steps."""
+    from tuner.files import dump_json
+    from tuner.fit.sequence_parallel import data_parallel_ranks
+    from tuner.fit.split import possible
+
+    ranks = data_parallel_ranks(loaded.config, machines.world_size)
+    config = loaded.config.with_split(possible(loaded.config, ranks)[0])
+    counted, warnings = _steps(loaded, config, machines.world_size)
+    warnings = [f"the memory is not known: {why.what}. {why.fix or ''}".strip(), *warnings]
+    if as_json:
+        value: dict[str, Any] = {"recipe": loaded.name, "parameters": None, "presets": {}, "recommended": None}
+        value |= {"batch": counted.to_json(), "notes": loaded.notes, "warnings": warnings}
+        click.echo(dump_json(value), nl=False)
+        return
+    for line in (f"{loaded.name} on {said}", *loaded.notes, f"steps: {counted.describe()}"):
+        say(wrapped(line))
+    for warning in warnings:
+        say(wrapped(f"WARNING: {warning}"), fg="yellow")
 
 
 def _show_longest(loaded: Recipe, machines: Machines, said: str, *, as_json: bool) -> None:

@@ -115,6 +115,17 @@ def known_architecture(config: RecipeConfig) -> Architecture:
     return config.architecture
 
 
+def unknown_size(config: RecipeConfig) -> ModelError | None:
+    """Return why a named model's memory cannot be worked out, or None where there is an architecture to ask."""
+    if config.model.path is None or config.architecture:
+        return None
+    try:
+        known_architecture(config)
+    except ModelError as error:
+        return error
+    return None
+
+
 def _steps(config: RecipeConfig, architecture: Architecture, machines: Machines, cluster: Cluster | None) -> list[Step]:
     if machines.world_size == 1:
         return []
