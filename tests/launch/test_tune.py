@@ -47,7 +47,7 @@ def test_every_split_of_the_global_batch_is_measured_then_the_other_loss_then_ot
 def test_what_is_changed_over_a_preset_is_written_with_the_level_that_was_fastest() -> None:
     base = made(recipe=OPEN, hardware=CPU, deepspeed="zero2")
     base = replace(base, document=overlay.laid(base.document, [overlay.of_flag("steps_per_print=7")]))
-    first = next(candidates(base, Tuned(base.recipe, 1, [])))
+    first = next(candidates(base, Tuned(base.recipe, Path("tuned.py"), 1, [])))
 
     assert first.applied(base.recipe.config).deepspeed == {"base": "deepspeed_zero2", "steps_per_print": 7}
 

@@ -61,7 +61,7 @@ def derive_architecture(merged: Merged) -> None:
 
 def _downloaded(merged: Merged, path: str) -> dict[str, Any] | None:
     """Return the architecture of a model of the hub whose config.json was fetched before, or None."""
-    if paths.local(path) is not None:
+    if paths.local(path) is not None or not paths.is_hub_id(path):
         return None
     from huggingface_hub import try_to_load_from_cache  # 0.01 s, for models alone that the catalog has not
 

@@ -32,11 +32,12 @@ def local(path: str) -> Path | None:
     if path.startswith(catalog.ASSET):
         return Path(catalog.asset(path))
     on_disk = expanded(path)
-    looks_local = path.startswith((".", "/", "~")) or path.endswith(_FILES) or not _is_hub_id(path)
+    looks_local = path.startswith((".", "/", "~")) or path.endswith(_FILES) or not is_hub_id(path)
     return on_disk if looks_local or exists(on_disk) else None
 
 
-def _is_hub_id(path: str) -> bool:
+def is_hub_id(path: str) -> bool:
+    """Return whether a path is spelled as the id of a model or data set on the hub."""
     return len(path) <= _MAX_HUB_ID and bool(_HUB_ID.fullmatch(path))
 
 

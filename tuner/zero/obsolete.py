@@ -92,7 +92,7 @@ def drop_comments(value: dict[str, Any], findings: Findings) -> None:
     if not found:
         return
     for keys in found:
-        del lookup(value, keys[:-1])[keys[-1]]
+        lookup(value, keys[:-1]).pop(keys[-1], None)  # an alias of YAML is the same block in two places
     names = ", ".join(".".join(keys) for keys in found)
     what = f"{names}: DeepSpeed reads no key that begins with an underscore or a slash; dropped as a comment"
     findings.warn(found[0], what, "A comment starts with //.")
