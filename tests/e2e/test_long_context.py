@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from tests.e2e.runs import Finished, distance, ok, quick, train
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SHARED = ("--set", "sequence_parallel_size=2")
 
@@ -47,7 +47,6 @@ def test_two_ranks_that_share_samples_learn_what_two_learn_that_do_not(tmp_path:
     assert [line["num_tokens"] for line in shared.metrics] == [line["num_tokens"] for line in apart.metrics]
 
 
-@pytest.mark.long
 def test_so_they_do_at_every_level_with_lora_and_with_tiled_mlps(tmp_path: Path) -> None:
     path, adapted = recipe(tmp_path), recipe(tmp_path, "lora")
     apart, adapter = run(path, tmp_path / "apart", "zero2"), run(adapted, tmp_path / "adapter", "zero2")
@@ -59,14 +58,12 @@ def test_so_they_do_at_every_level_with_lora_and_with_tiled_mlps(tmp_path: Path)
     is_same(run(adapted, tmp_path / "tiles", "zero2", "--set", "tiled_mlp=True"), adapter, "adapter_model")
 
 
-@pytest.mark.long
 def test_the_last_step_of_an_epoch_has_fewer_samples_than_groups_take(tmp_path: Path) -> None:
     path, few = recipe(tmp_path), ("--set", "train_dataloader.dataset.packing=False", "--set", "max_rows=27")
 
     is_same(run(path, tmp_path / "shared", "zero2", *few, *SHARED), run(path, tmp_path / "apart", "zero2", *few))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("level", ["zero2", "zero3"])
 def test_a_run_goes_on_with_samples_shared_or_not(tmp_path: Path, level: str) -> None:
     path = recipe(tmp_path)

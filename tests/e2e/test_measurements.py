@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.runs import ok, quick, train
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MEASURED = {
     "zero_optimization": {"stage": 2},

@@ -63,6 +63,7 @@ def test_ranks_that_choose_other_experts_train_as_without_zero_at_every_stage() 
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_a_users_model_with_experts_of_its_own_trains_at_zero_3_beside_a_json_with_leaf_modules(tmp_path: Path) -> None:
     write(tmp_path / "model", tokenizer_of(load("tiny_full_sample_e1").config.model)[0])
     leaves = {"classes": ["LlamaRMSNorm"]}
