@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -104,3 +105,14 @@ def test_a_micro_batch_of_kto_is_made_no_smaller_than_its_loss_takes() -> None:
     (only,) = changes(big, big.architecture, machines)
     assert re.search(r"batch_size=2\b.*accumulative_counts=256", only.flags)
     assert any(found(name, machines, *shlex.split(only.flags)[1::2]))
+
+
+def test_where_nothing_fits_the_disk_that_is_named_is_proposed_with_the_flags_that_swap_to_it() -> None:
+    recipe, without = lightest("llama2_70b_full_alpaca_e3"), Machines(8, 80 * GIB, host_bytes=512 * GIB)
+    assert recipe.architecture is not None
+
+    assert not [one for one in changes(recipe, recipe.architecture, without) if "nvme" in one.flags]
+    first, *_ = changes(recipe, recipe.architecture, replace(without, nvme_path="/mnt/my disk"))
+
+    assert first.level == "deepspeed_zero3_offload" and "not to be resumed" in first.what
+    assert "--ds zero_optimization.offload_param.nvme_path='/mnt/my disk'" in first.flags

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,6 +51,7 @@ _LONGEST = (
 @targets.machine_options
 @click.option("--gpu-memory", metavar="SIZE", help="Their memory, such as 80GB.")
 @click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB.")
+@click.option("--nvme", metavar="PATH", help="A folder on each node's own disk, to swap to where nothing else fits.")
 @click.option("--interconnect", metavar="RATE", help="Network of each node, such as 8x400Gb/s: adds seconds a step.")
 @click.option("--utilisation", type=float, default=0.4, show_default=True, help="Part of the GPU's peak reached.")
 @click.option("--max-context", is_flag=True, help="The longest rows that fit, shared by 1 to all ranks, instead.")
@@ -62,6 +64,7 @@ def command(
     gpu_memory: str | None,
     nodes: int,
     host_memory: str | None,
+    nvme: str | None,
     interconnect: str | None,
     utilisation: float,
     max_context: bool,
@@ -78,6 +81,7 @@ def command(
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
     dtype = loaded.config.optim_wrapper.dtype
     machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, dtype)
+    machines = replace(machines, nvme_path=nvme or "")
     if max_context:
         _show_longest(loaded, machines, said, as_json=as_json)
         return

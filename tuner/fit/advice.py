@@ -5,6 +5,7 @@ Every answer is checked by the arithmetic of `estimate`; nothing is guessed.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from tuner.recipes.schema import RecipeConfig, Split
 _LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set optim_wrapper.optimizer.lr=2e-4'
 _QLORA_FLAGS = '--set "quantization=dict(bits=4)"'
 _SHORTEST = 256
+_MOST_OFFLOADED = "deepspeed_zero3_offload"
 _MOST_GPUS = 4096
 
 
@@ -63,6 +65,8 @@ def changes(recipe: RecipeConfig, architecture: Architecture, machines: Machines
 
 
 def _costly(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Iterator[Change]:
+    if on_disk := _on_disk(recipe, architecture, machines, flags):
+        yield on_disk
     for what, step in _COSTLY:
         changed = step(recipe)
         if changed and (best := _best(changed[0], architecture, machines)):
@@ -70,6 +74,21 @@ def _costly(recipe: RecipeConfig, architecture: Architecture, machines: Machines
     for change in (_shorter(recipe, architecture, machines, flags), _more_gpus(recipe, architecture, machines, flags)):
         if change:
             yield change
+
+
+def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:
+    """Return the change that swaps to the disks (ZeRO-Infinity), where there are some and that is enough."""
+    level = Level.of_preset(_MOST_OFFLOADED, architecture.hidden_size).on_disk()
+    needs = peak(recipe, architecture, level, machines.world_size, machines.gpus_per_node, machines.weight_bytes)
+    if not machines.nvme_path or not Fit(_MOST_OFFLOADED, needs, machines).fits:
+        return None
+    to_disk = [
+        f"--ds zero_optimization.{block}.{key}={shlex.quote(value)}"
+        for block in ("offload_optimizer", "offload_param")
+        for key, value in (("device", "nvme"), ("nvme_path", machines.nvme_path))
+    ]
+    what = "states and weights on the disk: several times slower, and not to be resumed"
+    return Change(what, " ".join([flags, *to_disk]).strip(), _MOST_OFFLOADED, machines)
 
 
 def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 LEVELS = (
@@ -52,6 +52,12 @@ class Level:
         stage = 0 if name == "none" else int(name.removeprefix("deepspeed_zero")[0])
         offloads, square = name.endswith("_offload"), hidden_size * hidden_size
         return cls(stage, offloads, offloads and stage == 3, stage == 3, square, prefetch=int(0.9 * square))
+
+    def on_disk(self) -> Level:
+        """Return the level with what it offloads on disks, by DeepSpeed's own buffers."""
+        zero = {"stage": 3, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "nvme"}}
+        buffers = Level.of_config({"zero_optimization": zero})
+        return replace(self, optimizer_buffers=buffers.optimizer_buffers, param_buffers=buffers.param_buffers)
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Level:
@@ -118,13 +124,17 @@ class Peak:
 
 @dataclass(frozen=True)
 class Machines:
-    """`num_nodes` nodes alike; sizes in bytes. host_bytes 0: not known, so the host is not judged."""
+    """`num_nodes` nodes alike; sizes in bytes. host_bytes 0: not known, so the host is not judged.
+
+    `nvme_path` is a folder on a disk that each of them has to swap to.
+    """
 
     gpus_per_node: int
     gpu_bytes: int
     num_nodes: int = 1
     host_bytes: int = 0
     weight_bytes: int = 2
+    nvme_path: str = ""
 
     @property
     def world_size(self) -> int:
