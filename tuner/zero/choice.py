@@ -10,21 +10,23 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.errors import DeepSpeedConfigError, did_you_mean
 from tuner.machine.topology import LaunchFlags
-from tuner.recipes import catalog, yaml_text
+from tuner.recipes import catalog
 from tuner.recipes.foreign import YAML
 from tuner.recipes.merging import Layer, leaves, lookup
 from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.paths import is_file
 from tuner.recipes.recipe import Recipe
-from tuner.zero import accelerate, overlay, roll
-from tuner.zero.accelerate import Said
+from tuner.zero import overlay
 from tuner.zero.config_schema import schema
 from tuner.zero.jsonfile import BASE, Document, Keys, read
 from tuner.zero.rules import AUTO, NONE
+
+if TYPE_CHECKING:
+    from tuner.zero.accelerate import Said
 
 
 def preset_name(text: str) -> str | None:
@@ -116,6 +118,9 @@ def _of_dict(value: dict[str, Any], where: str, sources: Mapping[Keys, Place]) -
 
 
 def _yaml(path: Path) -> Document:
+    from tuner.recipes import yaml_text  # 10 ms, for other tools' files alone
+    from tuner.zero import accelerate, roll
+
     name = str(path)
     fix = "Name a preset, a DeepSpeed JSON, an accelerate config, or a preset of ROLL's."
     found = yaml_text.read(path, error=DeepSpeedConfigError, fix=fix)
@@ -128,6 +133,8 @@ def _yaml(path: Path) -> Document:
 
 
 def _of_accelerate(said: Said, path: Path) -> Document:
+    from tuner.zero.accelerate import DTYPE
+
     # accelerate looks for the file from where it is called; a config is often written to be called beside it.
     beside = path.parent / said.base
     base = said.base if preset_name(said.base) or said.base == NONE or is_file(Path(said.base)) else str(beside)
@@ -135,7 +142,7 @@ def _of_accelerate(said: Said, path: Path) -> Document:
     if document.preset is None:
         _refuse_contradictions(said, document)
     laid = overlay.laid(document, said.layers)
-    sources = {**laid.sources, (accelerate.DTYPE,): Origin(said.dtype_place)}
+    sources = {**laid.sources, (DTYPE,): Origin(said.dtype_place)}
     return replace(
         laid, name=str(path), preset=None, sources=sources, launch=said.launch, dtype=said.dtype, notes=said.notes
     )
