@@ -111,7 +111,7 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
         missing |= found is None
         if found is None:
             yield MachineError(f"{name} is not installed", fix=f"pip install '{name}>={minimum}'")
-        elif _numbers(found) < _numbers(minimum):
+        elif numbers(found) < numbers(minimum):
             yield MachineError(f"{name} {found} is older than {minimum}", fix=f"pip install '{name}>={minimum}'")
     if not missing:
         yield from _at_odds({*asked, *_LOADED_ALONG})
@@ -150,7 +150,7 @@ def cuda_problem(capability: tuple[int, int]) -> str | None:
     if capability < oldest:
         return f"CUDA {built} compiles for compute capability {oldest[0]}.{oldest[1]} and newer alone"
     for newest, version in _NEEDS_CUDA.items():
-        if capability >= newest and _numbers(built)[:2] < version:
+        if capability >= newest and numbers(built)[:2] < version:
             return f"CUDA {built} is older than {version[0]}.{version[1]}, which this GPU needs"
     return None
 
@@ -196,5 +196,6 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version, such as (0, 19, 8) of '0.19.8+cu130'; they can be compared."""
     return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])

@@ -6,10 +6,10 @@ what a row's `source` names. A new row needs an example in the test of this tabl
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+from tuner.machine.libraries import numbers
 from tuner.recipes.merging import lookup
 from tuner.zero.rules import STEPPING, ZERO, Config, accumulates_in, computes_in, device, is_on, stage
 
@@ -43,9 +43,7 @@ class Guard(NamedTuple):
 
     def is_in(self, version: str) -> bool:
         """Return whether a version has it."""
-        return _numbers(self.first) <= _numbers(version) and not (
-            self.fixed and _numbers(self.fixed) <= _numbers(version)
-        )
+        return numbers(self.first) <= numbers(version) and not (self.fixed and numbers(self.fixed) <= numbers(version))
 
     @property
     def fix(self) -> str:
@@ -205,9 +203,3 @@ def of_version(version: str) -> Iterator[Guard]:
 def met(config: Config, version: str, *, has_gpus: bool) -> Iterator[Guard]:
     """Yield the errors that a final config meets with a version of DeepSpeed."""
     yield from (guard for guard in of_version(version) if guard.holds(config) and (has_gpus or not guard.on_gpus))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with, such as (0, 19, 8) of '0.19.8+cu130'."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
