@@ -11,19 +11,17 @@ from tests.e2e.runs import ok, quick, train
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
-@pytest.mark.parametrize(("method", "level", "ranks"), [("full", "zero3", 2), ("qlora", "zero2", 1)])
-def test_compiled_steps_have_the_same_losses_also_after_a_resume(
-    method: str, level: str, ranks: int, tmp_path: Path
-) -> None:
-    recipe, compiling = quick(tmp_path, method), ("--set", "torch_compile=True")
-    given = ("--deepspeed", level)
-    plain = ok(train(recipe, tmp_path / "plain", *given, ranks=ranks))
-    compiled = ok(train(recipe, tmp_path / "compiled", *given, *compiling, ranks=ranks))
+def test_compiled_steps_have_the_same_losses_also_after_a_resume(tmp_path: Path) -> None:
+    # One rank and few graphs: the C++ compiler takes minutes of two cores for more.
+    recipe, compiling = quick(tmp_path, "full"), ("--set", "torch_compile=True")
+    given = ("--deepspeed", "zero2")
+    plain = ok(train(recipe, tmp_path / "plain", *given, ranks=1))
+    compiled = ok(train(recipe, tmp_path / "compiled", *given, *compiling, ranks=1))
 
     assert compiled.json("status.json")["num_compiled_graphs"] > 0
     # The compiler adds in another order: 3e-4 apart after four steps of LoRA (measured).
     assert compiled.losses == pytest.approx(plain.losses, rel=1e-3)
 
     checkpoint = compiled.path / "checkpoints" / "checkpoint-2"
-    again = ok(train(recipe, tmp_path / "again", *given, *compiling, "--resume", checkpoint, ranks=ranks))
+    again = ok(train(recipe, tmp_path / "again", *given, *compiling, "--resume", checkpoint, ranks=1))
     assert again.losses == pytest.approx(compiled.losses[2:], rel=1e-4)
