@@ -170,8 +170,9 @@ def test_ctrl_c_on_a_hostfile_saves_on_all_hosts_and_a_killed_rank_ends_them(
     stopped = finish(process, path)
     assert stopped.code == 75, stopped.text
 
+    taken = len(stopped.losses)
     process = by_ssh(ssh, recipe, path, *long, "--resume", "auto")
-    wait_until(lambda: written_lines(path / "metrics.jsonl") > len(stopped.losses) + 1)
+    wait_until(lambda: written_lines(path / "metrics.jsonl") > taken + 1)
     pid = next(int(line.split()[1]) for line in _ranks(path) if line.startswith("1 "))
     os.kill(pid, signal.SIGKILL)
     killed = finish(process, path)

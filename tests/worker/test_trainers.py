@@ -253,7 +253,7 @@ def test_an_optimizer_of_torch_takes_one_kernel_for_all_parameters_where_it_has_
     weight = torch.nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
 
-    cls, settings = trainers._optimizer(config, None)
+    cls, settings = trainers._optimizer(config)
     made = cls([weight], **settings)
     made.step()
 
@@ -266,9 +266,9 @@ def test_lora_plus_gives_each_b_a_rate_of_its_own(kind: str) -> None:
     sets = ("lr=1e-4", "loraplus_lr_ratio=16", f"optimizer.type={kind}", "weight_decay=0.1")
     config = load("tiny_lora_sample_e1", Overrides(pairs=[("--set", text) for text in sets])).config
     adapted = get_peft_model(model(), LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
-    make, settings = trainers._optimizer(config, adapted)
+    make, settings = trainers._optimizer(config)
 
-    made = make([], **settings)
+    made = make()(adapted, **settings)
 
     names = {weight: name for name, weight in adapted.named_parameters()}
     groups = [(group, names[weight]) for group in made.param_groups for weight in group["params"]]

@@ -68,8 +68,9 @@ class TrainerHooks:
     """After DeepSpeed has loaded its own, before the first step."""
     load_random_states: Callable[[Callable[[str], None]], None] | None = None
     """With a function that takes the checkpoint's folder."""
-    on_engine_ready: Callable[[], None] | None = None
-    """The engine, its optimizer and the schedule are made, and no checkpoint is loaded yet."""
+    on_schedule_made: Callable[[Any, Any], None] | None = None
+    """With the schedule and its optimizer; no checkpoint is loaded yet. One that DeepSpeed makes itself has its
+    schedule before the engine is done."""
     saves_model = True
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -80,11 +81,11 @@ class TrainerHooks:
         if self.saves_model:
             super().save_model(*given, **named)  # type: ignore[misc]
 
-    def create_scheduler(self, *given: Any, **named: Any) -> Any:
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return transformers' schedule."""
-        made = super().create_scheduler(*given, **named)  # type: ignore[misc]
-        if self.on_engine_ready:
-            self.on_engine_ready()
+        made = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
+        if self.on_schedule_made:
+            self.on_schedule_made(made, optimizer or self.optimizer)  # type: ignore[attr-defined]
         return made
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -306,6 +307,11 @@ def keep_muon_off_embeddings(model: Any) -> None:
             weight.use_muon = False
 
     deepspeed.set_optimizer_flags = flag_all
+
+
+def load_by(load: Callable[[Any, str], Any]) -> None:
+    """Have a function take the place of what DeepSpeed's engines load checkpoints with, given engine and folder."""
+    DeepSpeedEngine.load_checkpoint = lambda engine, folder, **_: load(engine, folder)
 
 
 def leave_out_frozen(engine: Any) -> None:

@@ -202,14 +202,14 @@ class LoadCheckpoint:
 
     def __init__(self, trainer: Any, point: ResumePoint, seed: int) -> None:
         self.trainer, self.point, self.seed = trainer, point, seed
-        trainer.on_engine_ready, trainer.load_states = self._note_settings, self._load_states
+        trainer.on_schedule_made, trainer.load_states = self._note_settings, self._load_states
         trainer.load_random_states = self._load_random_states
+        if point.load_as is LoadAs.WEIGHTS:
+            compat.load_by(self._load_weights)
 
-    def _note_settings(self) -> None:
-        self.lrs = list(self._schedule.base_lrs)
-        self.settings = [{key: group[key] for key in group if key != "params"} for group in self._groups]
-        if self.point.load_as is LoadAs.WEIGHTS:
-            self.trainer.accelerator.deepspeed_engine_wrapped.engine.load_checkpoint = self._load_weights
+    def _note_settings(self, schedule: Any, optimizer: Any) -> None:
+        self.lrs = list(schedule.base_lrs)
+        self.settings = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
 
     @property
     def _schedule(self) -> Any:
@@ -246,9 +246,8 @@ class LoadCheckpoint:
         place = (self.seed, self.point.checkpoint.step, dist.get_rank())
         transformers.set_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
 
-    def _load_weights(self, folder: str, **_: Any) -> tuple[str, dict[str, Any]]:
-        """Take the place of the engine's load_checkpoint."""
-        put_weights(self.trainer.model_wrapped, Path(folder))
+    def _load_weights(self, engine: Any, folder: str) -> tuple[str, dict[str, Any]]:
+        put_weights(engine, Path(folder))
         return folder, {}
 
 

@@ -126,7 +126,7 @@ def trainer(
     if shared_by > 1:
         compat.share_samples(made, sequence_parallel.sample_by_sample)
     if "optimizer" not in zero:
-        made.optimizer_cls_and_kwargs = _optimizer(config, models[0])
+        made.optimizer_cls_and_kwargs = _optimizer(config)
     elif config.optim_wrapper.optimizer.type == "Muon":
         compat.keep_muon_off_embeddings(models[0])
     compat.give_config_as_written(made, zero)
@@ -278,8 +278,8 @@ def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:
     return with_fingerprint(rows, launch)
 
 
-def _optimizer(config: RecipeConfig, model: Any) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
-    """Return the class that `type` names, or LoRA+ with it, and those of the settings that it takes."""
+def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the class that `type` names, or what makes LoRA+ with it, and those of the settings that it takes."""
     block = config.optim_wrapper.optimizer
     cls = getattr(torch.optim, block.type, None) or _bitsandbytes_optimizer(block.type)
     known = inspect.signature(cls).parameters
@@ -289,10 +289,11 @@ def _optimizer(config: RecipeConfig, model: Any) -> tuple[Callable[..., torch.op
     if not block.loraplus_lr_ratio:
         return cls, taken
     more = {"loraplus_lr_ratio": block.loraplus_lr_ratio, "loraplus_weight_decay": block.weight_decay}
-    return partial(_loraplus, model, cls), {**taken, **more}
+    # transformers calls what is no class, and what that returns with the model.
+    return lambda: partial(_loraplus, cls), {**taken, **more}
 
 
-def _loraplus(model: Any, cls: type[torch.optim.Optimizer], _groups: Any, **settings: Any) -> torch.optim.Optimizer:
+def _loraplus(cls: type[torch.optim.Optimizer], model: Any, **settings: Any) -> torch.optim.Optimizer:
     """Return LoRA+ with a class, in the place of the class and the Trainer's groups of weights."""
     made: torch.optim.Optimizer = create_loraplus_optimizer(model, cls, **settings)
     return made
