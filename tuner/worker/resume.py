@@ -208,13 +208,12 @@ class LoadCheckpoint:
             compat.load_by(self._load_weights)
 
     def _note_settings(self, schedule: Any, optimizer: Any) -> None:
-        self.lrs = list(schedule.base_lrs)
+        self.lrs = list(_unwrapped(schedule).base_lrs)
         self.settings = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
 
     @property
     def _schedule(self) -> Any:
-        scheduler = self.trainer.lr_scheduler
-        return getattr(scheduler, "scheduler", scheduler)  # accelerate wraps the one that DeepSpeed made
+        return _unwrapped(self.trainer.lr_scheduler)
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -249,6 +248,10 @@ class LoadCheckpoint:
     def _load_weights(self, engine: Any, folder: str) -> tuple[str, dict[str, Any]]:
         put_weights(engine, Path(folder))
         return folder, {}
+
+
+def _unwrapped(schedule: Any) -> Any:
+    return getattr(schedule, "scheduler", schedule)  # accelerate wraps the one that DeepSpeed made
 
 
 def put_weights(engine: Any, folder: Path) -> None:
