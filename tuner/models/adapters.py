@@ -14,6 +14,7 @@ from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, get_peft_mod
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import pad
 
 from tuner.errors import ModelError
 from tuner.recipes import paths
@@ -74,15 +75,15 @@ def _save_for_base(model: Any, dtype: torch.dtype) -> None:
 
     def save(folder: Any, **named: Any) -> None:
         type(model).save_pretrained(model, folder, **named)
-        stored = load_file(Path(folder) / paths.TENSORS)
+        stored, saved = load_file(Path(folder) / paths.TENSORS), PeftConfig.from_pretrained(folder)
         for name, first in began.items():
             half = first.to("cpu", stored[name].dtype)
+            # A layer that is narrower than the rank begins with fewer: zeros make up for them.
             if ".lora_A." in name:
-                stored[name] = torch.cat([stored[name], half], dim=0)
+                stored[name] = pad(torch.cat([stored[name], half], dim=0), (0, 0, 0, 2 * saved.r - 2 * half.shape[0]))
             elif ".lora_B." in name:
-                stored[name] = torch.cat([stored[name], -half], dim=1)
+                stored[name] = pad(torch.cat([stored[name], -half], dim=1), (0, 2 * saved.r - 2 * half.shape[1]))
         save_file(stored, Path(folder) / paths.TENSORS, metadata={"format": "pt"})
-        saved = PeftConfig.from_pretrained(folder)
         saved.lora_alpha *= 2**0.5 if saved.use_rslora else 2
         saved.r, saved.init_lora_weights = 2 * saved.r, True
         saved.save_pretrained(folder)

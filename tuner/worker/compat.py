@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial, wraps
 from itertools import accumulate
+from operator import call
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,12 +70,11 @@ class TrainerHooks:
     load_random_states: Callable[[Callable[[str], None]], None] | None = None
     """With a function that takes the checkpoint's folder."""
     on_schedule_made: Callable[[Any, Any], None] | None = None
-    """With the schedule and its optimizer; no checkpoint is loaded yet. One that DeepSpeed makes itself has its
-    schedule before the engine is done."""
+    """With the schedule and its optimizer, before a checkpoint is loaded, and perhaps before the engine is done."""
     saves_model = True
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        (self.write_checkpoint or _do)(partial(super()._save_checkpoint, model, trial))  # type: ignore[misc]
+        (self.write_checkpoint or call)(partial(super()._save_checkpoint, model, trial))  # type: ignore[misc]
 
     def save_model(self, *given: Any, **named: Any) -> None:
         """Write the weights of a checkpoint for `from_pretrained`, where that is wanted."""
@@ -89,7 +89,7 @@ class TrainerHooks:
         return made
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        (self.load_states or _do)(partial(super()._load_optimizer_and_scheduler, checkpoint))  # type: ignore[misc]
+        (self.load_states or call)(partial(super()._load_optimizer_and_scheduler, checkpoint))  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         load: Callable[[str | None], None] = super()._load_rng_state  # type: ignore[misc]
@@ -97,10 +97,6 @@ class TrainerHooks:
             self.load_random_states(load)
         else:
             load(checkpoint)
-
-
-def _do(what: Callable[[], None]) -> None:
-    what()
 
 
 def train_sampler(trainer: Trainer, rows: Any) -> Any:
