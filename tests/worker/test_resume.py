@@ -219,7 +219,7 @@ def _continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, w
         optimizer.state |= {group: {"step": step} for group in (torch.ones(2), torch.ones(2))}
 
     class Trainer:
-        def create_scheduler(self) -> Any:
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             return schedule
 
         def _load_optimizer_and_scheduler(self, folder: str) -> None:
@@ -240,7 +240,7 @@ def _continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, w
 def test_settings_are_the_recipes_and_not_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = _continued(tmp_path, monkeypatch)
 
-    trainer.create_scheduler()
+    trainer.create_scheduler(4)
     trainer._load_optimizer_and_scheduler("")
 
     (group,) = trainer.optimizer.param_groups
@@ -253,7 +253,7 @@ def test_settings_are_the_recipes_and_not_the_checkpoints(tmp_path: Path, monkey
 
 def test_each_group_counts_its_own_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = _continued(tmp_path, monkeypatch)
-    trainer.create_scheduler()
+    trainer.create_scheduler(4)
     trainer._load_optimizer_and_scheduler("")
 
     one, another = trainer.optimizer.state.values()
@@ -264,7 +264,7 @@ def test_each_group_counts_its_own_steps(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_run_at_its_last_step_trains_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = _continued(tmp_path, monkeypatch)
-    trainer.create_scheduler()
+    trainer.create_scheduler(4)
     trainer.state.global_step = 4
 
     with pytest.raises(resume.NothingLeft):
