@@ -42,8 +42,8 @@ class Optimizer(Block):
     betas: Annotated[tuple[Fraction, Fraction], Lax]
     eps: PositiveFloat
     weight_decay: Annotated[float, Field(ge=0)]
-    muon_lr: PositiveFloat | None = None
-    loraplus_lr_ratio: Annotated[float, Field(ge=1)] | None = None
+    muon_lr: PositiveFloat | None
+    loraplus_lr_ratio: Annotated[float, Field(ge=1)] | None
 
     @check_key("muon_lr", "loraplus_lr_ratio")
     @classmethod
