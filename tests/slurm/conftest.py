@@ -54,10 +54,19 @@ def cluster() -> Iterator[Cluster]:
     if started.returncode:
         pytest.skip(f"Slurm does not start: {started.stderr.strip().splitlines()[-1:]}")
     try:
+        _number_jobs_apart(made)
         yield made
     finally:
         subprocess.run(["bash", SCRIPTS / "stop-slurm.sh", folder], check=True, capture_output=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _number_jobs_apart(made: Cluster) -> None:
+    """Let no two workers of pytest have jobs of one number: ranks meet on a port that follows from it."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    with Path(made.env["SLURM_CONF"]).open("a", encoding="utf-8") as conf:
+        conf.write(f"FirstJobId={1 + 1_000 * worker}\n")
+    made.ask("scontrol", "reconfigure")
 
 
 @pytest.fixture
