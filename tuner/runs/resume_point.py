@@ -82,12 +82,6 @@ def _load_as(checkpoint: Checkpoint, run: Mapping[str, Any], *, weights: bool) -
     saved, name = checkpoint.facts, checkpoint.path.name
     if "stage" not in saved:
         return LoadAs.SAVED, ()
-    if saved["nvme"]:
-        # Measured, stage 3, fp32, two ranks: a loss of 6.1278 in the first step in the place of 6.1244, and the states
-        # in the checkpoint's own files have 896 of 803,712 weights.
-        what = f"{name} has its states on NVMe, which DeepSpeed 0.19.8 does not bring back as they were"
-        fix = "Train its result on (--model RUN), or start anew with what can be resumed: --deepspeed zero3_offload."
-        raise IncompatibleStates(what, where="--resume", fix=fix)
     hindrances = list(_hindrances(saved, run))
     if hindrances:
         reasons = ", and ".join(reason for reason, _ in hindrances)
@@ -131,7 +125,9 @@ def _hindrances(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tu
         was = f"was trained with {saved['optimizer']}, this run has {run['optimizer']}"
         yield was, f"--set optim_wrapper.optimizer.type={saved['optimizer']}"
     if saved["nvme"] != run["nvme"]:
-        yield "has its states in memory, this run on NVMe", take_level
+        places = ("on NVMe", "in memory")
+        where, here = places if saved["nvme"] else places[::-1]
+        yield f"has its states {where}, this run {here}", take_level
     if saved["world_size"] != run["world_size"] and run["stage"]:
         ranks = f"was saved by {saved['world_size']} ranks, this run has {run['world_size']}"
         if run["optimizer"] not in _IN_UNIVERSAL_CHECKPOINTS:

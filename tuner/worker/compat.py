@@ -310,6 +310,22 @@ def load_by(load: Callable[[Any, str], Any]) -> None:
     DeepSpeedEngine.load_checkpoint = lambda engine, folder, **_: load(engine, folder)
 
 
+def load_what_is_not_swapped() -> None:
+    """Have DeepSpeed's engines load of a checkpoint also what a run that swaps to a disk keeps in memory.
+
+    DeepSpeed 0.19.8 copies the swapped files back and leaves out the rest: small weights and their optimizer states.
+    """
+    load = DeepSpeedEngine._load_checkpoint
+
+    def load_all(engine: Any, folder: str, tag: str, **given: Any) -> Any:
+        found = load(engine, folder, tag, **given)
+        if found[0] is not None and engine.zero_nvme_offload_optimizer():
+            engine._load_zero_checkpoint(folder, tag, load_optimizer_states=True)
+        return found
+
+    DeepSpeedEngine._load_checkpoint = load_all
+
+
 def leave_out_frozen(engine: Any) -> None:
     """Keep frozen weights out of the checkpoints that an engine saves, and let it load such.
 

@@ -206,6 +206,7 @@ class LoadCheckpoint:
         trainer.load_random_states = self._load_random_states
         if point.load_as is LoadAs.WEIGHTS:
             compat.load_by(self._load_weights)
+        compat.load_what_is_not_swapped()
 
     def _note_settings(self, schedule: Any, optimizer: Any) -> None:
         self.lrs = list(_unwrapped(schedule).base_lrs)
