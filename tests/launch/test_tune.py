@@ -17,6 +17,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Split
+from tuner.runs.directory import RunDirectory
 from tuner.zero import overlay
 
 OPEN = "tiny_lora_sample_e1"
@@ -114,6 +115,18 @@ def test_ctrl_c_leaves_what_was_measured_so_far(monkeypatch: pytest.MonkeyPatch)
 
     assert tuned.measured == told and len(told) == 1
     assert (tuned.fastest, tuned.is_whole, tuned.exit_code) == (told[0], False, 130)
+
+
+def test_no_candidate_writes_the_model_that_it_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran(resolved: ResolvedRun, run: RunDirectory, **_: object) -> int:
+        assert run.read_json(run.run)["saves_result"] is False
+        return 1
+
+    monkeypatch.setattr(tune.ranks, "run", ran)
+
+    tuned = tune.tune(replace(_asked(), minutes=0.0), PATH, lambda _: None)
+
+    assert [one.exit_code for one in tuned.measured] == [1]
 
 
 def test_several_nodes_are_refused() -> None:

@@ -6,8 +6,6 @@ candidate learns the same. It prints nothing; what a plan on paper can say is `f
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
 import tempfile
@@ -25,13 +23,13 @@ from tuner.fit import advice
 from tuner.fit.levels import LEVELS
 from tuner.fit.parameters import has_formula
 from tuner.fit.split import possible, samples_of_rank
-from tuner.launch import builds, preflight, render, supervise
+from tuner.launch import preflight, ranks, render
 from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machines import machines
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
-from tuner.machine import hardware, leftovers
+from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading, path_checks, paths
@@ -251,11 +249,7 @@ class _Bench:
         if self.num_runs == 1:
             preflight.check(run)
         made = directory.create(run.run_path, render.files(run), resume=False)
-        env = leftovers.without(self.environ) | render.environment(run)
-        builds.build(run, env, made.ranks / "build-0.log")
-        with contextlib.redirect_stderr(io.StringIO()):  # what a failure says is in its row
-            is_rank = run.topology.launcher == "direct"
-            code = supervise.run(render.argv(run), env, made, is_rank=is_rank, grace_s=_GRACE_S, shows_rank_0=False)
+        code = ranks.run(run, made, shows_rank_0=False, tells_failure=False)  # its row has what a failure says
         status = made.read_json(made.status)
         if "signal" in status:
             raise _Interrupted
@@ -278,6 +272,8 @@ class _Bench:
             allow_code=True,  # that file is data, and what it names was allowed at the start
             ignore_fit=True,
             command=self.asked.command,
+            grace_s=_GRACE_S,
+            saves_result=False,
         )
         return resolve_run(request, self.environ, self.base.hardware, datetime.now().astimezone())
 

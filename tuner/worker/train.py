@@ -97,10 +97,11 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     moves.check()
     guard.heart.beat("saving the result")
     best = load_best(trainer, run, facts, is_adapter=config.adapter is not None) if keeps_best else None
-    with disk_errors(run.checkpoints, "the result"):
-        save_final_model(trainer, tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
-        if rank.rank == 0:
-            checkpoints.put_in_place(run.checkpoints, run.final)
+    if facts["saves_result"]:
+        with disk_errors(run.checkpoints, "the result"):
+            save_final_model(trainer, tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
+            if rank.rank == 0:
+                checkpoints.put_in_place(run.checkpoints, run.final)
     guard.heart.beat("at the end")
     if rank.rank == 0:
         _finish(run, config, trainer, guard, time.monotonic() - started, best)
