@@ -13,7 +13,14 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["tuner", "tuner.*"]),
     package_data={
-        "tuner": ["configs/**/*", "importers/keys/*.txt", "deepspeed_presets/*.json", "zero/*.json", "report/*.html"],
+        "tuner": [
+            "cli/*.toml",
+            "configs/**/*",
+            "importers/keys/*.txt",
+            "deepspeed_presets/*.json",
+            "zero/*.json",
+            "report/*.html",
+        ],
     },
     entry_points={"console_scripts": ["tuner = tuner.cli:main"]},
     # Ranges that a CPU and a GPU user can satisfy; requirements.txt pins the set that is tested.

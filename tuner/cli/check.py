@@ -33,7 +33,8 @@ class Finding:
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        return visible(f"{place}{self.severity}: {self.what}{'. ' + self.fix if self.fix else ''}")
+        code = f"[{self.code}]" if self.code else ""
+        return visible(f"{place}{self.severity}{code}: {self.what}{'. ' + self.fix if self.fix else ''}")
 
 
 @dataclass
