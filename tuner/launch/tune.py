@@ -68,13 +68,14 @@ class TuneRequest:
 class Candidate:
     """One way to compute the same steps; `level` is a preset, 'none', or what the user's own config is called.
 
-    `changes` are what is laid over the preset.
+    `changes` are what is laid over the preset, `kernels` the values of `model` that differ from what `auto` chose.
     """
 
     split: Split
     level: str
     loss: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    kernels: Mapping[str, Any] = field(default_factory=dict)
 
     def applied(self, config: RecipeConfig) -> RecipeConfig:
         """Return the recipe computed this way."""
@@ -82,7 +83,8 @@ class Candidate:
         cfg = config.train_cfg.model_copy(update={"loss": self.loss})
         pinned = {BASE: self.level, **self.changes} if self.changes else self.level
         own = {"deepspeed": pinned} if self.level in LEVELS else {}
-        return config.model_copy(update={"train_cfg": cfg, **own})
+        model = config.model.model_copy(update=dict(self.kernels))
+        return config.model_copy(update={"train_cfg": cfg, "model": model, **own})
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def _measure_all(bench: _Bench, tuned: Tuned, tell: Callable[[Measured], None]) 
 
 
 def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
-    """Yield what is worth measuring next: the plan's own choice, other splits, the other loss, then other levels.
+    """Yield what is worth measuring next: the plan's own choice, other splits, loss, kernels, then other levels.
 
     Each question is asked of the fastest so far. A larger micro-batch than one that ran out of memory is left out.
 
@@ -194,6 +196,9 @@ def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
     best = tuned.fastest.candidate if tuned.fastest else first
     if config.objective.type in CHOOSES_LOSS:
         yield replace(best, loss="chunked" if best.loss == "whole" else "whole")
+    for kernels in _kernels(config):
+        best = tuned.fastest.candidate if tuned.fastest else first
+        yield replace(best, kernels={**best.kernels, **kernels})
     best = tuned.fastest.candidate if tuned.fastest else first
     for level in _levels(base, best):
         yield replace(best, level=level)
@@ -212,6 +217,15 @@ def _splits(base: ResolvedRecipe) -> list[Split]:
     )
     every = sorted(possible(opened, ranks), key=lambda split: (split.recompute, split.micro_batch))
     return [split for split in every if _may_fit(base, config.with_split(split), base.level)]
+
+
+def _kernels(config: RecipeConfig) -> Iterator[dict[str, Any]]:
+    """Yield each kernel for GPUs switched off: what is on by default is exact, and not always the fastest."""
+    model = config.model
+    if model.use_liger_kernel is True:
+        yield {"use_liger_kernel": False}
+    if str(model.attn_implementation).startswith("flash_attention"):
+        yield {"attn_implementation": "sdpa"}
 
 
 def _levels(base: ResolvedRecipe, best: Candidate) -> list[str]:
