@@ -166,9 +166,9 @@ def test_what_this_machine_lacks_is_an_error_with_a_recipe_and_a_warning_alone(t
     there = tuner("check", TINY, "--deepspeed", "my.json", "--gpus", "8", "--gpu", "a100-80g")
 
     assert (alone.code, alone.out.splitlines()[-1]) == (0, "my.json: 1 warning")
-    assert "my.json:1:35: warning: no run starts with it here: csv_monitor.output_path = '/proc/no'" in alone.out
+    assert "my.json:1:35: warning[disk]: no run starts with it here: csv_monitor.output_path = '/proc/no'" in alone.out
     assert (with_recipe.code, with_recipe.out.splitlines()[-1]) == (2, f"{TINY}: 1 error")
-    assert "my.json:1:35: error[bad-deepspeed-config]: csv_monitor.output_path = '/proc/no'" in with_recipe.out
+    assert "my.json:1:35: error[disk]: csv_monitor.output_path = '/proc/no'" in with_recipe.out
     assert (there.code, there.out.splitlines()[-1]) == (0, f"{TINY}: 1 warning")
     assert "on the machine that trains, which is not seen from here" in there.out
 
@@ -179,7 +179,7 @@ def test_what_needs_a_gpu_is_a_warning_where_there_is_none(tuner: Tuner, tmp_pat
     result = tuner("check", "my.json")
 
     assert (result.code, result.out.splitlines()[-1]) == (0, "my.json: 1 warning")
-    assert "my.json:1:36: warning: no run starts with it here:" in result.out
+    assert "my.json:1:36: warning[bad-deepspeed-config]: no run starts with it here:" in result.out
 
 
 def test_libraries_at_which_a_run_would_end_are_told(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
