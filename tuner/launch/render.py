@@ -143,6 +143,7 @@ def _run_facts(run: ResolvedRun) -> dict[str, Any]:
         "num_nodes": run.topology.num_nodes,
         "batch": batch_json(run),
         "state": dict(run.state),
+        "bind_cores": request.bind_cores,
         "saves_result": request.saves_result,
         "needs_bitsandbytes": config.needs_bitsandbytes or _is_stored_in_fewer_bits(config.model),
         "arithmetic": fitting.arithmetic(config, run.hardware, run.precision.dtype),

@@ -39,6 +39,8 @@ class Request:
     """What ended the earlier attempts of this start, with --on-oom retry or --max-restarts."""
     grace_s: float = 300.0
     """What ranks that are told to stop have, to finish the step and save, before they are killed."""
+    bind_cores: bool = False
+    """Each rank is bound to its share of its node's cores."""
     saves_result: bool = True
     """False of a measurement, whose trained model nobody wants: it may be many gigabytes."""
     prints_events: bool = False
