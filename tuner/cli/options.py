@@ -87,15 +87,13 @@ def overrides(sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[st
         given: The other options that `override_options` adds, by their names in Python.
 
     Raises:
-        UsageError: an argument that belongs to nothing, or two validations.
+        UsageError: an argument that belongs to nothing, or as `Overrides`.
     """
     from tuner.recipes.recipe import Overrides  # pydantic's core, which --help does not need
 
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}", fix="Values go in --set KEY=VALUE.")
-    if given["val"] is not None and given["val_split"] is not None:
-        raise UsageError("both --val and --val-split say what to validate on", where="--val", fix="Take one.")
     pairs = [("--set", text) for text in sets]
     pairs += [("--cfg-options", text) for text in (*cfg_options, *more)]
     return Overrides(pairs=tuple(pairs), **given)

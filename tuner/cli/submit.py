@@ -161,12 +161,14 @@ def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Har
     """Return a node of the job, and whether its GPUs are known and not only assumed."""
     from dataclasses import replace
 
+    from tuner.launch.targets import ASSUMED_GPU, known_gpu
+    from tuner.launch.targets import node as node_of
     from tuner.machine import hardware
 
     here = hardware.detect(os.environ)
     is_known = bool(gpu or here.gpus or not gpus_per_node)
-    kind = targets.known_gpu(gpu or targets.ASSUMED_GPU) if gpu or not here.gpus else None
-    node = targets.node(here, gpus_per_node, kind) if gpus_per_node else replace(here, gpus=())
+    kind = known_gpu(gpu or ASSUMED_GPU) if gpu or not here.gpus else None
+    node = node_of(here, gpus_per_node, kind) if gpus_per_node else replace(here, gpus=())
     # Nobody here knows the memory of the job's hosts: where it is not said, it is not judged.
     return replace(node, host_memory_bytes=host_bytes), is_known
 

@@ -20,7 +20,7 @@ def run(
 
     Args:
         directory: The run directory, written.
-        shows_rank_0: What rank 0 prints is shown on standard output, and not in its log alone.
+        shows_rank_0: What rank 0 prints is shown on `resolved.request.output`, and not in its log alone.
         tells_failure: What went wrong is printed, and not in status.json alone.
 
     Raises:
@@ -38,6 +38,7 @@ def run(
             is_rank=resolved.topology.launcher == "direct",
             grace_s=resolved.request.grace_s,
             shows_rank_0=shows_rank_0,
+            output=resolved.request.output,
         )
 
 

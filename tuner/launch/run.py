@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tuner.fit.levels import Fit
 from tuner.launch.steps import Steps
@@ -45,6 +45,8 @@ class Request:
     """False of a measurement, whose trained model nobody wants: it may be many gigabytes."""
     prints_events: bool = False
     """Standard output gets one JSON object for each thing that happens, in place of what rank 0 prints."""
+    output: TextIO | None = field(default=None, repr=False)
+    """Where what rank 0 prints is shown: the stream of a notebook's cell. None: standard output's descriptor."""
 
 
 @dataclass(frozen=True)

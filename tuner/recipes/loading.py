@@ -34,7 +34,7 @@ from tuner.recipes.explain import validate
 from tuner.recipes.merging import Layer, Merged, leaves
 from tuner.recipes.origin import DEFAULT, Kind, Place
 from tuner.recipes.part import read_part
-from tuner.recipes.recipe import Overrides, Recipe, read_base
+from tuner.recipes.recipe import Asked, Overrides, Recipe, read_base
 from tuner.recipes.recipe_file import RecipeFile, read_file
 from tuner.recipes.schema import LOADERS, RecipeConfig
 
@@ -54,7 +54,8 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     Raises:
         RecipeError: an unknown name, a file that is no data, or a value that does not fit the schema.
     """
-    name, overrides = _asked(name, overrides or Overrides())
+    asked = Asked(name, overrides or Overrides(), allow_code)
+    name, overrides = _asked(name, asked.overrides)
     merged = Merged()
     notes: list[str] = []
     for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides, notes):
@@ -72,7 +73,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
     notes += filter(None, [validation_rows.told(values)])
     shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
-    return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes), tuple(overrides.ds))
+    return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes), tuple(overrides.ds), asked)
 
 
 def _settle(merged: Merged) -> None:
