@@ -20,10 +20,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
-from huggingface_hub.utils import (
-    httpx,  # type: ignore[attr-defined]
-    validate_repo_id,
-)
+from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
 from tuner.errors import MachineError, TunerError, UsageError
 from tuner.results.export import Exported
