@@ -13,6 +13,7 @@ from tuner.recipes import catalog, catalog_folders, loading
 from tuner.recipes.command_line import Overrides
 from tuner.recipes.origin import Kind
 
+LORA = "adapter = dict(r=4, lora_alpha=8, lora_dropout=0.0, target_modules='all-linear')\n"
 ROWS = 'train_dataloader = dict(dataset=dict(path="{path}", format="messages"))\n'
 
 
@@ -33,7 +34,7 @@ def part(kind: str, name: str, text: str, folder: Path | str = catalog_folders.H
 
 def test_own_parts_of_every_kind_compose_with_each_other_and_with_the_packages() -> None:
     part("models", "acme_1b", 'model = dict(path="acme/acme-1b", chat_template="acme")\narchitecture = "tiny"\n')
-    part("methods", "small", "adapter = dict(r=4)\n")
+    part("methods", "small", LORA)
     part("datasets", "tickets", ROWS.format(path="tickets.jsonl"))
     part("chat_templates", "acme", "{% for m in messages %}{{ m.content }}{% endfor %}", suffix=".jinja")
     part("recipes", "nightly", '_base_ = "acme_1b_small_tickets_e2"\nrandomness = dict(seed=7)\n')
@@ -53,7 +54,7 @@ def test_the_first_folder_wins_and_says_once_whom_it_shadows(tmp_path: Path, mon
     for folder in (given, variable, catalog_folders.HERE):
         part("datasets", "alpaca", ROWS.format(path=f"{folder}.jsonl"), folder)
     part("datasets", "other", ROWS.format(path="other.jsonl"), variable)
-    monkeypatch.setenv(catalog_folders.VARIABLE, f"{variable}{os.pathsep}{catalog_folders.HERE}")
+    monkeypatch.setenv(catalog_folders.VARIABLE, f"{variable}{os.pathsep}{catalog_folders.HERE}{os.pathsep}{variable}")
 
     def path() -> str | None:
         return loading.load("tiny_full_alpaca_e1").config.train_dataloader.dataset.path
@@ -142,7 +143,7 @@ def test_a_mixture_says_which_of_its_data_sets_shadows_another() -> None:
 
 
 def test_a_name_that_own_parts_make_ambiguous_is_refused_with_both_readings() -> None:
-    part("methods", "dpo", "adapter = dict(r=4)\n")
+    part("methods", "dpo", LORA)
     part("datasets", "lora_alpaca", ROWS.format(path="x.jsonl"))
 
     with pytest.raises(RecipeError) as caught:
@@ -200,7 +201,7 @@ def test_an_own_part_names_no_function_of_an_installed_package_unasked(
 
 def test_own_parts_are_files_of_the_users_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, folder in (("one", installed(tmp_path / "site")), ("two", tmp_path / "two"), ("three", "tuner_configs")):
-        part("methods", name, "adapter = dict(r=4)\n", folder)
+        part("methods", name, LORA, folder)
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv(catalog_folders.VARIABLE, str(tmp_path / "two"))
 
@@ -227,6 +228,16 @@ def test_a_part_that_holds_code_is_refused_with_its_line_and_not_run() -> None:
 
 
 # A recipe that lasts
+
+
+def test_a_rank_looks_in_no_catalog_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    part("datasets", "tickets", ROWS.format(path="tickets.jsonl"))
+    monkeypatch.setattr(catalog_folders, "_ours_alone", False)
+
+    catalog_folders.use_ours_alone()
+
+    assert "tickets" not in catalog.names("datasets")
+    assert "alpaca" in catalog.names("datasets")
 
 
 def test_what_a_recipe_is_written_as_needs_no_catalog() -> None:

@@ -36,6 +36,7 @@ NAME_RULE = "lower-case letters and digits, with single underscores between them
 _SUFFIXES = {TEMPLATES: ".jinja", PRESETS: ".json"}
 _LAYOUT = f"Name a folder that holds folders of parts: {', '.join(KINDS)}."
 _given: list[Path] = []
+_ours_alone = False
 
 
 class Folder(NamedTuple):
@@ -81,12 +82,21 @@ def given_folders() -> tuple[Path, ...]:
     return tuple(_given)
 
 
+def use_ours_alone() -> None:
+    """Look in the package alone from now on, as a rank does: all else that it needs is in its run directory."""
+    global _ours_alone
+    _ours_alone = True
+
+
 def folders() -> tuple[Folder, ...]:
     """Return all folders of parts, in the order of their precedence; the package's own is the last.
 
     Raises:
         UsageError: `--catalog` or TUNER_CATALOG names no folder.
     """
+    ours = Folder(str(CONFIGS), OURS, Kind.PACKAGE)
+    if _ours_alone:
+        return (ours,)
     variable = os.environ.get(VARIABLE, "")  # effect: where the user keeps parts
     named = [("--catalog", path) for path in _given]
     named += [(VARIABLE, Path(text)) for text in variable.split(os.pathsep) if text]
@@ -95,9 +105,11 @@ def folders() -> tuple[Folder, ...]:
             raise UsageError(f"there is no folder {str(path)!r}", where=where, fix=_LAYOUT)
     own = [path for _, path in named]
     own += [Path(HERE)] if os.path.isdir(HERE) else []  # noqa: PTH112 (asked for with every name)
-    different = {os.path.realpath(path): path for path in reversed(own)}  # a folder may be named twice
-    users = [Folder(str(path), str(path), Kind.FILE) for path in reversed(different.values())]
-    return (*users, *_installed(tuple(sys.path)), Folder(str(CONFIGS), OURS, Kind.PACKAGE))
+    different: dict[str, str] = {}
+    for path in map(str, own):
+        different.setdefault(os.path.realpath(path), path)  # a folder may be named twice
+    users = [Folder(path, path, Kind.FILE) for path in different.values()]
+    return (*users, *_installed(tuple(sys.path)), ours)
 
 
 def has_own() -> bool:
@@ -111,7 +123,8 @@ def files(kind: str) -> Mapping[str, PartFile]:
     Raises:
         UsageError: as `folders`, or a folder cannot be read.
     """
-    return _files(kind, str(Path.cwd()), tuple((folder, _changed(folder, kind)) for folder in folders()))
+    stamped = tuple((folder, _changed(folder, kind)) for folder in folders())
+    return _files(kind, os.getcwd(), stamped)  # noqa: PTH109 (asked for with every name)
 
 
 def _changed(folder: Folder, kind: str) -> int:
