@@ -28,6 +28,7 @@ COMMANDS = {
     "check": "Check a recipe, a DeepSpeed config or a run; start nothing.",
     "list": "List the parts that recipe names are composed of.",
     "show": "Show a recipe, its DeepSpeed config, and each value's origin.",
+    "new": "Write a model or a data set as a part of your own catalog.",
     "copy": "Write a recipe as one standalone, commented file.",
     "import": "Write a config of another tool as a recipe.",
     "data": "Show what a recipe's data becomes, and its bad rows.",

@@ -16,6 +16,7 @@ from tuner.cli.options import ONE_VALUE, override_options, overrides
 from tuner.cli.say import say
 from tuner.cli.text import announce
 from tuner.errors import UsageError
+from tuner.recipes import catalog_folders
 
 if TYPE_CHECKING:
     from tuner.launch.run import ResolvedRun
@@ -188,7 +189,8 @@ def _at_first(value: Any, job: Job) -> Any:
 
 def _words(changes: dict[str, Any], deepspeed: str | None, **flags: bool) -> list[str]:
     """Return the options of `tuner train` that mean the same."""
-    pairs = [("--deepspeed", deepspeed), *((f"--{key.replace('_', '-')}", changes[key]) for key in ONE_VALUE)]
+    pairs: list[tuple[str, str | None]] = [("--catalog", str(one)) for one in catalog_folders.given_folders()]
+    pairs += [("--deepspeed", deepspeed), *((f"--{key.replace('_', '-')}", changes[key]) for key in ONE_VALUE)]
     pairs += [("--ds", text) for text in changes["ds"]]
     pairs += [("--set", text) for text in changes["sets"]]
     pairs += [("--cfg-options", text) for text in (*changes["cfg_options"], *changes["more"])]

@@ -5,7 +5,7 @@ model = dict(
     path=None,
     # A branch, tag or commit of a hub id. None: the newest.
     revision=None,
-    # A name below tuner/configs/chat_templates or a path to a .jinja file. None: the tokenizer's own.
+    # A name (tuner list), a path to a .jinja file, or the template itself. None: the tokenizer's own.
     chat_template=None,
     # 'sdpa', 'eager', 'flash_attention_2' ... None: transformers' choice. 'auto': flash attention where the GPUs, the
     # installed packages, the compute type and the model have it, else None.

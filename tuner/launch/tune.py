@@ -133,7 +133,8 @@ class Tuned:
     def recipe(self) -> Recipe:
         """Return the recipe computed in the fastest way: it differs in nothing else."""
         assert self.fastest is not None
-        return replace(self.loaded, config=self.fastest.candidate.applied(self.loaded.config))
+        fastest = replace(self.loaded, config=self.fastest.candidate.applied(self.loaded.config))
+        return choice.without_catalog(fastest)
 
 
 def tune(asked: TuneRequest, environ: Mapping[str, str], tell: Callable[[Measured], None]) -> Tuned:

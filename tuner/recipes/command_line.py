@@ -115,7 +115,10 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
         of_part: dict[str, Any] = {}
         if part := catalog.part_named(start.path):
             source = read_part("models", part)
-            of_part = dict(source.values["model"])
+            of_part = dict(source.values.get("model", {}))
+            if source.kind is not Kind.PACKAGE:
+                # Only where the recipe's name names the part itself does its code run: not for any part of this path.
+                of_part.pop("trust_remote_code", None)
             rest = {key: value for key, value in source.values.items() if key != "model"}
             yield layer_of(replace(source, values=rest))
         values = {"revision": None, "remote_code": False} | of_part | {"path": start.path}

@@ -12,9 +12,10 @@ from typing import Any
 from tuner.errors import RecipeError, UsageError
 from tuner.files import is_writable
 from tuner.recipes import catalog
+from tuner.recipes.catalog_folders import TEMPLATES
 from tuner.recipes.flatten import flatten
 from tuner.recipes.origin import Kind, Origin
-from tuner.recipes.recipe_file import RecipeFile, read_file
+from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
 from tuner.recipes.schema import RecipeConfig
 
 
@@ -81,8 +82,24 @@ class Recipe:
     def standalone(self, note: str = "") -> str:
         """Return the text of one commented file that holds this recipe without any base."""
         base = catalog.BASE.read_text(encoding="utf-8")
-        delta = _difference(read_base().values, self.values)
+        values = self.values
+        values["model"]["chat_template"] = lasting_template(values["model"]["chat_template"])
+        delta = _difference(read_base().values, values)
         return flatten(base, delta, f"{self.name}: one standalone recipe.{note}")
+
+
+def lasting_template(name: str | None) -> str | None:
+    """Return what a recipe says to have a named chat template without the user's catalog: its text.
+
+    One that is longer than a recipe's text may be is named by its path; one of the package by its name.
+    """
+    if name is None or name not in catalog.names(TEMPLATES):
+        return name
+    file = catalog.part_file(TEMPLATES, name)
+    if file.is_ours:
+        return name
+    text = catalog.chat_template(name)
+    return text if len(text) <= MAX_TEXT else str(file.path)
 
 
 def read_base() -> RecipeFile:
