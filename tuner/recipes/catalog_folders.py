@@ -106,8 +106,8 @@ def folders() -> tuple[Folder, ...]:
     own = [path for _, path in named]
     own += [Path(HERE)] if os.path.isdir(HERE) else []  # noqa: PTH112 (asked for with every name)
     different: dict[str, str] = {}
-    for path in map(str, own):
-        different.setdefault(os.path.realpath(path), path)  # a folder may be named twice
+    for text in map(str, own):
+        different.setdefault(os.path.realpath(text), text)  # a folder may be named twice
     users = [Folder(path, path, Kind.FILE) for path in different.values()]
     return (*users, *_installed(tuple(sys.path)), ours)
 
