@@ -73,7 +73,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values; sizes are whole bytes."""
-        empty = {"recipe": self.recipe.name, "parameters": None, "presets": {}, "recommended": None}
+        empty: dict[str, Any] = {"recipe": self.recipe.name, "parameters": None, "presets": {}, "recommended": None}
         value = summary.to_json(self.report) if self.report else empty
         return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}
 
