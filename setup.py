@@ -14,6 +14,8 @@ setup(
     packages=find_packages(include=["tuner", "tuner.*"]),
     package_data={
         "tuner": [
+            "py.typed",
+            "*.pyi",
             "cli/*.toml",
             "configs/**/*",
             "importers/keys/*.txt",

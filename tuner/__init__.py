@@ -4,12 +4,11 @@ The Python API is `tuner.api`, imported at the first use of one of its names; `_
 """
 
 from importlib import import_module
-from typing import Any
 
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if not name.startswith("_") and name in (api := import_module("tuner.api")).__all__:
         return getattr(api, name)
     raise AttributeError(f"module 'tuner' has no attribute {name!r}")

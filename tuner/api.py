@@ -7,7 +7,6 @@ Neither the environment, the working directory nor the random numbers of the cal
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from datetime import datetime
@@ -17,9 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tuner.errors import TunerError, visible
 from tuner.recipes import loading, python_values
 from tuner.recipes.recipe import Asked, Overrides, Recipe
-from tuner.runs import checkpoints, listing, metrics
-from tuner.runs.checkpoints import Checkpoint
-from tuner.runs.directory import RunDirectory
+from tuner.results.run import Run, RunFailed, require_done
 
 # What trains, plans or exports is imported in the function that does: `tuner.load_recipe` needs none of it.
 if TYPE_CHECKING:
@@ -34,103 +31,6 @@ PathLike = str | os.PathLike[str]
 DType = Literal["bf16", "fp16", "fp32"]
 Source = PathLike | Recipe | None
 """What a recipe is named by: its name or file, a model in its place, a `Recipe`; None: the overrides name a model."""
-
-
-class Run:
-    """A run directory, whoever started the run, and in whatever state it is; it stands for its path (`os.fspath`).
-
-    Raises:
-        RunDirectoryError: `path` is none.
-    """
-
-    def __init__(self, path: PathLike) -> None:
-        self.path = listing.require_run(path)
-        self._files = RunDirectory(self.path)
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
-
-    @property
-    def state(self) -> listing.State:
-        """ "running", "done", "failed", "stopped", "died" (its process is gone) or "damaged", as of now."""
-        return listing.look(self.path, self.path.name).state
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """What status.json holds: state, exit_code, and of a failure its message and diagnosis.
-
-        Raises:
-            RunDirectoryError: it cannot be read.
-        """
-        return self._files.read_json(self._files.status)
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """A dict for each line of metrics.jsonl, the earliest first: `pandas.DataFrame(run.metrics)` is a table."""
-        return metrics.every_line(self._files)
-
-    @property
-    def checkpoints(self) -> list[Checkpoint]:
-        """The whole checkpoints, the earliest first, each with `path` and `step`; sizes are compared, not hashes."""
-        return [one for one in reversed(checkpoints.listed(self._files.checkpoints)) if one.problem is None]
-
-    @property
-    def report(self) -> Path:
-        """The report of the run, one HTML file; it is written where the run has not done that yet."""
-        if not self._files.report.exists():
-            from tuner.report import page
-
-            page.write([self.path], self._files.report)
-        return self._files.report
-
-    def model(self, *, bits: int | None = None) -> Any:
-        """Load the result, or the newest checkpoint, onto the GPUs that are here or the CPU; it is not to be trained.
-
-        Args:
-            bits: 16, 8 or 4 for each weight. None: as the base was trained on, or 16.
-
-        Returns:
-            The model of transformers, or that of PEFT around it, in eval mode.
-
-        Raises:
-            TunerError: there is nothing to load, or it cannot be loaded.
-        """
-        from tuner.machine.hardware import detect
-        from tuner.results.model import load, spec_of
-
-        return load(spec_of(str(self.path), None), detect(os.environ), bits).model  # effect: as the command line
-
-    def tokenizer(self) -> Any:
-        """Load the tokenizer, with the chat template that the run was trained with. Errors as `model`."""
-        from tuner.results.model import spec_of, tokenizer_of
-
-        return tokenizer_of(spec_of(str(self.path), None))
-
-
-class RunFailed(TunerError):
-    """A run was started and did not end well: it failed, or was stopped.
-
-    Attributes:
-        run: The run.
-        diagnosis: `cause`, `what`, `rank`, `step` and `next_command` of a failure; empty where a run was stopped.
-        exit_code: What `tuner train` would have exited with.
-    """
-
-    def __init__(self, run: Run, exit_code: int) -> None:
-        status = run.status
-        self.run, self.diagnosis = run, dict(status.get("diagnosis") or {})
-        what = str(status.get("message") or "the run did not end well")
-        if self.diagnosis:
-            what = f"{self.diagnosis['cause']}: {self.diagnosis['what']}"
-        command = self.diagnosis.get("next_command")
-        super().__init__(what.rstrip("."), where=run.path, fix=f"Next: {command}" if command else None)
-        self.exit_code = exit_code
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.run, self.exit_code)
 
 
 def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides: Any) -> Recipe:
@@ -294,7 +194,9 @@ def train(
     for line in announcement(resolved, preflight.check(resolved)):
         print(visible(line), file=sys.stderr)  # effect: what the command line says there too
     code = execute(resolved)
-    return _ended(Run(resolved.run_path), code)
+    run = Run(resolved.run_path)
+    require_done(run, code)
+    return run
 
 
 def export(
@@ -400,21 +302,3 @@ def _asked_with(
     if isinstance(deepspeed, Mapping):
         return _asked(recipe, {**overrides, "deepspeed": dict(deepspeed)}, allow_code), None
     return _asked(recipe, overrides, allow_code), None if deepspeed is None else os.fspath(deepspeed)
-
-
-def _ended(run: Run, code: int) -> Run:
-    """Return a run that is done; hand the signal that stopped one to the caller's own handler, and raise what failed.
-
-    Raises:
-        RunFailed: it did not end well.
-        KeyboardInterrupt: it was interrupted.
-    """
-    failure = RunFailed(run, code) if code else None
-    number = run.status.get("signal")
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt(f"{run.path}: {run.state}") from failure
-    if number:
-        signal.raise_signal(number)  # it was meant for the program: without a handler of its own, it ends here
-    if failure:
-        raise failure
-    return run

@@ -15,7 +15,8 @@ from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.split import possible
 from tuner.launch import counting, steps, targets
 from tuner.launch.steps import Steps
-from tuner.machine.hardware import Gpu, Hardware, detect
+from tuner.machine import hardware
+from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
@@ -118,7 +119,7 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
     if gpu and gpu_memory:
         raise UsageError("both name the GPU's memory", where="--gpu and --gpu-memory", fix="Give one of them.")
     host_bytes = sizes.parse_bytes(wanted.host_memory, "--host-memory") if wanted.host_memory else 0
-    here, assumed = Hardware() if gpu or gpu_memory else detect(environ), ""
+    here, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
     if not (gpu or gpu_memory or here.gpus):
         gpus, gpu = gpus or 8, targets.ASSUMED_GPU
         assumed = " (assumed, since no GPU is here; say which with --gpus and --gpu)"
