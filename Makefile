@@ -4,7 +4,7 @@
 # make test-gpu     the tests that need an NVIDIA GPU, alone
 # make test-latest  the test suite with the newest releases of all libraries, in an environment of its own
 # make test-oldest  the same with the oldest that setup.py allows
-# make check        lint and types
+# make check        lint (the Dockerfiles too) and types
 # make docs         the documentation as a site, build/site/index.html; a broken link is an error
 # make install      set up alone: .venv/bin/tuner
 
@@ -58,6 +58,7 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check tuner tests bench
 	$(BIN)/mypy
+	$(BIN)/hadolint docker/*.Dockerfile
 
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

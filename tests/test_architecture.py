@@ -224,6 +224,7 @@ finally:
     ("command", "kept_out"),
     [
         ("--help", {"pydantic_core", "rich", "mmengine", "subprocess"}),
+        ("--version", {"pydantic_core", "rich", "mmengine", "subprocess"}),
         ("list", {"pydantic_core", "rich", "mmengine", "subprocess"}),
         ("list tiny_*lora_alpaca*", {"pydantic_core", "rich", "mmengine", "subprocess"}),
         ("train --help", {"pydantic_core", "rich", "mmengine", "subprocess"}),

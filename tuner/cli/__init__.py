@@ -115,8 +115,28 @@ def _other_tools() -> Any:
     return import_module("tuner.cli.other_tools")  # only on the way to an error
 
 
+def _show_versions(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from tuner.machine import libraries  # read from the metadata: none of them is imported
+
+    click.echo(f"tuner, version {__version__}")  # scripts and `--hostfile` read this line
+    cuda = libraries.torch_cuda_version()
+    found = {"python": sys.version.split()[0], **libraries.versions()}
+    for name, version in found.items():
+        click.echo(f"{name} {version or '(not installed)'}{f' (CUDA {cuda})' if name == 'torch' and cuda else ''}")
+    ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="tuner")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_versions,
+    help="Show the versions of tuner and of the libraries that train, and exit.",
+)
 def tuner() -> None:
     """From a fine-tuning recipe's name to a correctly configured DeepSpeed run."""
 

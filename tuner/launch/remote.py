@@ -189,7 +189,7 @@ def _look_at(launch: Launch, host: Host) -> str | MachineError:
     if done.returncode:
         fix = "Install the same on every host, under the same path."
         return MachineError(f"{host.name} cannot run {python} -m tuner: {said}", where="--hostfile", fix=fix)
-    there = version.split()[-1] if version.split() else "?"
+    there = (version.partition("\n")[0].split() or ["?"])[-1]  # below it, the versions of the libraries
     if there != __version__:
         fix = "Install the same version everywhere."
         return MachineError(
