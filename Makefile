@@ -4,7 +4,8 @@
 # make test-gpu     the tests that need an NVIDIA GPU, alone
 # make test-latest  the test suite with the newest releases of all libraries, in an environment of its own
 # make test-oldest  the same with the oldest that setup.py allows
-# make check        lint and types
+# make check        lint (the Dockerfiles too) and types
+# make docs         the documentation as a site, build/site/index.html; a broken link is an error
 # make install      set up alone: .venv/bin/tuner
 
 VENV ?= .venv
@@ -16,7 +17,7 @@ TESTS ?= tests
 # The tests start tuner hundreds of times: its bytecode is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-long test-gpu test-latest test-oldest check clean
+.PHONY: install quickstart test test-long test-gpu test-latest test-oldest check docs clean
 
 install: $(INSTALLED)
 
@@ -57,6 +58,10 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check tuner tests bench
 	$(BIN)/mypy
+	$(BIN)/hadolint docker/*.Dockerfile
+
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build *.egg-info

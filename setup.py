@@ -1,19 +1,31 @@
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+HERE = Path(__file__).parent
+
 setup(
     # `tuner` on the public index is another project, of music; the command and the import keep the short name.
     name="tuner-deepspeed",
-    version="0.1.0",
+    version=re.search(r'^__version__ = "(.+)"', (HERE / "tuner/__init__.py").read_text(encoding="utf-8"), re.M)[1],
     description="From a fine-tuning recipe's name to a correctly configured DeepSpeed run",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["tuner", "tuner.*"]),
     package_data={
-        "tuner": ["configs/**/*", "importers/keys/*.txt", "deepspeed_presets/*.json", "zero/*.json", "report/*.html"],
+        "tuner": [
+            "py.typed",
+            "*.pyi",
+            "cli/*.toml",
+            "configs/**/*",
+            "importers/keys/*.txt",
+            "deepspeed_presets/*.json",
+            "zero/*.json",
+            "report/*.html",
+        ],
     },
     entry_points={"console_scripts": ["tuner = tuner.cli:main"]},
     # Ranges that a CPU and a GPU user can satisfy; requirements.txt pins the set that is tested.

@@ -46,10 +46,10 @@ def test_all_findings_of_a_json_are_told_with_line_and_column(tuner: Tuner, tmp_
 
     assert result.code == 2
     first, second, third, fourth, last = result.out.splitlines()
-    assert first.startswith("my.json:2:3: error: there is no key 'gradient_cliping'")
+    assert first.startswith("my.json:2:3: error[bad-deepspeed-config]: there is no key 'gradient_cliping'")
     assert first.endswith("Did you mean 'gradient_clipping'?")
-    assert second.startswith("my.json:3:12: error: bf16.enabled = 1 is not true or false")
-    assert third.startswith("my.json:4:3: error: amp was removed")
+    assert second.startswith("my.json:3:12: error[bad-deepspeed-config]: bf16.enabled = 1 is not true or false")
+    assert third.startswith("my.json:4:3: error[bad-deepspeed-config]: amp was removed")
     assert fourth.startswith("my.json:3:27: warning: seed was never read")
     assert last == "my.json: 3 errors, 1 warning"
 
@@ -83,7 +83,7 @@ def test_a_file_that_is_no_json_is_one_finding(tuner: Tuner, tmp_path: Path) -> 
     result = tuner("check", "my.json")
 
     assert result.code == 2
-    assert result.out.splitlines()[0].startswith("my.json:2:2: error: expected a value")
+    assert result.out.splitlines()[0].startswith("my.json:2:2: error[bad-deepspeed-config]: expected a value")
 
 
 def test_every_mistake_of_a_recipe_and_of_its_json_is_told(tuner: Tuner, tmp_path: Path) -> None:
@@ -118,9 +118,11 @@ def test_a_model_and_data_that_are_not_there_are_told_together(tuner: Tuner) -> 
 
     assert result.code == 2
     found = result.out.splitlines()
-    assert found[0].startswith("model.path: error: the model './nowhere' does not exist")
-    assert found[1].startswith("train_dataloader.dataset.path: error: the data 'none.jsonl' does not exist")
-    assert found[2].startswith("model.chat_template: error: no chat template 'chatl'. Did you mean 'chatml'?")
+    assert found[0].startswith("model.path: error[bad-model]: the model './nowhere' does not exist")
+    assert found[1].startswith("train_dataloader.dataset.path: error[bad-data]: the data 'none.jsonl' does not exist")
+    assert found[2].startswith(
+        "model.chat_template: error[bad-recipe]: no chat template 'chatl'. Did you mean 'chatml'?"
+    )
 
 
 def test_what_the_recipe_overrides_in_the_json_is_told(tuner: Tuner) -> None:
@@ -152,7 +154,7 @@ def test_what_needs_a_gpu_is_checked_for_the_gpu_that_is_named(tuner: Tuner, tmp
     there = tuner("check", TINY, "--deepspeed", "my.json", "--gpus", "8", "--gpu", "a100-80g")
 
     assert here.code == 2
-    assert "my.json:1:36: error: " in here.out
+    assert "my.json:1:36: error[bad-deepspeed-config]: " in here.out
     assert "needs an NVIDIA GPU" in here.out
     assert there.code == 0, there.out
 
@@ -164,9 +166,9 @@ def test_what_this_machine_lacks_is_an_error_with_a_recipe_and_a_warning_alone(t
     there = tuner("check", TINY, "--deepspeed", "my.json", "--gpus", "8", "--gpu", "a100-80g")
 
     assert (alone.code, alone.out.splitlines()[-1]) == (0, "my.json: 1 warning")
-    assert "my.json:1:35: warning: no run starts with it here: csv_monitor.output_path = '/proc/no'" in alone.out
+    assert "my.json:1:35: warning[disk]: no run starts with it here: csv_monitor.output_path = '/proc/no'" in alone.out
     assert (with_recipe.code, with_recipe.out.splitlines()[-1]) == (2, f"{TINY}: 1 error")
-    assert "my.json:1:35: error: csv_monitor.output_path = '/proc/no'" in with_recipe.out
+    assert "my.json:1:35: error[disk]: csv_monitor.output_path = '/proc/no'" in with_recipe.out
     assert (there.code, there.out.splitlines()[-1]) == (0, f"{TINY}: 1 warning")
     assert "on the machine that trains, which is not seen from here" in there.out
 
@@ -177,7 +179,7 @@ def test_what_needs_a_gpu_is_a_warning_where_there_is_none(tuner: Tuner, tmp_pat
     result = tuner("check", "my.json")
 
     assert (result.code, result.out.splitlines()[-1]) == (0, "my.json: 1 warning")
-    assert "my.json:1:36: warning: no run starts with it here:" in result.out
+    assert "my.json:1:36: warning[bad-deepspeed-config]: no run starts with it here:" in result.out
 
 
 def test_libraries_at_which_a_run_would_end_are_told(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +208,10 @@ def test_a_run_directory_is_checked_in_its_parts(tuner: Tuner, tmp_path: Path) -
 
     assert (right.code, right.out) == (0, f"{run}: nothing wrong\n")
     assert wrong.code == 2
-    assert f"{run}/deepspeed.json:1:24: error: zero_optimization.stage = 7 is not 0, 1, 2 or 3" in wrong.out
+    assert (
+        f"{run}/deepspeed.json:1:24: error[bad-deepspeed-config]: zero_optimization.stage = 7 is not 0, 1, 2 or 3"
+        in wrong.out
+    )
     assert "run.json holds no object" in wrong.out
 
 

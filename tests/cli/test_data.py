@@ -208,7 +208,7 @@ def test_every_bad_row_is_listed_with_its_line(tuner: Tuner, rows: Rows) -> None
     result = bad(tuner, rows(GOOD, {"instruction": "Why?"}, GOOD, {"instruction": 3, "output": "x"}, refused))
 
     assert result.out == ""
-    lines = result.err.splitlines()
+    lines = result.messages
     assert len(lines) == 4
     for line, number in zip(lines, (2, 4, 5), strict=False):
         assert line.startswith("bad-data: ")
@@ -221,7 +221,6 @@ def test_a_single_bad_row_is_told_as_training_tells_it(tuner: Tuner, rows: Rows)
 
     result = bad(tuner, path)
 
-    assert result.messages == [line for line in result.err.splitlines()]
     assert len(result.messages) == 1
     assert "In rows.jsonl:2." in result.err
     assert "columns are instruction" in result.err

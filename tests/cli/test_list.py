@@ -99,10 +99,11 @@ def test_what_is_not_there_is_told_with_the_nearest_name(tuner: Tuner, arguments
 def test_as_json_each_kind_holds_its_names_with_what_is_known_of_them(tuner: Tuner) -> None:
     found = json.loads(tuner("list", "--json").out)
 
-    assert [*found] == [*catalog.KINDS, "presets"]
+    assert [*found] == [*catalog.KINDS, "presets", "own"]
     for kind in catalog.KINDS:
         assert [*found[kind]] == [*catalog.names(kind)]
-    assert found["methods"]["lora"] == {"summary": catalog.summary("methods", "lora")}
+    facts = {"summary": catalog.summary("methods", "lora"), "origin": "tuner", "file": "configs/methods/lora.py"}
+    assert found["methods"]["lora"] == facts
     assert found["models"]["qwen3_8b"]["path"] == "Qwen/Qwen3-8B"
     assert found["models"]["qwen3_8b"]["parameters"] == 8_190_735_360  # as published
     assert found["datasets"]["alpaca"]["paths"] == ["tatsu-lab/alpaca"]
@@ -112,7 +113,7 @@ def test_as_json_each_kind_holds_its_names_with_what_is_known_of_them(tuner: Tun
 def test_as_json_a_filter_filters(tuner: Tuner) -> None:
     found = json.loads(tuner("list", "--json", "--methods", "q").out)
 
-    assert [*found] == ["methods", "presets"]
+    assert [*found] == ["methods", "presets", "own"]
     assert [*found["methods"]] == ["qlora"]
 
 

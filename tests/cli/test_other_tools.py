@@ -228,7 +228,7 @@ def test_another_tools_command_line_is_answered_with_ours(tuner: Tuner, typed: s
     result = tuner(*typed.split())
 
     assert (result.code, result.out) == (2, "")
-    assert len(result.err.splitlines()) == 1
+    assert len(result.messages) == 1
     assert told in result.err
 
 
@@ -289,7 +289,7 @@ def test_a_yaml_file_that_is_no_recipe_is_told_as_what_it_is(tuner: Tuner, name:
 
     result = tuner(command, f"./{name}")
 
-    assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1)
+    assert (result.code, result.out, len(result.messages)) == (2, "", 1)
     assert [part for part in told if part not in result.err] == []
 
 

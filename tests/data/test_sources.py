@@ -85,6 +85,34 @@ def test_a_folder_of_save_to_disk_is_read(tmp_path: Path) -> None:
     assert [row["text"] for _, row in read(tmp_path / "saved")] == ["a", "b"]
 
 
+MALFORMED = [
+    ("state.json", "not JSON", "not valid JSON"),
+    ("state.json", '{"_data_files": {"filename": "a"}}', "not a list"),
+    ("state.json", '{"_data_files": [{}]}', "not the name of a file"),
+    ("state.json", '{"_data_files": ["a", 3]}', "not the name of a file"),
+    ("state.json", '{"_data_files": [{"filename": "../secret.arrow"}]}', "not the name of a file"),
+    ("state.json", '{"_data_files": [{"filename": "/secret.arrow"}]}', "not the name of a file"),
+    ("state.json", '{"_data_files": [], "x": %s}' % ("[" * 100_000), "not valid JSON"),
+    ("dataset_dict.json", '{"splits": [["train"]]}', "not the name of a file"),
+    ("dataset_dict.json", '{"splits": ["train", "../other"]}', "not the name of a file"),
+    ("dataset_dict.json", '{"splits": "train"}', "not a list"),
+    ("dataset_dict.json", "x" * 4_000_001, "larger than"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "what"), MALFORMED, ids=range(len(MALFORMED)))
+def test_a_malformed_list_of_saved_files_is_refused_with_its_place(
+    tmp_path: Path, name: str, text: str, what: str
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+
+    with pytest.raises(DataError, match=what) as caught:
+        sources.find(str(tmp_path))
+
+    assert str(caught.value.where).endswith(name)
+    assert "save_to_disk" in str(caught.value.fix)
+
+
 def test_a_folder_without_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("x", encoding="utf-8")
 

@@ -30,7 +30,7 @@ def test_retry_goes_on_from_the_checkpoint_with_the_losses_of_an_undisturbed_run
     assert run.losses == pytest.approx(undisturbed.losses[:4], rel=1e-3)
     assert run.json("status.json")["state"] == "done"
     assert checkpoints.inspect(run.path / "checkpoints" / "checkpoint-4") is None
-    assert "On rank 1, in step 3. Logs: " in run.text
+    assert "On rank 1, in step 3. More: tuner explain gpu-out-of-memory. Logs: " in run.text
     assert "attempt 2 with micro-batch 1 x accumulation 4 (global batch 8) at deepspeed_zero2, from ch" in run.text
 
 
@@ -40,7 +40,7 @@ def test_without_retry_the_next_command_is_told_and_every_rank_has_its_log(tmp_p
     assert run.code == 1, run.text
     *_, what, where, following = run.text.splitlines()
     assert what == "host-out-of-memory: the machine has too little memory for this: MemoryError"
-    assert where == f"On rank 0, in step 2. Logs: {run.path / 'ranks'}"
+    assert where == f"On rank 0, in step 2. More: tuner explain host-out-of-memory. Logs: {run.path / 'ranks'}"
     assert following.startswith("Next: tuner train ") and following.endswith("accumulative_counts=4")
     assert "step 1/4" in run.text and "Traceback" not in run.text
     assert "MemoryError" in (run.path / "ranks" / "0.log").read_text()

@@ -15,6 +15,7 @@ from tests.faults.conftest import ROOT, Faulty
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long  # one kill: tests/faults/test_resume.py
 def test_two_kills_change_no_bit_of_the_losses(tmp_path: Path, undisturbed: Finished, faulty: Faulty) -> None:
     short = ("--set", "max_steps=6", "--deepspeed", "zero2")
 

@@ -29,6 +29,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path, faulty:
     assert [(report["exit_code"], report["step"]) for report in reports] == [(75, 3), (75, 3)]
 
 
+@pytest.mark.long
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_and_named(tmp_path: Path, faulty: Faulty) -> None:
     work_dir = tmp_path / "run"
     process = faulty.start("ignore-term@1:2", quick(tmp_path, "full"), work_dir, "--deepspeed", "zero2", "--grace", "4")

@@ -137,7 +137,9 @@ def test_what_does_not_compile_is_one_message_with_the_compilers_line_and_its_lo
 def test_ctrl_c_ends_the_compilers_and_leaves_no_lock(
     run: ResolvedRun, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler("import subprocess; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)', str(lock)])")
+    # As ninja's: each in a process group of its own.
+    sleeper = "[sys.executable, '-c', 'import time; time.sleep(600)', str(lock)], process_group=0"
+    compiler(f"import subprocess; subprocess.run({sleeper})")
 
     def interrupted(*_: Any) -> None:
         while not names(lock_of(run), "time.sleep(600)"):

@@ -15,10 +15,11 @@ import pytest
 from tests.launch.plans import made
 from tests.machine.gpus import CPU, GIB
 from tuner.errors import DiskError, MachineError
-from tuner.launch import preflight, swapped
+from tuner.launch import preflight, ranks, swapped
 from tuner.launch.checks import Finding, zero
 from tuner.launch.run import ResolvedRun
 from tuner.machine import disks, hardware
+from tuner.runs.directory import RunDirectory
 
 Disk = namedtuple("Disk", "total used free")
 BOTH = ("offload_optimizer", "offload_param")
@@ -172,6 +173,17 @@ def test_what_was_swapped_is_removed_and_what_somebody_else_has_there_stays(
 
     assert folder.exists() is stays
     assert (tmp_path / "swap").is_dir()
+
+
+def test_every_start_of_ranks_removes_what_they_swapped(
+    planned: Callable[..., ResolvedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "swap" / "zero_stage_3"
+    monkeypatch.setattr(ranks.builds, "build", lambda *_: None)
+    monkeypatch.setattr(ranks.supervise, "run", lambda *_, **__: 7 if folder.is_dir() else 0)
+
+    assert ranks.run(planned(_nvme(tmp_path / "swap", *BOTH)), RunDirectory(tmp_path / "run")) == 7
+    assert not folder.exists()
 
 
 def test_two_runs_never_swap_into_one_folder(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:

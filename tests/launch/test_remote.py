@@ -51,7 +51,7 @@ def launch(folder: Path, *hosts: str, **more: Any) -> remote.Launch:
 def does(folder: Path, code: str) -> None:
     """Make `python -m tuner` on each host run some lines, in which `name` and `rank` are the host's."""
     head = f"import os, signal, sys, time\nname = os.environ[{NODE!r}]\nrank = os.environ.get('NODE_RANK')\n"
-    versions = f"if '--version' in sys.argv: print('tuner, version {__version__}'); sys.exit(0)\n"
+    versions = f"if '--version' in sys.argv: print('tuner, version {__version__}\\npython 3.11'); sys.exit(0)\n"
     (folder / "tuner.py").write_text(head + versions + textwrap.dedent(code))
 
 

@@ -291,3 +291,11 @@ def test_geometry_is_refused_before_directories_are_looked_at(tmp_path: Path) ->
 
 def test_the_topology_of_the_plan_is_the_resolved_one() -> None:
     assert made(hardware=TWO_GPUS).topology == Topology("torchrun", 1, 0, 2, 2)
+
+
+def test_ranks_are_bound_to_cores_by_who_starts_them() -> None:
+    assert json.loads(render.files(made(bind_cores=True))["run.json"])["bind_cores"] is True
+
+    with pytest.raises(UsageError, match="binds them to cores") as caught:
+        made(bind_cores=True, environ=task(0), flags={"launcher": "slurm"})
+    assert "--cpu-bind" in caught.value.fix

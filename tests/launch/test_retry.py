@@ -108,7 +108,7 @@ def test_after_the_smallest_batch_come_the_levels_and_then_the_end(
 
 def test_it_goes_on_from_the_last_valid_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    real = execute.supervise.run
+    real = execute.ranks.supervise.run
 
     def saved(*arguments: Any, **options: Any) -> int:
         code = real(*arguments, **options)
@@ -117,14 +117,14 @@ def test_it_goes_on_from_the_last_valid_checkpoint(tmp_path: Path, monkeypatch: 
             checkpoint(run, 4, world_size=2, valid=False)
         return code
 
-    monkeypatch.setattr(execute.supervise, "run", saved)
+    monkeypatch.setattr(execute.ranks.supervise, "run", saved)
 
     assert _run(monkeypatch, run, "facts['batch']['micro_batch'] < 2") == 0
     assert _json(run / "run.json")["resume"] == str(run / "checkpoints" / "checkpoint-2")
 
 
 def _saves_one(monkeypatch: pytest.MonkeyPatch, run: Path, *, valid: bool) -> None:
-    real = execute.supervise.run
+    real = execute.ranks.supervise.run
 
     def saved(*arguments: Any, **options: Any) -> int:
         code = real(*arguments, **options)
@@ -132,7 +132,7 @@ def _saves_one(monkeypatch: pytest.MonkeyPatch, run: Path, *, valid: bool) -> No
             checkpoint(run, 2, world_size=2, valid=valid)
         return code
 
-    monkeypatch.setattr(execute.supervise, "run", saved)
+    monkeypatch.setattr(execute.ranks.supervise, "run", saved)
 
 
 def test_checkpoints_whose_state_cannot_move_to_the_next_level_are_kept_aside(
@@ -227,7 +227,7 @@ KILLED = "RuntimeError: CUDA error: an illegal memory access was encountered"
 def _dies(monkeypatch: pytest.MonkeyPatch, path: Path, saves: list[int], message: str = KILLED, **request: Any) -> int:
     """Start a run whose every attempt saves the next of some steps, if there is one, and dies; the last one lives."""
     steps, code = iter(saves), request.pop("code", 1)
-    real = execute.supervise.run
+    real = execute.ranks.supervise.run
 
     def attempt(*arguments: Any, **options: Any) -> int:
         step = next(steps, None)
@@ -235,7 +235,7 @@ def _dies(monkeypatch: pytest.MonkeyPatch, path: Path, saves: list[int], message
             checkpoint(path, step, world_size=2)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(execute.supervise, "run", attempt)
+    monkeypatch.setattr(execute.ranks.supervise, "run", attempt)
     last = f"len(facts['attempts']) == {len(saves)} or {DIES.format(code=code, message=message)}"
     return _run(monkeypatch, path, last, **{"on_oom": "stop", **request})
 

@@ -13,10 +13,12 @@ from tuner.errors import UsageError
 from tuner.launch import tune
 from tuner.launch.run import ResolvedRun
 from tuner.launch.tune import Candidate, Measured, Tuned, TuneRequest, candidates, for_some_steps
+from tuner.machine import libraries
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.merging import leaves
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Split
+from tuner.runs.directory import RunDirectory
 from tuner.zero import overlay
 
 OPEN = "tiny_lora_sample_e1"
@@ -42,6 +44,18 @@ def test_every_split_of_the_global_batch_is_measured_then_the_other_loss_then_ot
     assert [one.candidate.loss for one in tuned.measured].count("chunked") == 1
     assert {one.candidate.level for one in tuned.measured} == {f"deepspeed_zero{stage}" for stage in (1, 2, 3)}
     assert splits[0] == base.recipe.config.split, "what a run would take comes first"
+
+
+def test_kernels_that_are_on_are_measured_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "installed_flash_attention", lambda _: ["flash_attention_2"])
+    monkeypatch.setattr(libraries, "is_installed", lambda _: True)
+    base = made("global_batch_size=2", recipe="llama3_1_8b_lora_alpaca_e3", hardware=machine(A100))
+
+    tried = [one.candidate for one in search(base).measured if one.candidate.kernels]
+
+    assert [one.kernels for one in tried[:1]] == [{"use_liger_kernel": False}]
+    assert tried[0].applied(base.recipe.config).model.use_liger_kernel is False
+    assert "sdpa" in {one.kernels.get("attn_implementation") for one in tried}
 
 
 def test_what_is_changed_over_a_preset_is_written_with_the_level_that_was_fastest() -> None:
@@ -114,6 +128,18 @@ def test_ctrl_c_leaves_what_was_measured_so_far(monkeypatch: pytest.MonkeyPatch)
 
     assert tuned.measured == told and len(told) == 1
     assert (tuned.fastest, tuned.is_whole, tuned.exit_code) == (told[0], False, 130)
+
+
+def test_no_candidate_writes_the_model_that_it_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran(resolved: ResolvedRun, run: RunDirectory, **_: object) -> int:
+        assert run.read_json(run.run)["saves_result"] is False
+        return 1
+
+    monkeypatch.setattr(tune.ranks, "run", ran)
+
+    tuned = tune.tune(replace(_asked(), minutes=0.0), PATH, lambda _: None)
+
+    assert [one.exit_code for one in tuned.measured] == [1]
 
 
 def test_several_nodes_are_refused() -> None:

@@ -256,13 +256,14 @@ def test_an_asset_is_a_file_of_the_package() -> None:
     assert catalog.asset("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
 
 
-def test_a_chat_template_is_a_name_or_a_file(tmp_path: Path) -> None:
-    (tmp_path / "my.jinja").write_text("")
+def test_a_chat_template_is_a_name_a_file_or_a_text(tmp_path: Path) -> None:
+    (tmp_path / "my.jinja").write_text("{{ mine }}")
     known = sorted(path.stem for path in (catalog.CONFIGS / "chat_templates").glob("*.jinja"))
 
     assert known
-    assert catalog.chat_template(known[0]).is_file()
-    assert catalog.chat_template(str(tmp_path / "my.jinja")) == tmp_path / "my.jinja"
+    assert "messages" in catalog.chat_template(known[0])
+    assert catalog.chat_template(str(tmp_path / "my.jinja")) == "{{ mine }}"
+    assert catalog.chat_template("{% for one in messages %}{% endfor %}") == "{% for one in messages %}{% endfor %}"
     for name in (known[0] + "x", str(tmp_path / "no.jinja"), "../base", ""):
         with pytest.raises(RecipeError, match="no chat template") as caught:
             catalog.chat_template(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import DataError, RecipeError
-from tuner.recipes import catalog, loading, path_checks, paths
+from tuner.recipes import catalog_folders, loading, path_checks, paths
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Dataset, Share
 
@@ -77,19 +77,12 @@ def test_weights_multiply_through_every_level(monkeypatch: pytest.MonkeyPatch, t
 
 
 def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **made: str) -> None:
-    """Let the catalog hold these data sets and no others."""
-    folder = tmp_path / "configs"
-    for kind in catalog.KINDS:
-        (folder / kind).mkdir(parents=True)
+    """Let the user's own catalog hold these data sets."""
+    folder = tmp_path / "own" / "datasets"
+    folder.mkdir(parents=True)
     for name, text in made.items():
-        (folder / "datasets" / f"{name}.py").write_text(f'"""x."""\ntrain_dataloader = dict(dataset=dict({text}))\n')
-    for kind, name in (("models", "tiny"), ("methods", "full"), ("objectives", "sft")):
-        (folder / kind / f"{name}.py").write_text(catalog.part_path(kind, name).read_text())
-    monkeypatch.setattr(catalog, "CONFIGS", folder)
-    monkeypatch.setattr(catalog, "PACKAGE", tmp_path)
-    monkeypatch.setattr(
-        catalog, "names", lambda kind: tuple(sorted(path.stem for path in (folder / kind).glob("*.py")))
-    )
+        (folder / f"{name}.py").write_text(f'"""x."""\ntrain_dataloader = dict(dataset=dict({text}))\n')
+    monkeypatch.setenv(catalog_folders.VARIABLE, str(folder.parent))
 
 
 def test_parts_in_a_circle_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tuner.recipes import catalog, loading, path_checks, paths
 from tuner.recipes.recipe import Overrides
 
 ASSETS = catalog.CONFIGS / "assets" / "tiny"
-CHATML = catalog.chat_template("chatml").read_text(encoding="utf-8")
+CHATML = catalog.chat_template("chatml")
 LORA: dict[str, Any] = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",

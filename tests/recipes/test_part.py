@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import RecipeError
-from tuner.recipes import catalog, loading
+from tuner.recipes import catalog_folders, loading
 from tuner.recipes.part import read_part
 
 
@@ -30,16 +30,12 @@ def test_shared_facts_come_from_the_line_that_names_them() -> None:
     ("named", "refusal"),
     [("llama3_8c", "no model 'llama3_8c'.*Did you mean 'llama3_8b'"), ("llama3_8b", "'llama3_8b' holds no facts")],
 )
-def test_a_name_without_facts_is_refused_with_its_line(
-    named: str, refusal: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_name_without_facts_is_refused_with_its_line(named: str, refusal: str, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     for name in ("llama3_8b", "mine"):
         (tmp_path / "models" / f"{name}.py").write_text(f'model = dict(path="x")\narchitecture = "{named}"\n')
-    monkeypatch.setattr(catalog, "CONFIGS", tmp_path)
-    monkeypatch.setattr(catalog, "PACKAGE", tmp_path)
 
-    with pytest.raises(RecipeError, match=refusal) as caught:
+    with catalog_folders.using(tmp_path), pytest.raises(RecipeError, match=refusal) as caught:
         read_part("models", "mine")
 
-    assert caught.value.where == "models/mine.py:2"
+    assert caught.value.where == f"{tmp_path}/models/mine.py:2"

@@ -50,7 +50,7 @@ def max_norm(method: str, ranks: int, packing: bool) -> float:
     return 1.35 if ranks == 1 and not packing else 1.25
 
 
-QUICK = [("full", "zero2", 2, False), ("lora", "zero3", 1, True)]
+QUICK = [("full", "zero2", 2, False)]
 LONG = [
     (method, level, ranks, packing)
     for method in ("full", "lora")

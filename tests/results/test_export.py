@@ -210,9 +210,9 @@ def test_a_full_disk_leaves_nothing_and_exits_74(tmp_path: Path, adapter: Path) 
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=small_disk)
 
     assert done.returncode == 74, done.stderr
-    assert re.fullmatch(
-        r"disk: cannot write model.safetensors: .*File too large .*DEST\.", done.stderr.splitlines()[-1]
-    )
+    *_, message, more = done.stderr.splitlines()
+    assert re.fullmatch(r"disk: cannot write model.safetensors: .*File too large .*DEST\.", message)
+    assert more == "More: tuner explain disk"
     assert sorted(tmp_path.iterdir()) == [*before, tmp_path / "new"]
     assert list((tmp_path / "new").iterdir()) == []
 

@@ -43,7 +43,7 @@ def test_a_failure_is_told_in_three_lines() -> None:
     assert found.lines == [
         "gpu-out-of-memory: a GPU has too little memory for this: "
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-        "On rank 1, in step 17. Logs: /runs/my run/ranks",
+        "On rank 1, in step 17. More: tuner explain gpu-out-of-memory. Logs: /runs/my run/ranks",
         "Next: tuner train mine.py --set batch_size=1",
     ]
     assert found.text == "\n".join(found.lines)

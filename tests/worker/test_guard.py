@@ -92,7 +92,7 @@ def test_without_a_supervisor_the_failing_rank_tells_the_diagnosis_itself(run: R
     assert code == 1
     assert err.splitlines() == [
         "host-out-of-memory: the machine has too little memory for this: MemoryError",
-        f"On rank 1, in step 4. Logs: {run.ranks}",
+        f"On rank 1, in step 4. More: tuner explain host-out-of-memory. Logs: {run.ranks}",
         f"Next: tuner plan {run.recipe}",
     ]
     assert _status(run)["state"] == "failed"

@@ -28,9 +28,11 @@ COMMANDS = {
     "check": "Check a recipe, a DeepSpeed config or a run; start nothing.",
     "list": "List the parts that recipe names are composed of.",
     "show": "Show a recipe, its DeepSpeed config, and each value's origin.",
+    "new": "Write a model or a data set as a part of your own catalog.",
     "copy": "Write a recipe as one standalone, commented file.",
     "import": "Write a config of another tool as a recipe.",
     "data": "Show what a recipe's data becomes, and its bad rows.",
+    "explain": "Explain an error code: cause, example, fix.",
     "doctor": "Try what training needs on this machine.",
     "smoke": "Try a recipe on a small random model of its kind, in a minute.",
     "tune": "Measure how a recipe trains fastest here; write that recipe.",
@@ -65,10 +67,14 @@ class LazyGroup(click.Group):
                 return super().resolve_command(ctx, same)
             if args and (told := _other_tools().command(args[0])):
                 raise told from None
-            hint = did_you_mean(args[0], COMMANDS) if args else ""
-            if hint and "Did you mean" not in error.message:
-                raise click.UsageError(f"{error.message} {hint}", ctx) from None
-            raise
+            fix = did_you_mean(args[0], COMMANDS, see="tuner --help")
+            raise UsageError(f"no command {args[0]!r}", where="tuner", fix=fix) from error
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except (click.NoSuchOption, click.BadOptionUsage) as error:
+            raise _usage_error(error) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         _refuse_no_folder()
@@ -79,9 +85,7 @@ class LazyGroup(click.Group):
                 raise told from None
             if isinstance(error, click.BadParameter) and (told := _other_tools().launcher(error)):
                 raise told from None
-            if _wants_json():
-                raise UsageError(error.format_message().rstrip(".")) from None
-            raise
+            raise _usage_error(error) from None
         except KeyboardInterrupt:  # click's own 1 would say that training failed
             click.echo("\nAborted!", err=True)
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
@@ -89,6 +93,14 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([*COMMANDS.items()])
+
+
+def _usage_error(error: click.UsageError) -> UsageError:
+    """Return click's error as ours, which has a code: one message in place of click's four lines."""
+    what, command, fix = error.format_message(), error.ctx.command_path if error.ctx else "tuner", ""
+    if isinstance(error, click.NoSuchOption):  # its suggestion is part of the formatted message
+        what, fix = error.message, did_you_mean(error.option_name, error.possibilities or ())
+    return UsageError(what.rstrip("."), where=command, fix=f"{fix} See: {command} --help".strip())
 
 
 def _refuse_no_folder() -> None:
@@ -103,8 +115,28 @@ def _other_tools() -> Any:
     return import_module("tuner.cli.other_tools")  # only on the way to an error
 
 
+def _show_versions(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from tuner.machine import libraries  # read from the metadata: none of them is imported
+
+    click.echo(f"tuner, version {__version__}")  # scripts and `--hostfile` read this line
+    cuda = libraries.torch_cuda_version()
+    found = {"python": sys.version.split()[0], **libraries.versions()}
+    for name, version in found.items():
+        click.echo(f"{name} {version or '(not installed)'}{f' (CUDA {cuda})' if name == 'torch' and cuda else ''}")
+    ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="tuner")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_versions,
+    help="Show the versions of tuner and of the libraries that train, and exit.",
+)
 def tuner() -> None:
     """From a fine-tuning recipe's name to a correctly configured DeepSpeed run."""
 
@@ -116,7 +148,8 @@ def _wants_json() -> bool:
 def _told(error: TunerError) -> str:
     """Return an error as a message, or with --json as one JSON object: standard output stays the command's answer."""
     if not _wants_json():
-        return str(error)
+        codes = dict.fromkeys(one.code for one in error.each())
+        return f"{error}\nMore: tuner explain {' '.join(codes)}"
     import json  # only on the way to an error
 
     return json.dumps({"error": error.to_json()})

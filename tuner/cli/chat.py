@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.models import loaded, model_options, stdout_is_the_answers
+from tuner.cli.models import model_options, stdout_is_the_answers
 from tuner.cli.options import Finite
 from tuner.cli.say import say
 from tuner.errors import TunerError, UsageError, nearest
@@ -57,15 +58,14 @@ def command(
         raise UsageError("--json answers one prompt, from stdin", where="--json", fix="Add: < PROMPT.txt.")
     prompt = None if talks else _prompt()
     with stdout_is_the_answers():
-        from tuner.results.chat import Chat, check_can_answer  # torch
-        from tuner.results.model import spec_of, tokenizer_of
+        from tuner.machine.hardware import detect
+        from tuner.results.chat import begin  # torch
         from tuner.worker.generation import Settings
 
-        spec = spec_of(source, adapter)
-        check_can_answer(spec, tokenizer_of(spec))
-        found, _ = loaded(spec, bits)
-        chat = Chat(found, Settings(max_new_tokens, temperature, top_p), system, seed)
-    say(f"{found.description}.", err=True)
+        settings, weight_bits = Settings(max_new_tokens, temperature, top_p), int(bits) if bits else None
+        here = detect(os.environ)
+        chat = begin(source, here, settings, adapter=adapter, bits=weight_bits, system=system, seed=seed)
+    say(f"{chat.description}.", err=True)
     if prompt is not None:
         _answer_once(chat, prompt, seed, as_json=as_json)
     else:

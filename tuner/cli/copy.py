@@ -20,10 +20,12 @@ def command(name: str | None, dest: Path | None, allow_code: bool, **changes: An
     """Write recipe NAME to DEST (default: ./NAME.py), every value in it and every comment kept."""
     from tuner.files import write_new_text
     from tuner.recipes import loading, paths
+    from tuner.zero import choice
 
     if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix != ".py":
         dest, changes["more"] = None, (str(dest), *changes["more"])  # the second pair of --cfg-options a=1 b=2
     loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
     path = paths.new_recipe(dest, loaded.name, "DEST")
+    loaded = choice.without_catalog(loaded)
     write_new_text(path, loaded.standalone(f" Train it: tuner train {path.name}"))
     say(f"Wrote {path}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,14 +13,17 @@ import click
 from tuner.cli import complete
 from tuner.cli.options import debug_option
 from tuner.cli.say import say
+from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from tuner.results.export import Exported
+    from tuner.results.export import Exported, Options
+    from tuner.results.push import Repository
+    from tuner.results.saved import SavedModel
 
 
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path), shell_complete=complete.files)
-@click.argument("dest", type=click.Path(path_type=Path), shell_complete=complete.files)
+@click.argument("dest", required=False, type=click.Path(path_type=Path), shell_complete=complete.files)
 @click.option("--merge", is_flag=True, help="Merge the adapter into its base, in the base's precision.")
 @click.option(
     "--base", metavar="PATH", shell_complete=complete.files, help="Where the base is, if not where it was in training."
@@ -31,15 +35,19 @@ if TYPE_CHECKING:
 @click.option(
     "--as", "layout", type=click.Choice(("llama", "gguf")), help="InternLM in Llama's layout; GGUF for Ollama."
 )
+@click.option("--push", metavar="OWNER/NAME", help="Upload it to the Hugging Face hub; DEST may be left out.")
+@click.option("--private", is_flag=True, help="Make the hub's repository private, where --push creates it.")
 @debug_option
 def command(
     source: Path,
-    dest: Path,
+    dest: Path | None,
     merge: bool,
     base: str | None,
     dtype: str | None,
     max_shard_size: str,
     layout: Literal["llama", "gguf"] | None,
+    push: str | None,
+    private: bool,
 ) -> None:
     """Write what SOURCE trained to the folder DEST, for transformers and peft alone.
 
@@ -47,27 +55,65 @@ def command(
     needed; with --merge, the base is read a tensor at a time. DEST gets safetensors, config, tokenizer, chat template,
     generation config, a model card, and a manifest with the hash of every tensor; with --as gguf, one GGUF file, which
     llama.cpp's converter writes of the whole model (an adapter is merged), and a Modelfile for Ollama.
+
+    With --push, all of it goes to the Hugging Face hub. The token is that of `hf auth login` or HF_TOKEN; that it may
+    write there is asked first.
     """
     from tuner.fit.sizes import parse_bytes
     from tuner.results.saved import check_dest, find
     from tuner.worker.quiet import quiet_libraries
 
     most = parse_bytes(max_shard_size, "--max-shard-size")
-    check_dest(dest)
+    _check_push(dest, push, layout, private=private)
+    if dest:
+        check_dest(dest)
     found = find(source)
     say(f"Exporting {found.description}.")
+    if push:  # an upload can take an hour: the hub's own progress bars tell how far it is
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0")
     quiet_libraries()
     from tuner.results import gguf  # torch
-    from tuner.results.export import Options, export
+    from tuner.results.export import Options
+    from tuner.results.push import check
 
-    started = time.monotonic()
-    options = Options(merge, dtype, most, base, layout or "published")
-    if layout == "gguf":
+    options = Options(merge, dtype, most, base, layout or "published", push)
+    repository = check(push, private=private) if push else None
+    if dest is None:
+        assert repository is not None
+        with tempfile.TemporaryDirectory(prefix="tuner-export-") as temporary:
+            _export(found, Path(temporary) / repository.name.split("/")[1], options, repository, kept=False)
+    elif layout == "gguf":
+        started = time.monotonic()
         done = gguf.export_gguf(found, dest, options, os.environ)
         _tell_gguf(dest, done, time.monotonic() - started)
     else:
-        done = export(found, dest, options)
-        _tell(dest, done, time.monotonic() - started)
+        _export(found, dest, options, repository, kept=True)
+
+
+def _check_push(dest: Path | None, push: str | None, layout: str | None, *, private: bool) -> None:
+    if dest is None and push is None:
+        fix = "Name the folder that gets the export, or a repository on the hub: --push OWNER/NAME."
+        raise UsageError("there is no DEST", where="DEST", fix=fix)
+    if push is None and private:
+        raise UsageError("nothing is uploaded without --push", where="--private", fix="Add --push OWNER/NAME.")
+    if push and layout == "gguf":
+        fix = f"Write it first, tuner export SOURCE DEST --as gguf, add a README.md, then: hf upload {push} DEST"
+        raise UsageError("a GGUF file goes out without a model card", where="--push", fix=fix)
+
+
+def _export(found: SavedModel, dest: Path, options: Options, repository: Repository | None, *, kept: bool) -> None:
+    """Export to `dest`, and upload that; `kept` where the user named the folder."""
+    from tuner.results.export import export
+    from tuner.results.push import upload
+
+    started = time.monotonic()
+    done = export(found, dest, options)
+    _tell(dest if kept else None, done, time.monotonic() - started, pushed=repository is not None)
+    if repository:
+        again = {"again": f"The export is kept: hf upload {repository.name} {dest}"} if kept else {}
+        say(f"Uploading to {repository.name}.")
+        url = upload(dest, done, repository, **again)
+        say(f"Uploaded: {url}. Its card names no license, which follows from those of the base and the data: add it.")
 
 
 def _tell_gguf(dest: Path, done: Exported, seconds: float) -> None:
@@ -81,15 +127,15 @@ def _size(done: Exported) -> str:
     return f"{done.num_bytes / 1e9:.2f} GB" if done.num_bytes > 1e7 else f"{done.num_bytes / 1e6:.2f} MB"
 
 
-def _tell(dest: Path, done: Exported, seconds: float) -> None:
+def _tell(dest: Path | None, done: Exported, seconds: float, *, pushed: bool) -> None:
     files = "one file" if done.num_files == 1 else f"{done.num_files} files"
     say(
-        f"Wrote {dest}: {done.num_tensors} tensors, {_size(done)} in {files}, every one read back, {seconds:.0f} s. "
-        "manifest.json has their hashes, README.md is the model card."
+        f"Wrote {dest or 'a temporary folder'}: {done.num_tensors} tensors, {_size(done)} in {files}, "
+        f"every one read back, {seconds:.0f} s. manifest.json has their hashes, README.md is the model card."
     )
     if done.compared:
         click.echo(done.compared)
-    if done.private_base:
+    if done.private_base and not pushed:  # an upload is refused
         say(
             f"Others cannot load its base from here ({done.private_base}): name its id on the hub, --base ORG/MODEL, "
             "or write a whole model, --merge."

@@ -12,9 +12,11 @@ from typing import Any
 import click
 
 from tuner.cli import complete
-from tuner.cli.options import Decorator, all_of
-from tuner.cli.say import wrapped
-from tuner.recipes import catalog, patterns
+from tuner.cli.options import Decorator, all_of, catalog_option
+from tuner.cli.say import say, wrapped
+from tuner.errors import visible
+from tuner.recipes import catalog, catalog_folders, patterns
+from tuner.recipes.catalog_folders import PRESETS, TEMPLATES
 
 _MAX_NAMES = 1_000
 _WHAT_IT_IS = "A recipe is MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS, such as internlm2_chat_7b_qlora_oasst1_e3."
@@ -37,8 +39,12 @@ def _kind_option(kind: str) -> Decorator[Any]:
 @click.argument("pattern", required=False, shell_complete=complete.recipes)
 @all_of(*map(_kind_option, catalog.KINDS))
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with paths and numbers of parameters.")
+@catalog_option
 def command(pattern: str | None, as_json: bool, **texts: str | None) -> None:
     """List the parts of recipe names: MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS.
+
+    A part of your own catalog (./tuner_configs, TUNER_CATALOG, --catalog, installed packages) is listed with its
+    folder; one that is wrong is told on standard error.
 
     PATTERN is a text that names of parts hold, such as qwen3, or a glob of whole recipe names, such as
     'qwen3*_lora_alpaca*'.
@@ -48,6 +54,8 @@ def command(pattern: str | None, as_json: bool, **texts: str | None) -> None:
         _print_names(pattern, as_json=as_json)
         return
     parts = _parts(wanted or dict.fromkeys(catalog.KINDS, pattern or ""))
+    is_all = parts.keys() == {*catalog.KINDS}
+    _tell_mistakes({**parts, **_others()} if is_all else parts, is_all=is_all)
     if as_json:
         _print_json(parts)
     elif wanted or pattern or not sys.stdout.isatty():
@@ -111,12 +119,40 @@ def _print_names(pattern: str, *, as_json: bool) -> None:
         click.echo(left, err=True)
 
 
+def _others() -> Parts:
+    """Return the parts that recipe names do not say: presets and chat templates."""
+    return {kind: catalog.names(kind) for kind in (PRESETS, TEMPLATES)}
+
+
+def _tell_mistakes(parts: Parts, *, is_all: bool) -> None:
+    """Tell what is wrong with parts of the user's own catalog, and which stand before others of their name."""
+    own = [(kind, name) for kind, names in parts.items() for name in names if _folder(kind, name)]
+    if not own and not catalog_folders.has_own():
+        return
+    from tuner.cli.parts import mistake
+
+    found = [mistake(kind, name) for kind, name in own]
+    for error in (*filter(None, found), *(catalog_folders.misplaced() if is_all else ())):
+        say(f"WARNING: {error}", err=True)
+    for told in filter(None, (catalog.shadowing(kind, name) for kind, name in own)):
+        say(f"NOTE: {told}", err=True)
+
+
+def _folder(kind: str, name: str) -> str:
+    """Return the folder of a part of the user's own as the list shows it; nothing for one of the package."""
+    file = catalog.part_file(kind, name)
+    return "" if file.is_ours else f"({file.folder.origin})"
+
+
 def _print_json(parts: Parts) -> None:
     from tuner.cli.parts import details
     from tuner.files import dump_json
 
     told: dict[str, Any] = {kind: {name: details(kind, name) for name in names} for kind, names in parts.items()}
-    click.echo(dump_json({**told, "presets": catalog.presets()}), nl=False)
+    own = {
+        kind: {name: details(kind, name) for name in names if _folder(kind, name)} for kind, names in _others().items()
+    }
+    click.echo(dump_json({**told, "presets": catalog.presets(), "own": own}), nl=False)
 
 
 def _print_summaries(parts: Parts) -> None:
@@ -125,15 +161,24 @@ def _print_summaries(parts: Parts) -> None:
     for kind, names in parts.items():
         lines.append(f"{kind}:")
         for name in names:
-            lines.append(wrapped(f"  {name:<{width}}  {catalog.summary(kind, name)}", " " * (width + 4)))
+            told = f"{catalog.summary(kind, name)} {_folder(kind, name)}".strip()
+            lines.append(wrapped(f"  {name:<{width}}  {visible(told)}", " " * (width + 4)))
     if set(parts) == set(catalog.KINDS):
-        lines += ["presets:", f"  {', '.join(catalog.presets())}"]
+        for title, names in _titled(_others()):
+            lines += [f"{title}:", f"  {', '.join(names)}"]
     click.echo("\n".join(lines))
+
+
+def _titled(parts: Parts) -> Iterator[tuple[str, list[str]]]:
+    """Yield what a kind is called and its names, each of the user's own with its folder."""
+    for kind, names in parts.items():
+        title = {PRESETS: "presets", TEMPLATES: "chat templates"}.get(kind, kind)
+        yield title, [f"{name} {visible(_folder(kind, name))}".strip() for name in names]
 
 
 def _print_compactly(parts: Parts) -> None:
     click.echo(wrapped(_WHAT_IT_IS))
-    for kind, names in {**parts, "presets": catalog.presets()}.items():
+    for kind, names in _titled({**parts, **_others()}):
         click.echo(f"\n{kind} ({len(names)}):")
         for line in _families(names) if kind == "models" else ["  ".join(names)]:
             click.echo(wrapped(f"  {line}", "    "))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -14,6 +15,25 @@ from tuner.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
+
+
+def _use_catalogs(ctx: click.Context, _: click.Parameter, given: tuple[Path, ...]) -> None:
+    from tuner.recipes import catalog_folders
+
+    ctx.with_resource(catalog_folders.using(*given))
+
+
+catalog_option = click.option(
+    "--catalog",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    is_eager=True,
+    expose_value=False,
+    callback=_use_catalogs,
+    help="Look for parts in this folder first; TUNER_CATALOG and ./tuner_configs come after it (docs/catalog.md).",
+)
+"""It holds until the command ends; `catalog_folders.given_folders` returns what it names."""
 debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of users' mistakes too.")
 """`cli.main` looks for it."""
 
@@ -72,10 +92,11 @@ override_options = all_of(
         is_flag=True,
         help="Run the code that a recipe file holds, or names of an installed package, instead of refusing it.",
     ),
+    catalog_option,
     debug_option,
     click.argument("more", nargs=-1, metavar="", callback=_after_options),
 )
-"""What changes a recipe: --model, --data, --set and the others, --allow-code and --debug."""
+"""What changes a recipe: --model, --data, --set and the others, --allow-code, --catalog and --debug."""
 ONE_VALUE = ("model", "data", "seed", "method", "adapter", "val", "val_split", "epochs")
 """The options of one value that `override_options` adds."""
 
@@ -87,15 +108,13 @@ def overrides(sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[st
         given: The other options that `override_options` adds, by their names in Python.
 
     Raises:
-        UsageError: an argument that belongs to nothing, or two validations.
+        UsageError: an argument that belongs to nothing, or as `Overrides`.
     """
     from tuner.recipes.recipe import Overrides  # pydantic's core, which --help does not need
 
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}", fix="Values go in --set KEY=VALUE.")
-    if given["val"] is not None and given["val_split"] is not None:
-        raise UsageError("both --val and --val-split say what to validate on", where="--val", fix="Take one.")
     pairs = [("--set", text) for text in sets]
     pairs += [("--cfg-options", text) for text in (*cfg_options, *more)]
     return Overrides(pairs=tuple(pairs), **given)

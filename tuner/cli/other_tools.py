@@ -18,7 +18,7 @@ _VISION = "tuner trains text models: it has nothing for images"
 _COMMANDS = {
     # XTuner's that `same` does not do.
     "copy-cfg": "tuner copy RECIPE [DEST] writes a recipe as a file",
-    "list-dataset-format": "tuner data RECIPE --data FILE says which format it found; docs/recipes.md lists them",
+    "list-dataset-format": "tuner data RECIPE --data FILE says which format it found; docs/own-data.md lists them",
     "test evaluate": "tuner eval RUN judges a run's result",
     "mmbench eval-refcoco": _VISION,
     "preprocess": "tuner prepares data when it trains; tuner data RECIPE shows it before",

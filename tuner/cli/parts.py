@@ -1,4 +1,4 @@
-"""What a part says of itself beyond its name and summary: path, parameters, formats, objectives.
+"""What a part says of itself beyond its name and summary: whose it is, path, parameters, formats, objectives.
 
 It opens the parts that it is asked about and no other; `catalog` knows names alone.
 """
@@ -10,24 +10,59 @@ from functools import cache
 from typing import Any
 
 from tuner.data.formats import FORMATS, KINDS
+from tuner.errors import ModelError, TunerError
 from tuner.recipes import catalog
+from tuner.recipes.catalog_folders import PRESETS, PartFile
 from tuner.recipes.part import read_part
 
 
 def details(kind: str, name: str) -> dict[str, Any]:
     """Return a part as `tuner list --json` tells it: a summary, and what its kind has."""
-    facts: dict[str, Any] = {"summary": catalog.summary(kind, name)}
+    file = catalog.part_file(kind, name)
+    facts: dict[str, Any] = {"summary": catalog.summary(kind, name), "origin": file.folder.origin, "file": file.shown}
+    if file.shadowed:
+        facts["shadows"] = [folder.origin for folder in file.shadowed]
+    if wrong := mistake(kind, name):
+        return {**facts, "error": wrong.to_json()}
     if kind == "models":
-        return {**facts, "path": values(kind, name)["model"]["path"], "parameters": parameters(name)}
+        path = values(kind, name).get("model", {}).get("path")
+        return {**facts, "path": path, "parameters": parameters(name)}
     if kind == "datasets":
         paths = [rows["path"] for rows in data_sets(name) if rows.get("path")]
         return {**facts, "paths": paths, "objectives": [objective for objective in KINDS if suits(objective, name)]}
     return facts
 
 
+def mistake(kind: str, name: str) -> TunerError | None:
+    """Return what is wrong with a part of the user's own, or None; the package's are right."""
+    return None if catalog.part_file(kind, name).is_ours else _mistake(kind, name, catalog.part_file(kind, name))
+
+
 @cache
+def _mistake(kind: str, name: str, file: PartFile) -> TunerError | None:
+    from tuner.recipes import loading  # the schema, which the package's own parts do not need to be listed
+
+    try:
+        if kind == PRESETS:
+            from tuner.zero import choice, lint
+
+            lint.check(choice.open_config(name, file.shown))
+        else:
+            loading.check_part(kind, name)
+    except TunerError as error:
+        error.where = error.where or file.shown
+        return error
+    return None
+
+
 def values(kind: str, name: str) -> dict[str, Any]:
     """Return what a part's file holds."""
+    return _values(kind, name, catalog.part_file(kind, name))
+
+
+@cache
+def _values(kind: str, name: str, file: PartFile) -> dict[str, Any]:
+    """`file` tells parts of one name apart: another folder may be the catalog by now."""
     return read_part(kind, name).values
 
 
@@ -37,7 +72,10 @@ def parameters(model: str) -> int | None:
     from tuner.recipes.architecture import Architecture
 
     facts = values("models", model).get("architecture")
-    return num_parameters(Architecture.model_validate(facts)) if facts else None
+    try:
+        return num_parameters(Architecture.model_validate(facts)) if facts else None
+    except ModelError:  # of a type that the plan has no formula for
+        return None
 
 
 def data_sets(name: str) -> Iterator[dict[str, Any]]:
@@ -50,8 +88,14 @@ def data_sets(name: str) -> Iterator[dict[str, Any]]:
             yield share
 
 
-@cache
 def suits(objective: str, dataset: str) -> bool:
     """Say whether an objective learns from a data-set part; where no format is written, it may."""
+    return _suits(objective, dataset, catalog.part_file("datasets", dataset))
+
+
+@cache
+def _suits(objective: str, dataset: str, file: PartFile) -> bool:
+    if mistake("datasets", dataset):
+        return False
     formats = (FORMATS.get(str(rows.get("format"))) for rows in data_sets(dataset))
     return all(known.kind in KINDS[objective] for known in formats if known)

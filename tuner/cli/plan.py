@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,18 +11,13 @@ import click
 from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
 from tuner.cli.say import say, say_table, wrapped
-from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from tuner.errors import ModelError
-    from tuner.fit.communication import Cluster
-    from tuner.fit.gpu_catalog import KnownGpu
     from tuner.fit.levels import Fit, Machines
     from tuner.fit.max_context import Longest
     from tuner.fit.summary import Report
-    from tuner.launch.steps import Steps
+    from tuner.launch.planning import Plan
     from tuner.recipes.recipe import Recipe
-    from tuner.recipes.schema import RecipeConfig
 
 _PARTS = {
     "weights": ("weights",),
@@ -74,52 +68,22 @@ def command(
 ) -> None:
     """Show what RECIPE needs on each GPU and host, for every preset, and which fits."""
     from tuner.files import dump_json
-    from tuner.fit import summary
-    from tuner.fit.communication import Cluster
+    from tuner.launch import planning
     from tuner.recipes import loading
 
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
-    dtype = loaded.config.optim_wrapper.dtype
-    machines, product, said = _machines(gpus, gpu, gpu_memory, nodes, host_memory, dtype)
-    machines = replace(machines, nvme_path=nvme or "")
+    wanted = planning.Wanted(gpus, gpu, gpu_memory, nodes, host_memory, nvme, interconnect, utilisation)
     if max_context:
-        _show_longest(loaded, machines, said, as_json=as_json)
+        place = planning.place_of(wanted, loaded.config.optim_wrapper.dtype, os.environ)
+        _show_longest(loaded, place.machines, place.name, as_json=as_json)
         return
-    if unknown := summary.unknown_size(loaded.config):
-        _show_without_memory(loaded, machines, said, unknown, as_json=as_json)
-        return
-    assumed = Cluster.of(product, nodes) if product else None
-    made = summary.make(loaded, machines, _cluster(nodes, interconnect, product, utilisation), assumed)
-    counted, warnings = _steps(loaded, made.config, machines.world_size)
-    split = [] if made.config == loaded.config else [f"split: {made.config.split}"]
+    plan = planning.make(loaded, wanted, os.environ)
     if as_json:
-        value = summary.to_json(made) | {"batch": counted.to_json(), "notes": loaded.notes, "warnings": warnings}
-        click.echo(dump_json(value), nl=False)
-        return
-    _print(
-        made, said, [*loaded.notes, *split, f"steps: {counted.describe()}", *(f"WARNING: {one}" for one in warnings)]
-    )
-
-
-def _show_without_memory(loaded: Recipe, machines: Machines, said: str, why: ModelError, *, as_json: bool) -> None:
-    """Print what is known of a run whose model's size is not: its batch and its steps."""
-    from tuner.files import dump_json
-    from tuner.fit.sequence_parallel import data_parallel_ranks
-    from tuner.fit.split import possible
-
-    ranks = data_parallel_ranks(loaded.config, machines.world_size)
-    config = loaded.config.with_split(possible(loaded.config, ranks)[0])
-    counted, warnings = _steps(loaded, config, machines.world_size)
-    warnings = [f"the memory is not known: {why.what}. {why.fix or ''}".strip(), *warnings]
-    if as_json:
-        value: dict[str, Any] = {"recipe": loaded.name, "parameters": None, "presets": {}, "recommended": None}
-        value |= {"batch": counted.to_json(), "notes": loaded.notes, "warnings": warnings}
-        click.echo(dump_json(value), nl=False)
-        return
-    for line in (f"{loaded.name} on {said}", *loaded.notes, f"steps: {counted.describe()}"):
-        say(wrapped(line))
-    for warning in warnings:
-        say(wrapped(f"WARNING: {warning}"), fg="yellow")
+        click.echo(dump_json(plan.to_json()), nl=False)
+    elif plan.report:
+        _print(plan.report, plan)
+    else:
+        _print_head(plan, f"{loaded.name} on {plan.on}")
 
 
 def _show_longest(loaded: Recipe, machines: Machines, said: str, *, as_json: bool) -> None:
@@ -152,65 +116,16 @@ def _longest_rows(rows: list[Longest]) -> Iterator[list[str]]:
         yield [level.removeprefix("deepspeed_"), *(f"{count // 1024:,}" if count else "-" for count in tokens)]
 
 
-def _steps(loaded: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, list[str]]:
-    """Return the optimizer steps of the run on so many ranks, and what to say of the recipe and of too few steps."""
-    from tuner.fit.sequence_parallel import data_parallel_ranks
-    from tuner.launch import counting, steps
-    from tuner.machine.topology import Batch
-
-    batch = Batch(*config.split[:2], data_parallel_ranks(config, ranks))
-    counted = steps.count_steps(config, batch, counting.sources(config))
-    few = steps.too_few(config, batch, counted)
-    return counted, [*loaded.warnings, *([few] if few else [])]
-
-
-def _machines(
-    gpus: int | None, gpu: str | None, gpu_memory: str | None, nodes: int, host_memory: str | None, dtype: str
-) -> tuple[Machines, KnownGpu | None, str]:
-    """Return the machines that the flags mean, where they are silent those that are here, and what to call them."""
-    from tuner.fit import gpu_catalog, sizes
-    from tuner.fit.levels import Machines
-    from tuner.machine.hardware import Gpu, Hardware, detect
-    from tuner.zero import precision
-
-    if gpu and gpu_memory:
-        raise UsageError("both name the GPU's memory", where="--gpu and --gpu-memory", fix="Give one of them.")
-    host_bytes = sizes.parse_bytes(host_memory, "--host-memory") if host_memory else 0
-    here, assumed = Hardware() if gpu or gpu_memory else detect(os.environ), ""
-    if not (gpu or gpu_memory or here.gpus):
-        gpus, gpu = gpus or 8, targets.ASSUMED_GPU
-        assumed = " (assumed, since no GPU is here; say which with --gpus and --gpu)"
-    if gpu_memory:
-        # The capability tells bf16 from fp16, which take as much.
-        kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, "--gpu-memory"), (0, 0))
-    else:
-        kind = targets.known_gpu(gpu) if gpu else None
-    node = targets.node(here, gpus, kind)
-    count, first = len(node.gpus), node.gpus[0]
-    weight_bytes = precision.decide(dtype, node).weight_bytes
-    machines = Machines(count, node.smallest_gpu_bytes, nodes, host_bytes or node.host_memory_bytes, weight_bytes)
-    product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
-    return machines, product, f"{nodes} x {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
-
-
-def _cluster(num_nodes: int, interconnect: str | None, product: KnownGpu | None, utilisation: float) -> Cluster | None:
-    """Return what a step's seconds are worked out with, or None where no network is named."""
-    from tuner.fit import sizes
-    from tuner.fit.communication import Cluster
-
-    if interconnect is None:
-        return None
-    rate = sizes.parse_rate(interconnect, "--interconnect")
-    if product is None:
-        raise UsageError("seconds need the GPU's speed", where="--interconnect", fix="Name it: --gpu a100-80g.")
-    if not 0 < utilisation <= 1:
-        raise UsageError(f"{utilisation} is no part of a peak", where="--utilisation", fix="Write 0.3 to 0.6.")
-    return Cluster.of(product, num_nodes, rate, utilisation)
-
-
-def _print(made: Report, said: str, notes: list[str]) -> None:
-    for line in (_size(made, said), *notes):
+def _print_head(plan: Plan, title: str, *more: str) -> None:
+    for line in (title, *plan.recipe.notes, *more, f"steps: {plan.steps.describe()}"):
         say(wrapped(line))
+    for warning in plan.warnings:
+        say(wrapped(f"WARNING: {warning}"), fg="yellow")
+
+
+def _print(made: Report, plan: Plan) -> None:
+    chosen = [] if made.config == plan.recipe.config else [f"split: {made.config.split}"]
+    _print_head(plan, _size(made, plan.on), *chosen)
     click.secho("GiB on each GPU at the peak of a step, and on each host", italic=True)
     say_table(_memory_rows(made), bold=made.fits.index(made.recommended) + 1 if made.recommended else None)
     for line in _advice(made):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from tuner.cli.say import columns, say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
+    from tuner.launch.targets import Kind, Machines
     from tuner.recipes.diff import Section
 
 
@@ -54,9 +56,11 @@ def command(
     --gpu, the final DeepSpeed config too. --set and the like change NAME alone, --deepspeed both sides of --diff; for
     a recipe with --deepspeed, OTHER may be another preset or JSON under the same recipe.
     """
+    from tuner.launch.targets import kind_of
+
     final = deepspeed is not None or bool(changes["ds"]) or (gpus, gpu, nodes) != (None, None, 1)
     given = {**changes, "deepspeed": deepspeed, "gpus": gpus, "gpu": gpu, "nodes": nodes}
-    targets.refuse_changes(name, targets.kind_of(name), given)
+    targets.refuse_changes(name, kind_of(name), given)
     machines = (gpus, gpu, nodes) if final else None
     left = _look(name, deepspeed, machines, allow_code, changes)
     if other is None:
@@ -69,24 +73,26 @@ def command(
         _print_diff(left, right, left.name, right.name, as_json=as_json)
 
 
-def _is(name: str | None, kind: targets.Kind) -> bool:
-    return targets.kind_of(name) == kind
+def _is(name: str | None, kind: Kind) -> bool:
+    from tuner.launch.targets import kind_of
+
+    return kind_of(name) == kind
 
 
 def _look(
     name: str | None,
     deepspeed: str | None,
-    machines: targets.Machines | None,
+    machines: Machines | None,
     allow_code: bool,
     changes: dict[str, Any],
 ) -> Shown:
-    kind = targets.kind_of(name)
-    if kind == "config":
+    if _is(name, "config"):
+        from tuner.launch.targets import config_section
         from tuner.zero import choice
 
         document = choice.open_config(str(name), "NAME")
-        return Shown(document.name, {"deepspeed": targets.config_section(document)})
-    if kind == "run":
+        return Shown(document.name, {"deepspeed": config_section(document)})
+    if _is(name, "run"):
         return _run(Path(str(name)))
     return _recipe(name, deepspeed, machines, allow_code, changes)
 
@@ -94,7 +100,7 @@ def _look(
 def _recipe(
     name: str | None,
     deepspeed: str | None,
-    machines: targets.Machines | None,
+    machines: Machines | None,
     allow_code: bool,
     changes: dict[str, Any],
 ) -> Shown:
@@ -106,9 +112,10 @@ def _recipe(
     if machines is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
     from tuner.launch.resolve_recipe import resolve_recipe
+    from tuner.launch.targets import machines as machines_of
     from tuner.zero import choice
 
-    hardware, topology = targets.machines(*machines, choice.launch_of(loaded, deepspeed))
+    hardware, topology = machines_of(machines, os.environ, choice.launch_of(loaded, deepspeed))
     resolved = resolve_recipe(loaded, deepspeed, topology, hardware, ignore_fit=True)
     sections["recipe"] = Section(resolved.recipe.values, resolved.recipe.origins)
     sections["deepspeed"] = Section(resolved.final.config, resolved.final.origins)
@@ -127,6 +134,7 @@ def _recipe(
 
 
 def _run(path: Path) -> Shown:
+    from tuner.launch.targets import config_section, run_section
     from tuner.recipes import loading
     from tuner.recipes.diff import Section
     from tuner.runs.directory import RunDirectory
@@ -136,8 +144,8 @@ def _run(path: Path) -> Shown:
     loaded = loading.load(str(run.recipe))
     sections = {
         "recipe": Section(loaded.values, loaded.origins),
-        "deepspeed": targets.config_section(jsonfile.read(run.deepspeed)),
-        "run": targets.run_section(path),
+        "deepspeed": config_section(jsonfile.read(run.deepspeed)),
+        "run": run_section(path),
     }
     return Shown(str(path), sections, warnings=loaded.warnings)
 

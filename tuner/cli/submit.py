@@ -16,6 +16,7 @@ from tuner.cli.options import ONE_VALUE, override_options, overrides
 from tuner.cli.say import say
 from tuner.cli.text import announce
 from tuner.errors import UsageError
+from tuner.recipes import catalog_folders
 
 if TYPE_CHECKING:
     from tuner.launch.run import ResolvedRun
@@ -161,12 +162,14 @@ def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Har
     """Return a node of the job, and whether its GPUs are known and not only assumed."""
     from dataclasses import replace
 
+    from tuner.launch.targets import ASSUMED_GPU, known_gpu
+    from tuner.launch.targets import node as node_of
     from tuner.machine import hardware
 
     here = hardware.detect(os.environ)
     is_known = bool(gpu or here.gpus or not gpus_per_node)
-    kind = targets.known_gpu(gpu or targets.ASSUMED_GPU) if gpu or not here.gpus else None
-    node = targets.node(here, gpus_per_node, kind) if gpus_per_node else replace(here, gpus=())
+    kind = known_gpu(gpu or ASSUMED_GPU) if gpu or not here.gpus else None
+    node = node_of(here, gpus_per_node, kind) if gpus_per_node else replace(here, gpus=())
     # Nobody here knows the memory of the job's hosts: where it is not said, it is not judged.
     return replace(node, host_memory_bytes=host_bytes), is_known
 
@@ -186,7 +189,8 @@ def _at_first(value: Any, job: Job) -> Any:
 
 def _words(changes: dict[str, Any], deepspeed: str | None, **flags: bool) -> list[str]:
     """Return the options of `tuner train` that mean the same."""
-    pairs = [("--deepspeed", deepspeed), *((f"--{key.replace('_', '-')}", changes[key]) for key in ONE_VALUE)]
+    pairs: list[tuple[str, str | None]] = [("--catalog", str(one)) for one in catalog_folders.given_folders()]
+    pairs += [("--deepspeed", deepspeed), *((f"--{key.replace('_', '-')}", changes[key]) for key in ONE_VALUE)]
     pairs += [("--ds", text) for text in changes["ds"]]
     pairs += [("--set", text) for text in changes["sets"]]
     pairs += [("--cfg-options", text) for text in (*changes["cfg_options"], *changes["more"])]

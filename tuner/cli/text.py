@@ -17,23 +17,9 @@ if TYPE_CHECKING:
 
 def announce(run: ResolvedRun, warnings: tuple[str, ...]) -> None:
     """Say in a few lines what is about to run, and every warning: the run's, and those of the machine."""
-    why = f" ({run.level_reason})" if run.level_reason else ""
-    from tuner.launch import fitting
+    from tuner.launch.announcement import announcement
 
-    batch, shared_by = run.batch, run.recipe.config.train_cfg.sequence_parallel_size
-    ranks = f"{batch.ranks} groups of {shared_by} ranks" if shared_by > 1 else f"{batch.ranks} ranks"
-    memory = [f"memory: {fitting.describe(run.fit)}"] if run.fit and run.fit.fits else []
-    lines = [
-        f"{run.recipe.name} on {run.hardware.describe()}; {run.topology.describe()}",
-        f"DeepSpeed: {run.level}{why}; {run.precision.dtype}: {run.precision.reason}",
-        f"batch: {batch.micro_batch} x {batch.accumulation} x {ranks} = {batch.global_batch}",
-        f"steps: {run.steps.describe()}",
-        *memory,
-        f"run directory: {run.run_path}",
-        *run.notes,
-        *(f"WARNING: {warning}" for warning in (*run.warnings, *warnings)),
-    ]
-    for line in lines:
+    for line in announcement(run, warnings):
         say(line, err=True)
 
 

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 @click.option("--master-addr", help="Address of node 0. [ADDR, MASTER_ADDR]")
 @click.option("--master-port", type=int, help="Its port. [PORT, MASTER_PORT]")
 @hosts.options
+@click.option(
+    "--bind-cores-to-rank", "bind_cores", is_flag=True, help="Bind each rank to its share of its node's cores."
+)
 @click.option("--ignore-fit", is_flag=True, help="Start although the memory here does not seem to be enough.")
 @click.option(
     "--on-oom",
@@ -78,6 +81,7 @@ def command(
     work_dir: Path | None,
     resume: str | None,
     resume_weights: bool,
+    bind_cores: bool,
     ignore_fit: bool,
     on_oom: str,
     max_restarts: int,
@@ -131,6 +135,7 @@ def command(
         on_oom,
         max_restarts,
         grace_s=grace,
+        bind_cores=bind_cores,
         prints_events=as_json,
     )
     hosts.start(request, hostfile, include, exclude, ssh, dry_run=dry_run)

@@ -14,7 +14,7 @@ from tuner.cli.options import Finite, override_options, overrides
 from tuner.cli.say import say
 
 if TYPE_CHECKING:
-    from tuner.launch.tune import Measured, Tuned
+    from tuner.launch.tune import Candidate, Measured, Tuned
 
 
 @click.command()
@@ -77,7 +77,13 @@ def _line(one: Measured) -> str:
     split = one.candidate.split
     way = f"{split.micro_batch} x {split.accumulation}, {'recomputed' if split.recompute else 'kept'}"
     told = f"{one.tokens_per_second:,.0f} tokens/s" if one.tokens_per_second else one.failure
-    return f"{way}, {one.candidate.loss} loss, {one.candidate.level.removeprefix('deepspeed_')}: {told}"
+    level = one.candidate.level.removeprefix("deepspeed_")
+    return f"{way}, {one.candidate.loss} loss{_kernels(one.candidate)}, {level}: {told}"
+
+
+def _kernels(candidate: Candidate) -> str:
+    """Return the kernels that a candidate computes with and that are not the plan's choice."""
+    return "".join(f", {key}={value}" for key, value in candidate.kernels.items())
 
 
 def _print(tuned: Tuned, written: Path | None) -> None:
@@ -93,7 +99,7 @@ def _print(tuned: Tuned, written: Path | None) -> None:
         table.add_row(
             f"{split.micro_batch} x {split.accumulation}",
             "recomputed" if split.recompute else "kept",
-            one.candidate.loss,
+            f"{one.candidate.loss}{_kernels(one.candidate)}",
             one.candidate.level.removeprefix("deepspeed_"),
             f"{one.tokens_per_second:,.0f}" if one.tokens_per_second else "",
             f"{one.peak_bytes / 2**30:.2f}" if one.peak_bytes else "",
@@ -114,6 +120,7 @@ def _json(tuned: Tuned, written: Path | None) -> dict[str, Any]:
         return {
             **one.candidate.split._asdict(),
             "loss": one.candidate.loss,
+            "kernels": dict(one.candidate.kernels),
             "deepspeed": one.candidate.level,
             "tokens_per_second": one.tokens_per_second,
             "peak_bytes": one.peak_bytes,

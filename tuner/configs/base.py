@@ -1,11 +1,11 @@
 """Every default, once. A recipe is this file with the values of its parts and its own delta laid over it."""
 
-# The weights to start from: a folder, or an id on the Hugging Face hub.
 model = dict(
+    # The weights to start from: a folder, or an id on the Hugging Face hub.
     path=None,
     # A branch, tag or commit of a hub id. None: the newest.
     revision=None,
-    # A name below tuner/configs/chat_templates or a path to a .jinja file. None: the tokenizer's own.
+    # A name (tuner list), a path to a .jinja file, or the template itself. None: the tokenizer's own.
     chat_template=None,
     # 'sdpa', 'eager', 'flash_attention_2' ... None: transformers' choice. 'auto': flash attention where the GPUs, the
     # installed packages, the compute type and the model have it, else None.
@@ -51,8 +51,9 @@ train_dataloader = dict(
         path=None,
         # A configuration of a hub data set, such as 'main'.
         name=None,
+        # A split of the data set.
         split="train",
-        # The shape of a row: docs/recipes.md lists them. None: detected from the columns.
+        # The shape of a row: docs/own-data.md lists them. None: detected from the columns.
         format=None,
         # A format's column -> this data set's: dict(prompt='question'), or a text of several: '{context}\n{question}'.
         columns=None,
@@ -88,11 +89,21 @@ train_dataloader = dict(
 val_dataloader = None
 
 optim_wrapper = dict(
-    # A class of torch.optim, bitsandbytes or DeepSpeed (docs/recipes.md). lr: per step; betas, eps, weight_decay: as
-    # in torch. muon_lr: of the matrices that Muon trains, lr then of the rest; None: lr. loraplus_lr_ratio: LoRA+, the
-    # rate of each adapter's B is so many times that of its A; None: the same.
     optimizer=dict(
-        type="AdamW", lr=2e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, muon_lr=None, loraplus_lr_ratio=None
+        # A class of torch.optim, bitsandbytes or DeepSpeed: docs/deepspeed.md lists them.
+        type="AdamW",
+        # The learning rate at its highest, per optimizer step.
+        lr=2e-5,
+        # Adam's decay rates of the two moments.
+        betas=(0.9, 0.999),
+        # Added to the denominator of Adam's update.
+        eps=1e-8,
+        # Decoupled from the gradient, as in torch's AdamW.
+        weight_decay=0.0,
+        # The learning rate of the matrices that Muon trains; lr is then that of the other weights. None: lr for all.
+        muon_lr=None,
+        # LoRA+: the learning rate of an adapter's B matrices as a multiple of that of its A matrices. None: the same.
+        loraplus_lr_ratio=None,
     ),
     # The gradient's 2-norm is clipped to this. None: not clipped.
     clip_grad=dict(max_norm=1.0),
@@ -103,11 +114,15 @@ optim_wrapper = dict(
     dtype="auto",
 )
 
-# The learning rate's course: 'cosine', 'linear', 'constant', 'cosine_with_restarts', 'polynomial', 'inverse_sqrt'.
-# warmup_ratio: the part of all steps over which it rises; the first step of w has 1/w of the rate, not 0.
-param_scheduler = dict(type="cosine", warmup_ratio=0.03)
+param_scheduler = dict(
+    # The learning rate's course: 'cosine', 'linear', 'constant', 'cosine_with_restarts', 'polynomial', 'inverse_sqrt'.
+    type="cosine",
+    # The part of all steps over which the rate rises. The first of w such steps has 1/w of the rate, not 0.
+    warmup_ratio=0.03,
+)
 
 train_cfg = dict(
+    # Times that each row is trained on.
     max_epochs=3,
     # Optimizer steps. A number here wins over max_epochs. None: max_epochs decides.
     max_steps=None,
@@ -140,9 +155,14 @@ train_cfg = dict(
     hang_timeout=1800,
 )
 
-# interval: optimizer steps between checkpoints. max_keep_ckpts: older ones beyond this number are removed.
-# save_best: 'eval_loss' (or 'auto') saves at each lower validation loss, keeps the best, and ends with its weights.
-checkpoint = dict(interval=500, max_keep_ckpts=2, save_best=None)
+checkpoint = dict(
+    # Optimizer steps between checkpoints.
+    interval=500,
+    # Checkpoints to keep; older ones are removed.
+    max_keep_ckpts=2,
+    # 'eval_loss' (or 'auto'): save at each lower validation loss, keep the best and end with its weights. None: do not.
+    save_best=None,
+)
 
 log = dict(
     # Optimizer steps between lines of metrics.jsonl.
@@ -153,6 +173,7 @@ log = dict(
     num_samples=0,
 )
 
+# The one seed of weights, data order and dropout.
 randomness = dict(seed=42)
 
 # A preset's name, a path to a DeepSpeed config, 'auto' (the lowest level that fits) or 'none'; dict(base=...) changes

@@ -20,7 +20,7 @@ from tuner.data.sample import JUDGED, Sample, WrongKind, for_objective, lacks
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 
-_DETECT_ROWS = 8
+DETECT_ROWS = 8
 _SHAPE_ROWS = 1_000
 
 NumberedRow = tuple[int, PlacedRow]
@@ -54,7 +54,7 @@ class Pipeline:
         """The row format of each data set: the recipe's, or the one told from its first rows."""
         return tuple(
             one.format
-            or formats.detect(one.head(_DETECT_ROWS), one.place, columns=one.columns, objective=self.objective)
+            or formats.detect(one.head(DETECT_ROWS), one.place, columns=one.columns, objective=self.objective)
             for one in self.mixture.sets
         )
 

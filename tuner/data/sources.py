@@ -6,20 +6,24 @@ It does not know how a file is read or what a row means.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tuner.data import readers
 from tuner.data.compat import fingerprint_of
 from tuner.data.readers.text_files import OnError, PlacedRow, Row, fail
-from tuner.errors import DataError, MachineError, did_you_mean
-from tuner.files import read_json_object, sha256
+from tuner.errors import DataError, MachineError, brief_repr, did_you_mean
+from tuner.files import load_json, read_named_text, sha256
 from tuner.recipes import catalog, paths
 
 # What `datasets` writes beside the rows of a saved data set.
 _ABOUT = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
+_SAVE_AGAIN = "Save the data set again with save_to_disk, or remove this file if another program wrote it."
+_MAX_ABOUT_BYTES = 4_000_000
+"""Of a list of files: 80,000 shards."""
 # What `datasets` calls its reader of each kind, where that is not the kind itself.
 _BUILDERS = {".jsonl": "json", ".txt": "text"}
 
@@ -103,19 +107,56 @@ def _saved_files(folder: Path, split: str) -> list[Path] | None:
 
     Its own list decides: a `map` after `load_from_disk` leaves cache-*.arrow beside the rows. A data set that was
     saved alone is the training's, whatever split it was cut from.
+
+    Raises:
+        DataError: the list is malformed, names a file outside of the folder, or lacks `split`.
     """
-    splits = read_json_object(folder / "dataset_dict.json").get("splits")
-    if isinstance(splits, list):
-        if split not in splits:
-            raise _no_split(folder, split, splits)
+    about = folder / "dataset_dict.json"
+    splits = _list_at("splits", _saved_json(about), about)
+    if splits is not None:
+        names = [_plain_name(about, name) for name in splits]
+        if split not in names:
+            raise _no_split(folder, split, names)
         folder /= split
-    state = read_json_object(folder / "state.json")
-    files = state.get("_data_files")
-    if not isinstance(files, list):
+    about = folder / "state.json"
+    state = _saved_json(about)
+    files = _list_at("_data_files", state, about)
+    if files is None:
         return None
-    if not isinstance(splits, list) and split not in ("train", state.get("_split")):
-        raise _no_split(folder, split, [state.get("_split") or "train"])
-    return [folder / str(file["filename"]) for file in files]
+    saved_from = str(state.get("_split") or "train")
+    if splits is None and split not in ("train", saved_from):
+        raise _no_split(folder, split, [saved_from])
+    return [folder / _plain_name(about, file.get("filename") if isinstance(file, dict) else file) for file in files]
+
+
+def _list_at(key: str, values: Mapping[str, Any], about: Path) -> list[Any] | None:
+    found = values.get(key)
+    if found is not None and not isinstance(found, list):
+        raise _malformed(about, f"{key} = {brief_repr(found)} is not a list")
+    return found
+
+
+def _saved_json(about: Path) -> dict[str, Any]:
+    """Return what a file of `save_to_disk` says; empty where there is none."""
+    if not about.is_file():
+        return {}
+    text = read_named_text(about, DataError, max_bytes=_MAX_ABOUT_BYTES, fix=_SAVE_AGAIN, name=str(about))
+    try:
+        found = load_json(text)
+    except ValueError as error:
+        raise _malformed(about, f"not valid JSON: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _plain_name(about: Path, name: object) -> str:
+    """Return a file or folder beside `about`: a list that came with the data must not lead elsewhere."""
+    if not isinstance(name, str) or name in ("", ".", "..") or set(name) & {"/", "\\", "\0"}:
+        raise _malformed(about, f"{brief_repr(name)} is not the name of a file in this folder")
+    return name
+
+
+def _malformed(about: Path, what: str) -> DataError:
+    return DataError(what, where=about, fix=_SAVE_AGAIN)
 
 
 def _no_split(folder: Path, split: str, splits: Iterable[str]) -> DataError:

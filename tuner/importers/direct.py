@@ -6,6 +6,7 @@ The copy is named by its content, so the same config is the same file, whoever a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tuner.files import make_folder, sha256, write_text
 from tuner.importers import recipe_text, tools
 from tuner.importers.recipe import Imported
 from tuner.importers.translation import Outcome
+from tuner.recipes import paths
 
 _WORD = re.compile(r"[^\w.-]+")
 
@@ -24,6 +26,11 @@ class Kept:
 
     path: Path
     imported: Imported
+
+
+def recipe_of(name: str, environ: Mapping[str, str]) -> Kept | None:
+    """Return the recipe of the config that `name` is, kept in tuner's cache. Errors as `keep`."""
+    return keep(name, Path(environ.get("TUNER_CACHE") or paths.home() / ".cache" / "tuner"))
 
 
 def keep(name: str, cache: Path) -> Kept | None:

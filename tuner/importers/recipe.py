@@ -179,7 +179,7 @@ def _own_name(path: str) -> str:
 
 def read_path(part: str) -> str | None:
     """Return the hub id of a model part, told from its text."""
-    text = catalog.part_path("models", part).read_text(encoding="utf-8")
+    text = catalog.text_of("models", part)
     _, found, rest = text.partition('path="')
     return rest.partition('"')[0] if found else None
 
@@ -213,7 +213,7 @@ def _dataset_part(one: dict[str, Any]) -> str | None:
     """Return the part of the catalog that says just this of just this data set."""
     said = {key: value for key, value in one.items() if key != "max_rows" and (key, value) != ("split", "train")}
     for name in catalog.names("datasets"):
-        if f'"{said.get("path")}"' in catalog.part_path("datasets", name).read_text(encoding="utf-8"):
+        if f'"{said.get("path")}"' in catalog.text_of("datasets", name):
             values = read_part("datasets", name).values
             theirs = lookup(values, (_TRAIN, "dataset"), {})
             if set(values) == {_TRAIN} and theirs.items() >= said.items() and theirs.keys() <= said.keys() | {"format"}:

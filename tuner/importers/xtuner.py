@@ -178,6 +178,8 @@ def _rows(t: Translation, source: Mapping[str, Any], value: Mapping[str, Any]) -
 def _of_catalog(path: str) -> dict[str, Any] | None:
     """Return how the catalog reads the data set of this path."""
     for name in catalog.names("datasets"):
+        if path not in catalog.text_of("datasets", name):
+            continue
         rows = lookup(read_part("datasets", name).values, ("train_dataloader", "dataset"), {})
         if rows.get("path") == path:
             return dict(rows)

@@ -7,9 +7,7 @@ ops a config needs is `zero.needs`'s to say; the compiling is `worker.build`'s, 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -88,13 +86,23 @@ def build(run: ResolvedRun, env: Mapping[str, str], log: Path) -> None:
     try:
         _watch(child, log, locks)
     finally:  # also at Ctrl-C
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        _kill(child)
         _free(locks)
     if child.returncode:
         raise _failure(ops, log)
     _say(f"compiled in {time.monotonic() - began_s:.0f} s.")
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End a build with its compilers: ninja starts each in a process group of its own."""
+    import psutil  # what compiles nothing does without
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        every = [child, *psutil.Process(child.pid).children(recursive=True)]  # from the top: nobody starts another
+        for process in every:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    child.wait()
 
 
 def _argv(ops: Sequence[str]) -> list[str]:

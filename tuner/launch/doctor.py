@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
-
 from tuner import __version__
 from tuner.fit.sizes import gib
 from tuner.launch import probes
@@ -97,7 +95,7 @@ def _known_errors() -> Iterator[Row]:
     known = list(guards.of_version(version)) if version else []
     if known:
         told = "; ".join(f"{guard.what} ({guard.source})" for guard in known)
-        newest = max((guard.fixed for guard in known if guard.fixed), key=Version, default=None)
+        newest = max((guard.fixed for guard in known if guard.fixed), key=libraries.numbers, default=None)
         fix = f"pip install 'deepspeed>={newest}'; a run that meets one of them is refused." if newest else None
         yield Row("DeepSpeed's known errors", "warning", f"deepspeed {version}: {told}", fix)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from tuner.errors import TunerError
-from tuner.launch import builds, render, retry, supervise, swapped
+from tuner.launch import ranks, render, retry
 from tuner.launch.events import Events
 from tuner.launch.resolve import resolve_run
 from tuner.launch.run import ResolvedRun
-from tuner.machine import leftovers, slurm
+from tuner.machine import slurm
 from tuner.report import end
 from tuner.runs import directory, lock
 from tuner.runs.directory import RunDirectory
@@ -26,24 +25,14 @@ def execute(resolved: ResolvedRun) -> int:
     try:
         while True:
             run = _directory(resolved)
-            argv, env = render.argv(resolved), leftovers.without(resolved.environ) | render.environment(resolved)
-            with _failure_kept(run):
-                _build(resolved, run, env)
             if not resolved.topology.is_supervised:
-                os.execve(argv[0], argv, env)  # noqa: S606 (a list built by us, no shell)
+                with _failure_kept(run):
+                    ranks.become(resolved, run)
             prints_events, leads = resolved.request.prints_events, resolved.topology.leads
             events = Events(run) if prints_events and leads else None
             shown = events.printed() if events else nullcontext()
-            with shown, _failure_kept(run), swapped.removed_afterwards(resolved):
-                code = supervise.run(
-                    argv,
-                    env,
-                    run,
-                    resolved.topology.node_rank,
-                    is_rank=resolved.topology.launcher == "direct",
-                    grace_s=resolved.request.grace_s,
-                    shows_rank_0=not prints_events,  # its lines are in its log
-                )
+            with _failure_kept(run, events), shown:
+                code = ranks.run(resolved, run, shows_rank_0=not prints_events)  # else its lines are in its log
             following = retry.next_attempt(resolved, run, code, resolve_run)
             if following is None:
                 if leads:
@@ -65,21 +54,13 @@ def _directory(resolved: ResolvedRun) -> RunDirectory:
     )
 
 
-def _build(resolved: ResolvedRun, run: RunDirectory, env: Mapping[str, str]) -> None:
-    """Compile DeepSpeed's ops for this run; of several tasks on a node the first one does."""
-    here = resolved.topology
-    # Under Slurm not the local rank: of tasks that see one GPU each, every one has 0.
-    position = int(resolved.environ.get("SLURM_LOCALID", "0")) if here.launcher == "slurm" else here.local_rank or 0
-    if not here.is_supervised and position != 0:
-        return
-    builds.build(resolved, env, run.ranks / f"build-{here.node_rank}.log")
-
-
 @contextmanager
-def _failure_kept(run: RunDirectory) -> Iterator[None]:
-    """Let status.json say why no rank was started."""
+def _failure_kept(run: RunDirectory, events: Events | None = None) -> Iterator[None]:
+    """Let status.json, and the last event, say why no rank was started."""
     try:
         yield
     except TunerError as error:
         run.write_status("failed", exit_code=error.exit_code, message=str(error))
+        if events:
+            events.end(error.exit_code)
         raise

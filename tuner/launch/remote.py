@@ -24,6 +24,7 @@ from tuner.errors import MachineError, Stopped, TunerError, UsageError, together
 from tuner.machine.hostfile import NODE, Host
 from tuner.machine.kernel import heard
 from tuner.machine.topology import DEFAULT_PORT
+from tuner.recipes.catalog_folders import VARIABLE
 
 _SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-T")
 """Nobody could answer the questions of several hosts at once."""
@@ -38,7 +39,7 @@ _AFTER_FAILURE_S = 10.0
 
 Told twice, a supervisor kills its ranks: they may wait for ever for those of the host that failed.
 """
-_FORWARDED = ("PYTHON", "NCCL_", "GLOO_", "UCX_", "MLFLOW", "MV2_")
+_FORWARDED = ("PYTHON", "NCCL_", "GLOO_", "UCX_", "MLFLOW", "MV2_", VARIABLE)
 """The variables of this shell that hosts get too, as with DeepSpeed's launcher; others are for .deepspeed_env."""
 _SHELL = (
     'IFS= read -r line; exec 3<&0; eval "$line" </dev/null 3<&- & child=$!; '
@@ -188,7 +189,7 @@ def _look_at(launch: Launch, host: Host) -> str | MachineError:
     if done.returncode:
         fix = "Install the same on every host, under the same path."
         return MachineError(f"{host.name} cannot run {python} -m tuner: {said}", where="--hostfile", fix=fix)
-    there = version.split()[-1] if version.split() else "?"
+    there = (version.partition("\n")[0].split() or ["?"])[-1]  # below it, the versions of the libraries
     if there != __version__:
         fix = "Install the same version everywhere."
         return MachineError(

@@ -19,6 +19,7 @@ from tuner.machine.libraries import versions
 from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
 from tuner.recipes import catalog, paths
 from tuner.recipes.schema import Model
+from tuner.runs.directory import RunDirectory
 from tuner.runs.lock import WORKER
 
 _UNSAFE_LOAD = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -124,7 +125,8 @@ def files(run: ResolvedRun) -> dict[str, str]:
 
 def _run_facts(run: ResolvedRun) -> dict[str, Any]:
     request, config, point = run.request, run.recipe.config, run.resume
-    typed = request.command or ("tuner", "train", *([request.recipe] if request.recipe else []))
+    # Of a start that nobody typed, the overrides are Python's: the file that holds all of them goes on as well.
+    typed = request.command or ("tuner", "train", str(RunDirectory(run.run_path).recipe))
     return {
         "name": run.recipe.name,
         "launch_id": run.launch_id,
@@ -143,6 +145,8 @@ def _run_facts(run: ResolvedRun) -> dict[str, Any]:
         "num_nodes": run.topology.num_nodes,
         "batch": batch_json(run),
         "state": dict(run.state),
+        "bind_cores": request.bind_cores,
+        "saves_result": request.saves_result,
         "needs_bitsandbytes": config.needs_bitsandbytes or _is_stored_in_fewer_bits(config.model),
         "arithmetic": fitting.arithmetic(config, run.hardware, run.precision.dtype),
         "fit": run.fit.to_json() if run.fit else None,

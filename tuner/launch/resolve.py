@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tuner.errors import UsageError
 from tuner.files import dump_json, sha256
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.launch import counting, recipe_changes, remedies, resuming
@@ -30,6 +31,7 @@ from tuner.runs.resume_point import LoadAs, resume_from
 from tuner.zero import choice, measurements
 
 WORK_DIRS = Path("work_dirs")
+_NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
 _ATTEMPT = ("PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 """What tells one start of Open MPI or torchrun from the next, the same for all its ranks."""
 
@@ -53,6 +55,8 @@ def resolve_run(
     flags = filled(request.flags, choice.launch_of(asked, request.deepspeed), environ)
     topology = topology or resolve(flags, environ, len(hardware.gpus))
     remedies.check_retries(request.on_oom, request.max_restarts, topology)
+    if request.bind_cores and not topology.is_supervised:
+        raise UsageError(_NOT_OURS, where="--bind-cores-to-rank", fix="srun --cpu-bind=cores, mpirun --bind-to core.")
     start = resuming.find_start(
         request.resume, request.work_dir, WORK_DIRS / asked.name, _default_name(topology, now), topology
     )

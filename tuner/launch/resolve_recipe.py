@@ -36,16 +36,16 @@ def resolve_recipe(
     """
     ranks = data_parallel_ranks(loaded.config, topology.world_size)
     refuse_tiles(loaded.config)
-    is_auto = choice.is_auto(loaded, deepspeed)
-    if not is_auto:
-        loaded = splitting.with_dtype(loaded, choice.open_chosen(loaded, deepspeed))
+    document = None if choice.is_auto(loaded, deepspeed) else choice.open_chosen(loaded, deepspeed)
+    if document:
+        loaded = splitting.with_dtype(loaded, document)
     dtype = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
     loaded = kernels.choose(loaded, hardware, dtype.dtype)
     reason = None
-    if is_auto:
+    if document is None:
         light = splitting.lightest(loaded, ranks).config
         deepspeed, reason = fitting.choose(light, topology, hardware, dtype, ignore=ignore_fit)
-    document = choice.open_chosen(loaded, deepspeed)
+        document = choice.open_chosen(loaded, deepspeed)
     loaded = splitting.choose_split(loaded, document, topology, hardware, dtype)
     batch = Batch(*loaded.config.split[:2], ranks)
     final = merge.merge(loaded, document, batch, dtype, hardware)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tuner.fit.levels import Fit
 from tuner.launch.steps import Steps
@@ -39,8 +39,14 @@ class Request:
     """What ended the earlier attempts of this start, with --on-oom retry or --max-restarts."""
     grace_s: float = 300.0
     """What ranks that are told to stop have, to finish the step and save, before they are killed."""
+    bind_cores: bool = False
+    """Each rank is bound to its share of its node's cores."""
+    saves_result: bool = True
+    """False of a measurement, whose trained model nobody wants: it may be many gigabytes."""
     prints_events: bool = False
     """Standard output gets one JSON object for each thing that happens, in place of what rank 0 prints."""
+    output: TextIO | None = field(default=None, repr=False)
+    """Where what rank 0 prints is shown: the stream of a notebook's cell. None: standard output's descriptor."""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from typing import Any
 
 from tuner.errors import ModelError, TunerError
 from tuner.files import disk_errors, write_text
-from tuner.launch import builds, preflight, render, supervise
+from tuner.launch import preflight, ranks, render
 from tuner.launch.resolve import resolve_run
 from tuner.launch.run import Request, ResolvedRun
 from tuner.launch.splitting import lightest
-from tuner.machine import hardware, leftovers
+from tuner.machine import hardware
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading, path_checks
@@ -212,10 +212,7 @@ class _Smoke:
     def _run(self, made: ResolvedRun) -> dict[int, float]:
         """Run a plan to its end and return the loss of each step."""
         run = directory.create(made.run_path, render.files(made), resume=False)
-        env = leftovers.without(self.environ) | render.environment(made)
-        builds.build(made, env, run.ranks / "build-0.log")
-        code = supervise.run(render.argv(made), env, run, grace_s=made.request.grace_s, shows_rank_0=False)
-        if code:
+        if code := ranks.run(made, run, shows_rank_0=False):
             raise _Failed(f"exit code {code}; the ranks' logs are in {run.ranks}", code)
         return _losses(run)
 

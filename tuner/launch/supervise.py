@@ -9,14 +9,16 @@ import contextlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 
 from tuner.errors import DiskError, RunDirectoryError, Stopped
+from tuner.files import write_json
 from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
 from tuner.runs import beats, checkpoints
 from tuner.runs.diagnose import diagnose
@@ -48,28 +50,35 @@ def run(
     is_rank: bool = False,
     grace_s: float,
     shows_rank_0: bool = True,
+    output: TextIO | None = None,
 ) -> int:
     """Run torchrun, or the only rank, to its end and return the exit code of the run; leave no process behind.
 
-    A failure is told in three lines on standard error and written into status.json.
+    A failure is told in three lines on standard error and written into status.json. Signals are heard in the main
+    thread alone, where Python takes them.
 
     Args:
         is_rank: The command is that of the only rank itself.
         grace_s: What ranks that are told to stop have, in seconds; they get longer where saves take long.
-        shows_rank_0: What rank 0 prints is shown on standard output, and not in its log alone.
+        shows_rank_0: What rank 0 prints is shown, and not in its log alone.
+        output: Where it is shown: a notebook's cell is a stream. None: on standard output's descriptor.
     """
     watch = _Watch(directory, grace_s, is_rank)
     shows = shows_rank_0 and node_rank == 0
     shown = Follower(
-        directory.ranks / "0.log", _STDOUT, lambda: beats.has_failed(directory, 0) or bool(directory.failures())
+        directory.ranks / "0.log",
+        output or _STDOUT,
+        lambda: beats.has_failed(directory, 0) or bool(directory.failures()),
     )
     with watch.signals():
         directory.ranks.mkdir(exist_ok=True)
         with (directory.ranks / f"launcher-{node_rank}.log").open("wb") as log:
+            # A terminal is where rank 0 draws its bar; what is shown on a stream comes from the log.
+            inherited = log if output else None
             child = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
                 list(argv),
                 env=dict(env),
-                stdout=None if shows_rank_0 else subprocess.DEVNULL,  # a terminal is where rank 0 draws its bar
+                stdout=inherited if shows_rank_0 else subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=die_with_parent,
@@ -108,7 +117,8 @@ class _Watch:
     @contextlib.contextmanager
     def signals(self):  # type: ignore[no-untyped-def]
         """Take over the signals before anything is spawned; give them back at the end."""
-        before = {number: signal.signal(number, self._receive) for number in heard(_FORWARDED)}
+        is_main = threading.current_thread() is threading.main_thread()
+        before = {number: signal.signal(number, self._receive) for number in heard(_FORWARDED) if is_main}
         try:
             yield
         finally:
@@ -207,6 +217,7 @@ class _Watch:
                 text = "WARNING: the run is done and its result is whole; what comes after it was cut short."
                 with contextlib.suppress(OSError):
                     print(text, file=sys.stderr)
+            self._keep_signal()
             return 0
         if self.insisted:
             return self._end("failed", 128 + self.received[-1], "killed at the second signal")
@@ -244,10 +255,20 @@ class _Watch:
             "failed", diagnosis.exit_code, diagnosis.text, message=diagnosis.message, diagnosis=diagnosis.to_json()
         )
 
+    def _keep_signal(self) -> None:
+        """Let status.json say of a run that was done before it could stop that it was asked to; `api` passes it on."""
+        if self.received:
+            with contextlib.suppress(DiskError, RunDirectoryError):
+                status = self.directory.read_json(self.directory.status)
+                write_json(self.directory.status, {**status, **self._signal})
+
+    @property
+    def _signal(self) -> dict[str, int]:
+        return {"signal": self.received[0]} if self.received else {}
+
     def _end(self, state: State, code: int, text: str, **facts: Any) -> int:
-        signals = {"signal": self.received[0]} if self.received else {}
         with contextlib.suppress(DiskError):  # a full disk must not hide what went wrong before
-            self.directory.write_status(state, **{"exit_code": code, "message": text, **signals, **facts})
+            self.directory.write_status(state, **{"exit_code": code, "message": text, **self._signal, **facts})
         with contextlib.suppress(OSError):  # the terminal may be gone: that was why the run was to stop
             print(text, file=sys.stderr)
         return code

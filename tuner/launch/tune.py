@@ -6,8 +6,6 @@ candidate learns the same. It prints nothing; what a plan on paper can say is `f
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
 import tempfile
@@ -25,13 +23,13 @@ from tuner.fit import advice
 from tuner.fit.levels import LEVELS
 from tuner.fit.parameters import has_formula
 from tuner.fit.split import possible, samples_of_rank
-from tuner.launch import builds, preflight, render, supervise
+from tuner.launch import preflight, ranks, render
 from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machines import machines
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
-from tuner.machine import hardware, leftovers
+from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading, path_checks, paths
@@ -70,13 +68,14 @@ class TuneRequest:
 class Candidate:
     """One way to compute the same steps; `level` is a preset, 'none', or what the user's own config is called.
 
-    `changes` are what is laid over the preset.
+    `changes` are what is laid over the preset, `kernels` the values of `model` that differ from what `auto` chose.
     """
 
     split: Split
     level: str
     loss: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    kernels: Mapping[str, Any] = field(default_factory=dict)
 
     def applied(self, config: RecipeConfig) -> RecipeConfig:
         """Return the recipe computed this way."""
@@ -84,7 +83,8 @@ class Candidate:
         cfg = config.train_cfg.model_copy(update={"loss": self.loss})
         pinned = {BASE: self.level, **self.changes} if self.changes else self.level
         own = {"deepspeed": pinned} if self.level in LEVELS else {}
-        return config.model_copy(update={"train_cfg": cfg, **own})
+        model = config.model.model_copy(update=dict(self.kernels))
+        return config.model_copy(update={"train_cfg": cfg, "model": model, **own})
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ class Tuned:
     def recipe(self) -> Recipe:
         """Return the recipe computed in the fastest way: it differs in nothing else."""
         assert self.fastest is not None
-        return replace(self.loaded, config=self.fastest.candidate.applied(self.loaded.config))
+        fastest = replace(self.loaded, config=self.fastest.candidate.applied(self.loaded.config))
+        return choice.without_catalog(fastest)
 
 
 def tune(asked: TuneRequest, environ: Mapping[str, str], tell: Callable[[Measured], None]) -> Tuned:
@@ -180,7 +181,7 @@ def _measure_all(bench: _Bench, tuned: Tuned, tell: Callable[[Measured], None]) 
 
 
 def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
-    """Yield what is worth measuring next: the plan's own choice, other splits, the other loss, then other levels.
+    """Yield what is worth measuring next: the plan's own choice, other splits, loss, kernels, then other levels.
 
     Each question is asked of the fastest so far. A larger micro-batch than one that ran out of memory is left out.
 
@@ -196,6 +197,9 @@ def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
     best = tuned.fastest.candidate if tuned.fastest else first
     if config.objective.type in CHOOSES_LOSS:
         yield replace(best, loss="chunked" if best.loss == "whole" else "whole")
+    for kernels in _kernels(config):
+        best = tuned.fastest.candidate if tuned.fastest else first
+        yield replace(best, kernels={**best.kernels, **kernels})
     best = tuned.fastest.candidate if tuned.fastest else first
     for level in _levels(base, best):
         yield replace(best, level=level)
@@ -214,6 +218,15 @@ def _splits(base: ResolvedRecipe) -> list[Split]:
     )
     every = sorted(possible(opened, ranks), key=lambda split: (split.recompute, split.micro_batch))
     return [split for split in every if _may_fit(base, config.with_split(split), base.level)]
+
+
+def _kernels(config: RecipeConfig) -> Iterator[dict[str, Any]]:
+    """Yield each kernel for GPUs switched off: what is on by default is exact, and not always the fastest."""
+    model = config.model
+    if model.use_liger_kernel is True:
+        yield {"use_liger_kernel": False}
+    if str(model.attn_implementation).startswith("flash_attention"):
+        yield {"attn_implementation": "sdpa"}
 
 
 def _levels(base: ResolvedRecipe, best: Candidate) -> list[str]:
@@ -251,11 +264,7 @@ class _Bench:
         if self.num_runs == 1:
             preflight.check(run)
         made = directory.create(run.run_path, render.files(run), resume=False)
-        env = leftovers.without(self.environ) | render.environment(run)
-        builds.build(run, env, made.ranks / "build-0.log")
-        with contextlib.redirect_stderr(io.StringIO()):  # what a failure says is in its row
-            is_rank = run.topology.launcher == "direct"
-            code = supervise.run(render.argv(run), env, made, is_rank=is_rank, grace_s=_GRACE_S, shows_rank_0=False)
+        code = ranks.run(run, made, shows_rank_0=False, tells_failure=False)  # its row has what a failure says
         status = made.read_json(made.status)
         if "signal" in status:
             raise _Interrupted
@@ -278,6 +287,8 @@ class _Bench:
             allow_code=True,  # that file is data, and what it names was allowed at the start
             ignore_fit=True,
             command=self.asked.command,
+            grace_s=_GRACE_S,
+            saves_result=False,
         )
         return resolve_run(request, self.environ, self.base.hardware, datetime.now().astimezone())
 

@@ -86,7 +86,7 @@ def load_tokenizer(model: Model, path: str) -> Any:
     with explained(path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **pinned(model))
     if model.chat_template:
-        tokenizer.chat_template = catalog.chat_template(model.chat_template).read_text(encoding="utf-8")
+        tokenizer.chat_template = catalog.chat_template(model.chat_template)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

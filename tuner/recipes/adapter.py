@@ -16,8 +16,11 @@ from tuner.recipes.block import Block, Fraction, PositiveInt, check_key
 class Quantization(Block):
     """bitsandbytes' storage of the frozen base weights."""
 
+    # Bits of a frozen weight.
     bits: Literal[4, 8] = 4
+    # How 4 bits stand for numbers: 'nf4' suits weights that are normally distributed.
     quant_type: Literal["nf4", "fp4"] = "nf4"
+    # Quantize the scales too, which saves about 0.4 bits a weight.
     double_quant: bool = True
 
 
@@ -36,14 +39,23 @@ UNUSED_INITS = {
 class Adapter(Block):
     """PEFT's LoraConfig, in its own names; path: a trained adapter to go on with, whose weights and values it has."""
 
+    # A trained adapter to go on with; it brings its own r, lora_alpha and target_modules. None: a new one.
     path: str | None = None
+    # The rank of the two matrices of each layer.
     r: PositiveInt
+    # The update is scaled by lora_alpha / r.
     lora_alpha: PositiveInt
+    # The part of an adapter's inputs that is dropped in training.
     lora_dropout: Fraction = 0.0
+    # The layers that get an adapter: 'all-linear', names such as ['q_proj', 'v_proj'], or a regular expression.
     target_modules: str | list[str] | tuple[str, ...] = "all-linear"
+    # DoRA: train the length of each weight vector besides its direction.
     use_dora: bool = False
+    # rsLoRA: scale the update by lora_alpha / sqrt(r).
     use_rslora: bool = False
+    # Layers that are trained whole and saved with the adapter, such as ['embed_tokens', 'lm_head'].
     modules_to_save: list[str] | None = None
+    # How a new adapter begins: True, 'gaussian', 'orthogonal', 'olora', 'pissa' or 'pissa_niter_N'.
     init_lora_weights: bool | str = True
 
     @property

@@ -163,7 +163,7 @@ _REFUSED = {
         "tuner does not do that: leave it out."
     ),
     "val_set_size val_size split_dataset_ratio eval_dataset val_dataset dataset_test_split do_eval": (
-        "Set val_dataloader in a recipe file (docs/recipes.md); when: --set train_cfg.val_interval=STEPS."
+        "Set val_dataloader in a recipe file (docs/runs.md); when: --set train_cfg.val_interval=STEPS."
     ),
     "adam_beta1 adam_beta2": f"Write both at once: --set {_OPTIMIZER}.betas=0.9,0.999.",
     "train_batch_size": f"Set train_cfg.global_batch_size, or {_LOADER}.batch_size for that of one GPU.",

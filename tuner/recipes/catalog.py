@@ -1,26 +1,28 @@
-"""The names of the parts that ship with the package, and how a recipe's name is composed of them.
+"""The names of parts, those that ship with the package and the user's own, and how a recipe's name is composed of them.
 
     {model}_[{objective}_]{method}_{dataset}_e{epochs}
 
-It reads names and first lines only; what a part holds is read by `recipe`, how XTuner spells a name by `xtuner_names`.
+It reads names and first lines only; which folders hold parts says `catalog_folders`, what a part holds is read by
+`part`, how XTuner spells a name by `xtuner_names`.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import RecipeError, did_you_mean, nearest
-from tuner.recipes import xtuner_names
+from tuner.files import read_named_text
+from tuner.recipes import catalog_folders, xtuner_names
+from tuner.recipes.catalog_folders import CONFIGS as CONFIGS
+from tuner.recipes.catalog_folders import PACKAGE as PACKAGE
+from tuner.recipes.catalog_folders import PRESETS, TEMPLATES, PartFile
 
-PACKAGE = Path(__file__).parents[1]
-CONFIGS = PACKAGE / "configs"
-PRESETS = PACKAGE / "deepspeed_presets"
 BASE = CONFIGS / "base.py"
 SPLIT = CONFIGS / "split.py"
 XTUNER = CONFIGS / "xtuner_recipes.txt"
@@ -31,6 +33,9 @@ DEFAULT_METHOD = "lora"
 ASSET = "package:"
 """Prefix of a path below configs/assets, such as 'package:sample/train.jsonl'."""
 
+_JINJA = ("{{", "{%")
+"""What every chat template holds, and no name of one."""
+_MAX_BYTES = 1_000_000
 _MAX_WORDS = 12
 """Of a part's name; none has more."""
 _EPOCHS = re.compile(r"(?P<stem>.+)_e(?P<epochs>[1-9][0-9]{0,3})")
@@ -72,17 +77,14 @@ class Reading(NamedTuple):
     words: tuple[xtuner_names.Word, ...]
 
 
-@cache
 def names(kind: str) -> tuple[str, ...]:
-    """Return the sorted names of one of `KINDS`."""
-    files = os.listdir(CONFIGS / kind)  # noqa: PTH208 (every command asks for 600 names, and for no Path)
-    return tuple(sorted(file.removesuffix(".py") for file in files if file.endswith(".py")))
+    """Return the sorted names of one of `KINDS`, or of another folder of a catalog."""
+    return tuple(catalog_folders.files(kind))
 
 
-@cache
 def presets() -> tuple[str, ...]:
     """Return the names of the DeepSpeed presets."""
-    return tuple(sorted(path.stem for path in PRESETS.iterdir() if path.suffix == ".json"))
+    return names(PRESETS)
 
 
 def is_of_xtuner(name: str) -> bool:
@@ -90,23 +92,66 @@ def is_of_xtuner(name: str) -> bool:
     return name in XTUNER.read_text(encoding="utf-8").split()
 
 
+def part_file(kind: str, name: str) -> PartFile:
+    """Return the file of a part, and whose it is.
+
+    Raises:
+        RecipeError: there is no such part.
+    """
+    known = catalog_folders.files(kind)
+    if name not in known:
+        fix = did_you_mean(name, known, see=f"tuner list --{kind}" if kind in KINDS else None)
+        raise RecipeError(f"there is no {name!r} among the {kind}", fix=fix)
+    return known[name]
+
+
 def part_path(kind: str, name: str) -> Path:
     """Return the file of a part that `names` lists."""
-    return CONFIGS / kind / f"{name}.py"
+    return part_file(kind, name).path
+
+
+def shadowing(kind: str, name: str) -> str | None:
+    """Return the line that says which other parts of its name a part stands before, or None where there is none."""
+    file = catalog_folders.files(kind).get(name)
+    if file is None or not file.shadowed:
+        return None
+    others = " and ".join(folder.origin for folder in file.shadowed)
+    return f"{file.shown} shadows the {kind[:-1].replace('_', ' ')} {name!r} of {others}."
+
+
+def text_of(kind: str, name: str) -> str:
+    """Return the text of a part; nothing where it is one of the user's that cannot be read."""
+    file = part_file(kind, name)
+    if file.is_ours:
+        return file.path.read_text(encoding="utf-8")
+    try:
+        return read_named_text(file.path, RecipeError, max_bytes=_MAX_BYTES, fix="", name=file.shown)
+    except RecipeError:
+        return ""  # whoever needs what it holds reads it, and is told what is wrong
 
 
 def part_named(hub_id: str) -> str | None:
-    """Return the model part whose path is this, or None."""
-    needle = re.compile(rf"""path=["']{re.escape(hub_id)}["']""")
-    parts = (name for name in names("models") if needle.search(part_path("models", name).read_text(encoding="utf-8")))
-    return next(parts, None)
+    """Return the model part whose path is this, the user's own before the package's, or None."""
+    needle = re.compile(rf"""path["']?\s*[=:]\s*["']{re.escape(hub_id)}["']""")
+    mine_first = sorted(catalog_folders.files("models").items(), key=lambda item: item[1].is_ours)
+    return next((name for name, _ in mine_first if needle.search(text_of("models", name))), None)
 
 
 def summary(kind: str, name: str) -> str:
-    """Return the first line of a part's docstring."""
-    # `tuner list` asks for 600: with a Path for each it took half as long again.
-    with open(f"{CONFIGS}/{kind}/{name}.py", encoding="utf-8") as stream:  # noqa: PTH123
+    """Return the first line of a part's docstring; nothing of one that has none or is no Python."""
+    file = part_file(kind, name)
+    if not file.is_ours:
+        return _first_line(text_of(kind, name))
+    # `tuner list` asks for 600, which all begin with it.
+    with file.path.open(encoding="utf-8") as stream:
         return stream.readline().strip().strip('"').strip()
+
+
+def _first_line(text: str) -> str:
+    try:
+        return next(iter((ast.get_docstring(ast.parse(text)) or "").splitlines()), "")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return ""
 
 
 def asset(path: str) -> str:
@@ -124,22 +169,23 @@ def asset(path: str) -> str:
     return str(file)
 
 
-def chat_template(name: str) -> Path:
-    """Return the file of a named chat template, or the path itself where `name` ends in .jinja.
+def chat_template(name: str) -> str:
+    """Return the chat template that `name` means: a named one, a file where it ends in .jinja, or itself.
 
     Raises:
-        RecipeError: no such template.
+        RecipeError: no such template, or its file is not UTF-8.
     """
-    folder = CONFIGS / "chat_templates"
-    path = Path(name) if name.endswith(".jinja") else folder / f"{name}.jinja"
-    if not os.path.isfile(path):  # noqa: PTH113 (no error for a long name)
-        known = sorted(file.stem for file in folder.glob("*.jinja"))
+    if not name.endswith(".jinja") and any(mark in name for mark in _JINJA):
+        return name
+    known = catalog_folders.files(TEMPLATES)
+    path = Path(name) if name.endswith(".jinja") else known[name].path if name in known else None
+    if path is None or not os.path.isfile(path):  # noqa: PTH113 (no error for a long name)
         raise RecipeError(
             f"no chat template {name!r}",
             where="model.chat_template",
             fix=f"{did_you_mean(name, known)} Known: {', '.join(known)}, or a path to a .jinja file.".strip(),
         )
-    return path
+    return read_named_text(path, RecipeError, max_bytes=_MAX_BYTES, fix="Name another template.", name=str(path))
 
 
 def with_epochs(name: str) -> tuple[str, int | None]:
@@ -181,7 +227,17 @@ def parse(name: str) -> Parts:
 
 
 def _composed(stem: str, epochs: int | None) -> Parts | None:
-    return next(_readings(stem, epochs), None) if epochs else None
+    """Return the parts that a name is composed of, or None.
+
+    Raises:
+        RecipeError: it can be read in two ways, as the user's own parts may be named.
+    """
+    readings = [*_readings(stem, epochs)] if epochs else []
+    if len(readings) > 1:
+        ways = " or ".join(f"{one.model} + {one.objective} {one.method} + {one.dataset}" for one in readings)
+        fix = "Rename a part of your own catalog."
+        raise RecipeError(f"the name '{stem}_e{epochs}' can be read as {ways}", where="the recipe's name", fix=fix)
+    return readings[0] if readings else None
 
 
 def _readings(stem: str, epochs: int) -> Iterator[Parts]:
@@ -192,9 +248,10 @@ def _readings(stem: str, epochs: int) -> Iterator[Parts]:
 
 
 def _after_model(model: str, rest: str, epochs: int) -> Iterator[Parts]:
+    known = names("datasets")
     for training, (objective, method) in trainings().items():
         dataset = rest.removeprefix(f"{training}_")
-        if dataset != rest and dataset in names("datasets"):
+        if dataset != rest and dataset in known:
             yield Parts(model, objective, method, dataset, epochs)
 
 

@@ -1,4 +1,4 @@
-"""What the command line changes of a recipe, or makes of a model without one: layers, in the order of their laying.
+"""What the command line or a caller changes of a recipe, or makes of a model without one: layers, in their order.
 
 It merges nothing.
 """
@@ -9,18 +9,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tuner.errors import RecipeError
+from tuner.errors import RecipeError, brief_repr
 from tuner.recipes import aliases, catalog, paths, starting_weights, validation_rows
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Layer, Merged, lookup, nested
 from tuner.recipes.origin import Keys, Kind, Place
-from tuner.recipes.overrides import parse_override
+from tuner.recipes.overrides import find_key, parse_override
 from tuner.recipes.part import read_part
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.recipe_file import RecipeFile
 from tuner.recipes.schema import LOADERS, RecipeConfig, one_data_set, schema_keys
 
 _TRAIN, _VAL = LOADERS
+PYTHON = "override"
+"""What stands before a key in a message where a flag would: the call was Python's."""
 
 
 def layer_of(source: RecipeFile) -> Layer:
@@ -50,8 +52,19 @@ def layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[L
     for flag, given, values in _flags(overrides):
         if given is not None:
             yield Layer.at(Place(Kind.FLAG, f"{flag} {given}"), values(given, merged))
+    for key, value in overrides.values.items():
+        yield from _value_layers(key, value, merged, name)
     for flag, text in overrides.pairs:
         yield from _pair_layers(flag, text, merged, name)
+
+
+def _value_layers(key: str, value: Any, merged: Merged, name: str | None) -> Iterator[Layer]:
+    """Yield the layers of one key and its value, as a caller in Python writes them."""
+    if not isinstance(value, dict) and aliases.find(key, str(value)):
+        yield from _pair_layers(PYTHON, f"{key}={value}", merged, name)  # the table of other tools' words holds texts
+        return
+    where = f"{PYTHON} {key}={brief_repr(value)}"
+    yield from _key_layers(find_key(key, where, merged.values), value, Place(Kind.FLAG, where), merged)
 
 
 def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iterator[Layer]:
@@ -67,10 +80,15 @@ def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iter
             yield Layer.at(place, layer.values, told) if is_typed else layer
         return
     keys, value = parse_override(text, flag, merged.values)
+    yield from _key_layers(keys, value, place, merged, told)
+
+
+def _key_layers(keys: Keys, value: Any, place: Place, merged: Merged, told: str | None = None) -> Iterator[Layer]:
+    """Yield the layer of one value at its keys, below one of the validation data where there is none yet."""
     if keys[0] == _VAL and len(keys) > 1 and merged.values[_VAL] is None:
         yield Layer.at(place, {_VAL: validation_rows.block(merged)})
     # A mapping may be None until it gets its first key: dataset.columns.
-    _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, where)
+    _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, place.name)
     yield Layer.at(place, nested(keys, value), told)
 
 
@@ -97,7 +115,10 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
         of_part: dict[str, Any] = {}
         if part := catalog.part_named(start.path):
             source = read_part("models", part)
-            of_part = dict(source.values["model"])
+            of_part = dict(source.values.get("model", {}))
+            if source.kind is not Kind.PACKAGE:
+                # Only where the recipe's name names the part itself does its code run: not for any part of this path.
+                of_part.pop("trust_remote_code", None)
             rest = {key: value for key, value in source.values.items() if key != "model"}
             yield layer_of(replace(source, values=rest))
         values = {"revision": None, "remote_code": False} | of_part | {"path": start.path}

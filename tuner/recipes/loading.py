@@ -12,7 +12,7 @@ from dataclasses import replace
 from importlib.machinery import PathFinder
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.errors import RecipeError, brief_repr
 from tuner.files import is_writable
@@ -28,13 +28,14 @@ from tuner.recipes import (
     template,
     validation_rows,
 )
+from tuner.recipes.catalog_folders import TEMPLATES
 from tuner.recipes.code import run_file
 from tuner.recipes.command_line import layer_of
 from tuner.recipes.explain import validate
 from tuner.recipes.merging import Layer, Merged, leaves
 from tuner.recipes.origin import DEFAULT, Kind, Place
 from tuner.recipes.part import read_part
-from tuner.recipes.recipe import Overrides, Recipe, read_base
+from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base
 from tuner.recipes.recipe_file import RecipeFile, read_file
 from tuner.recipes.schema import LOADERS, RecipeConfig
 
@@ -54,7 +55,8 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     Raises:
         RecipeError: an unknown name, a file that is no data, or a value that does not fit the schema.
     """
-    name, overrides = _asked(name, overrides or Overrides())
+    asked = Asked(name, overrides or Overrides(), allow_code)
+    name, overrides = _asked(name, asked.overrides)
     merged = Merged()
     notes: list[str] = []
     for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides, notes):
@@ -65,6 +67,8 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     model_facts.derive_architecture(merged)
     _settle(merged)
     config = validate(merged)
+    shadowing = catalog.shadowing(TEMPLATES, config.model.chat_template or "")
+    merged.warnings += [shadowing] if shadowing else []
     shown = _name_of(overrides) if name is None else name
     if not is_writable(shown):
         raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
@@ -72,7 +76,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
     notes += filter(None, [validation_rows.told(values)])
     shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
-    return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes), tuple(overrides.ds))
+    return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes), tuple(overrides.ds), asked)
 
 
 def _settle(merged: Merged) -> None:
@@ -111,8 +115,8 @@ def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
     yield Layer(base.values, base.place)
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
     yield layer_of(_split())
-    yield layer_of(read_part("methods", method))
-    yield layer_of(read_part("objectives", objective))
+    yield _part_layer("methods", method)
+    yield _part_layer("objectives", objective)
     if overrides.method is None:
         notes.append(f"no recipe is named: objective {objective}, method {method}; --method takes another.")
 
@@ -121,6 +125,30 @@ def _name_of(overrides: Overrides) -> str:
     of_whom = overrides.model or overrides.adapter
     assert of_whom is not None, "refused before"
     return f"{starting_weights.name_of(of_whom)}_{overrides.method or catalog.DEFAULT_METHOD}"
+
+
+def check_part(kind: str, name: str) -> None:
+    """Check one part by itself, as part of whatever recipe it would stand in.
+
+    Raises:
+        RecipeError: it is no data, or holds what the schema refuses; with the file and, where it has one, the line.
+    """
+    if kind == TEMPLATES:
+        catalog.chat_template(str(catalog.part_path(kind, name)))
+        return
+    if kind == "recipes":
+        load(name)
+        return
+    check_file(read_part(kind, name))
+
+
+def check_file(part: RecipeFile) -> None:
+    """Check what a part of a recipe's name holds; raises as `check_part` does."""
+    base, merged = read_base(), Merged()
+    merged.lay(Layer(base.values, base.place))
+    merged.lay(layer_of(part))
+    mixture.settle(merged)
+    validate(merged)
 
 
 def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
@@ -164,6 +192,7 @@ def anchored(recipe: Recipe, deepspeed: str | dict[str, Any]) -> Recipe:
     _anchor(config["model"], "path")
     if config["adapter"]:
         _anchor(config["adapter"], "path")
+    config["model"]["chat_template"] = lasting_template(config["model"]["chat_template"])
     if str(config["model"]["chat_template"]).endswith(".jinja"):
         _anchor(config["model"], "chat_template")
     for key in LOADERS:
@@ -189,49 +218,64 @@ def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
     if name.endswith(foreign.YAML):
         raise foreign.yaml_error(name)
     if _is_path(name):
-        yield from _file_layers(Path(name), name, allow_code, count())
+        yield from _file_layers(_RecipeSource(Path(name), name), allow_code, count())
     else:
-        yield from _named_layers(name)
+        yield from _named_layers(name, allow_code, count())
 
 
-def _named_layers(name: str, hidden: str | None = None) -> Iterator[Layer]:
-    reading = catalog.read(name, hidden)
+class _RecipeSource(NamedTuple):
+    """A recipe's file, and what messages call it; `name` where it is one of a catalog."""
+
+    path: Path
+    shown: str
+    kind: Kind = Kind.FILE
+    name: str | None = None
+
+
+def _named_layers(
+    name: str, allow_code: bool, read: Iterator[int], depth: int = 0, above: _RecipeSource | None = None
+) -> Iterator[Layer]:
+    """Yield what a name means; `above` is the recipe that builds on it."""
+    reading = catalog.read(name, above.name if above else None)
     if isinstance(reading.base, str):
-        yield from _catalog_recipe(reading.base)
+        file = catalog.part_file("recipes", reading.base)
+        source = _RecipeSource(file.path, file.shown, file.folder.kind, reading.base)
+        yield from _file_layers(source, allow_code, read, depth)
     else:
-        if not hidden and not catalog.is_of_xtuner(name):
+        if not (above and above.kind is Kind.PACKAGE) and not catalog.is_of_xtuner(name):
             yield layer_of(_split())
         for kind, part in reading.base.kinds():
-            yield layer_of(read_part(kind, part))
+            yield _part_layer(kind, part)
     if reading.epochs:
         yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
     for word in reversed(reading.words):
         yield Layer.at(Place(Kind.NAME, f"{word.text} in name {name}"), word.values, word.loses)
 
 
+def _part_layer(kind: str, name: str) -> Layer:
+    return layer_of(read_part(kind, name))._replace(warning=catalog.shadowing(kind, name))
+
+
 def _split() -> RecipeFile:
     return read_file(catalog.SPLIT, "configs/split.py", Kind.PACKAGE)
 
 
-def _catalog_recipe(name: str) -> Iterator[Layer]:
-    source = read_part("recipes", name)
-    yield from _named_layers(str(source.values.get("_base_", "")), hidden=name)
-    yield layer_of(source)
-
-
-def _file_layers(path: Path, shown: str, allow_code: bool, read: Iterator[int], depth: int = 0) -> Iterator[Layer]:
+def _file_layers(source: _RecipeSource, allow_code: bool, read: Iterator[int], depth: int = 0) -> Iterator[Layer]:
     if depth > _MAX_BASES:
-        raise RecipeError(f"more than {_MAX_BASES} files build on each other", where=shown, fix="Is there a circle?")
-    source = _read(path, shown, allow_code)
-    for base in _bases(source):
+        raise RecipeError(
+            f"more than {_MAX_BASES} files build on each other", where=source.shown, fix="Is there a circle?"
+        )
+    file = _read(source, allow_code)
+    for base in _bases(file):
         if next(read) == _MAX_FILES:
-            raise RecipeError(f"more than {_MAX_FILES} bases in all", where=shown, fix="Build on fewer.")
+            raise RecipeError(f"more than {_MAX_FILES} bases in all", where=source.shown, fix="Build on fewer.")
         if _is_path(base):
-            inner = path.parent / base
-            yield from _file_layers(inner, str(inner), allow_code, read, depth + 1)
+            inner = source.path.parent / base
+            yield from _file_layers(_RecipeSource(inner, str(inner)), allow_code, read, depth + 1)
         else:
-            yield from _named_layers(base)
-    yield layer_of(source)
+            yield from _named_layers(base, allow_code, read, depth + 1, source)
+    warning = catalog.shadowing("recipes", source.name) if source.name else None
+    yield layer_of(file)._replace(warning=warning)
 
 
 def _bases(source: RecipeFile) -> Sequence[str]:
@@ -243,17 +287,17 @@ def _bases(source: RecipeFile) -> Sequence[str]:
     return bases
 
 
-def _read(path: Path, shown: str, allow_code: bool) -> RecipeFile:
+def _read(source: _RecipeSource, allow_code: bool) -> RecipeFile:
     """Read a file as data, and only where that fails and code is allowed, by running it."""
     try:
-        return read_file(path, shown)
+        return read_file(source.path, source.shown, source.kind)
     except RecipeError as error:
-        if not paths.is_file(path):
+        if not paths.is_file(source.path):
             raise
-        told = foreign.xtuner_error(path, error.where)
+        told = foreign.xtuner_error(source.path, error.where)
         if not allow_code:
             raise told or error from None
     try:
-        return run_file(path, shown)
+        return run_file(source.path, source.shown)
     except RecipeError as error:
         raise told or error from None

@@ -5,15 +5,18 @@ It changes merged values only; it opens no data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tuner.errors import RecipeError, brief_repr, did_you_mean
 from tuner.recipes import catalog
 from tuner.recipes.aliases import key_hint
-from tuner.recipes.merging import Layer, Merged, nested
+from tuner.recipes.merging import Layer, Merged, lookup, nested
+from tuner.recipes.origin import Keys, Place
 from tuner.recipes.part import read_part
 from tuner.recipes.schema import LOADERS, OF_ONE_DATA_SET, Rows, Share
+
+_TRAIN, _ = LOADERS
 
 
 def settle(merged: Merged) -> None:
@@ -31,6 +34,31 @@ def settle(merged: Merged) -> None:
             if shares := dataset["mixture"]:
                 where = str(merged.place_of(keys))
                 dataset["mixture"] = [share for entry in shares for share in _shares(entry, where, ())]
+                named = [entry["part"] for entry in shares if isinstance(entry, dict) and "part" in entry]
+                merged.warnings += filter(None, (catalog.shadowing("datasets", name) for name in named))
+                _place_functions(merged, keys, named)
+
+
+def _place_functions(merged: Merged, keys: Keys, named: Sequence[str]) -> None:
+    """Say of a mixture that names a part with a row function that it stands in that part's file.
+
+    What is typed after --set may name any function; a file that somebody else wrote may not (`refuse_functions`).
+    """
+    dotted = ".".join(keys)
+    if place := next(filter(None, map(_function_place, named)), None):
+        merged.origins[dotted] = merged.origins[dotted].over(place, [{"part": name} for name in named])
+
+
+def _function_place(name: str) -> Place | None:
+    """Return where a data-set part, or one that it is a mixture of, names a row function; None where none does."""
+    part = read_part("datasets", name)
+    rows = lookup(part.values, (_TRAIN, "dataset"), {})
+    shares = rows.get("mixture") or ()
+    for row in (rows, *shares):
+        if ":" in str(row.get("format")):
+            return part.place((_TRAIN, "dataset"))
+    inner = (_function_place(share["part"]) for share in shares if "part" in share)
+    return next(filter(None, inner), None)
 
 
 def _keep_later(merged: Merged, loader: str, dataset: dict[str, Any]) -> None:

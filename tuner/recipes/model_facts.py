@@ -78,7 +78,27 @@ def kind_of(merged: Merged) -> str | None:
 
 
 def read_architecture(folder: Path) -> dict[str, Any] | None:
-    """Return the architecture block for a model folder, or None where config.json does not hold all of it."""
+    """Return the architecture block for a model's folder or config.json; None where that does not hold all of it."""
+    known = _known(folder)
+    try:
+        Architecture.model_validate(known)
+    except ValidationError as error:  # a strange value is refused where the recipe is validated
+        return None if any(detail["type"] in ("missing", LACKS) for detail in error.errors()) else known
+    return known
+
+
+def why_unknown(folder: Path) -> str:
+    """Return what config.json lacks, where `read_architecture` returns None."""
+    try:
+        Architecture.model_validate(_known(folder))
+    except ValidationError as error:
+        found = (".".join(map(str, detail["loc"])) or str(detail["msg"]) for detail in error.errors(include_url=False))
+        return f"without {', '.join(dict.fromkeys(found))}"
+    return "nothing is missing"
+
+
+def _known(folder: Path) -> dict[str, Any]:
+    """Return the keys of `Architecture` that config.json holds, its family's defaults among them."""
     config = _read(folder)
     kind = config.get("model_type")
     # transformers 4 left tie_word_embeddings out where it was True (Gemma), and wrote every False.
@@ -92,10 +112,6 @@ def read_architecture(folder: Path) -> dict[str, Any] | None:
     known = {key: config[key] for key in Architecture.model_fields if config.get(key) is not None}
     if known.get("kv_lora_rank") and "q_lora_rank" in config:  # None says that queries are not compressed
         known["q_lora_rank"] = config["q_lora_rank"]
-    try:
-        Architecture.model_validate(known)
-    except ValidationError as error:  # a strange value is refused where the recipe is validated
-        return None if any(detail["type"] in ("missing", LACKS) for detail in error.errors()) else known
     return known
 
 
@@ -113,7 +129,7 @@ def read_type(folder: Path) -> str | None:
 
 def _read(folder: Path) -> dict[str, Any]:
     """Return config.json with the text half's values laid over it; nothing where it is no JSON object."""
-    config = read_json_object(folder / "config.json")
+    config = read_json_object(folder / "config.json" if folder.is_dir() else folder)
     if isinstance(half := config.get("text_config"), dict):
         config |= half
     return {_NAMES[key]: config[key] for key in _NAMES if config.get(key) is not None} | config

@@ -41,29 +41,35 @@ class Pretrain(Block):
 
 
 class Dpo(Block):
-    """Direct preference optimization on pairs; beta is the weight of the distance to the reference model.
-
-    loss_type is one loss or a weighted sum of several. ld_alpha: the weight of the tokens by which one answer is longer
-    than the other (LD-DPO). use_weighting: pairs weigh as much as they are likely now (WPO). precompute_ref_log_probs:
-    the reference model judges all pairs before training and is not kept.
-    """
+    """Direct preference optimization on pairs of answers."""
 
     type: Literal["dpo"]
+    # The weight of the distance to the reference model.
     beta: PositiveFloat = 0.1
+    # The part of the pairs whose labels are taken to be swapped.
     label_smoothing: Smoothing = 0.0
+    # LD-DPO: the weight of the tokens by which one answer is longer than the other. None: 1.
     ld_alpha: Share | None = None
+    # How the distance to the reference model is measured.
     f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
+    # The alpha of 'alpha_divergence'.
     f_alpha_divergence_coef: PositiveFloat = 0.5
+    # WPO: weight each pair by how likely the model is to write it now.
     use_weighting: bool = False
+    # The temperature of the 'discopop' loss.
     discopop_tau: PositiveFloat = 0.05
+    # The reference model judges all pairs before training and is not kept in memory.
     precompute_ref_log_probs: bool = False
+    # Samples at a time while it does. None: the micro-batch.
     precompute_ref_batch_size: PositiveInt | None = None
+    # One loss, or several whose weighted sum is trained on.
     loss_type: Annotated[
         tuple[DpoLoss, ...],
         Lax,
         Before(_several),
         Field(min_length=1, validate_default=True),
     ] = ("sigmoid",)
+    # A weight for each loss of loss_type. None: 1 each.
     loss_weights: Annotated[tuple[PositiveFloat, ...], Lax] | None = None
 
     @check_key("loss_type")
@@ -90,28 +96,36 @@ class Dpo(Block):
 
 
 class Orpo(Block):
-    """Odds-ratio preference optimization on pairs: no reference model; beta is the weight of the odds ratio."""
+    """Odds-ratio preference optimization on pairs of answers, without a reference model."""
 
     type: Literal["orpo"]
+    # The weight of the odds ratio.
     beta: PositiveFloat = 0.1
 
 
 class Kto(Block):
-    """Kahneman-Tversky optimization on single answers marked good or bad; the weights are those of the two sorts."""
+    """Kahneman-Tversky optimization on single answers marked good or bad."""
 
     type: Literal["kto"]
+    # The weight of the distance to the reference model.
     beta: PositiveFloat = 0.1
+    # 'kto' estimates that distance on the micro-batch; 'apo_zero_unpaired' does without.
     loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
+    # The weight of good answers.
     desirable_weight: PositiveFloat = 1.0
+    # The weight of bad answers.
     undesirable_weight: PositiveFloat = 1.0
+    # The reference model judges all answers before training and is not kept in memory.
     precompute_ref_log_probs: bool = False
+    # Samples at a time while it does. None: the micro-batch.
     precompute_ref_batch_size: PositiveInt | None = None
 
 
 class Reward(Block):
-    """A model that scores answers, from pairs (Bradley-Terry); the coefficient pulls the scores to a mean of zero."""
+    """A model that scores answers, learned from pairs of answers (Bradley-Terry)."""
 
     type: Literal["reward"]
+    # The weight of a term that pulls the scores to a mean of zero. None: no such term.
     center_rewards_coefficient: PositiveFloat | None = None
 
 

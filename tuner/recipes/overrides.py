@@ -41,6 +41,15 @@ def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Ke
     return keys, _convert(value, annotation, where)
 
 
+def find_key(key: str, where: str, present: Mapping[str, Any]) -> Keys:
+    """Return the keys that a key of a recipe means, by its full path or any unique tail.
+
+    Raises:
+        RecipeError: an unknown or ambiguous key.
+    """
+    return _find(key if tuple(key.split(".")) in schema_keys() else aliases.bare(key), where, present)[0]
+
+
 def _translated(key: str, value: str, where: str) -> tuple[str, str]:
     alias = aliases.find(key, value)
     if alias is None or alias.flag:

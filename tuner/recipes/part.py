@@ -1,4 +1,4 @@
-"""One part's file as it ships: its values, and the line each stands on."""
+"""One part's file: its values, the line each stands on, and whose they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def read_part(kind: str, name: str) -> RecipeFile:
     A model part whose `architecture` is the name of another model part has that one's facts.
 
     Raises:
-        RecipeError: the file is not data, or `architecture` names no part that holds facts of its own.
+        RecipeError: there is no such part, its file is not data, or `architecture` names no part that holds facts of
+            its own.
     """
     source = _read(kind, name)
     other = source.values.get("architecture")
@@ -25,13 +26,20 @@ def read_part(kind: str, name: str) -> RecipeFile:
     where, known = source.where(("architecture",)), catalog.names("models")
     if other not in known:
         raise RecipeError(f"no model {other!r} to share facts with", where=where, fix=did_you_mean(other, known))
-    facts = _read("models", other).values.get("architecture")
+    facts = _holder(source, other).values.get("architecture")
     if not isinstance(facts, dict):
         fix = "Name the part in which they stand."
         raise RecipeError(f"model {other!r} holds no facts of its own", where=where, fix=fix)
     return replace(source, values={**source.values, "architecture": facts})
 
 
+def _holder(source: RecipeFile, name: str) -> RecipeFile:
+    """Return the model part that another one names; one of the package means the package's, whatever shadows that."""
+    if source.kind is Kind.PACKAGE:
+        return read_file(catalog.CONFIGS / "models" / f"{name}.py", kind=Kind.PACKAGE)
+    return _read("models", name)
+
+
 def _read(kind: str, name: str) -> RecipeFile:
-    path = catalog.part_path(kind, name)
-    return read_file(path, str(path.relative_to(catalog.PACKAGE)), Kind.PACKAGE)
+    file = catalog.part_file(kind, name)
+    return read_file(file.path, file.shown, file.folder.kind)

@@ -5,16 +5,17 @@ It reads nothing but the base; recipes are made by `loading`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.errors import RecipeError
+from tuner.errors import RecipeError, UsageError
 from tuner.files import is_writable
 from tuner.recipes import catalog
+from tuner.recipes.catalog_folders import TEMPLATES
 from tuner.recipes.flatten import flatten
 from tuner.recipes.origin import Kind, Origin
-from tuner.recipes.recipe_file import RecipeFile, read_file
+from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
 from tuner.recipes.schema import RecipeConfig
 
 
@@ -23,6 +24,7 @@ class Overrides:
     """What the command line changes: a value for each flag, and (flag, KEY=VALUE) pairs in their order.
 
     `method` is for a model without a recipe; `val_split` is a part of 1; `ds` are KEY=VALUE for DeepSpeed's config.
+    `values` are what Python's callers change, by key; `python_values` makes them. The pairs are laid over them.
     """
 
     model: str | None = None
@@ -35,8 +37,11 @@ class Overrides:
     epochs: int | None = None
     method: str | None = None
     ds: Sequence[str] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.val is not None and self.val_split is not None:
+            raise UsageError("both --val and --val-split say what to validate on", where="--val", fix="Take one.")
         of_paths = (("--model", self.model), ("--data", self.data), ("--adapter", self.adapter), ("--val", self.val))
         given = (*of_paths, *self.pairs, *(("--ds", text) for text in self.ds))
         for flag, text in given:
@@ -45,10 +50,20 @@ class Overrides:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """By what a recipe is loaded; `name` is None where the overrides name a model."""
+
+    name: str | None
+    overrides: Overrides
+    allow_code: bool = False
+
+
+@dataclass(frozen=True)
 class Recipe:
     """One recipe, merged and checked. `origins` is keyed by dotted path, one entry a leaf.
 
     `ds` changes the DeepSpeed config that is chosen, whichever it is: KEY=VALUE, which `zero.overlay` reads.
+    `asked` is what it was loaded by, of a recipe that `loading` made.
     """
 
     name: str
@@ -57,6 +72,7 @@ class Recipe:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     ds: tuple[str, ...] = ()
+    asked: Asked | None = None
 
     @property
     def values(self) -> dict[str, Any]:
@@ -66,8 +82,24 @@ class Recipe:
     def standalone(self, note: str = "") -> str:
         """Return the text of one commented file that holds this recipe without any base."""
         base = catalog.BASE.read_text(encoding="utf-8")
-        delta = _difference(read_base().values, self.values)
+        values = self.values
+        values["model"]["chat_template"] = lasting_template(values["model"]["chat_template"])
+        delta = _difference(read_base().values, values)
         return flatten(base, delta, f"{self.name}: one standalone recipe.{note}")
+
+
+def lasting_template(name: str | None) -> str | None:
+    """Return what a recipe says to have a named chat template without the user's catalog: its text.
+
+    One that is longer than a recipe's text may be is named by its path; one of the package by its name.
+    """
+    if name is None or name not in catalog.names(TEMPLATES):
+        return name
+    file = catalog.part_file(TEMPLATES, name)
+    if file.is_ours:
+        return name
+    text = catalog.chat_template(name)
+    return text if len(text) <= MAX_TEXT else str(file.path)
 
 
 def read_base() -> RecipeFile:

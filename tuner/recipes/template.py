@@ -12,7 +12,7 @@ from typing import Any
 from tuner.errors import RecipeError
 from tuner.files import read_json_object
 from tuner.recipes import catalog, paths
-from tuner.recipes.merging import Layer, Merged, nested
+from tuner.recipes.merging import Layer, Merged, lookup, nested
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
 from tuner.recipes.schema import LOADERS
@@ -59,7 +59,7 @@ def settle(merged: Merged) -> None:
         return
     before = next((old.value for old in merged.origins["model.path"].overridden if old.value), None)
     part = catalog.part_named(path)
-    wanted = read_part("models", part).values["model"].get("chat_template") if part else None
+    wanted = lookup(read_part("models", part).values, _TEMPLATE) if part else None
     if named == wanted or (before and _last(before) == _last(path)):  # a copy of the recipe's own model
         return
     if named is None:
@@ -88,7 +88,7 @@ def _has_other(merged: Merged, path: str, named: str) -> bool:
         told = f"{path} has no chat template of its own; the recipe's {named!r} is used: --set {_KEY}=NAME for another"
         merged.warnings.append(f"{told}.")
         return False
-    return plain(catalog.chat_template(named).read_text(encoding="utf-8")) != plain(template)
+    return plain(catalog.chat_template(named)) != plain(template)
 
 
 def tokenizer_folder(values: dict[str, Any]) -> Path | None:

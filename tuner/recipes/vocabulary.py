@@ -39,12 +39,12 @@ def idle(specials: Mapping[str, int], named: object, chat_template: str) -> froz
     return frozenset(token for token in specials if token not in told)
 
 
-def read(folder: Path, chat_template: Path | None = None) -> Vocabulary | None:
+def read(folder: Path, chat_template: str | None = None) -> Vocabulary | None:
     """Return the vocabulary in a folder, or None where it has no tokenizer.json, or one that is not readable.
 
     Args:
         folder: Of the model.
-        chat_template: The recipe's, where it names one.
+        chat_template: The text of the recipe's, where it names one.
     """
     try:
         made = read_json_object(folder / "tokenizer.json")
@@ -63,9 +63,11 @@ def read(folder: Path, chat_template: Path | None = None) -> Vocabulary | None:
     return Vocabulary({**ids, **added}, idle(special, named, _template(folder, settings, chat_template)))
 
 
-def _template(folder: Path, settings: Mapping[str, Any], asked: Path | None) -> str:
-    files = [file for file in (asked, folder / "chat_template.jinja") if file and file.is_file()]
-    return files[0].read_text(encoding="utf-8") if files else str(settings.get("chat_template"))
+def _template(folder: Path, settings: Mapping[str, Any], asked: str | None) -> str:
+    file = folder / "chat_template.jinja"
+    if asked is not None:
+        return asked
+    return file.read_text(encoding="utf-8") if file.is_file() else str(settings.get("chat_template"))
 
 
 def too_few_rows(token: str, id_: int, num_rows: int, where: str) -> ModelError:

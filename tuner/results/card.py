@@ -36,7 +36,7 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
     """Return the card of what is exported under `name`; facts of the run if it comes from one.
 
     Args:
-        name: Of the folder.
+        name: Of the folder, or `OWNER/NAME` on the hub.
         kind: What is exported.
         base: Where there is one.
         saved: Where it comes from.
@@ -63,7 +63,7 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
     head = ", num_labels=1" if scores and kind == "adapter" else ""
     parts = [
         f"---\n{data.to_yaml()}\n---\n",
-        f"# {name}\n",
+        f"# {name.rpartition('/')[2]}\n",
         _table("Trained with tuner", rows),
         f"## Use\n\n```python\n{_USE.format(imports=imports, auto=auto, name=name, head=head)}```\n",
     ]

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import transformers
 
 from tuner.errors import ModelError, UsageError
-from tuner.results.model import LoadedModel, ModelSpec
+from tuner.machine.hardware import Hardware
+from tuner.results.model import LoadedModel, ModelSpec, load, spec_of, tokenizer_of
+from tuner.results.random_state import Sequence
 from tuner.worker.generation import Answer, Message, OnText, Settings, generate, prompt_ids
 
 
@@ -40,6 +41,35 @@ def check_room(spec: ModelSpec, ids: torch.Tensor) -> None:
         raise UsageError(what, fix="Shorten it.")
 
 
+def begin(
+    source: str,
+    hardware: Hardware,
+    settings: Settings,
+    *,
+    adapter: str | None = None,
+    bits: int | None = None,
+    system: str | None = None,
+    seed: int = 42,
+) -> Chat:
+    """Load what `source` names, and begin a conversation with it.
+
+    Args:
+        source: As `spec_of` takes it, and so is the adapter.
+        hardware: Of this machine.
+        settings: How answers are chosen.
+        adapter: A folder with an adapter, on `source` as its base.
+        bits: As `load` takes it.
+        system: A system prompt.
+        seed: Of sampling.
+
+    Raises:
+        TunerError: as `spec_of`, `load` and `Chat`.
+    """
+    spec = spec_of(source, adapter)
+    check_can_answer(spec, tokenizer_of(spec))  # before the weights are read
+    return Chat(load(spec, hardware, bits), settings, system, seed)
+
+
 class Chat:
     """A conversation with a model. `turns` are the user's and the model's, without the system prompt."""
 
@@ -52,9 +82,14 @@ class Chat:
         check_can_answer(loaded.spec, loaded.tokenizer)
         self._loaded, self._settings, self.system = loaded, settings, system
         self.turns: list[Message] = []
-        transformers.set_seed(seed)
+        self._random = Sequence(seed)
 
-    def ask(self, text: str, on_text: OnText, *, interruptible: bool = False) -> Answer:
+    @property
+    def description(self) -> str:
+        """One line: which model it is with."""
+        return self._loaded.description
+
+    def ask(self, text: str, on_text: OnText = lambda _: None, *, interruptible: bool = False) -> Answer:
         """Return the answer, and hand it on in pieces while it comes.
 
         Args:
@@ -68,7 +103,8 @@ class Chat:
         """
         turns = [*self.turns, {"role": "user", "content": text}]
         ids, num_dropped = self._fitting(turns)
-        found = answer(self._loaded, ids, self._settings, on_text, interruptible=interruptible)
+        with self._random.drawn():
+            found = answer(self._loaded, ids, self._settings, on_text, interruptible=interruptible)
         turns.append({"role": "assistant", "content": found.text})
         self.turns = turns[num_dropped:]
         return replace(found, num_dropped=num_dropped)

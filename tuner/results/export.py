@@ -53,6 +53,8 @@ class Options:
     base: str | None = None
     layout: Literal["published", "llama", "gguf"] = "published"
     """`gguf`: what llama.cpp's converter reads, so InternLM as Llama."""
+    name: str | None = None
+    """What its card loads it by, an id on the hub; the folder's name where there is none."""
 
     def as_llama(self, config: Any) -> bool:
         """Return whether a model of this config goes out under Llama's names."""
@@ -125,7 +127,7 @@ def export(saved: SavedModel, dest: Path, options: Options) -> Exported:
             stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
             tensors = write(content.pieces, draft, stem, most, dtype)
             told = {"scores": content.scores, "needs_tuner": content.needs_tuner}
-            _write_besides(content, draft, card(dest.name, content.kind, content.base, saved, **told))
+            _write_besides(content, draft, card(options.name or dest.name, content.kind, content.base, saved, **told))
             compared = _compared(content, draft, saved.folder, tensors)
             checkpoints.seal(draft, {"num_tensors": len(tensors), "tensors": tensors})
             check_dest(dest)

@@ -28,6 +28,7 @@ from tuner.models.load import (
 from tuner.recipes import catalog, paths
 from tuner.recipes.adapter import Quantization
 from tuner.recipes.schema import Model, RecipeConfig
+from tuner.results import random_state
 from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
 from tuner.results.base import base_of, check_facts, model_of
 from tuner.results.saved import SavedModel, find
@@ -156,7 +157,8 @@ def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> Loaded
     model = load_frozen(spec.model, spec.path, dtype, hardware, block, scores=spec.scores)
     tokenizer = tokenizer_of(spec)
     if spec.adapter:
-        model = with_adapter(model, spec)
+        with random_state.kept():  # PEFT draws weights for an adapter before it reads those of this one
+            model = with_adapter(model, spec)
     model.eval()
     model.config.use_cache = True  # switched off while training
     if not spec.scores:

@@ -277,12 +277,17 @@ _SELF_EXPLAINING = (
     Cause("bad-data", "", (), "tuner data {recipe}"),
     Cause("bad-environment", "", (), "tuner doctor"),
 )
-KILLED = Cause("killed", "killed by SIGKILL, mostly for lack of memory", (), "dmesg --ctime | tail -n 20")
-CRASHED = Cause("crashed", "crashed", (), "tail -n 50 {log}")
+KILLED = Cause("killed", "killed by SIGKILL, mostly for lack of memory", (), "dmesg --ctime | tail -n 20", 137)
+CRASHED = Cause("crashed", "crashed", (), "tail -n 50 {log}", 139)
 OVERDUE = Cause("did-not-stop", "did not stop when told to", (), "tail -n 50 {log}", 137, Role.WAITED)
-TOLD_TO_END = Cause("told-to-end", "told to end", role=Role.LOST)
+TOLD_TO_END = Cause("told-to-end", "told to end", exit_code=143, role=Role.LOST)
 BUG = Cause("bug", "an error that tuner does not know", (), "tail -n 50 {log}")
 SILENT = Cause("unknown", "ended without a word", (), "tail -n 50 {log}")
+
+
+def every() -> Sequence[Cause]:
+    """Return all causes; several of them can have one name."""
+    return (*TABLE, *_SELF_EXPLAINING, KILLED, CRASHED, OVERDUE, TOLD_TO_END, BUG, SILENT)
 
 
 def classify(text: str) -> tuple[Cause, str] | None:

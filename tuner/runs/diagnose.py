@@ -90,12 +90,12 @@ class Diagnosis:
 
     @property
     def lines(self) -> list[str]:
-        """What happened; on which rank and step, and where the logs are; what to type next."""
+        """What happened; on which rank and step, and where to read more; what to type next."""
         rank = "On a rank" if self.rank is None else f"On rank {self.rank}"
         step = f"in step {self.step}" if self.step else "before the first step"
         return [
             f"{self.cause}: {self.what}",
-            f"{rank}, {step}. Logs: {self.folder / 'ranks'}",
+            f"{rank}, {step}. More: tuner explain {self.cause}. Logs: {self.folder / 'ranks'}",
             f"Next: {self.next_command}",
         ]
 

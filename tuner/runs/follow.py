@@ -1,4 +1,4 @@
-"""Files that another process appends to: their end, and what is new in one, shown on a descriptor as it comes.
+"""Files that another process appends to: their end, and what is new in one, shown elsewhere as it comes.
 
 Who writes never waits for who reads: a terminal that is closed or stopped costs nothing but the show.
 """
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 _POLL_S = 0.1
 _LAST_S = 3.0
@@ -29,9 +30,13 @@ def tail(file: Path) -> str:
         return ""
 
 
-def write_all(target: int, data: bytes) -> None:
-    """Write to a descriptor whose reader may have gone; nobody is told then."""
+def write_all(target: int | TextIO, data: bytes) -> None:
+    """Write to a descriptor, or as text to a stream, whose reader may have gone; nobody is told then."""
     with contextlib.suppress(OSError):
+        if not isinstance(target, int):
+            target.write(data.decode(errors="replace"))
+            target.flush()
+            return
         while data:
             try:
                 data = data[os.write(target, data) :]
@@ -80,17 +85,17 @@ class Poller:
 
 
 class Follower(Poller):
-    """Copies whole lines from the first byte of `log` on, which need not be there yet, to the descriptor `target`.
+    """Copies whole lines from the first byte of `log` on, which need not be there yet, to a descriptor or a stream.
 
     Args:
         is_over: Called before each copy; what was written once it says yes is left to the log alone.
     """
 
-    def __init__(self, log: Path, target: int, is_over: Callable[[], bool]) -> None:
+    def __init__(self, log: Path, target: int | TextIO, is_over: Callable[[], bool]) -> None:
         super().__init__(self._copy, "follower")
         self._log, self._target, self._is_over = Growing(log), target, is_over
         # On a terminal a progress bar may stand in this line; it draws itself again in the next one.
-        self._erase = _ERASE_LINE if os.isatty(target) else b""
+        self._erase = _ERASE_LINE if isinstance(target, int) and os.isatty(target) else b""
 
     def _copy(self, is_last: bool) -> None:
         while data := self._log.read(whole_lines=not is_last):

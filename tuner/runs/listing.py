@@ -84,6 +84,19 @@ def looks_like_a_run(folder: Path) -> bool:
     return sum(os.path.isfile(folder / name) for name in _FILES) >= 2  # noqa: PTH113 (a name too long is no file)
 
 
+def require_run(name: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a run directory, or of what is left of one.
+
+    Raises:
+        RunDirectoryError: it is none.
+    """
+    path = Path(name).absolute()
+    if not looks_like_a_run(path):
+        fix = "Name a run's folder; tuner runs lists them."
+        raise RunDirectoryError(f"{str(name)!r} is no run directory: no run.json and recipe.py", where="RUN", fix=fix)
+    return path
+
+
 def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
     if looks_like_a_run(folder):
         yield folder

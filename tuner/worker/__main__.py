@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
+from tuner.recipes import catalog_folders
 from tuner.report import end
 from tuner.runs.directory import RunDirectory
 from tuner.worker.guard import Guard
@@ -28,6 +29,7 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     if not run.read_json(run.run).get("needs_bitsandbytes", True):
         # PEFT imports whatever of it is installed, and it torch's compiler: 0.6 s of a rank's start.
         sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
+    catalog_folders.use_ours_alone()
     gc.disable()  # what is imported stays: looking through it for garbage was a fifth of the time
     from tuner.worker.train import train  # heavy: signals are handled before torch is imported
 

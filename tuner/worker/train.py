@@ -21,7 +21,7 @@ from tuner.data import outcomes
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
 from tuner.errors import Stopped
-from tuner.machine import few_steps
+from tuner.machine import cores, few_steps
 from tuner.machine.topology import Batch, Rank
 from tuner.models.load import load_model, load_reference, source, tokenizer_of
 from tuner.recipes.loading import load
@@ -65,6 +65,8 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     arguments = trainers.arguments(config, zero, run, device)
     tokenizer = tokenizer_of(config, path)
     data = _data(config, tokenizer, rank, run, guard)
+    if facts["bind_cores"]:  # not before: one rank prepares the data with all cores
+        cores.bind(rank.local_rank, facts["world_size"] // facts["num_nodes"])
     resume.check_data(point, data[0])
     guard.heart.beat("loading the model")
     how = (config, path, trainers.dtype(zero), str(device))
@@ -97,10 +99,11 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     moves.check()
     guard.heart.beat("saving the result")
     best = load_best(trainer, run, facts, is_adapter=config.adapter is not None) if keeps_best else None
-    with disk_errors(run.checkpoints, "the result"):
-        save_final_model(trainer, tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
-        if rank.rank == 0:
-            checkpoints.put_in_place(run.checkpoints, run.final)
+    if facts["saves_result"]:
+        with disk_errors(run.checkpoints, "the result"):
+            save_final_model(trainer, tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
+            if rank.rank == 0:
+                checkpoints.put_in_place(run.checkpoints, run.final)
     guard.heart.beat("at the end")
     if rank.rank == 0:
         _finish(run, config, trainer, guard, time.monotonic() - started, best)

@@ -60,7 +60,7 @@ LEFT_OUT: Mapping[str, LeftOut] = {
     "downcast_bf16": LeftOut(_NO_TPU),
     "dynamo_backend": LeftOut(_COMPILES, ("NO",)),
     "dynamo_config": LeftOut(_COMPILES),
-    "enable_cpu_affinity": LeftOut("torchrun's ranks are not bound to cores"),
+    "enable_cpu_affinity": LeftOut("--bind-cores-to-rank does it"),
     "fp16": LeftOut(f"an older word of accelerate's: write {DTYPE}"),
     "fp8_config": LeftOut(_NO_FP8),
     "fsdp_config": LeftOut("DeepSpeed shards by itself"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.errors import DeepSpeedConfigError, did_you_mean
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import catalog
+from tuner.recipes.catalog_folders import PRESETS
 from tuner.recipes.foreign import YAML
 from tuner.recipes.merging import Layer, leaves, lookup
 from tuner.recipes.origin import Kind, Origin, Place
@@ -53,6 +54,21 @@ def open_chosen(recipe: Recipe, flag: str | None) -> Document:
     choice, where = chosen(recipe, flag)
     document = open_config(choice, where, _sources(recipe))
     return overlay.laid(document, map(overlay.of_flag, recipe.ds)) if recipe.ds else document
+
+
+def without_catalog(recipe: Recipe) -> Recipe:
+    """Return the recipe with the values of the preset of the user's own catalog that it names, in the name's place.
+
+    Raises:
+        DeepSpeedConfigError: as `open_config`.
+    """
+    value = recipe.config.deepspeed
+    named = value.get(BASE) if isinstance(value, dict) else value
+    preset = preset_name(named) if isinstance(named, str) else None
+    if preset is None or catalog.part_file(PRESETS, preset).is_ours:
+        return recipe
+    pinned = open_config(value, "deepspeed", _sources(recipe)).pinned
+    return replace(recipe, config=recipe.config.model_copy(update={"deepspeed": pinned}))
 
 
 def is_auto(recipe: Recipe, flag: str | None) -> bool:
@@ -96,13 +112,21 @@ def open_config(choice: str | dict[str, Any], where: str, sources: Mapping[Keys,
         return Document(value, NONE, preset=NONE)
     preset = preset_name(choice)
     if preset:
-        document = read(catalog.PRESETS / f"{preset}.json")
-        return Document(document.value, f"preset {preset}", preset=preset)
+        return _of_preset(preset)
     if choice.endswith(YAML):
         return _yaml(Path(choice))
     if choice.endswith(".json") or "/" in choice or os.path.exists(choice):  # noqa: PTH110 (no error for a long name)
         return read(Path(choice))
     raise _unknown_preset(choice, where)
+
+
+def _of_preset(name: str) -> Document:
+    """Return a preset; one of the user's own catalog is a file of the user's, and a run keeps its values."""
+    file, shadowing = catalog.part_file(PRESETS, name), catalog.shadowing(PRESETS, name)
+    if file.is_ours:
+        return Document(read(file.path).value, f"preset {name}", preset=name)
+    notes = (DeepSpeedConfigError(shadowing.rstrip(".")),) if shadowing else ()
+    return replace(read(Path(file.shown)), notes=notes)
 
 
 def _of_dict(value: dict[str, Any], where: str, sources: Mapping[Keys, Place]) -> Document:

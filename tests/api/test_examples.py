@@ -1,0 +1,64 @@
+"""The example script and the notebook in docs/examples, run as they stand: real training, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import torch
+
+import tuner
+
+EXAMPLES = Path(tuner.__file__).parents[1] / "docs/examples"
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def state_of_the_process() -> tuple[object, ...]:
+    # torch names the folder of its compiler in the environment, as soon as something imports that.
+    environ = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    torch_state = torch.get_rng_state().tolist(), torch.get_default_dtype(), torch.is_grad_enabled()
+    return environ, Path.cwd(), *torch_state
+
+
+def test_the_script_trains_and_leaves_the_process_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    before = state_of_the_process()
+
+    runpy.run_path(str(EXAMPLES / "train.py"), run_name="__main__")
+
+    assert state_of_the_process() == before
+    out = capsys.readouterr().out
+    assert "step 4/4  loss" in out
+    assert "done: the loss went from" in out
+    run = tuner.Run("runs/first")
+    assert [line["step"] for line in run.metrics if "loss" in line] == [1, 2, 3, 4]
+    assert run.model().num_parameters() > 0
+    assert run.tokenizer().chat_template
+    assert [one.step for one in run.checkpoints] == [4]
+
+
+def test_every_cell_of_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((EXAMPLES / "train.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {}
+
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [], "committed without outputs"
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)  # noqa: S102  our own notebook
+
+    assert names["run"].state == "done"
+    assert len(pandas.DataFrame(names["run"].metrics)) >= 4
+    assert "step 4/4  loss" in capsys.readouterr().out

@@ -1,0 +1,124 @@
+"""The README and the pages of docs/: their commands, and a folder in which they can be run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from click.testing import CliRunner
+
+from tests.launch.plans import TINY, checkpoint, written_run
+from tuner.cli import tuner
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_COMMAND = re.compile(r"(?P<before>(?:[A-Z_]+=\S+ |(?:srun|mpirun|torchrun) .*?)*)tuner (?P<words>[a-z-].*)")
+_FENCE = re.compile(
+    r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+)
+_STAND_INS = {"RECIPE": TINY, "NAME": TINY, "X": TINY}
+_PARSED_ALONE = ("smoke", "tune", "doctor", "chat", "serve", "eval", "export", "convert", "report")
+"""Commands that start processes, need weights or wait for people; tests/e2e and tests/cli run them."""
+_LAUNCHED = {
+    "slurm": {
+        "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_ID": "1",
+        "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_STEP_NODELIST": "n1",
+    },
+    "mpi": {
+        "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    },
+    "env": {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+}  # fmt: skip
+
+
+def code_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a page's indented code and shell blocks, whole and without the comments after them."""
+    shell = [found["text"] for found in _FENCE.finditer(text) if found["language"] in ("sh", "bash")]
+    indented = re.findall(r"^    (.*)$", _FENCE.sub("", text), re.MULTILINE)
+    for line in "\n".join((*indented, *shell)).replace("\\\n", " ").splitlines():
+        yield line.split("  #")[0].split(" < ")[0].rstrip()
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """Return what stands before `tuner` and after it, of each command that a page shows."""
+    found = (_COMMAND.fullmatch(line) for line in code_lines(text))
+    return [(match["before"], match["words"]) for match in found if match]
+
+
+def lay_out(folder: Path, text: str) -> None:
+    """Write the files that a page's commands name: those that it shows under their titles, and the usual others."""
+    (folder / "my_ds.json").write_text('{"zero_optimization": {"stage": 2}} // mine')
+    (folder / "hosts").write_text("worker-1 slots=8\nworker-2 slots=8\n")
+    for name in ("my.jsonl", "val.jsonl", "more.jsonl", "books.jsonl", "other.jsonl"):
+        row = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]}
+        (folder / name).write_text(f"{json.dumps(row)}\n")
+    (folder / "prefs.jsonl").write_text('{"prompt": "Why?", "chosen": "So.", "rejected": "No."}\n')
+    for name in ("my-model", "my-qwen", "runs/sft-merged"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text("{}")
+    for name in ("RUN", "runs/first", "work_dirs/RECIPE/TIME"):
+        checkpoint(written_run(folder / name).path, 500)
+    _result_of_a_run(folder / "runs" / "sft" / "final")
+    CliRunner().invoke(tuner, ["copy", TINY, "mine.py"])
+    (folder / "llama3_lora_sft.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ndataset: my.jsonl\n"
+    )
+    for found in _FENCE.finditer(text):
+        if found["title"]:
+            path = folder / found["title"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(found["text"], encoding="utf-8")
+
+
+def _result_of_a_run(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    told = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 64, "lora_alpha": 16, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**told, "base_model_name_or_path": "Qwen/Qwen3-8B"}))
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+
+
+def failure(before: str, words: str) -> str | None:
+    """Run a command, or plan or parse it where it would start something; return what went wrong."""
+    arguments = [_STAND_INS.get(word, word) for word in shlex.split(words)]
+    if arguments[0] in _PARSED_ALONE:
+        return _refusal(arguments)
+    if arguments[0] in ("train", "submit") and "--dry-run" not in arguments:
+        arguments.append("--dry-run")
+    _make_way(arguments)
+    launcher = arguments[arguments.index("--launcher") + 1] if "--launcher" in arguments else ""
+    pairs = (pair.partition("=") for pair in before.split() if re.match(r"[A-Z_]+=", pair))
+    env = _LAUNCHED.get(launcher, {}) | {name: value for name, _, value in pairs}
+    result = CliRunner().invoke(tuner, arguments, env=env)
+    return None if result.exit_code == 0 else f"{result.exit_code}: {result.exception} {result.output[-400:]}"
+
+
+def _make_way(arguments: list[str]) -> None:
+    """Remove the file that a command would write, and name a new run directory: neither is ever written over."""
+    if arguments[0] == "copy":
+        Path(arguments[-1]).unlink(missing_ok=True)
+    if "-o" in arguments:
+        Path(arguments[arguments.index("-o") + 1]).unlink(missing_ok=True)
+    if "--work-dir" in arguments and "--resume" not in arguments:
+        arguments[arguments.index("--work-dir") + 1] += "-new"
+
+
+def _refusal(arguments: list[str]) -> str | None:
+    """Return why click does not take the arguments of a command."""
+    command: click.Command = tuner
+    context = click.Context(tuner, info_name="tuner")
+    try:
+        while isinstance(command, click.Group):
+            _, found, arguments = command.resolve_command(context, arguments)
+            assert found
+            command, context = found, click.Context(found, parent=context)
+        command.make_context(command.name, arguments, parent=context)
+    except click.exceptions.Exit as end:  # --help
+        return None if end.exit_code == 0 else str(end)
+    except Exception as error:
+        return repr(error)
+    return None

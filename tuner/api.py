@@ -1,0 +1,304 @@
+"""The Python API: the functions behind the commands, for scripts and notebooks. Its names are those of `tuner` itself.
+
+It decides nothing: a call becomes the request that the command line makes too, and both go the same way from there.
+Neither the environment, the working directory nor the random numbers of the caller change.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tuner.errors import TunerError, visible
+from tuner.recipes import loading, python_values
+from tuner.recipes.recipe import Asked, Overrides, Recipe
+from tuner.results.run import Run, RunFailed, require_done
+
+# What trains, plans or exports is imported in the function that does: `tuner.load_recipe` needs none of it.
+if TYPE_CHECKING:
+    from tuner.launch.checking import Report as CheckReport
+    from tuner.launch.planning import Plan
+    from tuner.results.chat import Chat
+    from tuner.results.export import Exported
+
+__all__ = ["Recipe", "Run", "RunFailed", "TunerError", "chat", "check", "export", "load_recipe", "plan", "train"]
+
+PathLike = str | os.PathLike[str]
+DType = Literal["bf16", "fp16", "fp32"]
+Source = PathLike | Recipe | None
+"""What a recipe is named by: its name or file, a model in its place, a `Recipe`; None: the overrides name a model."""
+
+
+def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides: Any) -> Recipe:
+    """Return a recipe, merged and checked; nothing is started.
+
+    Args:
+        recipe: A composed name, a .py file, another tool's config, or a model's folder or hub id.
+        allow_code: Run the code that a recipe file holds instead of refusing it.
+        overrides: What `--set` changes, by key or unique tail (`lr=1e-5`), by blocks (`train_cfg={"max_steps": 3}`), or
+            by dotted path (`**{"train_cfg.max_steps": 3}`); `model`, `data`, `val`, `adapter`, `val_split`, `epochs`,
+            `seed` and `method` as the flags of these names; `ds` is a dict of values for the DeepSpeed config.
+
+    Raises:
+        RecipeError: there is no such recipe, or a value does not fit it.
+    """
+    asked = _asked(recipe, overrides, allow_code)
+    return loading.load(asked.name, asked.overrides, allow_code=asked.allow_code)
+
+
+def plan(
+    recipe: Source = None,
+    *,
+    gpus: int | None = None,
+    gpu: str | None = None,
+    gpu_memory: str | None = None,
+    nodes: int = 1,
+    host_memory: str | None = None,
+    nvme: PathLike | None = None,
+    interconnect: str | None = None,
+    utilisation: float = 0.4,
+    allow_code: bool = False,
+    **overrides: Any,
+) -> Plan:
+    """Return what a recipe needs on each GPU and host at every ZeRO level, as `tuner plan` prints it.
+
+    Args:
+        recipe: As for `load_recipe`, and so are the overrides.
+        gpus: GPUs of each node; where nothing is said of them, those of this machine, or eight A100.
+        gpu: Their product, such as "a100-80g".
+        gpu_memory: Their memory, such as "80GB", in place of the product.
+        nodes: Nodes of that kind.
+        host_memory: Memory of each node, such as "512GB".
+        nvme: A folder on each node's own disk, to swap to where nothing else fits.
+        interconnect: Network of each node, such as "8x400Gb/s": adds seconds a step.
+        utilisation: Part of the GPU's peak that is reached.
+        allow_code: As for `load_recipe`.
+        overrides: As for `load_recipe`.
+
+    Raises:
+        TunerError: the recipe or the machines are wrong.
+    """
+    from tuner.launch import planning
+
+    loaded = load_recipe(recipe, allow_code=allow_code, **overrides)
+    swap = None if nvme is None else os.fspath(nvme)
+    wanted = planning.Wanted(gpus, gpu, gpu_memory, nodes, host_memory, swap, interconnect, utilisation)
+    return planning.make(loaded, wanted, os.environ)  # effect: as the command line
+
+
+def check(
+    recipe: Source = None,
+    *,
+    deepspeed: PathLike | Mapping[str, Any] | None = None,
+    gpus: int | None = None,
+    gpu: str | None = None,
+    nodes: int = 1,
+    allow_code: bool = False,
+    **overrides: Any,
+) -> CheckReport:
+    """Return all that is wrong with a recipe and its DeepSpeed config, with such a config alone, or with a run.
+
+    Args:
+        recipe: As for `load_recipe`; or a DeepSpeed preset or JSON, or a run directory.
+        deepspeed: As for `train`.
+        gpus: GPUs of each node; where nothing is said of them, it is checked for this machine.
+        gpu: Their product, such as "a100-80g".
+        nodes: Nodes of that kind.
+        allow_code: As for `load_recipe`.
+        overrides: As for `load_recipe`.
+
+    Returns:
+        `ok`, and `findings`: each with `severity`, `what`, `where`, `fix` and `code`.
+
+    Raises:
+        UsageError: `recipe` is a folder that is no run.
+        RecipeError: an override is no plain value.
+    """
+    from tuner.launch import checking
+    from tuner.launch.run import Request
+
+    asked, named = _asked_with(recipe, deepspeed, overrides, allow_code)
+    request = Request(asked.name, asked.overrides, named, allow_code=asked.allow_code)
+    return checking.check(request, (gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
+
+
+def train(
+    recipe: Source = None,
+    *,
+    deepspeed: PathLike | Mapping[str, Any] | None = None,
+    work_dir: PathLike | None = None,
+    resume: PathLike | None = None,
+    resume_weights: bool = False,
+    nproc_per_node: int | None = None,
+    on_oom: Literal["stop", "retry"] = "stop",
+    max_restarts: int = 0,
+    grace_s: float = 300.0,
+    ignore_fit: bool = False,
+    allow_code: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Train a recipe as `tuner train` does, in processes of its own, and return when the run is done.
+
+    What rank 0 prints appears on `sys.stdout`. Ctrl-C, or a notebook's stop button, saves a checkpoint and raises
+    KeyboardInterrupt; a second one ends the run at once. Both are heard in the main thread alone.
+
+    Args:
+        recipe: As for `load_recipe`, and so are the overrides.
+        deepspeed: A preset, a DeepSpeed JSON, an accelerate config, "auto" or "none"; or a config as a dict.
+        work_dir: The run directory. None: work_dirs/RECIPE/TIME.
+        resume: A checkpoint or run to go on from; "auto": the newest.
+        resume_weights: Where the optimizer's states cannot move, the weights move alone.
+        nproc_per_node: Processes on this machine. None: one a GPU.
+        on_oom: Out of memory: "stop", or "retry" with a smaller micro-batch, then at a higher level.
+        max_restarts: How often a rank that was killed, crashed or hung may go on from the last checkpoint.
+        grace_s: What ranks that are told to stop have, in seconds, to finish the step and save.
+        ignore_fit: Start although the memory here does not seem to be enough.
+        allow_code: As for `load_recipe`.
+        overrides: As for `load_recipe`.
+
+    Raises:
+        TunerError: the run cannot start; each mistake that was found is in it.
+        RunFailed: it started and failed, or was stopped.
+        KeyboardInterrupt: it was interrupted.
+    """
+    from tuner.launch import preflight
+    from tuner.launch.announcement import announcement
+    from tuner.launch.execute import execute
+    from tuner.launch.resolve import resolve_run
+    from tuner.launch.run import Request
+    from tuner.machine import hardware
+    from tuner.machine.topology import LaunchFlags
+
+    asked, named = _asked_with(recipe, deepspeed, overrides, allow_code)
+    request = Request(
+        asked.name,
+        asked.overrides,
+        named,
+        LaunchFlags(nproc_per_node=nproc_per_node),
+        None if work_dir is None else Path(work_dir),
+        None if resume is None else os.fspath(resume),
+        resume_weights,
+        asked.allow_code,
+        ignore_fit,
+        on_oom=on_oom,
+        max_restarts=max_restarts,
+        grace_s=grace_s,
+        output=None if sys.stdout is sys.__stdout__ else sys.stdout,
+    )
+    environ = dict(os.environ)  # effect: the ranks get it, as those of the command line
+    resolved = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
+    for line in announcement(resolved, preflight.check(resolved)):
+        print(visible(line), file=sys.stderr)  # effect: what the command line says there too
+    code = execute(resolved)
+    run = Run(resolved.run_path)
+    require_done(run, code)
+    return run
+
+
+def export(
+    source: PathLike,
+    dest: PathLike,
+    *,
+    merge: bool = False,
+    base: PathLike | None = None,
+    dtype: DType | None = None,
+    max_shard_size: str = "5GB",
+    layout: Literal["published", "llama", "gguf"] = "published",
+) -> Exported:
+    """Write what a run trained to the folder `dest`, for transformers and peft alone, as `tuner export` does.
+
+    Args:
+        source: A `Run`, its directory, or a checkpoint of any ZeRO level.
+        dest: A folder that does not exist, or is empty.
+        merge: Merge the adapter into its base, in the base's precision.
+        base: Where the base is, if not where it was in training.
+        dtype: Type of the weights. None: as they are.
+        max_shard_size: Of one file of weights.
+        layout: "llama" writes InternLM in Llama's layout, "gguf" one file for Ollama and llama.cpp.
+
+    Returns:
+        What was written: `kind`, `num_tensors`, `num_bytes`, `num_files` and more.
+
+    Raises:
+        TunerError: there is nothing to export, or it cannot be written; `dest` is untouched then.
+    """
+    from tuner.fit.sizes import parse_bytes
+    from tuner.results import gguf, random_state
+    from tuner.results.export import Options
+    from tuner.results.export import export as write
+    from tuner.results.saved import check_dest, find
+
+    most, folder = parse_bytes(max_shard_size, "max_shard_size"), Path(dest)
+    check_dest(folder)
+    options = Options(merge, dtype, most, None if base is None else os.fspath(base), layout)
+    with random_state.kept():
+        if layout == "gguf":
+            return gguf.export_gguf(find(Path(source)), folder, options, os.environ)  # effect: where llama.cpp is
+        return write(find(Path(source)), folder, options)
+
+
+def chat(
+    source: PathLike,
+    *,
+    adapter: PathLike | None = None,
+    bits: int | None = None,
+    system: str | None = None,
+    max_new_tokens: int = 512,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    seed: int = 42,
+) -> Chat:
+    """Load a model to ask it, with the chat template and the stop tokens that it was trained with.
+
+    Args:
+        source: A `Run`, its directory, a checkpoint, a model's folder, or an id on the hub.
+        adapter: A folder with an adapter, on `source` as its base.
+        bits: 16, 8 or 4 for each weight. None: as the base was trained on, or 16.
+        system: A system prompt.
+        max_new_tokens: Of one answer.
+        temperature: 0 takes the likeliest token. None: as the model says.
+        top_p: Sample from so much of the probability.
+        seed: Of sampling.
+
+    Returns:
+        A conversation: `chat.ask("Why?").text` is the answer, and `chat.turns` what was said.
+
+    Raises:
+        TunerError: there is no such model, or it cannot answer.
+    """
+    from tuner.machine.hardware import detect
+    from tuner.results import chat as chats
+    from tuner.worker.generation import Settings
+
+    named = None if adapter is None else os.fspath(adapter)
+    settings = Settings(max_new_tokens, temperature, top_p)
+    here = detect(os.environ)  # effect: as the command line
+    return chats.begin(os.fspath(source), here, settings, adapter=named, bits=bits, system=system, seed=seed)
+
+
+def _asked(recipe: Source, overrides: Mapping[str, Any], allow_code: bool) -> Asked:
+    """Return what a recipe is loaded by; overrides of a `Recipe` go over those that it was loaded with."""
+    changes = python_values.overrides(overrides)
+    if isinstance(recipe, Recipe):
+        asked = recipe.asked or Asked(recipe.name, Overrides())
+        return Asked(asked.name, python_values.both(asked.overrides, changes), allow_code or asked.allow_code)
+    if recipe is None:
+        return Asked(None, changes, allow_code)
+    from tuner.importers import direct  # which a `Recipe` does not need
+
+    name = os.fspath(recipe)
+    kept = direct.recipe_of(name, os.environ)  # effect: where tuner's cache is
+    return Asked(str(kept.path) if kept else name, changes, allow_code)
+
+
+def _asked_with(
+    recipe: Source, deepspeed: PathLike | Mapping[str, Any] | None, overrides: Mapping[str, Any], allow_code: bool
+) -> tuple[Asked, str | None]:
+    """Return what a recipe is loaded by, and the DeepSpeed config that is named beside it; a dict is a value of it."""
+    if isinstance(deepspeed, Mapping):
+        return _asked(recipe, {**overrides, "deepspeed": dict(deepspeed)}, allow_code), None
+    return _asked(recipe, overrides, allow_code), None if deepspeed is None else os.fspath(deepspeed)

@@ -1,0 +1,122 @@
+"""`tuner explain`: every error code with its cause, an example and the fix; the texts are in explanations.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from textwrap import fill
+
+import click
+
+from tuner.cli.say import say, wrapped
+from tuner.errors import TunerError, UsageError, did_you_mean
+from tuner.runs import causes
+
+_TEXTS = Path(__file__).with_name("explanations.toml")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What one code stands for.
+
+    Args:
+        means: One sentence.
+        example: A message with this code, or the line of a log that leads to it.
+        command: What prints the example; None: it takes more than one command.
+    """
+
+    code: str
+    exit_code: int
+    means: str
+    cause: str
+    example: str
+    fix: str
+    command: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The example as a terminal shows it."""
+        return f"$ {self.command}\n{self.example}" if self.command else self.example
+
+
+def exit_codes() -> dict[str, int]:
+    """Return every code that a message or a diagnosis can have, with the exit code that goes with it."""
+    return {**{cause.name: cause.exit_code for cause in causes.every()}, **{one.code: one.exit_code for one in _tree()}}
+
+
+def _tree(root: type[TunerError] = TunerError) -> Iterator[type[TunerError]]:
+    yield root
+    for below in root.__subclasses__():
+        yield from _tree(below)
+
+
+@cache
+def explanations() -> dict[str, Explanation]:
+    """Return the explanation of each code, in the order in which they are listed."""
+    codes = exit_codes()
+    texts = tomllib.loads(_TEXTS.read_text(encoding="utf-8"))
+    return {code: Explanation(code, codes[code], **text) for code, text in texts.items()}
+
+
+def markdown() -> str:
+    """Return the page of the documentation that lists the codes."""
+    lines = [
+        "# Errors by their code",
+        "",
+        "Every error message starts with its code; `tuner explain CODE` prints the same as this page.",
+    ]
+    for one in explanations().values():
+        lines += [
+            "",
+            f"## {one.code}",
+            "",
+            f"{one.means} Exit code {one.exit_code}.",
+            "",
+            f"**Cause.** {one.cause}",
+            "",
+        ]
+        lines += ["```text", one.shown, "```", "", f"**Fix.** {one.fix}"]
+    return "\n".join(lines) + "\n"
+
+
+@click.command()
+@click.argument("codes", metavar="[CODE]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(codes: tuple[str, ...], as_json: bool) -> None:
+    """Explain error codes: cause, example, fix. Without CODE, list all of them.
+
+    A message starts with its code: `bad-recipe: no key 'lrr'...` is explained by `tuner explain bad-recipe`.
+    """
+    known = explanations()
+    for code in codes:
+        if code not in known:
+            fix = did_you_mean(code, known, see="tuner explain")
+            raise UsageError(f"no error code {code!r}", where="CODE", fix=fix)
+    chosen = [known[code] for code in codes or known]
+    if as_json:
+        from tuner.files import dump_json
+
+        click.echo(dump_json([asdict(one) for one in chosen]), nl=False)
+    elif codes:
+        say("\n\n".join(map(_page, chosen)))
+    else:
+        width = max(map(len, known))
+        for one in chosen:
+            say(wrapped(f"{one.code:<{width}}  {one.means}", " " * (width + 2)))
+
+
+def _page(one: Explanation) -> str:
+    parts = (("Cause", one.cause), ("Example", one.shown), ("Fix", one.fix))
+    head = f"{one.code}: {one.means} Exit code {one.exit_code}."
+    return "\n".join([wrapped(head), *(f"\n{title}:\n{_indented(text)}" for title, text in parts)])
+
+
+def _indented(text: str) -> str:
+    # Also in a pipe: a paragraph of 400 characters is read by people there too.
+    return "\n".join(
+        fill(line, 100, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )

@@ -1,0 +1,150 @@
+"""`tuner new`: a part of your own catalog, written from a model's config.json or from a look at the data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tuner.cli import complete
+from tuner.cli.options import all_of, catalog_option, debug_option
+from tuner.cli.say import say
+from tuner.errors import ModelError, UsageError
+from tuner.recipes import catalog_folders
+
+_TRYING = {"sft": "lora", "pretrain": "pretrain_lora"}
+"""An objective -> how a recipe's name says it with LoRA; the others are their own words."""
+
+
+@click.group()
+def command() -> None:
+    """Write a commented part into ./tuner_configs, or into the folder that --catalog names.
+
+    Other parts compose with it at once: MODEL_METHOD_DATASET_eEPOCHS.
+    """
+
+
+_options = all_of(click.argument("name"), catalog_option, debug_option)
+
+
+@command.command()
+@_options
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    metavar="FOLDER|CONFIG_JSON",
+    type=click.Path(path_type=Path),
+    shell_complete=complete.files,
+    help="The model's folder, or its config.json.",
+)
+@click.option("--path", metavar="PATH", help="The weights, where they are not in that folder: another, or a hub id.")
+def model(name: str, source: Path, path: str | None) -> None:
+    """Write the model part NAME from a model's config.json."""
+    from tuner.recipes import new_part
+
+    dest = _dest("models", name)
+    facts = new_part.facts_of(source)
+    where = path or _lasting(new_part.path_of(source))
+    text = new_part.model(f"{where.rstrip('/').rpartition('/')[2]}: {_size(facts)}.", where, source, facts)
+    _write("models", name, dest, text)
+    say(f"Next: tuner plan {name}_qlora_custom_e1 --gpu a100-80g{_again()}")
+
+
+def _size(facts: dict[str, Any]) -> str:
+    """Return the model_type, and the number of parameters where the plan can count them."""
+    from tuner.fit.parameters import num_parameters
+    from tuner.recipes.architecture import Architecture
+
+    try:
+        count = num_parameters(Architecture.model_validate(facts))
+    except ModelError:
+        return f"{facts['model_type']}; the memory of this type cannot be planned"
+    return f"{facts['model_type']}, {f'{count / 1e9:.1f}B' if count >= 1e9 else f'{count / 1e6:.1f}M'} parameters"
+
+
+@command.command()
+@_options
+@click.option(
+    "--from",
+    "path",
+    required=True,
+    metavar="PATH",
+    shell_complete=complete.files,
+    help="The data: a file, a folder, or an id on the hub.",
+)
+@click.option("--split", default="train", show_default=True, help="Of a folder or a hub data set.")
+@click.option("--format", "row_format", metavar="NAME", help="The shape of a row. Default: told from its columns.")
+@click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help="What the data calls a column.")
+def dataset(name: str, path: str, split: str, row_format: str | None, columns: tuple[str, ...]) -> None:
+    """Write the data-set part NAME from a look at the first rows of the data."""
+    from tuner.data import first_look, formats
+    from tuner.errors import DataError
+    from tuner.recipes import new_part
+
+    dest = _dest("datasets", name)
+    if row_format:
+        formats.named(row_format)
+    renamed = _columns(columns)
+    try:
+        found = first_look.look(path, split, row_format, renamed)
+    except DataError as error:
+        error.fix = (error.fix or "").replace("dataset.columns", "--column").replace("dataset.format", "--format")
+        raise
+    where = _lasting(path)
+    count = f", {found.num_rows:,} row{'s' * (found.num_rows != 1)}" if found.is_all else ""
+    summary = f"{Path(path).name}: format {found.format!r}{count}."
+    text = new_part.dataset(summary, where, split, found.format, renamed, found.columns, found.objectives)
+    _write("datasets", name, dest, text)
+    if found.num_bad:
+        say(f"{found.num_bad:,} of the first {found.num_rows:,} rows do not fit: tuner data lists them.", fg="yellow")
+    training = _TRYING.get(found.objectives[0], f"{found.objectives[0]}_lora")
+    say(f"Next: tuner data tiny_{training}_{name}_e1{_again()}")
+
+
+def _columns(pairs: tuple[str, ...]) -> dict[str, str]:
+    if wrong := next((pair for pair in pairs if "=" not in pair), None):
+        raise UsageError(f"{wrong!r} is not OURS=THEIRS", where="--column", fix="Write --column prompt=question.")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _dest(kind: str, name: str) -> Path:
+    """Return the file of a new part.
+
+    Raises:
+        UsageError: no part may have this name, or the file exists.
+    """
+    from tuner.recipes import new_part
+
+    new_part.refuse_name(name)
+    dest = (*catalog_folders.given_folders(), Path(catalog_folders.HERE))[0] / kind / f"{name}.py"
+    if dest.exists() or dest.is_symlink():
+        raise UsageError(f"{dest} exists", where="NAME", fix="Choose another name; nothing was overwritten.")
+    return dest
+
+
+def _lasting(path: str) -> str:
+    """Return a path as the part holds it: of a catalog that other folders use too, a path that holds there."""
+    from tuner.recipes import paths
+
+    local = paths.local(path)
+    return str(local.absolute()) if local and catalog_folders.given_folders() else path
+
+
+def _write(kind: str, name: str, dest: Path, text: str) -> None:
+    """Write a part that is right, and say which others of its name it shadows."""
+    from tuner.files import make_folder, write_new_text
+    from tuner.recipes import catalog, loading
+    from tuner.recipes.recipe_file import read_text
+
+    loading.check_file(read_text(text, str(dest)))
+    make_folder(dest.parent)
+    write_new_text(dest, text)
+    say(f"Wrote {dest}.")
+    if told := catalog.shadowing(kind, name):
+        say(f"NOTE: {told}", err=True)
+
+
+def _again() -> str:
+    return "".join(f" --catalog {folder}" for folder in catalog_folders.given_folders())

@@ -1,0 +1,65 @@
+"""What the first rows of a data set are: their columns, their format, who learns from them, how many are bad.
+
+It reads rows as training does, and loads no tokenizer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tuner.data import formats, sources
+from tuner.data.pipeline import DETECT_ROWS
+from tuner.data.sample import KINDS
+from tuner.errors import DataError
+
+MAX_ROWS = 1_000
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """`num_rows` were read, `num_bad` of them do not fit the format; `is_all`: there are no others."""
+
+    format: str
+    columns: tuple[str, ...]
+    objectives: tuple[str, ...]
+    num_rows: int
+    num_bad: int
+    is_all: bool
+
+
+def look(path: str, split: str, row_format: str | None, columns: Mapping[str, str]) -> FirstLook:
+    """Read the first rows of the data at `path`.
+
+    Args:
+        row_format: None: it is told from the columns.
+        columns: A format's column -> the data set's.
+
+    Raises:
+        DataError: nothing can be read there, the format cannot be told, or no row fits it.
+        MachineError: the hub cannot be reached.
+    """
+    errors: list[DataError] = []
+    source = sources.find(path, split=split)
+    rows = list(itertools.islice(source.read(errors.append), MAX_ROWS + 1))
+    if not rows and errors:
+        raise errors[0]
+    is_all, rows = len(rows) <= MAX_ROWS, rows[:MAX_ROWS]
+    first = [row for _, row in rows[:DETECT_ROWS]]
+    name = row_format or formats.detect(first, source.place, columns=columns)
+    samples = 0
+    for place, row in rows:
+        try:
+            formats.read(name, row, place, columns=columns)
+            samples += 1
+        except DataError as error:
+            if not error.of_row:
+                raise
+            errors.append(error)
+    if not samples:
+        raise errors[0]
+    there = tuple(dict.fromkeys(str(column) for row in first for column in row))
+    kind = formats.named(name).kind
+    objectives = tuple(objective for objective, kinds in KINDS.items() if kind in kinds)
+    return FirstLook(name, there, objectives, samples + len(errors), len(errors), is_all)

@@ -1,0 +1,205 @@
+"""All that is wrong with a recipe, a DeepSpeed config or a run, found at once; nothing is started or printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from tuner.errors import TunerError, visible
+from tuner.launch import fitting, preflight, targets
+from tuner.launch.checks import zero
+from tuner.launch.resolve import resolve_run
+from tuner.launch.resolve_recipe import resolve_recipe
+from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
+from tuner.launch.targets import HERE, Machines
+from tuner.machine import hardware
+from tuner.recipes import catalog, loading, path_checks
+from tuner.recipes.recipe import Recipe
+from tuner.runs.directory import RunDirectory
+from tuner.zero import choice, jsonfile
+from tuner.zero.conflicts import check_device
+from tuner.zero.jsonfile import Document
+from tuner.zero.lint import inspect
+from tuner.zero.rules import AUTO
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to tell; code is an error's, where is a file:line:column, a flag or a key."""
+
+    severity: Literal["error", "warning"]
+    what: str
+    where: str | None = None
+    fix: str | None = None
+    code: str | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        code = f"[{self.code}]" if self.code else ""
+        return visible(f"{place}{self.severity}{code}: {self.what}{'. ' + self.fix if self.fix else ''}")
+
+
+@dataclass
+class Report:
+    """All that was found about `name`, in the order in which it was looked at."""
+
+    name: str
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error; there may be warnings."""
+        return not any(one.severity == "error" for one in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return {"name": self.name, "ok": self.ok, "findings": [asdict(one) for one in self.findings]}
+
+    def error(self, error: TunerError) -> None:
+        """Add an error, and each other one that it tells of."""
+        self.findings += [Finding("error", one.what, one.where, one.fix, one.code) for one in error.each()]
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Add warnings that are sentences."""
+        self.findings += [Finding("warning", warning) for warning in warnings]
+
+    def attempt(self, act: Callable[[], Value]) -> Value | None:
+        """Return what `act` returns, or None where it raises a user's mistake, which is added."""
+        try:
+            return act()
+        except TunerError as error:
+            self.error(error)
+            return None
+
+
+def check(request: Request, machines: Machines, environ: Mapping[str, str]) -> Report:
+    """Check what a request's `recipe` names: a recipe with its DeepSpeed config, a config alone, or a run.
+
+    Args:
+        machines: Where it is to run.
+        environ: The variables of this process.
+
+    Raises:
+        UsageError: it names a folder that is no run.
+    """
+    name, kind = request.recipe, targets.kind_of(request.recipe)
+    report = Report(str(name or request.overrides.model or request.overrides.adapter))
+    if kind == "config":
+        _alone(report, str(name), environ)
+    elif kind == "run":
+        _recipe(report, replace(request, recipe=str(Path(str(name)) / "recipe.py")), machines, environ)
+        _run(report, Path(str(name)))
+    else:
+        _recipe(report, request, machines, environ)
+    report.findings = list(dict.fromkeys(report.findings))
+    return report
+
+
+def _alone(report: Report, name: str, environ: Mapping[str, str]) -> None:
+    """Check one DeepSpeed config without a recipe; what is lacking here is a warning: it may run elsewhere."""
+    if not _config(report, lambda: choice.open_config(name, "NAME")):
+        return
+    here = Report(name)
+    for error in _lacks(choice.open_config(name, "NAME"), environ):
+        here.error(error)
+    told = {one.where for one in report.findings}  # what no run survives is told there already
+    report.findings += [
+        replace(one, severity="warning", what=f"no run starts with it here: {one.what}")
+        for one in here.findings
+        if one.where not in told
+    ]
+
+
+def _lacks(document: Document, environ: Mapping[str, str]) -> list[TunerError]:
+    """Return what this machine lacks for a DeepSpeed config by itself."""
+    here, value, found = hardware.detect(environ), inspect(document)[0].value, []
+    try:
+        check_device(value, here.device, document.where)
+    except TunerError as error:
+        found.append(error)
+    return [*found, *zero.lacks(value, here, environ, document.where)]
+
+
+def _recipe(report: Report, asked: Request, machines: Machines, environ: Mapping[str, str]) -> None:
+    loaded = report.attempt(lambda: loading.load(asked.recipe, asked.overrides, allow_code=asked.allow_code))
+    if loaded is None:
+        if asked.deepspeed is not None and asked.deepspeed != AUTO:
+            named = asked.deepspeed
+            _config(report, lambda: choice.open_config(named, "--deepspeed"))
+        return
+    report.attempt(lambda: loading.refuse_functions(loaded, allow_code=asked.allow_code))
+    report.attempt(lambda: path_checks.check_model(loaded.config))
+    report.attempt(lambda: path_checks.check_data(loaded.config))
+    if template := loaded.config.model.chat_template:
+        report.attempt(lambda: catalog.chat_template(template))
+    _settled(report, loaded, asked.deepspeed, machines, environ)
+    if report.ok:
+        _machine(report, asked, machines, environ)
+
+
+def _machine(report: Report, asked: Request, machines: Machines, environ: Mapping[str, str]) -> None:
+    """Check what the recipe and its config need of this machine; of others, say what cannot be seen from here."""
+    request = replace(asked, ignore_fit=True)
+    planned = report.attempt(lambda: _planned(request, machines, environ))
+    if planned is None:
+        return
+    look = preflight.inspect if machines == HERE else preflight.inspect_elsewhere
+    for one in report.attempt(lambda: look(planned)) or ():
+        report.warn([one]) if isinstance(one, str) else report.error(one)
+
+
+def _planned(request: Request, machines: Machines, environ: Mapping[str, str]) -> ResolvedRun:
+    now = datetime.now().astimezone()
+    if machines == HERE:
+        return resolve_run(request, environ, hardware.detect(environ), now)
+    elsewhere, topology = targets.machines(machines, environ)
+    return resolve_run(request, environ, elsewhere, now, topology)
+
+
+def _settled(
+    report: Report, loaded: Recipe, deepspeed: str | None, machines: Machines, environ: Mapping[str, str]
+) -> None:
+    """Check the DeepSpeed config by itself, then what becomes of it and the recipe on the machines."""
+    is_auto = choice.is_auto(loaded, deepspeed)
+    if not is_auto and not _config(report, lambda: choice.open_chosen(loaded, deepspeed), to_run=True):
+        report.warn(loaded.warnings)
+        return
+
+    def resolve() -> ResolvedRecipe:
+        here, topology = targets.machines(machines, environ, choice.launch_of(loaded, deepspeed))
+        return resolve_recipe(loaded, deepspeed, topology, here, ignore_fit=True)
+
+    made = report.attempt(resolve)
+    if made is None:
+        return
+    report.attempt(lambda: fitting.refuse_hopeless(made.fit, made.recipe.config))
+    told = () if is_auto else made.final.config_warnings
+    report.warn(warning for warning in made.warnings if warning not in told)
+
+
+def _run(report: Report, path: Path) -> None:
+    def used() -> Document:
+        document = jsonfile.read(RunDirectory(path).deepspeed)
+        block = document.value.get("checkpoint")
+        if isinstance(block, dict):
+            block.pop("load_universal", None)  # the attempt's own: it resumed on another number of ranks
+        return document
+
+    _config(report, used)
+    report.attempt(lambda: targets.run_section(path))
+
+
+def _config(report: Report, opened: Callable[[], Document], *, to_run: bool = False) -> bool:
+    """Check one DeepSpeed config by itself, and say whether it holds; `to_run`: a run is to start with it."""
+    inspected = report.attempt(lambda: inspect(opened(), to_run=to_run)[1])
+    if inspected is None:
+        return False
+    for problem in inspected.problems:
+        report.error(problem)
+    report.findings += [Finding("warning", one.what, one.where, one.fix) for one in inspected.warnings]
+    return not inspected.problems

@@ -1,0 +1,164 @@
+"""A recipe on machines that need not be here, on paper: its memory at every level, the level to take, its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuner.errors import ModelError, UsageError
+from tuner.fit import gpu_catalog, sizes, summary
+from tuner.fit.communication import Cluster
+from tuner.fit.gpu_catalog import KnownGpu
+from tuner.fit.levels import Machines
+from tuner.fit.sequence_parallel import data_parallel_ranks
+from tuner.fit.split import possible
+from tuner.launch import counting, steps, targets
+from tuner.launch.steps import Steps
+from tuner.machine import hardware
+from tuner.machine.hardware import Gpu, Hardware
+from tuner.machine.topology import Batch
+from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import RecipeConfig
+from tuner.zero import precision
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The machines that are asked for; sizes and rates as texts such as "80GB" and "8x400Gb/s".
+
+    Args:
+        gpus: GPUs of each node. None: those that are here.
+        gpu: Their product, such as "a100-80g".
+        gpu_memory: Their memory, in place of the product.
+        nodes: Nodes of that kind.
+        host_memory: Memory of each node.
+        nvme: A folder on each node's own disk, to swap to where nothing else fits.
+        interconnect: Network of each node: adds seconds a step.
+        utilisation: Part of the GPU's peak that is reached.
+    """
+
+    gpus: int | None = None
+    gpu: str | None = None
+    gpu_memory: str | None = None
+    nodes: int = 1
+    host_memory: str | None = None
+    nvme: str | None = None
+    interconnect: str | None = None
+    utilisation: float = 0.4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe needs on machines, and which levels fit.
+
+    Args:
+        on: The machines in words.
+        report: Memory, levels and traffic; None where the model's size is not known, and `unknown` says why.
+        steps: The optimizer steps of the run.
+        warnings: What to say of the recipe and of too few steps.
+    """
+
+    recipe: Recipe
+    on: str
+    report: summary.Report | None
+    unknown: ModelError | None
+    steps: Steps
+    warnings: tuple[str, ...]
+
+    @property
+    def recommended(self) -> str | None:
+        """The lowest level that fits, such as "deepspeed_zero2"; None: nothing fits, or the size is not known."""
+        best = self.report.recommended if self.report else None
+        return best.level if best else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain values; sizes are whole bytes."""
+        empty: dict[str, Any] = {"recipe": self.recipe.name, "parameters": None, "presets": {}, "recommended": None}
+        value = summary.to_json(self.report) if self.report else empty
+        return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Machines as `fit` calculates with them, their GPU as a product where it is one, and what to call them."""
+
+    machines: Machines
+    product: KnownGpu | None
+    name: str
+
+
+def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str]) -> Plan:
+    """Work out what a recipe needs.
+
+    Raises:
+        TunerError: what is asked for contradicts itself, or there is no formula for the model's architecture.
+    """
+    place = place_of(wanted, recipe.config.optim_wrapper.dtype, environ)
+    ranks = data_parallel_ranks(recipe.config, place.machines.world_size)
+    if unknown := summary.unknown_size(recipe.config):
+        config = recipe.config.with_split(possible(recipe.config, ranks)[0])
+        counted, warnings = _steps(recipe, config, ranks)
+        told = f"the memory is not known: {unknown.what}. {unknown.fix or ''}".strip()
+        return Plan(recipe, place.name, None, unknown, counted, (told, *warnings))
+    assumed = Cluster.of(place.product, wanted.nodes) if place.product else None
+    report = summary.make(recipe, place.machines, _cluster(wanted, place.product), assumed)
+    return Plan(recipe, place.name, report, None, *_steps(recipe, report.config, ranks))
+
+
+def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
+    """Return the machines that are asked for, where nothing is said those that are here.
+
+    Args:
+        dtype: The recipe's compute type.
+
+    Raises:
+        UsageError: two answers to one question, or a size or a name that means nothing.
+    """
+    gpus, gpu, gpu_memory = wanted.gpus, wanted.gpu, wanted.gpu_memory
+    if gpu and gpu_memory:
+        raise UsageError("both name the GPU's memory", where="--gpu and --gpu-memory", fix="Give one of them.")
+    host_bytes = sizes.parse_bytes(wanted.host_memory, "--host-memory") if wanted.host_memory else 0
+    here, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
+    if not (gpu or gpu_memory or here.gpus):
+        gpus, gpu = gpus or 8, targets.ASSUMED_GPU
+        assumed = " (assumed, since no GPU is here; say which with --gpus and --gpu)"
+    if gpu_memory:
+        # The capability tells bf16 from fp16, which take as much.
+        kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, "--gpu-memory"), (0, 0))
+    else:
+        kind = targets.known_gpu(gpu) if gpu else None
+    node = targets.node(here, gpus, kind)
+    count, first = len(node.gpus), node.gpus[0]
+    weight_bytes = precision.decide(dtype, node).weight_bytes
+    host_bytes = host_bytes or node.host_memory_bytes
+    machines = Machines(count, node.smallest_gpu_bytes, wanted.nodes, host_bytes, weight_bytes)
+    product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
+    name = f"{wanted.nodes} x {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
+    return Place(replace(machines, nvme_path=wanted.nvme or ""), product, name)
+
+
+def _cluster(wanted: Wanted, product: KnownGpu | None) -> Cluster | None:
+    """Return what a step's seconds are worked out with, or None where no network is named."""
+    if wanted.interconnect is None:
+        return None
+    rate = sizes.parse_rate(wanted.interconnect, "--interconnect")
+    if product is None:
+        raise UsageError("seconds need the GPU's speed", where="--interconnect", fix="Name it: --gpu a100-80g.")
+    if not 0 < wanted.utilisation <= 1:
+        what = f"{wanted.utilisation} is no part of a peak"
+        raise UsageError(what, where="--utilisation", fix="Write 0.3 to 0.6.")
+    return Cluster.of(product, wanted.nodes, rate, wanted.utilisation)
+
+
+def _steps(recipe: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, tuple[str, ...]]:
+    """Return the optimizer steps of the run, and what to say of the recipe and of too few steps.
+
+    Args:
+        config: The recipe with its split.
+        ranks: That train on different samples.
+    """
+    batch = Batch(*config.split[:2], ranks)
+    counted = steps.count_steps(config, batch, counting.sources(config))
+    few = steps.too_few(config, batch, counted)
+    return counted, (*recipe.warnings, *([few] if few else []))

@@ -1,0 +1,142 @@
+"""The text of a new part: a model's, from its config.json, and a data set's, from what a look at its rows found.
+
+Text out: it writes no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import ModelError, UsageError
+from tuner.files import read_json_object
+from tuner.recipes import catalog_folders, model_facts, paths, template
+from tuner.recipes.flatten import render, render_docstring
+
+_WEIGHTS = (".safetensors", ".bin")
+_LONGEST = 90
+
+
+def refuse_name(name: str) -> None:
+    """Check that a part may be called so.
+
+    Raises:
+        UsageError: the name has other characters than recipe names are read from.
+    """
+    if not catalog_folders.NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name of a part", where="NAME", fix=f"Write {catalog_folders.NAME_RULE}.")
+
+
+def facts_of(source: Path) -> dict[str, Any]:
+    """Return the architecture that a config.json, or the one in a folder, holds.
+
+    Raises:
+        ModelError: there is none, or it does not hold what planning needs.
+    """
+    file = source / "config.json" if source.is_dir() else source
+    if not paths.is_file(file):
+        fix = "Name a model's folder, or its config.json."
+        raise ModelError(f"there is no file {str(file)!r}", where="--from", fix=fix)
+    facts = model_facts.read_architecture(source)
+    if facts is None:
+        what = f"it does not describe a language model that can be planned: {model_facts.why_unknown(source)}"
+        raise ModelError(what, where=file, fix="Take the config.json that the model was published with.")
+    return facts
+
+
+def path_of(source: Path) -> str:
+    """Return what `model.path` is to be: the folder with the weights, or the hub id that config.json names."""
+    folder = source if source.is_dir() else source.parent
+    if source.is_dir() or any(file.suffix in _WEIGHTS for file in folder.iterdir()):
+        return str(folder)
+    named = read_json_object(source).get("_name_or_path")
+    return named if isinstance(named, str) and "/" in named and paths.is_hub_id(named) else str(folder)
+
+
+def model(summary: str, path: str, source: Path, facts: Mapping[str, Any]) -> str:
+    """Return the text of a model part.
+
+    Args:
+        summary: The line that `tuner list` shows.
+        path: A folder, or an id on the hub.
+        source: The config.json that `facts` are read from, or the folder that holds it.
+    """
+    folder = source if source.is_dir() else source.parent
+    lines = [
+        render_docstring(summary),
+        "",
+        "model = dict(",
+        "    # The weights to start from: a folder, or an id on the Hugging Face hub.",
+        f"    path={render(path, 4)},",
+        "    # Of a hub id: a branch, a tag, or a commit in 40 digits. Without it: the newest.",
+        '    # revision="main",',
+        *_template_lines(folder),
+        ")",
+        "",
+        f"# What planning needs to know of the model, in the keys of its config.json ({source}).".replace("\n", " "),
+        f"architecture = {render({**facts}, 0)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _template_lines(folder: Path) -> Iterator[str]:
+    has_tokenizer = paths.is_file(folder / "tokenizer_config.json") or paths.is_file(folder / "chat_template.jinja")
+    if has_tokenizer and template.own(folder) is None:
+        yield "    # Its tokenizer has no chat template, as base models have none; conversations need one: a name of"
+        yield "    # `tuner list`, or a path to a .jinja file."
+    else:
+        yield "    # The tokenizer's own chat template is used. Another one: a name of `tuner list`, or a path to a"
+        yield "    # .jinja file."
+    yield '    # chat_template="chatml",'
+
+
+def dataset(
+    summary: str,
+    path: str,
+    split: str,
+    row_format: str,
+    columns: Mapping[str, str],
+    there: Sequence[str],
+    objectives: Sequence[str],
+) -> str:
+    """Return the text of a data-set part.
+
+    Args:
+        summary: The line that `tuner list` shows.
+        columns: A format's column -> the data set's, where the user named some.
+        there: The columns of the rows.
+        objectives: Those that learn from rows of this format.
+    """
+    lines = [
+        render_docstring(summary),
+        "",
+        f"# Columns: {_some(there)}.".replace("\n", " "),
+        f"# Objectives that learn from it: {', '.join(objectives)}.",
+        "train_dataloader = dict(",
+        "    dataset=dict(",
+        "        # A file, a folder of files, a pattern ('data/*.jsonl'), or an id on the Hugging Face hub.",
+        f"        path={render(path, 8)},",
+        *([f"        split={render(split, 8)},"] if split != "train" else []),
+        "        # The shape of a row, told from its columns; docs/recipes.md lists all of them.",
+        f"        format={render(row_format, 8)},",
+        "        # A format's column -> the data set's, where they differ.",
+        f"        {'' if columns else '# '}columns={render(dict(columns), 8) if columns else _EXAMPLE},",
+        "        # Tokens; a longer sample is split when packing, else cut at the end. `tuner data` shows the lengths.",
+        "        # max_length=4096,",
+        "        # A system turn for conversations that have none.",
+        '        # system="You answer in one sentence.",',
+        "        # So many bad rows are left out and listed; one more is an error.",
+        "        # bad_rows=0,",
+        "    ),",
+        ")",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_EXAMPLE = 'dict(prompt="question")'
+
+
+def _some(names: Sequence[str]) -> str:
+    text = ", ".join(names)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."

@@ -1,0 +1,164 @@
+"""An export on the Hugging Face hub: whether it may go there, asked before anything is written, and the upload.
+
+huggingface_hub finds the token (`HF_TOKEN`, or what `hf auth login` stored) and sends it; this module never holds it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
+
+from tuner.errors import MachineError, TunerError, UsageError
+from tuner.results.export import Exported
+
+FLAG = "--push"
+_LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN, to a token that may write."
+_AGAIN = "Run the same command again."
+# transformers and PEFT load a file of these names wherever they find one: `adapter_config.json` beside a whole model
+# sends `from_pretrained` to the adapter's base.
+_LOADED = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "adapter_model.*", "adapter_config.json")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A model's repository that this user may write to, as the hub described it before the export."""
+
+    name: str
+    """`OWNER/NAME`."""
+    private: bool
+    """Asked to be; one that is public already stays so."""
+    files: frozenset[str] | None
+    """What it holds; None for one that does not exist yet."""
+
+
+def check(name: str, *, private: bool) -> Repository:
+    """Ask the hub whether this user may publish under `name`; nothing is created.
+
+    Raises:
+        UsageError: the name is malformed, its owner is someone else, or it is public and was to be private.
+        MachineError: there is no token, or one that may only read; HF_HUB_OFFLINE is set; the hub refuses or is away.
+    """
+    _check_name(name)
+    if constants.is_offline_mode():
+        raise MachineError("HF_HUB_OFFLINE is set, and an upload needs the hub", where=FLAG, fix="Unset it.")
+    if get_token() is None:
+        raise MachineError("there is no token for the Hugging Face hub", where=FLAG, fix=_LOG_IN)
+    api, owner = HfApi(), name.split("/")[0]
+    with _explained(name):
+        user = api.whoami()
+        try:
+            found = api.model_info(name)
+        except RepositoryNotFoundError:  # or a private one of someone else, which the hub tells nobody
+            found = None
+    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise MachineError("the token for the Hugging Face hub may only read", where=FLAG, fix=_LOG_IN)
+    owners = [user["name"], *(group["name"] for group in user.get("orgs", ()))]
+    if found is None and owner.lower() not in map(str.lower, owners):
+        what = f"{owner!r} is neither the user of this token nor one of their organizations"
+        raise UsageError(what, where=FLAG, fix=f"Take one of: {', '.join(owners)}.")
+    if found and private and not found.private:
+        fix = f"Make it private first: hf repos settings {name} --private. Or leave --private out."
+        raise UsageError(f"{name} is there already, and it is public", where="--private", fix=fix)
+    files = frozenset(file.rfilename for file in found.siblings or ()) if found else None
+    return Repository(name, private, files)
+
+
+def _check_name(name: str) -> None:
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UsageError(str(error).rstrip("."), where=FLAG, fix="Write OWNER/NAME, such as my-org/my-model.") from None
+    if "/" not in name:
+        raise UsageError(f"{name!r} names no owner", where=FLAG, fix=f"Write OWNER/NAME, such as my-org/{name}.")
+
+
+def upload(folder: Path, exported: Exported, repository: Repository, again: str = _AGAIN) -> str:
+    """Upload an export, all files of `folder`, and return the address of the repository, which is made if need be.
+
+    In a repository that exists, files of the same name are replaced and the others stay.
+
+    Args:
+        folder: What `export` wrote.
+        exported: What it said of it.
+        repository: What `check` found.
+        again: How to try once more after a failure; a sentence.
+
+    Raises:
+        UsageError: the export's base is a folder here, or weights in the repository would be loaded beside it.
+        MachineError: the hub refuses or is away; part of the files may be there, and the next attempt goes on.
+    """
+    if exported.private_base:
+        what = f"the adapter's base is a folder of this machine, {exported.private_base}, which others do not have"
+        fix = "Name its id on the hub, --base ORG/MODEL, or upload a whole model, --merge."
+        raise UsageError(what, where=FLAG, fix=fix)
+    name, api = repository.name, HfApi()
+    ours = {file.name for file in folder.iterdir()}
+    others = sorted(file for file in (repository.files or frozenset()) - ours if _is_loaded(file))
+    if others:
+        what = f"{name} holds other weights, which would be loaded beside or instead of these: {', '.join(others)}"
+        fix = f"Choose another name, or delete them first: hf repos delete-files {name} {' '.join(others)}"
+        raise UsageError(what, where=FLAG, fix=fix)
+    with _explained(name, again):
+        if repository.files is None:
+            # None, not False: an organization may have private as its default.
+            api.create_repo(name, private=repository.private or None, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload with tuner export")
+    return f"{api.endpoint}/{name}"
+
+
+def _is_loaded(file: str) -> bool:
+    return any(fnmatchcase(file, pattern) for pattern in _LOADED) and "/" not in file
+
+
+@contextmanager
+def _explained(name: str, again: str = _AGAIN) -> Iterator[None]:
+    """Say in one message what the hub's many answers mean. Its addresses are left out: they can be signed."""
+    try:
+        yield
+    except HfHubHTTPError as error:
+        raise _refusal(name, error, again) from error
+    except (LocalTokenNotFoundError, OfflineModeIsEnabled) as error:
+        raise MachineError(str(error).splitlines()[0].rstrip("."), where=FLAG, fix=_LOG_IN) from error
+    except httpx.TimeoutException as error:
+        raise _lost(f"the Hugging Face hub did not answer in time for {name}", again) from error
+    except httpx.HTTPError as error:
+        raise _lost(f"the Hugging Face hub cannot be reached for {name}", again) from error
+    except (OSError, RuntimeError) as error:  # hf_xet, which sends weights, raises these; Git LFS hides its own in them
+        if isinstance(error.__cause__, HfHubHTTPError):
+            raise _refusal(name, error.__cause__, again) from error
+        told = re.sub(r"https?://\S+", "...", str(error).partition("\n")[0])
+        raise _lost(f"the upload to {name} broke off: {told.rstrip('.')}", again) from error
+
+
+def _lost(what: str, again: str) -> MachineError:
+    return MachineError(what, where=FLAG, fix=f"Check the network and its proxy. {again}")
+
+
+def _refusal(name: str, error: HfHubHTTPError, again: str) -> TunerError:
+    status = error.response.status_code
+    said = f": {error.server_message}" if error.server_message else ""
+    if status == 401:
+        return MachineError(f"the Hugging Face hub does not know this token (401){said}", where=FLAG, fix=_LOG_IN)
+    if status in (403, 404):
+        return MachineError(f"this token may not write to {name} ({status}){said}", where=FLAG, fix=_LOG_IN)
+    if status in (409, 412):
+        what = f"{name} was changed by someone else during the upload ({status}){said}"
+        return MachineError(what, where=FLAG, fix=f"Look at what is there. {again}")
+    if status == 429 or status >= 500:
+        what = f"the Hugging Face hub answers {status} for {name}{said}"
+        return MachineError(what, where=FLAG, fix=f"Wait, or see status.huggingface.co. {again}")
+    return MachineError(f"the Hugging Face hub refuses the upload to {name} ({status}){said}", where=FLAG, fix=again)
