@@ -64,6 +64,7 @@ def test_own_parts_are_listed_with_their_folder_and_wrong_ones_are_told_with_fil
 
 def test_as_json_each_part_has_its_origin_and_what_is_wrong_with_it(tuner: Tuner) -> None:
     part("datasets", "alpaca.py", '"""Our alpaca."""\n\ntrain_dataloader = dict(dataset=dict(path="rows.jsonl"))\n')
+    part("datasets", "alpaca_zh.py", "train_dataloader = dict(\n")
     part("models", "broken.py", 'model = dict(pth="x")\n')
     part("chat_templates", "acme.jinja", "{{ messages }}")
 
@@ -74,6 +75,7 @@ def test_as_json_each_part_has_its_origin_and_what_is_wrong_with_it(tuner: Tuner
     assert (alpaca["shadows"], alpaca["paths"]) == (["tuner"], ["rows.jsonl"])
     assert broken["error"]["where"] == "tuner_configs/models/broken.py:1"
     assert found["models"]["qwen3_8b"]["origin"] == "tuner"
+    assert found["datasets"]["alpaca_enzh"]["error"]["where"] == "tuner_configs/datasets/alpaca_zh.py:1"
     assert found["own"]["chat_templates"]["acme"]["file"] == "tuner_configs/chat_templates/acme.jinja"
 
 

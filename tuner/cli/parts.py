@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from tuner.data.formats import FORMATS, KINDS
-from tuner.errors import ModelError, TunerError
+from tuner.errors import ModelError, RecipeError, TunerError
 from tuner.recipes import catalog
 from tuner.recipes.catalog_folders import PRESETS, PartFile
 from tuner.recipes.part import read_part
@@ -28,14 +28,18 @@ def details(kind: str, name: str) -> dict[str, Any]:
         path = values(kind, name).get("model", {}).get("path")
         return {**facts, "path": path, "parameters": parameters(name)}
     if kind == "datasets":
-        paths = [rows["path"] for rows in data_sets(name) if rows.get("path")]
+        try:
+            paths = [rows["path"] for rows in data_sets(name) if rows.get("path")]
+        except RecipeError as error:  # a mixture of the package's, one of whose parts the user's own shadows
+            return {**facts, "error": error.to_json()}
         return {**facts, "paths": paths, "objectives": [objective for objective in KINDS if suits(objective, name)]}
     return facts
 
 
 def mistake(kind: str, name: str) -> TunerError | None:
     """Return what is wrong with a part of the user's own, or None; the package's are right."""
-    return None if catalog.part_file(kind, name).is_ours else _mistake(kind, name, catalog.part_file(kind, name))
+    file = catalog.part_file(kind, name)
+    return None if file.is_ours else _mistake(kind, name, file)
 
 
 @cache
@@ -95,7 +99,10 @@ def suits(objective: str, dataset: str) -> bool:
 
 @cache
 def _suits(objective: str, dataset: str, file: PartFile) -> bool:
-    if mistake("datasets", dataset):
+    if not file.is_ours and _mistake("datasets", dataset, file):
         return False
-    formats = (FORMATS.get(str(rows.get("format"))) for rows in data_sets(dataset))
+    try:
+        formats = [FORMATS.get(str(rows.get("format"))) for rows in data_sets(dataset)]
+    except RecipeError:
+        return False
     return all(known.kind in KINDS[objective] for known in formats if known)

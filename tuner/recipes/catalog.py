@@ -19,9 +19,11 @@ from typing import NamedTuple
 from tuner.errors import RecipeError, did_you_mean, nearest
 from tuner.files import read_named_text
 from tuner.recipes import catalog_folders, xtuner_names
+from tuner.recipes.catalog_folders import ASSET as ASSET
 from tuner.recipes.catalog_folders import CONFIGS as CONFIGS
 from tuner.recipes.catalog_folders import PACKAGE as PACKAGE
 from tuner.recipes.catalog_folders import PRESETS, TEMPLATES, PartFile
+from tuner.recipes.catalog_folders import asset as asset
 
 BASE = CONFIGS / "base.py"
 SPLIT = CONFIGS / "split.py"
@@ -30,8 +32,6 @@ KINDS = ("models", "methods", "objectives", "datasets", "recipes")
 DEFAULT_OBJECTIVE = "sft"
 DEFAULT_METHOD = "lora"
 """Of a model that is trained without a recipe."""
-ASSET = "package:"
-"""Prefix of a path below configs/assets, such as 'package:sample/train.jsonl'."""
 
 _JINJA = ("{{", "{%")
 """What every chat template holds, and no name of one."""
@@ -152,21 +152,6 @@ def _first_line(text: str) -> str:
         return next(iter((ast.get_docstring(ast.parse(text)) or "").splitlines()), "")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return ""
-
-
-def asset(path: str) -> str:
-    """Return the file that a `package:` path means; any other path as it is.
-
-    Raises:
-        RecipeError: the package ships no such file.
-    """
-    if not path.startswith(ASSET):
-        return path
-    inside = path.removeprefix(ASSET)
-    file = CONFIGS / "assets" / inside
-    if ".." in file.parts or Path(inside).is_absolute() or not os.path.exists(file):  # noqa: PTH110 (no error for a long name)
-        raise RecipeError(f"{path!r} is not shipped with the package", where=CONFIGS / "assets")
-    return str(file)
 
 
 def chat_template(name: str) -> str:

@@ -22,6 +22,8 @@ PACKAGE = Path(__file__).parents[1]
 CONFIGS = PACKAGE / "configs"
 OURS = "tuner"
 """The origin of the package's own parts."""
+ASSET = "package:"
+"""Prefix of a path below configs/assets, such as 'package:sample/train.jsonl'."""
 HERE = "tuner_configs"
 VARIABLE = "TUNER_CATALOG"
 GROUP = "tuner.catalog"
@@ -37,6 +39,21 @@ _SUFFIXES = {TEMPLATES: ".jinja", PRESETS: ".json"}
 _LAYOUT = f"Name a folder that holds folders of parts: {', '.join(KINDS)}."
 _given: list[Path] = []
 _ours_alone = False
+
+
+def asset(path: str) -> str:
+    """Return the file that a `package:` path means; any other path as it is.
+
+    Raises:
+        RecipeError: the package ships no such file.
+    """
+    if not path.startswith(ASSET):
+        return path
+    inside = path.removeprefix(ASSET)
+    file = CONFIGS / "assets" / inside
+    if ".." in file.parts or Path(inside).is_absolute() or not os.path.exists(file):  # noqa: PTH110 (no error for a long name)
+        raise RecipeError(f"{path!r} is not shipped with the package", where=CONFIGS / "assets")
+    return str(file)
 
 
 class Folder(NamedTuple):
@@ -106,8 +123,8 @@ def folders() -> tuple[Folder, ...]:
     own = [path for _, path in named]
     own += [Path(HERE)] if os.path.isdir(HERE) else []  # noqa: PTH112 (asked for with every name)
     different: dict[str, str] = {}
-    for text in map(str, own):
-        different.setdefault(os.path.realpath(text), text)  # a folder may be named twice
+    for folder in map(str, own):
+        different.setdefault(os.path.realpath(folder), folder)  # it may be named twice
     users = [Folder(path, path, Kind.FILE) for path in different.values()]
     return (*users, *_installed(tuple(sys.path)), ours)
 

@@ -129,7 +129,7 @@ def read_type(folder: Path) -> str | None:
 
 def _read(folder: Path) -> dict[str, Any]:
     """Return config.json with the text half's values laid over it; nothing where it is no JSON object."""
-    config = read_json_object(folder / "config.json" if folder.is_dir() else folder)
+    config = read_json_object(folder if paths.is_file(folder) else folder / "config.json")
     if isinstance(half := config.get("text_config"), dict):
         config |= half
     return {_NAMES[key]: config[key] for key in _NAMES if config.get(key) is not None} | config
