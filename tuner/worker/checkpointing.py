@@ -26,7 +26,7 @@ from tuner.errors import DiskError
 from tuner.files import is_disk_error
 from tuner.runs import causes, checkpoints
 from tuner.runs.directory import RunDirectory
-from tuner.worker import compat
+from tuner.worker import compat_checkpoints
 
 _FIX = "Free space, then go on with --resume auto; or keep fewer: --set checkpoint.max_keep_ckpts=1."
 
@@ -64,7 +64,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         self._has_frozen = not all(weight.requires_grad for weight in trainer.model.parameters())
         self._no_model_file = self._has_frozen and not isinstance(trainer.model, PeftModel)
         if self._has_frozen:
-            trainer.model.register_load_state_dict_post_hook(compat.expect_no_frozen)
+            trainer.model.register_load_state_dict_post_hook(compat_checkpoints.expect_no_frozen)
         if self._no_model_file:
             # A file of the trained weights alone would be loaded by from_pretrained, with random ones for the rest.
             trainer.saves_model = False
@@ -83,7 +83,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         engine, step = self.trainer.model_wrapped, self.trainer.state.global_step
         needed = self._make_room(engine, step)
         if self._has_frozen:
-            compat.leave_out_frozen(engine)
+            compat_checkpoints.leave_out_frozen(engine)
         what = f"checkpoint-{step} ({convert_bytes(needed)})"
         with disk_errors(self.home, what):
             write()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial, wraps
-from itertools import accumulate
 from operator import call
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +30,7 @@ from trl import DPOTrainer, KTOTrainer, SFTTrainer
 from tuner.machine.libraries import require_names
 from tuner.models import compat as models
 from tuner.models import whole
+from tuner.worker import compat_checkpoints
 
 _FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
 
@@ -42,12 +42,12 @@ def check_names() -> None:
         MachineError: one is.
     """
     models.check_names()
+    compat_checkpoints.check_names()
     require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
     require_names("deepspeed", deepspeed.ops, "__compatible_ops__")
     require_names("deepspeed", engine_module, "see_memory_usage")
     require_names("deepspeed", deepspeed, "set_optimizer_flags")
-    require_names("deepspeed", DeepSpeedEngine, "clip_fp32_gradients", "was_step_applied", "module_state_dict")
-    require_names("deepspeed", DeepSpeedEngine, "_zero3_consolidated_16bit_state_dict", "load_checkpoint")
+    require_names("deepspeed", DeepSpeedEngine, "clip_fp32_gradients", "was_step_applied")
     require_names("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
     require_names("transformers", Trainer, "_get_train_sampler", "get_sp_size")
     require_names("deepspeed", UlyssesSPAttentionHF, "register_with_transformers")
@@ -303,64 +303,3 @@ def keep_muon_off_embeddings(model: Any) -> None:
             weight.use_muon = False
 
     deepspeed.set_optimizer_flags = flag_all
-
-
-def load_by(load: Callable[[Any, str], Any]) -> None:
-    """Have a function take the place of what DeepSpeed's engines load checkpoints with, given engine and folder."""
-    DeepSpeedEngine.load_checkpoint = lambda engine, folder, **_: load(engine, folder)
-
-
-def load_what_is_not_swapped() -> None:
-    """Have DeepSpeed's engines load of a checkpoint also what a run that swaps to a disk keeps in memory.
-
-    DeepSpeed 0.19.8 copies the swapped files back and leaves out the rest: small weights and their optimizer states.
-    """
-    load = DeepSpeedEngine._load_checkpoint
-
-    def load_all(engine: Any, folder: str, tag: str, **given: Any) -> Any:
-        found = load(engine, folder, tag, **given)
-        if found[0] is not None and engine.zero_nvme_offload_optimizer():
-            engine._load_zero_checkpoint(folder, tag, load_optimizer_states=True)
-        return found
-
-    DeepSpeedEngine._load_checkpoint = load_all
-
-
-def leave_out_frozen(engine: Any) -> None:
-    """Keep frozen weights out of the checkpoints that an engine saves, and let it load such.
-
-    DeepSpeed 0.19.8 can leave them out (DeepSpeed#3953), but by name: it keeps the second name of a tied one and what
-    quantization adds; and transformers asks for it where the model is PEFT's alone.
-    """
-    engine.save_checkpoint = partial(type(engine).save_checkpoint, engine, exclude_frozen_parameters=True)
-    engine.module_state_dict = partial(_trained, engine)
-
-
-def _trained(engine: Any, **options: Any) -> dict[str, Any]:
-    """Return what DeepSpeed saves of the model, without frozen weights."""
-    frozen, state = _frozen(engine.module), type(engine).module_state_dict(engine, **options)
-    return {
-        name: value for name, value in state.items() if frozen.isdisjoint(accumulate(name.split("."), "{}.{}".format))
-    }
-
-
-def _frozen(model: Any) -> set[str]:
-    return {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
-
-
-def expect_no_frozen(model: Any, keys: Any) -> None:
-    """Take away from the `missing_keys` of a load what is frozen; a hook after `load_state_dict`.
-
-    It is the base model's, which was loaded before; anything else that a checkpoint lacks is an error.
-    """
-    frozen = _frozen(model)
-    keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen]
-
-
-def whole_weights(engine: Any, *, trained_alone: bool) -> dict[str, Any]:
-    """Return ZeRO-3's weights in the compute type, whole, on rank 0 and nothing on others; every rank takes part.
-
-    DeepSpeed's public `save_16bit_model` writes them as a pickle, and accelerate's `get_state_dict` gathers frozen
-    weights too.
-    """
-    return engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=trained_alone) or {}

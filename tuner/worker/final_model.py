@@ -17,7 +17,7 @@ from tuner.recipes.template import plain
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, is_same_state
-from tuner.worker import compat, resume
+from tuner.worker import compat_checkpoints, resume
 from tuner.worker.checkpointing import best_step, disk_errors
 from tuner.worker.generation import stop_where_answers_end
 
@@ -83,7 +83,7 @@ def _gathered(engine: Any, model: Any) -> dict[str, Any] | None:
     if engine.zero_optimization_stage() < 3:
         return None
     is_adapter = isinstance(model, PeftModel)
-    state = compat.whole_weights(engine, trained_alone=is_adapter)
+    state = compat_checkpoints.whole_weights(engine, trained_alone=is_adapter)
     # Each name of a shared weight is gathered into a tensor of its own, which below stage 3 is saved once.
     tied = {} if is_adapter else model.all_tied_weights_keys
     return {name: weight for name, weight in state.items() if name not in tied}

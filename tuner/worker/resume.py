@@ -37,7 +37,7 @@ from tuner.runs import checkpoints
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, ResumePoint
-from tuner.worker import compat
+from tuner.worker import compat, compat_checkpoints
 from tuner.worker.checkpointing import disk_errors
 
 _OF_DEEPSPEED = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
@@ -60,7 +60,9 @@ def converted(run: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path 
     Raises:
         RunDirectoryError: a file of the checkpoint holds more than data.
     """
-    torch.serialization.add_safe_globals(list(_OF_DEEPSPEED))  # the best checkpoint of this run is loaded too
+    # The best checkpoint of this run is loaded too.
+    torch.serialization.add_safe_globals(list(_OF_DEEPSPEED))
+    compat_checkpoints.load_swapped_whole()
     if point is None:
         return None
     folder = point.folder(run)
@@ -205,8 +207,7 @@ class LoadCheckpoint:
         trainer.on_schedule_made, trainer.load_states = self._note_settings, self._load_states
         trainer.load_random_states = self._load_random_states
         if point.load_as is LoadAs.WEIGHTS:
-            compat.load_by(self._load_weights)
-        compat.load_what_is_not_swapped()
+            compat_checkpoints.load_by(self._load_weights)
 
     def _note_settings(self, schedule: Any, optimizer: Any) -> None:
         self.lrs = list(_unwrapped(schedule).base_lrs)

@@ -115,9 +115,7 @@ def swap_space(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
-    """Tell how fast the disks are that a run swaps to, which are none of this machine's, and that it is for once."""
-    if any(needs.swaps(run.final.config)):
-        yield "a run that swaps to a disk cannot be resumed: DeepSpeed does not bring back what it has swapped."
+    """Tell how fast the disks are that a run swaps to, and which are none of this machine's."""
     for path in sorted({swap.path for swap in needs.swaps(run.final.config)}):
         place = existing(path)
         if _unwritable(place, direct=True):
