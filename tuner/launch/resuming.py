@@ -216,7 +216,7 @@ def state_of(resolved: ResolvedRecipe, asked: Recipe) -> dict[str, Any]:
         asked: The recipe before its batch was made to fit a checkpoint.
     """
     zero = resolved.final.config.get("zero_optimization", {})
-    devices = ((zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param"))
+    states, weights = ((zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param"))
     return {
         "world_size": resolved.topology.world_size,
         "global_batch": resolved.batch.global_batch,
@@ -224,7 +224,8 @@ def state_of(resolved: ResolvedRecipe, asked: Recipe) -> dict[str, Any]:
         "batch": _batch_of(resolved.recipe),
         "deepspeed": resolved.level,
         "stage": zero.get("stage", 0),
-        "nvme": "nvme" in devices,
+        "nvme": states == "nvme",
+        "nvme_weights_alone": weights == "nvme" != states,
         "dtype": resolved.precision.dtype,
         "optimizer": resolved.recipe.config.optim_wrapper.optimizer.type,
     }

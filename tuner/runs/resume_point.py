@@ -66,7 +66,8 @@ def resume_from(
     """Return how a run goes on from a checkpoint, None where there is none, and what to say of it.
 
     Args:
-        run: What the run's own checkpoints will say of it: world_size, stage, deepspeed, dtype, optimizer and nvme.
+        run: What the run's own checkpoints will say of it: world_size, stage, deepspeed, dtype, optimizer, nvme (its
+            states are on a disk) and nvme_weights_alone.
         weights: Where the optimizer's states cannot move, the weights may alone (--resume-weights).
 
     Raises:
@@ -82,14 +83,21 @@ def _load_as(checkpoint: Checkpoint, run: Mapping[str, Any], *, weights: bool) -
     saved, name = checkpoint.facts, checkpoint.path.name
     if "stage" not in saved:
         return LoadAs.SAVED, ()
+    if run.get("nvme_weights_alone"):
+        # Measured, DeepSpeed 0.19.8, max_in_cpu smaller than the model: a bare AttributeError.
+        what = "with its weights on NVMe and the optimizer in memory DeepSpeed 0.19.8 loads no checkpoint"
+        fix = "Add --ds zero_optimization.offload_param.device=cpu, or put offload_optimizer on NVMe too."
+        raise IncompatibleStates(what, where="--resume", fix=fix)
     hindrances = list(_hindrances(saved, run))
     if hindrances:
         reasons = ", and ".join(reason for reason, _ in hindrances)
-        if weights:
+        if weights and not saved["nvme"]:  # what is swapped stands in files that only such an engine reads
             rest = "the optimizer's states start fresh; steps, data order and learning rate go on"
             return LoadAs.WEIGHTS, (f"--resume-weights: {name} {reasons}, so its weights move alone: {rest}.",)
         fixes = " and ".join(dict.fromkeys(fix for _, fix in hindrances))
-        fix = f"{fixes}, or add --resume-weights: the weights move, and the optimizer starts fresh."
+        fix = f"{fixes}."
+        if not saved["nvme"]:
+            fix = f"{fixes}, or add --resume-weights: the weights move, and the optimizer starts fresh."
         what = f"{name} {reasons}: its optimizer states cannot be loaded"
         raise IncompatibleStates(what, where="--resume", fix=fix[0].upper() + fix[1:])
     if saved["world_size"] == run["world_size"]:

@@ -115,7 +115,9 @@ def swap_space(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
-    """Tell how fast the disks are that a run swaps to, and which are none of this machine's."""
+    """Tell how fast the disks are that a run swaps to, which are none of this machine's, and what cannot be resumed."""
+    if run.state["nvme_weights_alone"]:
+        yield "this run cannot be resumed: its weights are on NVMe and its optimizer is in memory."
     for path in sorted({swap.path for swap in needs.swaps(run.final.config)}):
         place = existing(path)
         if _unwritable(place, direct=True):

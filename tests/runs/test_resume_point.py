@@ -1,0 +1,36 @@
+"""Which states move from a disk to memory and back; all else that may hinder them: tests/launch/test_resuming.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.runs.checkpoints import Checkpoint
+from tuner.runs.resume_point import IncompatibleStates, LoadAs, resume_from
+
+STATE = {"world_size": 2, "stage": 3, "deepspeed": "my.json", "dtype": "bf16", "optimizer": "AdamW", "nvme": True}
+
+
+def _resumed(run: dict[str, Any], *, weights: bool = False) -> LoadAs:
+    point, _ = resume_from(Checkpoint(Path("checkpoint-2"), 2, STATE), {**STATE, **run}, weights=weights)
+    assert point is not None
+    return point.load_as
+
+
+def test_states_on_a_disk_resume_on_a_disk() -> None:
+    assert _resumed({}) is LoadAs.SAVED
+
+
+@pytest.mark.parametrize("run", [{"nvme": False}, {"world_size": 4}, {"dtype": "fp32"}])
+@pytest.mark.parametrize("weights", [False, True])
+def test_states_on_a_disk_move_nowhere_else_and_neither_do_their_weights(run: dict[str, Any], weights: bool) -> None:
+    with pytest.raises(IncompatibleStates) as caught:
+        _resumed(run, weights=weights)
+    assert "--resume-weights" not in str(caught.value)
+
+
+def test_weights_on_a_disk_beside_an_optimizer_in_memory_are_not_resumed() -> None:
+    with pytest.raises(IncompatibleStates, match="its weights on NVMe"):
+        _resumed({"nvme_weights_alone": True})
