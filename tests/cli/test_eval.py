@@ -56,11 +56,11 @@ def test_answers_go_to_a_new_file(tuner: Tuner, rows: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("package:tiny",), 2, "names no validation data"),
+        (("package:tiny",), 2, "has no validation data"),
         (("package:tiny", "--data", "gone.jsonl"), 2, "gone.jsonl"),
-        (("package:tiny", "--generate", "2"), 2, "--generate and --out go together"),
+        (("package:tiny", "--generate", "2"), 2, "--generate and --out need each other"),
         (("package:tiny", "--generate", "2", "--out", "gone/a.jsonl"), 2, "the folder of"),
-        (("package:tiny", "--tasks", ","), 2, "no task is named"),
+        (("package:tiny", "--tasks", ","), 2, "no task is given"),
         (("package:tiny", "--tasks", "arc_easy"), 3, "pip install 'tuner-deepspeed[eval]'"),
     ],
 )

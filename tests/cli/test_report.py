@@ -26,7 +26,7 @@ def test_one_run_gets_its_report_inside_it_and_several_one_here(tuner: Tuner) ->
     [
         (["nowhere"], "'nowhere' is no run directory"),
         (["."], "'.' is no run directory"),
-        (["run", "-o", "mine.txt"], "mine.txt is there and no report"),
+        (["run", "-o", "mine.txt"], "mine.txt exists and is not a report"),
         (["run", "-o", "run"], "run is a folder"),
         (["run", "-o", "pipe"], "pipe is no file"),
         (["run", "-o", "no/such/report.html"], "no folder 'no/such'"),

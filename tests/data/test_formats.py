@@ -93,7 +93,7 @@ def test_unknown_columns_are_listed_with_the_known_formats() -> None:
 
 
 def test_misspelt_columns_name_the_nearest_format_and_what_it_needs() -> None:
-    with pytest.raises(DataError, match=r"The nearest is 'alpaca', which needs columns 'instruction', 'output'"):
+    with pytest.raises(DataError, match=r"The nearest format is 'alpaca', which needs columns 'instruction', 'output'"):
         formats.detect([{"instrution": "q", "outptu": "a"}], "here")
 
 
@@ -116,7 +116,7 @@ def test_detection_looks_at_the_renamed_columns() -> None:
         ("messages", {"messages": [{**USER, "content": [{"type": "image_url"}]}, ANSWER]}, "'image_url'"),
         ("messages", {"messages": [{**USER, "content": "\ud83d"}, ANSWER]}, "surrogate"),
         ("messages", {"messages": [USER, ANSWER], "tools": "{"}, "tools are text that is not JSON"),
-        ("messages", {"messages": [USER, {**ANSWER, "tool_calls": "add(1)"}]}, "tool_calls of turn 2 are no list"),
+        ("messages", {"messages": [USER, {**ANSWER, "tool_calls": "add(1)"}]}, "tool_calls of turn 2 is not a list"),
         ("messages", {"message": [USER, ANSWER]}, "no column 'messages' (did you mean 'message'?)"),
         ("sharegpt", {"conversations": [{"from": "martian", "value": "a"}]}, "unknown role 'martian' (known: "),
         ("rounds", {"conversation": [{"input": "q"}]}, "turn 1 has no 'output', only input"),

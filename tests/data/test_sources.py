@@ -28,7 +28,7 @@ def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
 def test_an_unknown_kind_of_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("x", encoding="utf-8")
 
-    with pytest.raises(DataError, match=r"Known kinds: \.jsonl"):
+    with pytest.raises(DataError, match=r"Supported: \.jsonl"):
         read(tmp_path / name)
 
 
@@ -145,7 +145,7 @@ def test_files_of_a_url_are_read_through_datasets(tmp_path: Path) -> None:
     source = sources._files_of_url(f"file://{tmp_path}/a*.jsonl")
 
     assert [row["text"] for _, row in source.read()] == ["a1.jsonl", "a2.jsonl"]
-    with pytest.raises(DataError, match="of no known kind"):
+    with pytest.raises(DataError, match="has an unsupported file type"):
         sources._files_of_url("hf://datasets/owner/name/a.zip")
 
 

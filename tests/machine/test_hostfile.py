@@ -51,8 +51,8 @@ def test_the_hosts_and_gpus_are_those_that_deepspeed_takes(written: Path, includ
         ("worker-1 slots=4\nworker-2 slots=x\n", "hosts:2"),
         ("worker-1 slots=0", "hosts:1"),
         ("-oProxyCommand=id slots=1", "hosts:1"),
-        ("a slots=1\na slots=1", "a stands there twice"),
-        ("# nothing\n", "names no host"),
+        ("a slots=1\na slots=1", "a is listed twice"),
+        ("# nothing\n", "lists no host"),
     ],
 )
 def test_a_line_that_names_no_host_is_told_with_its_place(tmp_path: Path, text: str, said: str) -> None:

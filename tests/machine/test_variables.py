@@ -102,7 +102,7 @@ def test_mpirun_without_its_launcher_would_start_several_runs_and_is_refused() -
 
 
 def test_another_geometry_than_mpiruns_is_refused() -> None:
-    assert "4 processes a node, but mpirun started 2" in _refusal(_open_mpi(0), "mpi", nproc_per_node=4)
+    assert "4 processes per node, but mpirun started 2" in _refusal(_open_mpi(0), "mpi", nproc_per_node=4)
 
 
 def test_more_processes_of_mpirun_than_gpus_are_refused_unless_each_sees_one_of_its_own() -> None:
@@ -200,14 +200,14 @@ def test_a_flag_may_say_what_a_cluster_does_not_but_not_contradict_it() -> None:
     [
         (KUBEFLOW | SKYPILOT | {"SKYPILOT_NUM_NODES": "4"}, "PET_NNODES=2 and SKYPILOT_NUM_NODES=4"),
         (KUBEFLOW | {"MASTER_ADDR": "other"}, "MASTER_ADDR=other and PET_MASTER_ADDR=job-node-0-0.job"),
-        ({"PET_NODE_RANK": "1"}, "PET_NODE_RANK and no number of nodes"),
+        ({"PET_NODE_RANK": "1"}, "PET_NODE_RANK are set, but no number of nodes"),
         ({"RANK": "1", "MASTER_ADDR": "m"}, "no WORLD_SIZE"),
         (KUBEFLOW | {"PET_NNODES": "1:4"}, "PET_NNODES=1:4"),
         ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "h:1"}, "PET_RDZV_ENDPOINT=h:1"),
         (VOLCANO | {"VC_MASTER_HOSTS": "j-master-0.j"}, "VC_MASTER_HOSTS, VC_WORKER_HOSTS"),
         (KUBEFLOW | {"PET_NODE_RANK": "2"}, "node rank 2 of 2 nodes"),
         (KUBEFLOW | {"PET_NNODES": "two"}, "PET_NNODES"),
-        ({}, "no variable says"),
+        ({}, "no environment variable sets the number of this rank or node"),
     ],
 )
 def test_variables_that_are_half_set_or_contradict_are_one_message_naming_them(

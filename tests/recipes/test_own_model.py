@@ -81,7 +81,7 @@ def test_a_model_needs_no_recipe_and_the_method_is_said_aloud(name: str | None, 
     assert found.config.train_dataloader.dataset.path == "my.jsonl"
     assert found.config.architecture
     assert found.config.architecture.hidden_size == 64
-    assert found.notes == ("no recipe is named: objective sft, method lora; --method takes another.",)
+    assert found.notes == ("no recipe given: objective sft, method lora; --method sets another.",)
 
 
 def test_a_hub_id_of_the_catalog_brings_its_parts_facts_and_template() -> None:
@@ -126,9 +126,9 @@ def test_epochs_win_over_the_steps_of_a_recipe() -> None:
 @pytest.mark.parametrize(
     ("name", "given", "what"),
     [
-        (None, {}, "neither a recipe nor a model is named"),
-        ("./my-qwen", {"model": "./other"}, "name the model"),
-        ("tiny_full_sample_e1", {"method": "lora"}, "has its method already"),
+        (None, {}, "neither a recipe nor a model is given"),
+        ("./my-qwen", {"model": "./other"}, "set the model"),
+        ("tiny_full_sample_e1", {"method": "lora"}, "already has a method"),
         ("./my-qwen", {"method": "lorra"}, "no method 'lorra'"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_run_without_a_result_is_refused_with_its_newest_checkpoint() -> None:
     with pytest.raises(ModelError, match="has no result yet") as caught:
         path_checks.check_model(loading.load("runs/sft", Overrides(data="my.jsonl")).config)
 
-    assert "--resume runs/sft, or name a checkpoint of it: runs/sft/checkpoints/checkpoint-10" in str(caught.value)
+    assert "--resume runs/sft, or give one of its checkpoints: runs/sft/checkpoints/checkpoint-10" in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [{"model": "runs/sft"}, {"adapter": "runs/sft"}, {"adapter": "runs/sft/final"}])
@@ -341,5 +341,5 @@ def test_a_runs_own_recipe_holds_the_same_rows_out_and_follows_a_change() -> Non
 
 
 def test_a_split_in_the_validation_itself_is_refused() -> None:
-    with pytest.raises(RecipeError, match="holds nothing out"):
+    with pytest.raises(RecipeError, match="has no effect"):
         loading.load("tiny_full_sample_e1", flags("val_dataloader.dataset.val_split=0.5"))

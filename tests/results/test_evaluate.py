@@ -163,7 +163,7 @@ def test_what_cannot_be_asked_generates_nothing(tmp_path: Path) -> None:
         questions(found.spec, found.tokenizer, plain, 1)
     with pytest.raises(ModelError, match="scores answers and writes none"):
         questions(scores.spec, scores.tokenizer, rows_of(scores.spec), 1)
-    with pytest.raises(UsageError, match=r"a prompt has [\d,]+ tokens, and the model's context 512"):
+    with pytest.raises(UsageError, match=r"a prompt has [\d,]+ tokens, and the model's context has 512"):
         questions(found.spec, found.tokenizer, rows_of(found.spec, str(long)), 2)
 
 

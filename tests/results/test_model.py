@@ -153,8 +153,8 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
     refused(tmp_path / "rum", None, UsageError, "does not exist.*'run'")
     refused(run.path, run.final, UsageError, "is an adapter itself")
-    refused(TINY, Path(source(loaded(TINY).spec.model)), UsageError, "is a whole model, no adapter")
-    refused(torn, None, ModelError, "adapter_config.json is not readable")
+    refused(TINY, Path(source(loaded(TINY).spec.model)), UsageError, "is a whole model, not an adapter")
+    refused(torn, None, ModelError, "adapter_config.json cannot be read")
     shutil.rmtree(run.final)
     refused(run.path, None, RunDirectoryError, "no result and no valid checkpoint.*--resume")
     (run.checkpoints / "checkpoint-3").mkdir(parents=True)
@@ -171,7 +171,7 @@ DAMAGE = {
     "lora": (
         ("adapter_model.safetensors", b"half", "adapter_model.safetensors is damaged"),
         ("adapter_config.json", b'{"peft_type": "LORA", "r": "x"}', "does not fit"),
-        ("adapter_config.json", b"[]", "adapter_config.json is not readable"),
+        ("adapter_config.json", b"[]", "adapter_config.json cannot be read"),
         ("generation_config.json", b"{", "cannot load "),  # of a result, beside the adapter; last, as none was there
     ),
 }

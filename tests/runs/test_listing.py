@@ -59,13 +59,13 @@ def test_a_run_of_another_machine_is_not_judged(tmp_path: Path) -> None:
 
 def test_a_failed_run_tells_its_cause_and_where_it_can_go_on(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run")
-    found = {"cause": "gpu-out-of-memory", "what": "a GPU has too little memory for this"}
+    found = {"cause": "gpu-out-of-memory", "what": "a GPU ran out of memory"}
     run.write_status("failed", exit_code=1, message="long\nand longer", diagnosis=found)
     checkpoint(run.path, 20)
     checkpoint(run.path, 30, valid=False)
 
     assert one(tmp_path).state == "failed"
-    assert one(tmp_path).why == "gpu-out-of-memory: a GPU has too little memory for this"
+    assert one(tmp_path).why == "gpu-out-of-memory: a GPU ran out of memory"
     assert one(tmp_path).resumable_step == 20
 
 
@@ -83,9 +83,9 @@ def test_a_stopped_run_tells_the_first_line_of_its_message(tmp_path: Path) -> No
     ("name", "content", "why"),
     [
         ("run.json", "{", "run.json is missing or not JSON"),
-        ("run.json", "[]", "run.json holds no object"),
-        ("status.json", None, "status.json is missing or not JSON"),
-        ("status.json", "\xff\x00", "status.json is missing or not JSON"),
+        ("run.json", "[]", "run.json is not a JSON object"),
+        ("status.json", None, "status.json is missing or is not JSON"),
+        ("status.json", "\xff\x00", "status.json is missing or is not JSON"),
         ("status.json", '{"state": "walking"}', "status.json holds the state 'walking'"),
     ],
 )

@@ -79,7 +79,9 @@ def test_a_tracker_that_fails_is_one_warning_and_off(
 
     assert called.count(hook) == 1 and called[-1] == hook
     warnings = [line for line in capfd.readouterr().out.splitlines() if "WARNING" in line]
-    assert warnings == [f"WARNING: the tracker wandb is off from here on: {type(error).__name__}: {error}"]
+    assert warnings == [
+        f"WARNING: the tracker wandb is disabled for the rest of the run: {type(error).__name__}: {error}"
+    ]
 
 
 def test_a_tracker_that_hangs_is_off_after_some_patience(

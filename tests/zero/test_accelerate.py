@@ -193,7 +193,7 @@ WRONG = [
     ("deepspeed_config:\n  zero_stages: 2\n", "zero_stage'", 11),
     ("num_proceses: 2\n", "num_processes", 10),
     ("deepspeed_config:\n  zero_stage: 4\n", "zero_stage = 4", 11),
-    ("deepspeed_config: 3\n", "is no block", 10),
+    ("deepspeed_config: 3\n", "is not a block", 10),
     ("mixed_precision: half\n", "mixed_precision = 'half'", 10),
     ("num_processes: 3\nnum_machines: 2\n", "cannot be shared", 10),
     ("num_processes: many\n", "not a count", 10),

@@ -44,7 +44,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "{'a': 1}": ("1:2", "expected a key in double quotes"),
     '{"a": cpu}': ("1:7", 'Write "cpu"'),
     "{\"a\": 'cpu'}": ("1:7", 'Write "cpu"'),
-    '{"a": True}': ("1:7", "Write true"),
+    '{"a": True}': ("1:7", "Use true"),
     '{"a": None}': ("1:7", "Write null"),
     '{"a": 1 "b": 2}': ("1:9", "comma"),
     '{"a": [1 2]}': ("1:10", "comma"),

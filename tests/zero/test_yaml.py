@@ -88,7 +88,7 @@ REFUSED = {
         "20,000 values",
         None,
     ),
-    "a circle": (PRESET.replace("stage: 3", "stage: ${a}") + "a: ${b}\nb: ${a}\n", "in a circle", None),
+    "a circle": (PRESET.replace("stage: 3", "stage: ${a}") + "a: ${b}\nb: ${a}\n", "in a cycle:", None),
     "a name of nothing": (PIPELINE.replace("${deepspeed_zero3}", "${deepspeed_zero9}"), "names nothing", 9),
     "a file outside": ("defaults: [../../outside@_here_]\n", "outside", 1),
     "no package": ("defaults: [../config/deepspeed_zero3]\n", "@_here_", 1),

@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 @click.argument("dest", required=False, type=click.Path(path_type=Path), shell_complete=complete.files)
 @click.option("--merge", is_flag=True, help="Merge the adapter into its base, in the base's precision.")
 @click.option(
-    "--base", metavar="PATH", shell_complete=complete.files, help="Where the base is, if not where it was in training."
+    "--base",
+    metavar="PATH",
+    shell_complete=complete.files,
+    help="The base model, if it is not where it was in training.",
+)
+@click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the weights.  [default: unchanged]")
+@click.option(
+    "--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Largest size of one weight file."
 )
 @click.option(
-    "--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the weights.  [default: as they are]"
-)
-@click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Of one file of weights.")
-@click.option(
-    "--as", "layout", type=click.Choice(("llama", "gguf")), help="InternLM in Llama's layout; GGUF for Ollama."
+    "--as", "layout", type=click.Choice(("llama", "gguf")), help="llama: InternLM in Llama's layout; gguf: for Ollama."
 )
 @click.option("--push", metavar="OWNER/NAME", help="Upload it to the Hugging Face hub; DEST may be left out.")
 @click.option("--private", is_flag=True, help="Make the hub's repository private, where --push creates it.")
@@ -49,10 +52,10 @@ def command(
     push: str | None,
     private: bool,
 ) -> None:
-    """Write what SOURCE trained to the folder DEST, for transformers and peft alone.
+    """Export what SOURCE trained to the folder DEST; transformers and peft load it without tuner.
 
     SOURCE is a run directory (its result, or its newest checkpoint), or a checkpoint of any ZeRO level. No GPU is
-    needed; with --merge, the base is read a tensor at a time. DEST gets safetensors, config, tokenizer, chat template,
+    needed; --merge reads the base one tensor at a time. DEST gets safetensors, config, tokenizer, chat template,
     generation config, a model card, and a manifest with the hash of every tensor; with --as gguf, one GGUF file, which
     llama.cpp's converter writes of the whole model (an adapter is merged), and a Modelfile for Ollama.
 
@@ -131,18 +134,19 @@ def _tell(dest: Path | None, done: Exported, seconds: float, *, pushed: bool) ->
     files = "one file" if done.num_files == 1 else f"{done.num_files} files"
     say(
         f"Wrote {dest or 'a temporary folder'}: {done.num_tensors} tensors, {_size(done)} in {files}, "
-        f"every one read back, {seconds:.0f} s. manifest.json has their hashes, README.md is the model card."
+        f"verified by reading them back, {seconds:.0f} s. manifest.json has their hashes, README.md is the model card."
     )
     if done.compared:
         click.echo(done.compared)
     if done.private_base and not pushed:  # an upload is refused
         say(
-            f"Others cannot load its base from here ({done.private_base}): name its id on the hub, --base ORG/MODEL, "
+            f"Its base is a local folder ({done.private_base}) that others cannot load: give its id "
+            "on the hub, --base ORG/MODEL, "
             "or write a whole model, --merge."
         )
     if done.needs_tuner and done.kind == "adapter":
         say(
-            "transformers and vLLM alone do not know its base, and its layers have Llama's names: elsewhere it fits "
+            "transformers and vLLM cannot load its base as it is. The adapter uses Llama's layer names and fits "
             "the base written as Llama (tuner export BASE DEST --as llama), or write a whole model, --merge --as llama."
         )
     elif done.needs_tuner:

@@ -85,25 +85,27 @@ def _load_as(checkpoint: Checkpoint, run: Mapping[str, Any], *, weights: bool) -
     if saved["nvme"]:
         # Measured, stage 3, fp32, two ranks: a loss of 6.1278 in the first step in the place of 6.1244, and the states
         # in the checkpoint's own files have 896 of 803,712 weights.
-        what = f"{name} has its states on NVMe, which DeepSpeed 0.19.8 does not bring back as they were"
-        fix = "Train its result on (--model RUN), or start anew with what can be resumed: --deepspeed zero3_offload."
+        what = f"{name} has its states on NVMe, which DeepSpeed 0.19.8 does not restore"
+        fix = (
+            "Train its result further (--model RUN), or start a new run that can be resumed: --deepspeed zero3_offload."
+        )
         raise IncompatibleStates(what, where="--resume", fix=fix)
     hindrances = list(_hindrances(saved, run))
     if hindrances:
         reasons = ", and ".join(reason for reason, _ in hindrances)
         if weights:
-            rest = "the optimizer's states start fresh; steps, data order and learning rate go on"
-            return LoadAs.WEIGHTS, (f"--resume-weights: {name} {reasons}, so its weights move alone: {rest}.",)
+            rest = "the optimizer's states start from zero; steps, data order and learning rate continue"
+            return LoadAs.WEIGHTS, (f"--resume-weights: {name} {reasons}, so only its weights are loaded: {rest}.",)
         fixes = " and ".join(dict.fromkeys(fix for _, fix in hindrances))
-        fix = f"{fixes}, or add --resume-weights: the weights move, and the optimizer starts fresh."
+        fix = f"{fixes}, or add --resume-weights to load only the weights and restart the optimizer."
         what = f"{name} {reasons}: its optimizer states cannot be loaded"
         raise IncompatibleStates(what, where="--resume", fix=fix[0].upper() + fix[1:])
     if saved["world_size"] == run["world_size"]:
         return LoadAs.SAVED, ()
     ranks = f"{name} was saved by {saved['world_size']} ranks, this run has {run['world_size']}"
     if not run["stage"]:
-        return LoadAs.SAVED, (f"{ranks}: every rank loads the whole state, and dropout draws other numbers.",)
-    return LoadAs.UNIVERSAL, (f"{ranks}: its state is dealt out anew, and dropout draws other numbers.",)
+        return LoadAs.SAVED, (f"{ranks}: every rank loads the whole state, and dropout uses other random numbers.",)
+    return LoadAs.UNIVERSAL, (f"{ranks}: its state is redistributed, and dropout uses other random numbers.",)
 
 
 def is_same_state(saved: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
@@ -121,21 +123,21 @@ def share_states(stage: int, other: int) -> bool:
 
 def _hindrances(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield why the optimizer's states cannot move, each with what would let them."""
-    take_level = f"take --deepspeed {saved['deepspeed']}"
+    take_level = f"use --deepspeed {saved['deepspeed']}"
     if not share_states(saved["stage"], run["stage"]):
         yield f"was saved at ZeRO stage {saved['stage']}, this run is at stage {run['stage']}", take_level
     if saved["dtype"] != run["dtype"]:
         was = f"was trained in {saved['dtype']}, this run has {run['dtype']}"
-        yield was, f"--set optim_wrapper.dtype={saved['dtype']}"
+        yield was, f"use --set optim_wrapper.dtype={saved['dtype']}"
     if saved["optimizer"] != run["optimizer"]:
         was = f"was trained with {saved['optimizer']}, this run has {run['optimizer']}"
-        yield was, f"--set optim_wrapper.optimizer.type={saved['optimizer']}"
+        yield was, f"use --set optim_wrapper.optimizer.type={saved['optimizer']}"
     if saved["nvme"] != run["nvme"]:
-        yield "has its states in memory, this run on NVMe", take_level
+        yield "has its states in memory, and this run has them on NVMe", take_level
     if saved["world_size"] != run["world_size"] and run["stage"]:
         ranks = f"was saved by {saved['world_size']} ranks, this run has {run['world_size']}"
         if run["optimizer"] not in _IN_UNIVERSAL_CHECKPOINTS:
-            ranks += f" (only the states of {', '.join(sorted(_IN_UNIVERSAL_CHECKPOINTS))} can be dealt out anew)"
+            ranks += f" (only the states of {', '.join(sorted(_IN_UNIVERSAL_CHECKPOINTS))} can be redistributed)"
         elif not run["nvme"]:
             return
-        yield ranks, f"start {saved['world_size']} ranks"
+        yield ranks, f"use {saved['world_size']} ranks"
