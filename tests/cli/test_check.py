@@ -132,7 +132,7 @@ def test_what_the_recipe_overrides_in_the_json_is_told(tuner: Tuner) -> None:
     texts = [one["what"] for one in _findings(result)]
     assert not [text for text in texts if text.startswith("gradient_accumulation_steps")]
     assert not [text for text in texts if text.startswith("train_batch_size")], "2 x 8 x 1 is what the JSON says"
-    assert [text for text in texts if text.startswith("optimizer: the recipe wins")]
+    assert [text for text in texts if text.startswith("optimizer: the recipe overrides")]
     assert len([text for text in texts if text.startswith("seed was never read")]) == 1
 
 
@@ -245,7 +245,7 @@ def test_a_folder_that_is_no_run_is_told_so(tuner: Tuner, tmp_path: Path) -> Non
     result = tuner("check", tmp_path)
 
     assert result.code == 2
-    assert "is no run directory" in result.err
+    assert "is not a run directory" in result.err
 
 
 @pytest.mark.parametrize("command", ["check", "show"])

@@ -49,7 +49,7 @@ def test_answers_go_to_a_new_file(tuner: Tuner, rows: Path, tmp_path: Path) -> N
     assert [(line["prompt"], line["right"]) for line in lines] == [("Why?", "Because."), ("One?", "Two, or three.")]
     assert result.code == 0 and "answers.jsonl" in result.out
     again = tuner(*given)
-    assert again.code == 2 and "is there already" in again.err
+    assert again.code == 2 and "already exists" in again.err
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2
 
 

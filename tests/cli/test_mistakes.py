@@ -89,7 +89,7 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no path at all": (["tiny_full_custom_e1"], ("no data set is given", "--data FILE")),
     "no checkpoint": ([TINY, "--resume", "checkpoint-5"], ("checkpoint-5", "--resume", "checkpoint-STEP")),
     "checkpoint too long": ([TINY, "--resume", "x" * 300], ("--resume", "checkpoint-STEP")),
-    "grace without end": ([TINY, "--grace", "inf"], ("inf is no finite number", "--grace")),
+    "grace without end": ([TINY, "--grace", "inf"], ("inf is not a finite number", "--grace")),
     "stray argument": ([TINY, "extra"], ("'extra'", "--set KEY=VALUE")),
     "stray pair": ([TINY, "lr=1"], ("'lr=1'", "--set KEY=VALUE")),
     "unknown flag": ([TINY, "--deepsped", "zero2"], ("--deepsped", "--deepspeed")),
@@ -208,7 +208,7 @@ FILES: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
     ),
     "nearly that file": (_file("data.jsonl", "{}"), ["--data", "./dta.jsonl"], ("'./dta.jsonl'", "data.jsonl")),
     "no model in it": (_file("folder/x", ""), ["--model", "./folder"], ("'./folder'", "config.json")),
-    "model is a file": (_file("model.bin", ""), ["--model", "./model.bin"], ("'./model.bin'", "no folder")),
+    "model is a file": (_file("model.bin", ""), ["--model", "./model.bin"], ("'./model.bin'", "not a folder")),
     "JSON is a folder": (_file("my.json/x", ""), ["--deepspeed", "my.json"], ("'my.json'", "directory")),
     "something in the run directory": (
         _file("run/x", ""),

@@ -100,7 +100,7 @@ def test_it_is_said_what_the_word_is_called_here(text: str) -> None:
     key = next(key for one, key, _ in KEYS if one == text)
     called = {"model.path": "--model", f"{ROWS}.path": "--data"}.get(key, key)
 
-    assert _loaded(text).warnings == (f"{word} is {called} here (--set {text}).",)
+    assert _loaded(text).warnings == (f"{word} is called {called} in tuner (--set {text}).",)
 
 
 @each([text for text, key, _ in KEYS if text.split("=")[0] == key.split(".")[-1]])
@@ -169,7 +169,7 @@ def test_a_word_in_a_recipe_file_is_told_the_key(tuner: Tuner) -> None:
 
     top, inner = tuner("show", "./mine.py"), tuner("show", "./inner.py")
 
-    assert "'learning_rate'. In ./mine.py:2. It is optim_wrapper.optimizer.lr here." in top.err
+    assert "'learning_rate'. In ./mine.py:2. It is called optim_wrapper.optimizer.lr in tuner." in top.err
     assert "'adapter.lora_rank'. In ./inner.py:2. It is adapter.r here." in inner.err
 
 
@@ -186,7 +186,7 @@ TYPED: list[tuple[str, str]] = [
     ("convert pth_to_hf x.py run dest --save-format official", "text models"),
     ("convert pth_to_hf x.py run dest --cfg-options a=1", "holds its recipe"),
     ("convert merge base adapter dest --is-clip", "text models"),
-    (f"train {LORA} --launcher pytorch", "torchrun starts the ranks"),
+    (f"train {LORA} --launcher pytorch", "tuner starts the ranks with torchrun"),
     (f"train {LORA} --local_rank 0", "The launcher sets it"),
     ("chat x --llava y --visual-encoder z --visual-select-layer -2 --image i", "text models"),
     ("chat x --torch-dtype bf16", "the dtype that it was trained in"),

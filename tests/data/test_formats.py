@@ -123,7 +123,7 @@ def test_detection_looks_at_the_renamed_columns() -> None:
         ("alpaca", {"instruction": "q", "output": None}, "output is null, not text"),
         ("alpaca", {"instruction": 3, "output": "a"}, "instruction is of type int"),
         ("alpaca", {"instruction": "q", "output": "a", "response": "b"}, "'instruction' and 'output' or 'instruction'"),
-        ("alpaca", {"instruction": "q", "output": "a", "history": ["q"]}, "number 1 of its history is no question"),
+        ("alpaca", {"instruction": "q", "output": "a", "history": ["q"]}, "item 1 of its history is not a question"),
         ("prompt_completion", {"prompt": [USER, ANSWER], "completion": "a"}, "'prompt' ends with the assistant's turn"),
         ("prompt_completion", {"prompt": [], "completion": "a"}, "'prompt' is an empty list"),
         ("oasst1", {"text": "Hello ### Human: q### Assistant: a"}, "does not start with '### Human:'"),
@@ -208,7 +208,7 @@ def test_a_system_turn_is_given_to_conversations_that_have_none() -> None:
 
 
 def test_a_system_turn_for_plain_text_is_refused() -> None:
-    with pytest.raises(DataError, match=r"a plain text has no system turn.*my\.jsonl:1"):
+    with pytest.raises(DataError, match=r"plain text has no system turn.*my\.jsonl:1"):
         formats.read("text", {"text": "a"}, "my.jsonl:1", system="Be brief.")
 
 
@@ -271,7 +271,7 @@ def test_a_function_of_the_users_reads_rows(tmp_path: Path, monkeypatch: pytest.
     assert made == [Chat([asked, said]), "Why?", Chat([asked, said]), Feedback([asked], [said], True)]
     assert renamed == Pair([asked], [said], [{"role": "assistant", "content": "No."}])
     for name, told in {
-        "mine_of_tests:wrong": "returned no sample.*my.jsonl:1",
+        "mine_of_tests:wrong": "did not return a sample.*my.jsonl:1",
         "mine_of_tests:gone": "has no function 'gone'",
         "no_such_module_of_mine:chat": "cannot import 'no_such_module_of_mine'",
     }.items():

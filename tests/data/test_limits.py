@@ -119,7 +119,7 @@ def test_a_template_that_makes_far_more_than_it_is_given_is_refused() -> None:
 
     error = refusal(make_tokenizer(swollen + CHATML), Chat(conversation("a", "b", "c", "d")["messages"]))
 
-    assert "it makes 1,000," in error.what
+    assert "bytes into 1,000," in error.what
 
 
 def test_many_short_turns_are_no_swollen_conversation() -> None:

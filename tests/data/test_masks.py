@@ -227,7 +227,7 @@ def test_a_template_that_hides_the_assistant_s_turns_is_refused() -> None:
 def test_a_template_whose_markers_hold_no_answer_is_refused() -> None:
     template = "{% for message in messages %}{% generation %}{{ message['content'] }}{% endgeneration %}{% endfor %}"
 
-    with pytest.raises(DataError, match="cannot be told apart"):
+    with pytest.raises(DataError, match="does not show where the assistant's turns begin"):
         masks.choose_template(make_tokenizer(template))
 
 

@@ -108,7 +108,7 @@ def test_a_warning_tells_what_is_lost_and_is_silent_where_nothing_is(jsonl: Writ
 
     assert outcomes.warning({"train": whole.totals}) is None
     assert outcomes.warning({"train": whole.totals, "validation": lossy.totals}) == (
-        "some data is dropped or changed:  validation: 1 dropped: there is no answer. data_report.jsonl lists it."
+        "some data is dropped or changed: validation: 1 dropped: there is no answer. data_report.jsonl lists it."
     )
 
 

@@ -70,7 +70,7 @@ BROKEN_ARRAYS = pytest.mark.parametrize(
         ('[{"text": "a"},\n{"text":\n oops}]', 3, "column 2"),
         ('[{"text": "a"}]\n!', 1, "is missing"),
         ('[{"text": "a"},\n\n{"text": "b', 3, "is truncated"),
-        ('[{"text": "a"},\n{"text": "b", "text": "c"}]', 2, "stands twice"),
+        ('[{"text": "a"},\n{"text": "b", "text": "c"}]', 2, "appears twice"),
         ('[{"text": "a"},\n{"text": "\n"}]', 2, "control character"),
     ],
 )
@@ -241,7 +241,7 @@ def test_parquet_and_arrow_rows_carry_their_number(tmp_path: Path) -> None:
 def test_a_broken_binary_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"not a table at all")
 
-    with pytest.raises(DataError, match="no readable"):
+    with pytest.raises(DataError, match="cannot read the"):
         read(tmp_path / name)
 
 

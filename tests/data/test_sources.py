@@ -125,7 +125,7 @@ def test_the_hub_without_a_network_is_the_machines_fault(monkeypatch: pytest.Mon
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
     for path in ("owner/name", "hf://datasets/owner/name/*.jsonl"):
-        with pytest.raises(MachineError, match=f"'{re.escape(path)}' is no file or folder here"):
+        with pytest.raises(MachineError, match=f"'{re.escape(path)}' is not a local file or folder"):
             read(path)
 
 
@@ -150,7 +150,7 @@ def test_files_of_a_url_are_read_through_datasets(tmp_path: Path) -> None:
 
 
 def test_a_data_set_that_is_a_script_is_refused_with_the_way_round_it() -> None:
-    with pytest.raises(DataError, match=r"comes as a script.*hf://datasets/") as caught:
+    with pytest.raises(DataError, match=r"is a loading script.*hf://datasets/") as caught:
         sources._loaded("owner/name", "script.py")
 
     assert isinstance(caught.value.__cause__, RuntimeError)

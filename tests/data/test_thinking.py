@@ -89,7 +89,7 @@ def test_thinking_that_is_to_be_kept_and_is_not_is_refused_with_the_place(jsonl:
     path = jsonl([conversation("one", "two"), conversation("one", THOUGHT)])
 
     with pytest.raises(
-        DataError, match=r"leaves out the thinking of an answer, and dataset\.thinking = 'keep'"
+        DataError, match=r"drops the thinking of an answer, and dataset\.thinking = 'keep'"
     ) as caught:
         said(path, DROPS, thinking="keep")
 
