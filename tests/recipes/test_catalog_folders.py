@@ -117,7 +117,7 @@ def test_a_package_without_the_folder_that_it_names_is_told_and_breaks_nothing(
 
     assert loading.load("tiny_full_sample_e1").warnings == ()
     assert [error.what for error in catalog_folders.misplaced()] == [
-        "the entry point 'acme' of tuner.catalog names 'acme_parts.no_configs', and there is no such folder"
+        "the entry point 'acme' of tuner.catalog points to 'acme_parts.no_configs', and that folder does not exist"
     ]
 
 

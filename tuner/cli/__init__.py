@@ -28,7 +28,7 @@ COMMANDS = {
     "check": "Check a recipe, a DeepSpeed config or a run without starting it.",
     "list": "List the parts that recipe names are composed of.",
     "show": "Show a recipe, its DeepSpeed config, and each value's origin.",
-    "new": "Write a model or a data set as a part of your own catalog.",
+    "new": "Add a model or a data set to your own catalog.",
     "copy": "Write a recipe as one standalone, commented file.",
     "import": "Convert another tool's config into a recipe.",
     "data": "Show a recipe's data as the model sees it, and its bad rows.",

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 @click.option(
     "--as", "layout", type=click.Choice(("llama", "gguf")), help="llama: InternLM in Llama's layout; gguf: for Ollama."
 )
-@click.option("--push", metavar="OWNER/NAME", help="Upload it to the Hugging Face hub; DEST may be left out.")
-@click.option("--private", is_flag=True, help="Make the hub's repository private, where --push creates it.")
+@click.option("--push", metavar="OWNER/NAME", help="Upload it to the Hugging Face hub; DEST is then optional.")
+@click.option("--private", is_flag=True, help="Make the hub repository private if --push creates it.")
 @debug_option
 def command(
     source: Path,
@@ -95,13 +95,13 @@ def command(
 
 def _check_push(dest: Path | None, push: str | None, layout: str | None, *, private: bool) -> None:
     if dest is None and push is None:
-        fix = "Name the folder that gets the export, or a repository on the hub: --push OWNER/NAME."
+        fix = "Give a folder for the export, or a repository on the hub: --push OWNER/NAME."
         raise UsageError("there is no DEST", where="DEST", fix=fix)
     if push is None and private:
-        raise UsageError("nothing is uploaded without --push", where="--private", fix="Add --push OWNER/NAME.")
+        raise UsageError("--private needs --push", where="--private", fix="Add --push OWNER/NAME.")
     if push and layout == "gguf":
         fix = f"Write it first, tuner export SOURCE DEST --as gguf, add a README.md, then: hf upload {push} DEST"
-        raise UsageError("a GGUF file goes out without a model card", where="--push", fix=fix)
+        raise UsageError("--push does not support GGUF, which has no model card", where="--push", fix=fix)
 
 
 def _export(found: SavedModel, dest: Path, options: Options, repository: Repository | None, *, kept: bool) -> None:
@@ -116,7 +116,7 @@ def _export(found: SavedModel, dest: Path, options: Options, repository: Reposit
         again = {"again": f"The export is kept: hf upload {repository.name} {dest}"} if kept else {}
         say(f"Uploading to {repository.name}.")
         url = upload(dest, done, repository, **again)
-        say(f"Uploaded: {url}. Its card names no license, which follows from those of the base and the data: add it.")
+        say(f"Uploaded: {url}. Its card has no license: add the one that follows from the base and the data.")
 
 
 def _tell_gguf(dest: Path, done: Exported, seconds: float) -> None:

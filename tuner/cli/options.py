@@ -31,7 +31,7 @@ catalog_option = click.option(
     is_eager=True,
     expose_value=False,
     callback=_use_catalogs,
-    help="Look for parts in this folder first; TUNER_CATALOG and ./tuner_configs come after it (docs/catalog.md).",
+    help="Look for parts in this folder first, then in TUNER_CATALOG and ./tuner_configs (docs/catalog.md).",
 )
 """It holds until the command ends; `catalog_folders.given_folders` returns what it names."""
 debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback for every error.")

@@ -92,7 +92,10 @@ def launcher(error: click.BadParameter) -> UsageError | None:
     """Return what to say of XTuner's word for torchrun, or None where the error is of something else."""
     if error.param is None or error.param.name != "launcher" or "'pytorch'" not in error.message:
         return None
-    fix = "Remove it: tuner starts the ranks with torchrun. If torchrun already started this process, use --launcher none."
+    fix = (
+        "Remove it: tuner starts the ranks with torchrun. If torchrun already started "
+        "this process, use --launcher none."
+    )
     return UsageError("no launcher 'pytorch'", where="--launcher", fix=fix)
 
 

@@ -163,7 +163,7 @@ _REFUSED = {
         "tuner does not support this: remove it."
     ),
     "val_set_size val_size split_dataset_ratio eval_dataset val_dataset dataset_test_split do_eval": (
-        "Set val_dataloader in a recipe file (docs/runs.md); when: --set train_cfg.val_interval=STEPS."
+        "Set val_dataloader in a recipe file (docs/runs.md), and its interval: --set train_cfg.val_interval=STEPS."
     ),
     "adam_beta1 adam_beta2": f"Set both at once: --set {_OPTIMIZER}.betas=0.9,0.999.",
     "train_batch_size": f"Set train_cfg.global_batch_size, or {_LOADER}.batch_size for one GPU's batch.",
