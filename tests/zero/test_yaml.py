@@ -89,7 +89,7 @@ REFUSED = {
         None,
     ),
     "a circle": (PRESET.replace("stage: 3", "stage: ${a}") + "a: ${b}\nb: ${a}\n", "in a cycle:", None),
-    "a name of nothing": (PIPELINE.replace("${deepspeed_zero3}", "${deepspeed_zero9}"), "names nothing", 9),
+    "a name of nothing": (PIPELINE.replace("${deepspeed_zero3}", "${deepspeed_zero9}"), "is not defined", 9),
     "a file outside": ("defaults: [../../outside@_here_]\n", "outside", 1),
     "no package": ("defaults: [../config/deepspeed_zero3]\n", "@_here_", 1),
     "a list of defaults that is none": ("defaults: mine\n", "no list", 1),
