@@ -79,7 +79,7 @@ def test_a_lock_whose_process_is_gone_is_taken_over_at_once(
     build(run)
 
     assert time.monotonic() - began < 5
-    assert f"removed {lock_of(run)}, which a build that was interrupted has left" in capfd.readouterr().err
+    assert f"removed {lock_of(run)}, left over from an interrupted build." in capfd.readouterr().err
 
 
 def test_a_lock_that_a_process_holds_is_waited_for_until_it_dies(
