@@ -25,25 +25,25 @@ def attention(run: ResolvedRun) -> Iterator[Finding]:
     wanted = run.recipe.config.model.attn_implementation
     if wanted not in libraries.FLASH:
         return
-    instead = "Use --set model.attn_implementation=sdpa, which packs and masks the same way."
+    instead = "--set model.attn_implementation=sdpa, which packs and masks the same way."
     package, needed, _ = libraries.FLASH[wanted]
     weakest = min((gpu.compute_capability for gpu in run.hardware.gpus), default=None)
     if weakest is None:
-        yield MachineError(f"{wanted} needs a GPU, and none is visible", where=_WHERE, fix=instead)
+        yield MachineError(f"{wanted} needs a GPU, and none is visible", where=_WHERE, fix=f"Use {instead}")
     elif not run.hardware.has_nvidia:
         what = f"{wanted} needs NVIDIA GPUs, and this machine has {run.hardware.maker} ones"
-        yield MachineError(what, where=_WHERE, fix=instead)
+        yield MachineError(what, where=_WHERE, fix=f"Use {instead}")
     elif weakest < needed:
         has = (
             f"compute capability {needed[0]}.{needed[1]} or more, and a GPU of this "
             f"machine has {weakest[0]}.{weakest[1]}"
         )
-        yield MachineError(f"{wanted} needs {has}", where=_WHERE, fix=instead)
+        yield MachineError(f"{wanted} needs {has}", where=_WHERE, fix=f"Use {instead}")
     # transformers 5 takes the hub's kernel where `kernels` is installed instead (modeling_utils.py).
     elif not any(map(libraries.is_installed, (package, "kernels"))):
-        yield MachineError(f"{wanted} needs the package {package}", where=_WHERE, fix=f"Install it. Or: {instead}")
+        yield MachineError(f"{wanted} needs the package {package}", where=_WHERE, fix=f"Install it, or use {instead}")
     if run.precision.dtype == "fp32":
-        fix = f"Use --set dtype=bf16. Or: {instead}"
+        fix = f"Use --set dtype=bf16, or {instead}"
         yield RecipeError(f"{wanted} needs bf16 or fp16, and this run uses fp32", where=_WHERE, fix=fix)
 
 
@@ -76,7 +76,9 @@ def liger(run: ResolvedRun) -> Iterator[Finding]:
     if not run.hardware.gpus:
         yield MachineError("Liger kernels need a GPU, and none is visible", where=where, fix=fix)
     elif not libraries.is_installed("liger_kernel"):
-        yield MachineError("liger-kernel is not installed", where=where, fix=f"pip install liger-kernel. Or: {fix}")
+        yield MachineError(
+            "liger-kernel is not installed", where=where, fix=f"Install it (pip install liger-kernel). {fix}"
+        )
 
 
 def precision(run: ResolvedRun) -> Iterator[Finding]:
