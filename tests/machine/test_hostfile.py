@@ -68,9 +68,9 @@ def test_a_line_that_names_no_host_is_told_with_its_place(tmp_path: Path, text: 
     [
         ("worker-9", None, "worker-9 is not in the hostfile"),
         ("worker-1:4", None, "worker-1 has no slot 4"),
-        ("worker-1:x", None, "'worker-1:x' is no host"),
+        ("worker-1:x", None, "'worker-1:x' is not a host"),
         (None, "worker-1@worker-2@worker-3", "no GPU is left"),
-        ("worker-1", "worker-2", "exclude each other"),
+        ("worker-1", "worker-2", "cannot be combined"),
     ],
 )
 def test_a_filter_of_what_is_not_there_is_refused(

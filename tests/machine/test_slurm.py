@@ -57,7 +57,7 @@ def test_a_refusal_of_slurm_is_told_in_its_words(fake: FakeSlurm) -> None:
     with pytest.raises(MachineError) as caught:
         slurm.submit(["script"], {"PATH": fake.path})
 
-    assert caught.value.what == "sbatch refuses: invalid partition specified: x Batch job submission failed"
+    assert caught.value.what == "sbatch fails: invalid partition specified: x Batch job submission failed"
     assert caught.value.exit_code == 3
 
 

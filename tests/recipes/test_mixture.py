@@ -124,13 +124,13 @@ def test_a_path_beside_a_mixture_is_refused_in_one_line() -> None:
         dataset_of(write("path='a.jsonl', mixture=[dict(part='alpaca')]"))
 
     assert str(caught.value) == (
-        "bad-recipe: train_dataloader.dataset has both a mixture and path = 'a.jsonl'. In ./my.py:3. Take one."
+        "bad-recipe: train_dataloader.dataset has both a mixture and path = 'a.jsonl'. In ./my.py:3. Use one of them."
     )
 
 
 @pytest.mark.parametrize("other", ["name='main'", "format='text'", "columns=dict(text='a')", "system='Be brief.'"])
 def test_what_belongs_to_one_data_set_is_refused_beside_a_mixture(other: str) -> None:
-    with pytest.raises(RecipeError, match=r"Write .* into the mixture's entries") as caught:
+    with pytest.raises(RecipeError, match=r"Set .* in each entry of the mixture") as caught:
         dataset_of(write(f"{other}, mixture=[dict(part='alpaca')]"))
 
     assert caught.value.where == "./my.py:3"

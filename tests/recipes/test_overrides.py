@@ -89,7 +89,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str | Non
 
 
 def test_a_text_without_equals_sign_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"'lr' has no '='. In --cfg-options. Write --cfg-options KEY=VALUE"):
+    with pytest.raises(RecipeError, match=r"'lr' has no '='. In --cfg-options. Use --cfg-options KEY=VALUE"):
         parse_override("lr", "--cfg-options", PRESENT)
 
 

@@ -251,7 +251,7 @@ def test_an_adapter_may_stand_in_a_recipe_file_and_again_in_the_runs_own_recipe(
     shutil.rmtree("runs")
     gone = loading.load("./run.py").config
     assert gone == found.config
-    with pytest.raises(ModelError, match=r"holds no adapter_config\.json"):
+    with pytest.raises(ModelError, match=r"has no adapter_config\.json"):
         path_checks.check_model(gone)
 
 
@@ -259,11 +259,11 @@ def test_an_adapter_may_stand_in_a_recipe_file_and_again_in_the_runs_own_recipe(
     ("name", "sets", "changes", "what", "fix"),
     [
         ("tiny_full_custom_e1", (), {}, "trains every weight", "tuner export runs/sft/final DEST --merge"),
-        ("tiny_lora_custom_e1", ("adapter.r=16",), {}, "has 8", "Leave it out"),
+        ("tiny_lora_custom_e1", ("adapter.r=16",), {}, "has 8", "Remove it"),
         ("tiny_reward_lora_custom_e1", (), {}, "objective reward cannot train", "tuner export"),
         ("tiny_lora_custom_e1", (), {"peft_type": "IA3"}, "an adapter of IA3, not LoRA", "tuner export"),
-        ("tiny_lora_custom_e1", (), {"base_model_name_or_path": None}, "does not say what its base is", "--model BASE"),
-        ("tiny_lora_custom_e1", (), {"base_model_name_or_path": "/gone"}, "is not there: '/gone'", "--model BASE"),
+        ("tiny_lora_custom_e1", (), {"base_model_name_or_path": None}, "does not name its base", "--model BASE"),
+        ("tiny_lora_custom_e1", (), {"base_model_name_or_path": "/gone"}, "is missing: '/gone'", "--model BASE"),
     ],
 )
 def test_an_adapter_that_cannot_go_on_is_refused_with_what_can(

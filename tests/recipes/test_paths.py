@@ -100,12 +100,12 @@ def test_a_model_that_is_not_there_is_refused_with_the_nearest_folder(tmp_path: 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("")
 
-    with pytest.raises(ModelError, match="is no folder"):
+    with pytest.raises(ModelError, match="is not a folder"):
         path_checks.check_model(config_with(str(tmp_path / "model.safetensors")))
 
 
 def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no config\.json"):
+    with pytest.raises(ModelError, match=r"has no config\.json"):
         path_checks.check_model(config_with(str(tmp_path)))
 
     (tmp_path / "config.json").write_text("{}")
@@ -231,7 +231,7 @@ def test_data_in_a_folder_that_may_not_be_entered_is_told_with_the_folder(name: 
         path_checks.check_data(config_with(data=f"{shared}/data/{name}"))
 
     assert f"'{shared}/data' (mode 0000" in caught.value.what
-    assert "no right to" in caught.value.what
+    assert "no permission to" in caught.value.what
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -267,7 +267,7 @@ def test_a_folder_that_holds_half_a_disk_is_no_data(tmp_path: Path, monkeypatch:
 
 
 def test_the_whole_file_system_is_refused_at_once() -> None:
-    with pytest.raises(DataError, match="holds more than 10,000"):
+    with pytest.raises(DataError, match="has more than 10,000"):
         path_checks.check_data(config_with(data="/usr"))
 
 

@@ -188,7 +188,7 @@ def test_files_in_a_circle_are_refused(name: str) -> None:
     write("my.py", "_base_ = './other.py'\n")
     write("other.py", "_base_ = './my.py'\n")
 
-    with pytest.raises(RecipeError, match=r"more than 8 nested base files.*circle"):
+    with pytest.raises(RecipeError, match=r"more than 8 nested bases.*cycle"):
         loading.load(name)
 
 

@@ -66,8 +66,8 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("adapter.lora_dropout", 1.0, "less than 1"),
     ("adapter.target_modules", 3, "valid string"),
     ("adapter.unknown", 3, "not permitted"),
-    ("adapter.init_lora_weights", False, "must be True, 'gaussian'"),
-    ("adapter.init_lora_weights", "pisa", "must be True, 'gaussian'"),
+    ("adapter.init_lora_weights", False, "must be one of True, 'gaussian'"),
+    ("adapter.init_lora_weights", "pisa", "must be one of True, 'gaussian'"),
     ("adapter.init_lora_weights", "eva", "a pass before training; use 'pissa'"),
     ("adapter.init_lora_weights", "corda", "a pass before training; use 'pissa'"),
     ("adapter.init_lora_weights", "loftq", "instead of bitsandbytes; use True"),
@@ -111,7 +111,7 @@ def test_an_adapter_that_begins_in_the_base_goes_with_no_dora_and_no_comparison_
 def test_lora_plus_needs_an_adapter_and_an_optimizer_that_deepspeed_does_not_make() -> None:
     assert "there is no adapter" in _refused("tiny_full_sample_e1", "loraplus_lr_ratio=16")
     sets = ("loraplus_lr_ratio=16", "optimizer.type=Muon")
-    assert "Muon is made by DeepSpeed, which knows no LoRA+" in _refused("tiny_lora_sample_e1", *sets)
+    assert "Muon is DeepSpeed's, which does not support LoRA+" in _refused("tiny_lora_sample_e1", *sets)
 
 
 @pytest.mark.parametrize(

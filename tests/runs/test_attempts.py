@@ -36,7 +36,7 @@ def test_a_run_that_saved_further_may_be_started_again_up_to_the_limit(tmp_path:
 def test_a_loop_without_a_newer_checkpoint_ends(tmp_path: Path, began: int | None, saved: int | None) -> None:
     told = attempts.refusal(_run(tmp_path, began=began, saved=saved), 1, 100)
 
-    assert told == f"its last attempt began at step {began or 0}its last attempt began at step "
+    assert told == f"its last attempt began at step {began or 0} and saved no newer checkpoint"
 
 
 def test_a_checkpoint_that_is_not_valid_is_no_progress(tmp_path: Path) -> None:

@@ -229,18 +229,18 @@ WARNED: list[tuple[str, str, dict[str, Any]]] = [
     ('{"zero_optimization": true}', "reads it as stage 1", {"zero_optimization.stage": 1}),
     (
         '{"zero_optimization": {"stage": 3, "stage3_gather_fp16_weights_on_model_save": true}}',
-        "Write stage3_gather_16bit_weights_on_model_save",
+        "Use stage3_gather_16bit_weights_on_model_save",
         {"zero_optimization.stage3_gather_16bit_weights_on_model_save": True},
     ),
     # One owner of each fact: the other number is named.
     ('{"gradient_accumulation_steps": 8}', "= 1 from recipe", {"gradient_accumulation_steps": 1}),
     ('{"train_micro_batch_size_per_gpu": 8}', "= 2 from recipe", {"train_micro_batch_size_per_gpu": 2}),
-    ('{"train_batch_size": 7}', "wins over 7 in my.json:1:2", {"train_batch_size": 2}),
-    ('{"gradient_clipping": 0.3}', "wins over 0.3 in my.json:1:2", {"gradient_clipping": 1.0}),
+    ('{"train_batch_size": 7}', "overrides 7 in my.json:1:2", {"train_batch_size": 2}),
+    ('{"gradient_clipping": 0.3}', "overrides 0.3 in my.json:1:2", {"gradient_clipping": 1.0}),
     ('{"bf16": {"enabled": true}}', "no GPU: a CPU computes fp32", {"bf16.enabled": False}),
     (
         '{"data_types": {"param_dtype": "torch.bfloat16"}}',
-        "wins over 'torch.bfloat16' in my.json:1:17",
+        "overrides 'torch.bfloat16' in my.json:1:17",
         {"data_types.param_dtype": "fp32"},
     ),
     (

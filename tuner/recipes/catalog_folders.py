@@ -52,7 +52,7 @@ def asset(path: str) -> str:
     inside = path.removeprefix(ASSET)
     file = CONFIGS / "assets" / inside
     if ".." in file.parts or Path(inside).is_absolute() or not os.path.exists(file):  # noqa: PTH110 (no error for a long name)
-        raise RecipeError(f"{path!r} is not shipped with the package", where=CONFIGS / "assets")
+        raise RecipeError(f"{path!r} is not part of the package", where=CONFIGS / "assets")
     return str(file)
 
 
