@@ -104,7 +104,7 @@ def test_a_lock_that_a_process_holds_is_waited_for_until_it_dies(
 
     build(run)
 
-    assert f"process {other.pid} compiles cpu_adam now, which is waited for" in capfd.readouterr().err
+    assert f"waiting for process {other.pid}, which is compiling cpu_adam" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("age_s", [0, 700])

@@ -258,7 +258,7 @@ def test_the_global_batch_is_kept_on_other_ranks(tmp_path: Path, ranks: int, mic
     (tmp_path / "recipe.py").write_text(render.files(found)["recipe.py"])
     again = loading.load("./recipe.py").config
     assert (again.train_dataloader.batch_size, again.optim_wrapper.accumulative_counts) == (micro, accumulation)
-    assert any("keeps the global batch of 16" in note for note in found.notes) is (ranks != 2)
+    assert any("keep the global batch of 16" in note for note in found.notes) is (ranks != 2)
 
 
 def test_ranks_that_cannot_share_the_global_batch_are_refused_with_the_arithmetic(tmp_path: Path) -> None:

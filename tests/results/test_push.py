@@ -162,7 +162,7 @@ def test_what_the_hub_answers_is_told_in_one_message(
     [
         (httpx.ReadTimeout("late"), "did not answer in time"),
         # As hf_xet 1.8 tells of what broke off; it tries for minutes before.
-        (ConnectionError("Network error: https://storage/x?signature=s"), f"upload to {NAME} broke off: Network error"),
+        (ConnectionError("Network error: https://storage/x?signature=s"), f"upload to {NAME} failed: Network error"),
     ],
 )
 def test_an_upload_that_breaks_off_is_told_and_the_export_is_kept(

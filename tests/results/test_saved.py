@@ -125,7 +125,7 @@ def test_a_destination_that_no_folder_can_be_renamed_to_is_refused_before_anythi
     monkeypatch.chdir(tmp_path / "here")
 
     for taken in (Path(), tmp_path / "here", tmp_path / "link"):
-        with pytest.raises(UsageError, match=r"cannot be replaced by an export.*Name a new folder in it"):
+        with pytest.raises(UsageError, match=r"an export cannot replace it.*Choose a new folder in it"):
             check_dest(taken)
     with pytest.raises(UsageError, match="file is a file"):
         check_dest(tmp_path / "file" / "new" / "out")

@@ -143,7 +143,7 @@ def test_a_disturbed_job_ends_with_the_losses_of_an_undisturbed_one(
 
     assert job.show("ExitCode") == "0:0", job.log
     assert job.show("Restarts") == "3"
-    assert job.log.count("goes back into the queue") == 1, "Slurm requeued the other times"
+    assert job.log.count("is requeued") == 1, "Slurm requeued the other times"
     assert job.losses() == undisturbed.losses()
     assert len(job.losses()) == STEPS
 
