@@ -42,7 +42,7 @@ def test_a_run_that_gets_worse_ends_early_with_its_best_weights_and_tells_it_all
     assert {"grad_norm", "learning_rate", "tokens_per_second", "memory_bytes", "epoch", "num_tokens"} <= line.keys()
     assert line["memory_bytes"] > 100 * 1024**2 and "mfu" not in line, "nobody knows the peak of this CPU"
     report = (run.path / "report.html").read_text()
-    assert "the tracker tensorboard is off" in report and "before training" in report
+    assert "the tracker tensorboard is disabled" in report and "before training" in report
     assert (
         "Early stopping ended the run before step 12" in run.text
         and f"Training ended early, at step {best + 2} of 12" in report
