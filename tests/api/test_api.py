@@ -123,8 +123,8 @@ def test_overrides_of_a_loaded_recipe_go_over_its_own() -> None:
         ({"train_cfg": {"max_stesp": 3}}, "no key 'train_cfg.max_stesp'", "override train_cfg={'max_stesp': 3}"),
         ({"lr": float("nan")}, "lr = nan is not a finite number", None),
         ({"data": [{"text": "a"}]}, "data = [{'text': 'a'}] is not a path or a name", None),
-        ({"lr": {1, 2}}, "lr = {1, 2} is of type set, which no recipe holds", None),
-        ({"quantization.bits": 4}, "quantization is None in this recipe, so quantization.bits means nothing", ...),
+        ({"lr": {1, 2}}, "lr = {1, 2} is of type set, which a recipe cannot hold", None),
+        ({"quantization.bits": 4}, "quantization is None in this recipe, so quantization.bits has no effect", ...),
     ]
 )
 def test_a_wrong_override_is_told_as_the_command_line_tells_it(given: dict[str, Any], what: str, where: Any) -> None:

@@ -46,7 +46,7 @@ def test_stdin_is_one_prompt_and_the_answer_alone_goes_to_stdout(tuner: Tuner, m
         (b"Why?", ("./nowhere",), 2, "nowhere does not exist"),
         (b"Why?", ("org/model",), 3, "cannot reach the hub for 'org/model'"),
         (b"Why?", (TINY, "--adapter", "./nowhere"), 2, "nowhere does not exist"),
-        (b"Why?", (TINY, "--temperature", "nan"), 2, "nan is no finite number"),
+        (b"Why?", (TINY, "--temperature", "nan"), 2, "nan is not a finite number"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(

@@ -36,7 +36,7 @@ def _findings(result: Result) -> list[dict[str, Any]]:
 def test_what_ships_is_right(tuner: Tuner, name: str) -> None:
     result = tuner("check", name)
 
-    assert (result.code, result.out) == (0, f"{name}: nothing wrong\n")
+    assert (result.code, result.out) == (0, f"{name}: no problems\n")
 
 
 def test_all_findings_of_a_json_are_told_with_line_and_column(tuner: Tuner, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_the_recipe_overrides_in_the_json_is_told(tuner: Tuner) -> None:
     texts = [one["what"] for one in _findings(result)]
     assert not [text for text in texts if text.startswith("gradient_accumulation_steps")]
     assert not [text for text in texts if text.startswith("train_batch_size")], "2 x 8 x 1 is what the JSON says"
-    assert [text for text in texts if text.startswith("optimizer: the recipe wins")]
+    assert [text for text in texts if text.startswith("optimizer: the recipe overrides")]
     assert len([text for text in texts if text.startswith("seed was never read")]) == 1
 
 
@@ -166,11 +166,11 @@ def test_what_this_machine_lacks_is_an_error_with_a_recipe_and_a_warning_alone(t
     there = tuner("check", TINY, "--deepspeed", "my.json", "--gpus", "8", "--gpu", "a100-80g")
 
     assert (alone.code, alone.out.splitlines()[-1]) == (0, "my.json: 1 warning")
-    assert "my.json:1:35: warning[disk]: no run starts with it here: csv_monitor.output_path = '/proc/no'" in alone.out
+    assert "my.json:1:35: warning[disk]: this machine cannot run it: csv_monitor.output_path = '/proc/no'" in alone.out
     assert (with_recipe.code, with_recipe.out.splitlines()[-1]) == (2, f"{TINY}: 1 error")
     assert "my.json:1:35: error[disk]: csv_monitor.output_path = '/proc/no'" in with_recipe.out
     assert (there.code, there.out.splitlines()[-1]) == (0, f"{TINY}: 1 warning")
-    assert "on the machine that trains, which is not seen from here" in there.out
+    assert "on the machine that trains, which cannot be checked from here" in there.out
 
 
 def test_what_needs_a_gpu_is_a_warning_where_there_is_none(tuner: Tuner, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_what_needs_a_gpu_is_a_warning_where_there_is_none(tuner: Tuner, tmp_pat
     result = tuner("check", "my.json")
 
     assert (result.code, result.out.splitlines()[-1]) == (0, "my.json: 1 warning")
-    assert "my.json:1:36: warning[bad-deepspeed-config]: no run starts with it here:" in result.out
+    assert "my.json:1:36: warning[bad-deepspeed-config]: this machine cannot run it:" in result.out
 
 
 def test_libraries_at_which_a_run_would_end_are_told(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,13 +206,13 @@ def test_a_run_directory_is_checked_in_its_parts(tuner: Tuner, tmp_path: Path) -
     (run / "run.json").write_text("[]")
     wrong = tuner("check", run)
 
-    assert (right.code, right.out) == (0, f"{run}: nothing wrong\n")
+    assert (right.code, right.out) == (0, f"{run}: no problems\n")
     assert wrong.code == 2
     assert (
         f"{run}/deepspeed.json:1:24: error[bad-deepspeed-config]: zero_optimization.stage = 7 is not 0, 1, 2 or 3"
         in wrong.out
     )
-    assert "run.json holds no object" in wrong.out
+    assert "run.json is not a JSON object" in wrong.out
 
 
 @pytest.mark.parametrize(
@@ -238,14 +238,14 @@ def test_options_of_a_recipe_beside_a_config_are_refused(tuner: Tuner, flags: li
     result = tuner("check", "zero2", *flags)
 
     assert result.code == 2
-    assert f"{flags[0]} is about recipes, and 'zero2' is a DeepSpeed config" in result.err
+    assert f"{flags[0]} needs a recipe, and 'zero2' is a DeepSpeed config" in result.err
 
 
 def test_a_folder_that_is_no_run_is_told_so(tuner: Tuner, tmp_path: Path) -> None:
     result = tuner("check", tmp_path)
 
     assert result.code == 2
-    assert "is no run directory" in result.err
+    assert "is not a run directory" in result.err
 
 
 @pytest.mark.parametrize("command", ["check", "show"])
@@ -268,4 +268,4 @@ def test_a_run_that_resumed_on_other_ranks_has_nothing_wrong(tuner: Tuner, tmp_p
 
     done = tuner("check", run)
 
-    assert (done.code, done.out) == (0, f"{run}: nothing wrong\n")
+    assert (done.code, done.out) == (0, f"{run}: no problems\n")

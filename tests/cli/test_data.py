@@ -265,7 +265,7 @@ def test_rows_of_several_shapes_are_told_in_one_message_with_the_count_of_each(t
 
     (message,) = result.messages
     assert (
-        "several shapes, of the first 24 rows 14 of format 'alpaca' (the first at rows.jsonl:1), 9 of format "
+        "different columns: of the first 24 rows 14 of format 'alpaca' (the first at rows.jsonl:1), 9 of format "
         in message
     )
     assert "'messages' (the first at rows.jsonl:11), 1 of no known format (the first at rows.jsonl:24)" in message
@@ -284,7 +284,7 @@ def test_training_and_serving_are_compared_where_it_is_asked(
     told = tuner("data", SFT, "--data", path, "--template-check").out
     found = json.loads(tuner("data", SFT, "--data", path, "--template-check", "--json").out)
 
-    assert "read the first 100 samples alike, token by token" in alike
+    assert "see the same tokens in the first 100 samples" in alike
     assert "rows.jsonl:1, turn 2: the answer differs from token 7 on" in told
     assert "serving:  '<think>'" in told and "training: 'Because'" in told
     assert [one["turn"] for one in found["template_check"]] == [2]

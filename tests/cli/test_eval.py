@@ -49,18 +49,18 @@ def test_answers_go_to_a_new_file(tuner: Tuner, rows: Path, tmp_path: Path) -> N
     assert [(line["prompt"], line["right"]) for line in lines] == [("Why?", "Because."), ("One?", "Two, or three.")]
     assert result.code == 0 and "answers.jsonl" in result.out
     again = tuner(*given)
-    assert again.code == 2 and "is there already" in again.err
+    assert again.code == 2 and "already exists" in again.err
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("package:tiny",), 2, "names no validation data"),
+        (("package:tiny",), 2, "has no validation data"),
         (("package:tiny", "--data", "gone.jsonl"), 2, "gone.jsonl"),
-        (("package:tiny", "--generate", "2"), 2, "--generate and --out go together"),
+        (("package:tiny", "--generate", "2"), 2, "--generate and --out need each other"),
         (("package:tiny", "--generate", "2", "--out", "gone/a.jsonl"), 2, "the folder of"),
-        (("package:tiny", "--tasks", ","), 2, "no task is named"),
+        (("package:tiny", "--tasks", ","), 2, "no task is given"),
         (("package:tiny", "--tasks", "arc_easy"), 3, "pip install 'tuner-deepspeed[eval]'"),
     ],
 )

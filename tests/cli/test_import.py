@@ -81,4 +81,4 @@ def test_a_config_that_learns_from_rewards_is_not_trained_as_it_is(tuner: Tuner,
     done = tuner("train", "ppo.yaml", "--dry-run")
 
     assert done.code == 2
-    assert "is not trained as it is" in done.err
+    assert "cannot be trained directly:" in done.err

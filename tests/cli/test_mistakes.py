@@ -34,7 +34,7 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ("'tiny_ful_sample_e1'", "Did you mean 'tiny_full_sample_e1'?", "tuner list"),
     ),
     "unknown part": (["tiny_full_smaple_e1"], ("'tiny_full_smaple_e1'", "tiny_full_sample_e1", "tuner list")),
-    "only a part": (["tiny"], ("'tiny'", "models", "tuner list")),
+    "only one part": (["tiny"], ("'tiny'", "models", "tuner list")),
     "no epochs": (["qwen3_8b_lora_alpaca"], ("'qwen3_8b_lora_alpaca'", "qwen3_8b_lora_alpaca_e3")),
     "no such file": (["./mine.py"], ("there is no file './mine.py'",)),
     "unknown preset": ([TINY, "--deepspeed", "zero22"], ("'zero22'", "--deepspeed", "Did you mean 'zero2'?")),
@@ -45,7 +45,10 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
         [TINY, "--set", "modle.path=x"],
         ("'modle.path'", "--set modle.path=x", "Did you mean 'model.path'?"),
     ),
-    "ambiguous key": ([TINY, "--set", "path=x"], ("'path'", "model.path", "dataset.path", "more of the key")),
+    "ambiguous key": (
+        [TINY, "--set", "path=x"],
+        ("'path'", "model.path", "dataset.path", "Use a longer part of the key."),
+    ),
     "no equals sign": ([TINY, "--set", "lr"], ("'lr'", "--set", "KEY=VALUE")),
     "wrong type": ([TINY, "--set", "max_epochs=many"], ("max_epochs", "'many'", "--set max_epochs=many", "integer")),
     "unknown tracker": (
@@ -56,7 +59,10 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "infinite": ([TINY, "--set", "lr=1e999"], ("--set lr=1e999",)),
     "negative": ([TINY, "--set", "lr=-1"], ("lr = -1", "--set lr=-1", "greater than 0")),
     "seed too large": ([TINY, "--seed", "4294967296"], ("4294967296", "--seed")),
-    "no address": ([TINY, "--nnodes", "2", "--node-rank", "0"], ("2 nodes", "--master-addr / ADDR", "Give every node")),
+    "no address": (
+        [TINY, "--nnodes", "2", "--node-rank", "0"],
+        ("2 nodes", "--master-addr / ADDR", "Set the same --master-addr"),
+    ),
     "no node rank": ([TINY, "--nnodes", "2", "--master-addr", "h"], ("--node-rank / NODE_RANK", "0 to 1")),
     "no process": ([TINY, "--nproc-per-node", "0"], ("'0'", "--nproc-per-node", "from 1")),
     "processes in words": ([TINY, "--nproc-per-node", "two"], ("'two'", "--nproc-per-node")),
@@ -67,7 +73,10 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "no Slurm": ([TINY, "--launcher", "slurm"], ("not inside srun", "--launcher slurm", "srun ...")),
     "no mpirun": ([TINY, "--launcher", "mpi"], ("not inside mpirun", "mpirun -np 2 tuner train")),
-    "no cluster": ([TINY, "--launcher", "env"], ("no variable says which rank or node this is", "WORLD_SIZE")),
+    "no cluster": (
+        [TINY, "--launcher", "env"],
+        ("no environment variable sets the number of this rank or node", "WORLD_SIZE"),
+    ),
     "a filter without a hostfile": ([TINY, "--include", "a"], ("--include without --hostfile",)),
     "no hostfile": ([TINY, "--hostfile", "none"], ("none cannot be read", "NAME slots=N")),
     "a node beside a hostfile": ([TINY, "--hostfile", "h", "--node-rank", "1"], ("--node-rank=1 with --hostfile",)),
@@ -77,10 +86,10 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
         [TINY, "--data", "./no data.jsonl"],
         ("'./no data.jsonl'", "train_dataloader.dataset.path", "Check the path"),
     ),
-    "no path at all": (["tiny_full_custom_e1"], ("no data set is named", "--data FILE")),
+    "no path at all": (["tiny_full_custom_e1"], ("no data set is given", "--data FILE")),
     "no checkpoint": ([TINY, "--resume", "checkpoint-5"], ("checkpoint-5", "--resume", "checkpoint-STEP")),
     "checkpoint too long": ([TINY, "--resume", "x" * 300], ("--resume", "checkpoint-STEP")),
-    "grace without end": ([TINY, "--grace", "inf"], ("inf is no finite number", "--grace")),
+    "grace without end": ([TINY, "--grace", "inf"], ("inf is not a finite number", "--grace")),
     "stray argument": ([TINY, "extra"], ("'extra'", "--set KEY=VALUE")),
     "stray pair": ([TINY, "lr=1"], ("'lr=1'", "--set KEY=VALUE")),
     "unknown flag": ([TINY, "--deepsped", "zero2"], ("--deepsped", "--deepspeed")),
@@ -121,7 +130,7 @@ VARIABLES: dict[str, tuple[dict[str, str], list[str], tuple[str, ...]]] = {
     ),
     "two variables": ({"ADDR": "a", "MASTER_ADDR": "b"}, [], ("ADDR=a", "MASTER_ADDR=b", "Keep one")),
     "a word": ({"NPROC_PER_NODE": "gpu"}, [], ("'gpu'", "NPROC_PER_NODE", "whole number")),
-    "several nodes": ({"NNODES": "2", "NODE_RANK": "0"}, [], ("2 nodes", "ADDR", "Give every node")),
+    "several nodes": ({"NNODES": "2", "NODE_RANK": "0"}, [], ("2 nodes", "ADDR", "Set the same --master-addr")),
     "inside torchrun": ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, [], ("RANK", "unset")),
     "inside srun": ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, [], ("2 tasks", "--launcher slurm")),
     "variables without a launcher": ({"NPROC_PER_NODE": "2"}, ["--launcher", "none"], ("2 with --launcher none",)),
@@ -199,7 +208,7 @@ FILES: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
     ),
     "nearly that file": (_file("data.jsonl", "{}"), ["--data", "./dta.jsonl"], ("'./dta.jsonl'", "data.jsonl")),
     "no model in it": (_file("folder/x", ""), ["--model", "./folder"], ("'./folder'", "config.json")),
-    "model is a file": (_file("model.bin", ""), ["--model", "./model.bin"], ("'./model.bin'", "no folder")),
+    "model is a file": (_file("model.bin", ""), ["--model", "./model.bin"], ("'./model.bin'", "not a folder")),
     "JSON is a folder": (_file("my.json/x", ""), ["--deepspeed", "my.json"], ("'my.json'", "directory")),
     "something in the run directory": (
         _file("run/x", ""),
@@ -212,7 +221,11 @@ FILES: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
         ("is a file", "--work-dir", "Choose a folder"),
     ),
     "below a file": (_file("run", ""), ["--work-dir", "run/1"], ("is a file", "--work-dir", "Choose a folder")),
-    "no checkpoint": (_file("run/x", ""), ["--resume", "run"], ("neither a run nor a checkpoint", "--resume")),
+    "no checkpoint": (
+        _file("run/x", ""),
+        ["--resume", "run"],
+        ("neither a run directory nor a checkpoint", "--resume"),
+    ),
 }
 
 

@@ -100,7 +100,7 @@ def test_it_is_said_what_the_word_is_called_here(text: str) -> None:
     key = next(key for one, key, _ in KEYS if one == text)
     called = {"model.path": "--model", f"{ROWS}.path": "--data"}.get(key, key)
 
-    assert _loaded(text).warnings == (f"{word} is {called} here (--set {text}).",)
+    assert _loaded(text).warnings == (f"{word} is called {called} in tuner (--set {text}).",)
 
 
 @each([text for text, key, _ in KEYS if text.split("=")[0] == key.split(".")[-1]])
@@ -169,7 +169,7 @@ def test_a_word_in_a_recipe_file_is_told_the_key(tuner: Tuner) -> None:
 
     top, inner = tuner("show", "./mine.py"), tuner("show", "./inner.py")
 
-    assert "'learning_rate'. In ./mine.py:2. It is optim_wrapper.optimizer.lr here." in top.err
+    assert "'learning_rate'. In ./mine.py:2. It is called optim_wrapper.optimizer.lr in tuner." in top.err
     assert "'adapter.lora_rank'. In ./inner.py:2. It is adapter.r here." in inner.err
 
 
@@ -186,16 +186,16 @@ TYPED: list[tuple[str, str]] = [
     ("convert pth_to_hf x.py run dest --save-format official", "text models"),
     ("convert pth_to_hf x.py run dest --cfg-options a=1", "holds its recipe"),
     ("convert merge base adapter dest --is-clip", "text models"),
-    (f"train {LORA} --launcher pytorch", "torchrun starts the ranks"),
+    (f"train {LORA} --launcher pytorch", "tuner starts the ranks with torchrun"),
     (f"train {LORA} --local_rank 0", "The launcher sets it"),
     ("chat x --llava y --visual-encoder z --visual-select-layer -2 --image i", "text models"),
-    ("chat x --torch-dtype bf16", "the type that it was trained in"),
-    ("chat x --bot-name B", "printed as it is"),
+    ("chat x --torch-dtype bf16", "the dtype that it was trained in"),
+    ("chat x --bot-name B", "answers are printed unchanged"),
     ("chat x --stop-words a", "chat template"),
     ("chat x --with-plugins calculate", "no plugins"),
-    ("chat x --no-streamer", "printed whole"),
+    ("chat x --no-streamer", "printed when it is complete"),
     ("chat x --top-k 40", "--top-p"),
-    ("chat x --offload-folder o", "spread over the GPUs"),
+    ("chat x --offload-folder o", "spread over the visible GPUs"),
     ("sft --model x", "tuner train RECIPE"),
     ("webchat x", "tuner chat RUN"),
     ("merge_lora x y", "tuner export RUN DEST --merge"),
@@ -249,7 +249,7 @@ def test_a_command_of_xtuners_that_one_of_ours_does_just_so_is_done(typed: str, 
 def test_what_is_done_for_xtuners_command_is_told(tuner: Tuner) -> None:
     done = tuner("copy-cfg", LORA, ".")
 
-    assert (done.code, done.err) == (0, f"The same: tuner copy {LORA} {LORA}_copy.py\n")
+    assert (done.code, done.err) == (0, f"Running: tuner copy {LORA} {LORA}_copy.py\n")
     assert Path(f"{LORA}_copy.py").is_file()
 
 
@@ -269,7 +269,7 @@ def test_a_typo_is_near_to_what_was_meant_or_to_nothing(key: str, meant: str | N
     try:
         _loaded(f"{key}=1")
     except RecipeError as error:
-        assert (f"Did you mean {meant!r}?" if meant else "Known at the top: ") in (error.fix or "")
+        assert (f"Did you mean {meant!r}?" if meant else "Known top-level keys: ") in (error.fix or "")
     else:
         pytest.fail("it was accepted")
 
@@ -380,7 +380,7 @@ def test_a_chat_tells_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
     chat._talk(cast("Chat", None))
 
-    assert "/reset: forget the conversation" in capsys.readouterr().out
+    assert "/reset: clear the conversation" in capsys.readouterr().out
 
 
 def test_the_quickstart_ends_with_how_tuner_is_called_next() -> None:

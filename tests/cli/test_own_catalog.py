@@ -53,7 +53,7 @@ def test_own_parts_are_listed_with_their_folder_and_wrong_ones_are_told_with_fil
     for told in (
         "no key 'model.pth'. In tuner_configs/models/broken.py:2.",
         "not valid Python: '(' was never closed. In tuner_configs/models/torn.py:1.",
-        "'model' is no kind of part. In tuner_configs/model. Did you mean 'models'?",
+        "'model' is not a kind of part. In tuner_configs/model. Did you mean 'models'?",
         "In tuner_configs/deepspeed_presets/house.json:1",
         "NOTE: tuner_configs/datasets/alpaca.py shadows the dataset 'alpaca' of tuner.",
     ):
@@ -182,7 +182,7 @@ def test_nothing_is_written_over_and_a_wrong_source_writes_nothing(tuner: Tuner)
 
     assert [one.code for one in (again, named, wrong, gone)] == [2, 2, 2, 2]
     assert "tuner_configs/models/acme.py exists" in again.err
-    assert "'Acme-7B' is no name of a part" in named.err
+    assert "'Acme-7B' is not a valid name for a part" in named.err
     assert "without num_hidden_layers, num_attention_heads, vocab_size" in wrong.err
     assert [*Path("tuner_configs").rglob("*.py")] == [Path("tuner_configs/models/acme.py")]
     assert Path("tuner_configs/models/acme.py").read_text() == before

@@ -24,11 +24,11 @@ def test_one_run_gets_its_report_inside_it_and_several_one_here(tuner: Tuner) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "'nowhere' is no run directory"),
-        (["."], "'.' is no run directory"),
-        (["run", "-o", "mine.txt"], "mine.txt is there and no report"),
+        (["nowhere"], "'nowhere' is not a run directory"),
+        (["."], "'.' is not a run directory"),
+        (["run", "-o", "mine.txt"], "mine.txt exists and is not a report"),
         (["run", "-o", "run"], "run is a folder"),
-        (["run", "-o", "pipe"], "pipe is no file"),
+        (["run", "-o", "pipe"], "pipe is not a file"),
         (["run", "-o", "no/such/report.html"], "no folder 'no/such'"),
     ],
 )

@@ -29,7 +29,7 @@ def test_the_table_has_a_line_for_each_run(tuner: Tuner) -> None:
     assert result.code == 0
     first = next(line for line in result.out.splitlines() if line.startswith("mine/first"))
     assert first.split()[1:5] == ["stopped", "1,200", "1.2346", "4,321"]
-    assert "stopped: at step 1200 on request. Goes on from step 1,200" in first
+    assert "stopped: at step 1200 on request. Resumes from step 1,200" in first
     assert "[red]odd/second" in result.out
 
 
@@ -51,7 +51,7 @@ def test_json_holds_every_fact(tuner: Tuner) -> None:
 
 
 def test_an_empty_place_is_said_to_be_empty_and_a_wrong_one_is_refused(tuner: Tuner) -> None:
-    assert tuner("runs").out == "No run below work_dirs.\n"
+    assert tuner("runs").out == "No runs below work_dirs.\n"
     assert tuner("runs", "nowhere").code == 2
     assert tuner("runs", "--watch", "--json").code == 2
     assert "needs a terminal" in tuner("runs", "--watch").err

@@ -63,7 +63,7 @@ def test_a_laptop_shows_what_a_cluster_would_get(tuner: Tuner) -> None:
     assert found["level"] == {"name": "deepspeed_zero3", "reason": None}
     settled = [("--set", word) for word in ("loss=whole", "attn_implementation=None", "use_liger_kernel=False")]
     assert found["recipe"] == json.loads(json.dumps(loading.load(TINY, Overrides(pairs=settled)).values))
-    assert found["origins"]["train_cfg.loss"]["from"] == "derived: the logits fit whole on each GPU"
+    assert found["origins"]["train_cfg.loss"]["from"] == "derived: the full logits fit on each GPU"
 
 
 @pytest.mark.parametrize(("gpu", "half"), [("v100", "fp16"), ("a100", "bf16"), ("h100", "bf16")])
@@ -94,12 +94,12 @@ def test_without_deepspeed_or_machines_only_the_recipe_is_shown(tuner: Tuner) ->
     ("arguments", "told"),
     [
         ([TINY, "--gpus", "8"], "Add: --gpu a100-80g."),
-        ([TINY, "--gpu", "a10000"], "no GPU 'a10000' is known. In --gpu. Did you mean"),
+        ([TINY, "--gpu", "a10000"], "unknown GPU 'a10000'. In --gpu. Did you mean"),
         ([TINY, "--gpus", "0", "--gpu", "a100"], "--gpus"),
         ([TINY, "--deepspeed", "zero4"], "Did you mean 'zero3'?"),
-        (["zero2", "--set", "lr=1"], "--set is about recipes"),
-        (["zero2", "--cfg-options", "lr=1"], "--cfg-options is about recipes"),
-        ([TINY, "--diff", "zero2"], "there is nothing to compare"),
+        (["zero2", "--set", "lr=1"], "--set needs a recipe"),
+        (["zero2", "--cfg-options", "lr=1"], "--cfg-options needs a recipe"),
+        ([TINY, "--diff", "zero2"], "they cannot be compared"),
         ([TINY, "--diff", "tiny_ful_sample_e1"], "Did you mean 'tiny_full_sample_e1'?"),
         (["zero2", "--diff", "nothing.json"], "there is no file 'nothing.json'"),
     ],

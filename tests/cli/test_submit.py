@@ -184,13 +184,13 @@ def test_memory_is_judged_only_for_gpus_that_are_named(tuner: Tuner, fake: FakeS
     found = tuner("submit", "llama2_70b_full_alpaca_e3", "--gpus-per-node", 1, "--dry-run")
 
     assert found.code == 0, found.err
-    assert "memory was not judged: --gpu a100-80g says it" in found.err
+    assert "the job's GPUs are unknown, so GPU memory is not checked: set --gpu, such as --gpu a100-80g." in found.err
 
 
 def test_without_sbatch_there_is_no_job(tuner: Tuner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    _refused(tuner("submit", TINY, *CPU), 3, "there is no sbatch here")
+    _refused(tuner("submit", TINY, *CPU), 3, "sbatch is not installed")
 
 
 HOSTS = ("submit", "llama2_70b_full_alpaca_e3", "--gpus-per-node", "8", "--gpu", "a100-80g", "--dry-run")
@@ -204,12 +204,18 @@ def test_the_memory_of_a_jobs_hosts_is_judged_where_it_is_said(tuner: Tuner, sai
     assert (small.code, small.out) != (0, "") and "host" in small.err
     assert large.code == 0, large.err
     assert "of 3725.3 GiB on the host" in large.err
-    assert "was not judged" not in small.err + large.err
+    assert (
+        "the job's GPUs are unknown, so GPU memory is not checked: set --gpu, such as --gpu a100-80g."
+        not in small.err + large.err
+    )
 
 
 @pytest.mark.parametrize("said", [(), ("--mem", "0")])
 def test_hosts_of_unknown_memory_are_said_not_to_be_judged(tuner: Tuner, said: tuple[str, ...]) -> None:
-    assert "the memory of the job's hosts is not known here, so it was not judged" in tuner(*OFFLOADED, *said).err
+    assert (
+        "the memory of the job's hosts is unknown, so it is not checked: set --mem or --host-memory."
+        in tuner(*OFFLOADED, *said).err
+    )
 
 
 def test_a_job_is_announced_as_a_training_is_and_the_script_stays_alone_on_stdout(tuner: Tuner) -> None:

@@ -86,7 +86,7 @@ def test_runs_are_whole_in_80_columns(narrow: Tuner) -> None:
     _assert_whole(done)
     assert "qwen3_235b_a22b_qlora_orpo_dpo_mix_40k_e3/20261122_103741\n" in done.out
     assert "stopped  step 123,456  loss 1.2346  4,321,000 tokens/s" in done.out
-    assert "Goes on from step 123,456" in " ".join(done.out.split())
+    assert "Resumes from step 123,456" in " ".join(done.out.split())
 
 
 def test_runs_that_are_piped_have_a_line_each(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_runs_that_are_piped_have_a_line_each(tuner: Tuner, monkeypatch: pytest.
         "qwen3_235b_a22b_qlora_orpo_dpo_mix_40k_e3/20261122_103741",
         "second",
     ]
-    assert "with words to spare. Goes on from step 123,456" in lines[1]
+    assert "with words to spare. Resumes from step 123,456" in lines[1]
 
 
 @pytest.mark.parametrize("arguments", [(), ("qwen3",), ("--datasets",)])

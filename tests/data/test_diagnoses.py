@@ -34,14 +34,14 @@ def written(path: Path, content: str | bytes) -> Path:
 def test_rows_under_a_key_of_an_indented_object_are_told_with_the_key(value: object, tmp_path: Path) -> None:
     error = refusal(written(tmp_path / "a.json", json.dumps(value, indent=2)))
 
-    assert error.what == "the file is one object over many lines, with a list under 'data', and not rows"
+    assert error.what == "the file is one object over many lines, with a list under 'data', not rows"
     assert error.where == f"{tmp_path}/a.json:1"
 
 
 def test_one_indented_row_is_no_torn_row(tmp_path: Path) -> None:
     error = refusal(written(tmp_path / "a.json", "\n" + json.dumps(ROWS[0], indent=2)))
 
-    assert error.what == "the file is one object over many lines, and not rows"
+    assert error.what == "the file is one object over many lines, not rows"
     assert error.where == f"{tmp_path}/a.json:2"
 
 
@@ -60,16 +60,16 @@ def test_an_indented_object_beyond_the_length_of_a_row_is_none_either(
 def test_a_torn_first_line_is_still_told_as_torn(tmp_path: Path) -> None:
     error = refusal(written(tmp_path / "a.json", '{"instruction": "Why?"\n' + LINES))
 
-    assert error.what == "the row ends in the middle"
+    assert error.what == "the row is truncated"
     assert error.where == f"{tmp_path}/a.json:1"
 
 
 @pytest.mark.parametrize(
     ("pack", "what", "fix"),
     [
-        (gzip.compress, "packed with gzip", "a.jsonl.gz"),
-        (bz2.compress, "packed with bzip2", "a.jsonl.bz2"),
-        (lambda raw: pa.compress(raw, "zstd", asbytes=True), "packed with zstd", "a.jsonl.zst"),
+        (gzip.compress, "compressed with gzip", "a.jsonl.gz"),
+        (bz2.compress, "compressed with bzip2", "a.jsonl.bz2"),
+        (lambda raw: pa.compress(raw, "zstd", asbytes=True), "compressed with zstd", "a.jsonl.zst"),
     ],
     ids=["gzip", "bzip2", "zstd"],
 )

@@ -93,7 +93,7 @@ def test_unknown_columns_are_listed_with_the_known_formats() -> None:
 
 
 def test_misspelt_columns_name_the_nearest_format_and_what_it_needs() -> None:
-    with pytest.raises(DataError, match=r"The nearest is 'alpaca', which needs columns 'instruction', 'output'"):
+    with pytest.raises(DataError, match=r"The nearest format is 'alpaca', which needs columns 'instruction', 'output'"):
         formats.detect([{"instrution": "q", "outptu": "a"}], "here")
 
 
@@ -116,14 +116,14 @@ def test_detection_looks_at_the_renamed_columns() -> None:
         ("messages", {"messages": [{**USER, "content": [{"type": "image_url"}]}, ANSWER]}, "'image_url'"),
         ("messages", {"messages": [{**USER, "content": "\ud83d"}, ANSWER]}, "surrogate"),
         ("messages", {"messages": [USER, ANSWER], "tools": "{"}, "tools are text that is not JSON"),
-        ("messages", {"messages": [USER, {**ANSWER, "tool_calls": "add(1)"}]}, "tool_calls of turn 2 are no list"),
+        ("messages", {"messages": [USER, {**ANSWER, "tool_calls": "add(1)"}]}, "tool_calls of turn 2 is not a list"),
         ("messages", {"message": [USER, ANSWER]}, "no column 'messages' (did you mean 'message'?)"),
         ("sharegpt", {"conversations": [{"from": "martian", "value": "a"}]}, "unknown role 'martian' (known: "),
         ("rounds", {"conversation": [{"input": "q"}]}, "turn 1 has no 'output', only input"),
         ("alpaca", {"instruction": "q", "output": None}, "output is null, not text"),
         ("alpaca", {"instruction": 3, "output": "a"}, "instruction is of type int"),
         ("alpaca", {"instruction": "q", "output": "a", "response": "b"}, "'instruction' and 'output' or 'instruction'"),
-        ("alpaca", {"instruction": "q", "output": "a", "history": ["q"]}, "number 1 of its history is no question"),
+        ("alpaca", {"instruction": "q", "output": "a", "history": ["q"]}, "item 1 of its history is not a question"),
         ("prompt_completion", {"prompt": [USER, ANSWER], "completion": "a"}, "'prompt' ends with the assistant's turn"),
         ("prompt_completion", {"prompt": [], "completion": "a"}, "'prompt' is an empty list"),
         ("oasst1", {"text": "Hello ### Human: q### Assistant: a"}, "does not start with '### Human:'"),
@@ -208,7 +208,7 @@ def test_a_system_turn_is_given_to_conversations_that_have_none() -> None:
 
 
 def test_a_system_turn_for_plain_text_is_refused() -> None:
-    with pytest.raises(DataError, match=r"a plain text has no system turn.*my\.jsonl:1"):
+    with pytest.raises(DataError, match=r"plain text has no system turn.*my\.jsonl:1"):
         formats.read("text", {"text": "a"}, "my.jsonl:1", system="Be brief.")
 
 
@@ -271,7 +271,7 @@ def test_a_function_of_the_users_reads_rows(tmp_path: Path, monkeypatch: pytest.
     assert made == [Chat([asked, said]), "Why?", Chat([asked, said]), Feedback([asked], [said], True)]
     assert renamed == Pair([asked], [said], [{"role": "assistant", "content": "No."}])
     for name, told in {
-        "mine_of_tests:wrong": "returned no sample.*my.jsonl:1",
+        "mine_of_tests:wrong": "did not return a sample.*my.jsonl:1",
         "mine_of_tests:gone": "has no function 'gone'",
         "no_such_module_of_mine:chat": "cannot import 'no_such_module_of_mine'",
     }.items():

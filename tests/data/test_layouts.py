@@ -135,5 +135,5 @@ def test_data_of_another_kind_is_one_mistake_however_many_bad_rows_are_allowed(
     with pytest.raises(DataError) as caught:
         prepared(path, tokenizer, "dpo", bad_rows=2)
 
-    assert caught.value.what.startswith("format 'messages' holds conversations, and objective dpo learns from")
+    assert caught.value.what.startswith("format 'messages' holds conversations, and objective dpo needs")
     assert caught.value.where == f"{path}:1"

@@ -174,7 +174,9 @@ def test_a_weight_that_the_marks_cannot_tell_apart_is_refused() -> None:
     template = "{% for message in messages %}{{ message['role'] }}" + first + "{% endfor %}"
     chat = Chat([TWO_TURNS.messages[0], {**TWO_TURNS.messages[1], "weight": 0}, *TWO_TURNS.messages[2:]])
 
-    with pytest.raises(DataError, match="otherwise than one by one"):
+    with pytest.raises(
+        DataError, match="does not mark each assistant turn separately, so a single turn cannot be left out of the"
+    ):
         encode(make_tokenizer(template), chat)
 
 
@@ -194,7 +196,7 @@ def test_reasoning_that_a_template_leaves_out_is_told_once(caplog: pytest.LogCap
         for _ in range(2):
             encode(make_tokenizer(), chat)
 
-    assert caplog.text.count("leaves out reasoning_content") == 1
+    assert caplog.text.count("drops reasoning_content;") == 1
 
 
 def test_pretraining_on_conversations_has_loss_everywhere(tokenizer: Any) -> None:
@@ -218,21 +220,21 @@ def test_no_chat_template_says_how_to_name_one() -> None:
 def test_a_template_that_hides_the_assistant_s_turns_is_refused() -> None:
     template = "{% for message in messages %}{{ loop.revindex }}{{ message['content'] }}{% endfor %}"
 
-    with pytest.raises(DataError, match="rendered otherwise when other turns follow"):
+    with pytest.raises(DataError, match=" changes when other turns follow, so it cannot be masked"):
         encode(make_tokenizer(template), TWO_TURNS)
 
 
 def test_a_template_whose_markers_hold_no_answer_is_refused() -> None:
     template = "{% for message in messages %}{% generation %}{{ message['content'] }}{% endgeneration %}{% endfor %}"
 
-    with pytest.raises(DataError, match="cannot be told apart"):
+    with pytest.raises(DataError, match="does not show where the assistant's turns begin"):
         masks.choose_template(make_tokenizer(template))
 
 
 def test_a_variant_that_renders_another_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "get_training_chat_template", lambda _: CHATML)
 
-    with pytest.raises(DataError, match="renders another text"):
+    with pytest.raises(DataError, match="training variant of the chat template renders a different text"):
         masks.choose_template(make_tokenizer(family("llama3")))
 
 

@@ -78,7 +78,7 @@ def test_pairs_that_teach_nothing_are_told_apart(jsonl: Write, tokenizer: Any) -
         ("3", "dropped", "the answer begins beyond max_length = 32"),
         ("4", "truncated", "longer than max_length = 32"),
     ]
-    too_long = "longer than max_length = 32, and an answer that is cut cannot be scored"
+    too_long = "longer than max_length = 32, and a truncated answer cannot be scored"
     assert told(scored)[1:] == [("3", "dropped", too_long), ("4", "dropped", too_long)]
 
 
@@ -108,8 +108,7 @@ def test_a_warning_tells_what_is_lost_and_is_silent_where_nothing_is(jsonl: Writ
 
     assert outcomes.warning({"train": whole.totals}) is None
     assert outcomes.warning({"train": whole.totals, "validation": lossy.totals}) == (
-        "not all of the data is trained on as it is: validation: 1 dropped: there is no answer. "
-        "data_report.jsonl lists it."
+        "some data is dropped or changed: validation: 1 dropped: there is no answer. data_report.jsonl lists it."
     )
 
 

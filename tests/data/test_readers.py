@@ -26,12 +26,12 @@ def test_jsonl_rows_carry_their_line_also_after_blank_lines(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b'{"text": "a', "ends in the middle"),
-        (b'{"text": ', "ends in the middle"),
+        (b'{"text": "a', "is truncated"),
+        (b'{"text": ', "is truncated"),
         (b'{"text": "\xff"}', "byte 11 of the line (0xff) is not UTF-8"),
         (b"null", "is null"),
         (b'["a"]', "of type list"),
-        (b'{"text": "a", "text": "b"}', "'text' stands twice"),
+        (b'{"text": "a", "text": "b"}', "'text' appears twice"),
         (b'{"text": "a"} {"text": "b"}', "column 15"),
         (b'{"text": nope}', "column 10"),
         (b"[" * 100_000, "nested too deeply"),
@@ -63,14 +63,14 @@ def test_json_array_rows_carry_the_line_they_start_on(tmp_path: Path) -> None:
 BROKEN_ARRAYS = pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ('[{"text": "a"},\n{"text": "b"', 2, "ends in the middle"),
-        ('[{"text": "a"}\n', 2, "array ends in the middle"),
+        ('[{"text": "a"},\n{"text": "b"', 2, "is truncated"),
+        ('[{"text": "a"}\n', 2, "array is truncated"),
         ('[{"text": "a"}\n{"text": "b"}]', 2, "',' or ']' is missing"),
         ('[{"text": "a"},\n3]', 2, "of type int"),
         ('[{"text": "a"},\n{"text":\n oops}]', 3, "column 2"),
         ('[{"text": "a"}]\n!', 1, "is missing"),
-        ('[{"text": "a"},\n\n{"text": "b', 3, "ends in the middle"),
-        ('[{"text": "a"},\n{"text": "b", "text": "c"}]', 2, "stands twice"),
+        ('[{"text": "a"},\n\n{"text": "b', 3, "is truncated"),
+        ('[{"text": "a"},\n{"text": "b", "text": "c"}]', 2, "appears twice"),
         ('[{"text": "a"},\n{"text": "\n"}]', 2, "control character"),
     ],
 )
@@ -139,7 +139,7 @@ def test_csv_rows_carry_their_first_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("text", "says"), [("a,b\n1,2\n1,2,3\n", "3 fields"), ('a,b\n1,2\n"x,y\n', "no valid CSV")])
+@pytest.mark.parametrize(("text", "says"), [("a,b\n1,2\n1,2,3\n", "3 fields"), ('a,b\n1,2\n"x,y\n', "invalid CSV:")])
 def test_a_bad_csv_row_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "a.csv"
     path.write_text(text, encoding="utf-8")
@@ -187,7 +187,7 @@ def test_a_packed_file_that_ends_in_the_middle_is_refused(tmp_path: Path) -> Non
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "a"}\n' * 100)[:-20])
 
-    with pytest.raises(DataError, match="no readable gz file"):
+    with pytest.raises(DataError, match="cannot read the gz file"):
         read(path)
 
 
@@ -241,7 +241,7 @@ def test_parquet_and_arrow_rows_carry_their_number(tmp_path: Path) -> None:
 def test_a_broken_binary_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"not a table at all")
 
-    with pytest.raises(DataError, match="no readable"):
+    with pytest.raises(DataError, match="cannot read the"):
         read(tmp_path / name)
 
 
@@ -249,5 +249,5 @@ def test_a_broken_binary_file_is_refused(tmp_path: Path, name: str) -> None:
 def test_an_empty_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("\n", encoding="utf-8")
 
-    with pytest.raises(DataError, match="not one row"):
+    with pytest.raises(DataError, match="it has no rows"):
         read(tmp_path / name)

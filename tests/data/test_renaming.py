@@ -51,7 +51,7 @@ def test_a_column_s_name_may_hold_anything() -> None:
 
 
 def test_a_missing_column_names_the_nearest() -> None:
-    with pytest.raises(DataError, match=r"takes 'prompt' from 'qestion'.*only question, answer.*mean 'question'\?"):
+    with pytest.raises(DataError, match=r"maps 'qestion' to 'prompt'.*only question, answer.*mean 'question'\?"):
         renamed({"question": "q", "answer": "a"}, {"prompt": "qestion"}, "x")
 
 

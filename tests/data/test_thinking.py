@@ -88,9 +88,7 @@ def test_a_template_without_marks_that_drops_the_thinking_of_the_history_is_trai
 def test_thinking_that_is_to_be_kept_and_is_not_is_refused_with_the_place(jsonl: Write) -> None:
     path = jsonl([conversation("one", "two"), conversation("one", THOUGHT)])
 
-    with pytest.raises(
-        DataError, match=r"leaves out the thinking of an answer, and dataset\.thinking = 'keep'"
-    ) as caught:
+    with pytest.raises(DataError, match=r"drops the thinking of an answer, and dataset\.thinking = 'keep'") as caught:
         said(path, DROPS, thinking="keep")
 
     assert caught.value.where == f"{path}:2"

@@ -99,7 +99,7 @@ def test_ones_own_model_and_data_go_from_a_folder_to_a_merged_model(person: Pers
             model, sft, "--data", rows(tmp_path, "sample", 60), "--val-split", "0.1", "--epochs", "1", *sets(), ranks=1
         )
     )
-    assert "method lora; --method takes another" in first.text
+    assert "method lora; --method sets another" in first.text
     assert "validation: 0.1 of the training rows are held out, by seed 42" in first.text
     assert first.json("run.json")["name"] == "my-qwen_lora"
     assert [line for line in first.metrics if "eval_loss" in line]
@@ -163,7 +163,7 @@ def test_who_sits_at_a_slurm_login_node_plans_and_submits_for_gpus_that_are_not_
 
     assert "zero3" in person.types("plan llama2_7b_full_alpaca_e3 --gpus 8 --gpu a100-80g --host-memory 1TB")
     checked = person.types(f"check {name} --deepspeed zero2 --gpus 8 --gpu a100-80g")
-    assert "nothing wrong" in checked
+    assert "no problems" in checked
     job = "--nodes 2 --gpus-per-node 8 --gpu a100-80g --mem 500G --partition main --time 8:00:00"
     script = person.types(f"submit {name} {job} --dry-run")
     assert "#SBATCH --ntasks-per-node=8" in script and "srun --kill-on-bad-exit=1" in script

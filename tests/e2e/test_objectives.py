@@ -176,5 +176,5 @@ def test_data_that_the_objective_does_not_learn_from_is_told_before_the_model_is
     run = train("tiny_dpo_full_sample_e1", tmp_path / "run", "--model", model, ranks=1)
 
     assert run.code == 2, run.text
-    assert "'messages' holds conversations, and objective dpo learns from preference data" in run.text, run.text
+    assert "'messages' holds conversations, and objective dpo needs preference data" in run.text, run.text
     assert "Traceback" not in run.text

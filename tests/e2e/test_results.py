@@ -111,7 +111,7 @@ def test_in_a_terminal_ctrl_c_ends_the_answer_and_ctrl_d_the_conversation(termin
     wait_until(lambda: terminal.shows("\n> ", 3))
     assert terminal.process.poll() is None
     terminal.types("/reset\n")
-    wait_until(lambda: terminal.shows("The conversation is forgotten."))
+    wait_until(lambda: terminal.shows("The conversation is cleared."))
     wait_until(lambda: terminal.shows("\n> ", 4))
     terminal.types("\x04")
 

@@ -35,11 +35,16 @@ def test_a_run_that_gets_worse_ends_early_with_its_best_weights_and_tells_it_all
     assert len(common) >= len(result) - 1, "the tied weight has one name or the other"
     assert distance(*({name: weights[name] for name in common} for weights in (result, checkpoint))) == 0
 
-    assert run.text.count("WARNING: the tracker tensorboard is off from here on: NotADirectoryError") == 1
+    assert (
+        run.text.count("WARNING: the tracker tensorboard is disabled for the rest of the run: NotADirectoryError") == 1
+    )
     line = next(line for line in run.metrics if "loss" in line)
     assert {"grad_norm", "learning_rate", "tokens_per_second", "memory_bytes", "epoch", "num_tokens"} <= line.keys()
     assert line["memory_bytes"] > 100 * 1024**2 and "mfu" not in line, "nobody knows the peak of this CPU"
     report = (run.path / "report.html").read_text()
-    assert "the tracker tensorboard is off" in report and "before training" in report
-    assert "It ended early, of 12 steps" in run.text and f"Training ended early, at step {best + 2} of 12" in report
+    assert "the tracker tensorboard is disabled" in report and "before training" in report
+    assert (
+        "Early stopping ended the run before step 12" in run.text
+        and f"Training ended early, at step {best + 2} of 12" in report
+    )
     assert f"the weights of step {best}" in report and "chart-loss" in report

@@ -47,5 +47,5 @@ def test_a_stage_that_fails_on_the_ranks_gives_its_code_and_names_what_is_kept(t
     assert done.returncode == 2, done.stdout + done.stderr
     assert "no_such_module" in done.stderr
     (kept,) = (path for path in tmp_path.iterdir() if path.name.startswith("tuner-smoke"))
-    assert f"failed at train. Everything is kept in {kept}" in done.stderr
+    assert f"failed at train. Its files are kept in {kept}" in done.stderr
     assert (kept / "run" / "ranks" / "0.log").is_file()

@@ -34,7 +34,7 @@ def test_a_disk_gives_the_losses_of_memory_and_is_empty_afterwards(tmp_path: Pat
 
     codes = (whole.code, memory.code, resumed.code)
     assert codes == (0, 0, 0), whole.text + memory.text + resumed.text
-    assert "GB/s of what the run swaps" in whole.text
+    assert "GB/s of writes" in whole.text
     assert whole.losses == pytest.approx(memory.losses, abs=1e-6)
     assert resumed.losses == pytest.approx(whole.losses[2:], rel=1e-6)
     assert list(swap.iterdir()) == []

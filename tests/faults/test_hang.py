@@ -18,8 +18,8 @@ LIMIT = ("--set", "hang_timeout=8")
 @pytest.mark.parametrize(
     ("fault", "told", "stack"),
     [
-        ("freeze@1:2", "(rank 1 had been stopped: state T, as after SIGSTOP)", "in train"),
-        pytest.param("block@0:2", "(rank 0 did not even end at SIGTERM)", "in _block", marks=pytest.mark.long),
+        ("freeze@1:2", "(rank 1 was suspended: state T, as after SIGSTOP)", "in train"),
+        pytest.param("block@0:2", "(rank 0 did not end at SIGTERM)", "in _block", marks=pytest.mark.long),
     ],
 )
 def test_a_rank_that_stands_still_ends_the_run_with_all_stacks_and_is_named(

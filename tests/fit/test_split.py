@@ -54,7 +54,7 @@ def test_a_recipe_leaves_the_splits_of_its_global_batch_open(
 @pytest.mark.parametrize(
     ("sets", "ranks", "said"),
     [
-        (("global_batch_size=6",), 4, "a global batch of 6 cannot be shared evenly by 4 ranks"),
+        (("global_batch_size=6",), 4, "a global batch of 6 cannot be split evenly over 4 ranks"),
         (("global_batch_size=16", "train_dataloader.batch_size=3"), 2, "16 is not 3 x auto x 2 ranks"),
         (
             ("global_batch_size=16", "train_dataloader.batch_size=2", "accumulative_counts=2"),

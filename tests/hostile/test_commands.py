@@ -181,7 +181,7 @@ def test_a_function_of_an_installed_package_is_no_row_function(tuner: Tuner, com
     result = tuner(command, "./mine.py")
 
     assert result.code == 2
-    assert "'subprocess:Popen' names code of an installed package" in result.out + result.err
+    assert "'subprocess:Popen' refers to code of an installed package" in result.out + result.err
     assert "--allow-code" in result.out + result.err
     assert not (tmp_path / "canary").exists()
 
@@ -196,7 +196,7 @@ def test_a_base_whose_path_reads_like_a_flag_is_a_file_all_the_same(tuner: Tuner
     result = tuner("train", "mine.py", "--dry-run")
 
     assert result.code == 2, result.out
-    assert "'subprocess:Popen' names code of an installed package" in result.err
+    assert "'subprocess:Popen' refers to code of an installed package" in result.err
     assert "In --set x/base.py:3" in result.err
 
 

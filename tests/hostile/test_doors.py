@@ -56,7 +56,7 @@ def test_a_manifest_vouches_for_files_of_its_own_folder_alone(name: str, tmp_pat
     manifest.write_text(json.dumps({"files": {"weights": entry}}))
     assert checkpoints.inspect(folder) is None
     manifest.write_text(json.dumps({"files": {name.replace("@", str(secret)): entry}}))
-    assert "leads out of the checkpoint" in str(checkpoints.inspect(folder))
+    assert "points outside of the checkpoint" in str(checkpoints.inspect(folder))
 
 
 def test_the_watch_sees_files_processes_and_connections(tmp_path: Path) -> None:

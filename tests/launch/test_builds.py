@@ -79,7 +79,7 @@ def test_a_lock_whose_process_is_gone_is_taken_over_at_once(
     build(run)
 
     assert time.monotonic() - began < 5
-    assert f"removed {lock_of(run)}, which a build that was interrupted has left" in capfd.readouterr().err
+    assert f"removed {lock_of(run)}, left over from an interrupted build." in capfd.readouterr().err
 
 
 def test_a_lock_that_a_process_holds_is_waited_for_until_it_dies(
@@ -104,7 +104,7 @@ def test_a_lock_that_a_process_holds_is_waited_for_until_it_dies(
 
     build(run)
 
-    assert f"process {other.pid} compiles cpu_adam now, which is waited for" in capfd.readouterr().err
+    assert f"waiting for process {other.pid}, which is compiling cpu_adam" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("age_s", [0, 700])

@@ -60,7 +60,7 @@ def test_logits_are_whole_where_there_is_room_for_them_and_the_fit_counts_what_i
     assert found.recipe.config.train_cfg.loss == loss
     assert f'loss="{loss}"' in render.files(found)["recipe.py"]
     if not sets and loss == "whole":
-        assert found.recipe.origins["train_cfg.loss"].source.startswith("derived: the logits fit whole")
+        assert found.recipe.origins["train_cfg.loss"].source.startswith("derived: the full logits fit")
     if found.fit:
         chunked = made(*sets, "loss=chunked", recipe=recipe, hardware=hardware, ignore_fit=True)
         assert chunked.fit
@@ -68,7 +68,7 @@ def test_logits_are_whole_where_there_is_room_for_them_and_the_fit_counts_what_i
 
 
 def test_another_way_to_compute_a_loss_that_has_one_alone_is_refused() -> None:
-    with pytest.raises(RecipeError, match="loss = 'chunked' has no meaning for orpo"):
+    with pytest.raises(RecipeError, match="loss = 'chunked' has no effect for orpo"):
         made("loss=chunked", recipe="tiny_orpo_full_sample_preferences_e1")
 
 

@@ -34,12 +34,12 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         (machine(H200), ("flash_attn",), (), "flash_attention_2", "installed"),
         (machine(A100), BOTH, (), "flash_attention_2", "installed"),
         (machine(A100, H200), BOTH, (), "flash_attention_2", "installed"),
-        (machine(A100), (), (), None, "no flash attention is installed"),
-        (machine(T4), BOTH, (), None, "no flash attention is installed"),
+        (machine(A100), (), (), None, "flash attention is not installed"),
+        (machine(T4), BOTH, (), None, "flash attention is not installed"),
         (CPU, BOTH, (), None, "no GPU is visible"),
         (machine(A100), BOTH, ("dtype=fp32",), None, "bf16 and fp16"),
         (machine(A100), BOTH, ("architecture.head_dim=512",), None, "up to 256"),
-        (machine(A100), BOTH, ("architecture.model_type=mamba",), None, "not known to compute this model"),
+        (machine(A100), BOTH, ("architecture.model_type=mamba",), None, "not tested with this model"),
     ],
 )
 def test_auto_takes_the_newest_flash_attention_that_gpus_packages_type_and_model_have(

@@ -49,7 +49,7 @@ def test_where_nobody_objects_there_is_no_objection(run: RunDirectory) -> None:
 def test_a_node_that_never_ends_is_named(run: RunDirectory) -> None:
     nodes.ended(run, 0, None)
 
-    assert nodes.objection(run, 3, 0.2) == "no word of node 1, 2 for 0 s"
+    assert nodes.objection(run, 3, 0.2) == "no status from node 1, 2 for 0 s"
 
 
 def test_a_node_whose_ranks_still_move_is_waited_for(run: RunDirectory) -> None:
@@ -95,7 +95,7 @@ def test_a_node_0_that_is_gone_is_not_waited_for_without_end(
 ) -> None:
     monkeypatch.setattr(nodes, "_DECIDING_S", 0)
 
-    assert nodes.decision(run, "first", 0.2) == (None, "no word of node 0 for 0 s")
+    assert nodes.decision(run, "first", 0.2) == (None, "no status from node 0 for 0 s")
 
 
 # What one of two launchers does when its attempt ended

@@ -107,7 +107,7 @@ def test_a_dry_run_is_told_what_would_be_refused(tmp_path: Path) -> None:
 
     (warning,) = preflight.foresee(plan)
 
-    assert warning.startswith("this run would be refused: bad-model:")
+    assert warning.startswith("tuner train would refuse this run: bad-model:")
     assert "holds no weights" in warning
 
 

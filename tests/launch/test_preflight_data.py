@@ -48,7 +48,7 @@ def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path: Path) -> None:
 def test_rows_that_the_objective_does_not_learn_from_are_refused(tmp_path: Path) -> None:
     messages = "train_dataloader.dataset.format=messages"
 
-    with pytest.raises(DataError, match="objective dpo learns from preference data"):
+    with pytest.raises(DataError, match="objective dpo needs preference data"):
         check(written(tmp_path / "chats.jsonl", GOOD), messages, recipe="tiny_dpo_full_sample_preferences_e1")
 
 

@@ -87,9 +87,9 @@ def test_a_model_that_may_be_read_is_asked_for_once_and_passes(serve: Serve) -> 
     ("answer", "said"),
     [
         (status(403, "GatedRepo"), "is gated"),
-        (status(401, "RepoNotFound"), "no model 'someone/some-model' that this user may read"),
-        (status(404, "RepoNotFound"), "no model 'someone/some-model' that this user may read"),
-        (status(404, "EntryNotFound"), "holds no config.json"),
+        (status(401, "RepoNotFound"), "no model 'someone/some-model', or this user has no access to it"),
+        (status(404, "RepoNotFound"), "no model 'someone/some-model', or this user has no access to it"),
+        (status(404, "EntryNotFound"), "has no config.json"),
         (status(404, "RevisionNotFound"), "has no revision"),
         (status(403), "(403)"),
     ],
@@ -111,7 +111,7 @@ def test_a_hub_in_trouble_is_told_and_does_not_stop_the_run(serve: Serve, answer
     (warning,) = found()
 
     assert isinstance(warning, str)
-    assert "the run will ask it again" in warning
+    assert "the run will try again." in warning
 
 
 def test_a_hub_that_never_answers_is_not_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,12 +53,14 @@ def test_flash_attention_needs_a_gpu() -> None:
 
     assert [type(error) for error in errors] == [MachineError, RecipeError]
     assert "needs a GPU" in texts(errors)
-    assert "this run in fp32" in texts(errors)
+    assert "needs bf16 or fp16, and this run uses fp32" in texts(errors)
     assert "attn_implementation=sdpa" in texts(errors)
 
 
 def test_flash_attention_needs_an_ampere() -> None:
-    assert "8.0 or more, and a GPU here has 7.5" in texts(list(gpus.attention(made(FLASH, hardware=machine(A100, T4)))))
+    assert "8.0 or more, and a GPU of this machine has 7.5" in texts(
+        list(gpus.attention(made(FLASH, hardware=machine(A100, T4))))
+    )
 
 
 @pytest.mark.parametrize("package", ["flash_attn", "kernels"])
@@ -161,7 +163,7 @@ def test_a_gpu_too_full_for_the_plan_is_refused_unless_that_is_to_be_ignored(dri
 def test_memory_taken_by_processes_outside_a_container_is_told(driver: Callable[..., None]) -> None:
     driver(40 * GIB)
 
-    assert "not visible from here" in texts(list(gpus.busy(made(hardware=EIGHT))))
+    assert "not visible here" in texts(list(gpus.busy(made(hardware=EIGHT))))
 
 
 def test_an_idle_gpu_and_this_process_are_not_told(driver: Callable[..., None]) -> None:
@@ -378,7 +380,7 @@ def test_a_port_in_use_is_refused_for_the_leader_alone() -> None:
         (error,) = system.port(made(flags={**flags, "node_rank": 0}))
 
         assert isinstance(error, MachineError)
-        assert f"port {number} cannot be listened on" in str(error)
+        assert f"port {number}cannot listen on port " in str(error)
         assert list(system.port(made(flags={**flags, "node_rank": 1}))) == []
     assert list(system.port(made(flags={**flags, "node_rank": 0}))) == []
 
@@ -393,7 +395,7 @@ def test_a_job_of_several_nodes_without_srun_is_told_that_one_trains() -> None:
 
     (warning,) = system.forgotten_nodes(replace(made(), environ=job))
 
-    assert "this job of Slurm has 2 nodes, and the run takes one" in str(warning)
+    assert "this Slurm job has 2 nodes, and the run uses one" in str(warning)
     for plan, environ in ((made(flags=several), job), (made(), {**job, "SLURM_STEP_ID": "0"}), (made(), {})):
         assert list(system.forgotten_nodes(replace(plan, environ=environ))) == []
 

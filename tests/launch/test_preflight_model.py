@@ -132,14 +132,14 @@ def test_a_layer_without_weights_is_told_with_the_number_that_the_config_counts(
     tensors = {f"model.layers.{number}.up.weight": torch.ones(4) for number in (0, 1, 3)}
     save_file(tensors, place / "model.safetensors")
 
-    assert "no weights of layer 2, and its config.json counts 4 layers" in refusals(place)
+    assert "no weights for layer 2, and its config.json has 4 layers" in refusals(place)
 
 
 def test_an_index_that_is_no_index_is_refused(tmp_path: Path) -> None:
     place = folder(tmp_path / "index")
     (place / "model.safetensors.index.json").write_text("{}")
 
-    assert "is no index of shards" in refusals(place)
+    assert "is not an index of shards" in refusals(place)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 8, 40, -1])
@@ -195,7 +195,7 @@ def test_weights_that_are_pickles_are_refused(tmp_path: Path, index: bool) -> No
     if index:
         (place / "pytorch_model.bin.index.json").write_text('{"weight_map": {"weight": "pytorch_model.bin"}}')
 
-    assert "safetensors only" in refusals(place)
+    assert "run code; tuner loads only safetensors" in refusals(place)
 
 
 def with_tokens(path: Path, count: int) -> Path:
@@ -209,7 +209,7 @@ def with_tokens(path: Path, count: int) -> Path:
 def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(tmp_path: Path) -> None:
     text = refusals(with_tokens(tmp_path / "many", 300))
 
-    assert "gives ids up to 299 ('word299'), and the embedding has 256 rows" in text
+    assert "has ids up to 299 ('word299'), and the embedding has 256 rows" in text
     assert "--set model.resize_embeddings=true" in text
     assert preflight.check(plan(with_tokens(tmp_path / "all", 256))) == ()
 

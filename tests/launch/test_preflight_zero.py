@@ -145,7 +145,7 @@ def test_a_disk_too_small_for_what_is_swapped_is_refused(
 def test_a_disk_that_is_swapped_to_is_told_with_its_speed(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:
     told = texts(list(zero.swap_disks(planned(_nvme(tmp_path / "swap", *BOTH)))))
 
-    assert "GB/s of what the run swaps" in told
+    assert "GB/s of writes" in told
     assert not (tmp_path / "swap").exists()
 
 
@@ -202,7 +202,7 @@ def test_a_dry_run_tells_what_is_missing(
 
     told = preflight.foresee(planned(_nvme(tmp_path, "offload_param")))
 
-    assert [one for one in told if one.startswith("this run would be refused") and "libaio" in one]
+    assert [one for one in told if one.startswith("tuner train would refuse this run:") and "libaio" in one]
 
 
 def test_of_other_machines_is_told_what_they_must_have(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:
@@ -211,4 +211,4 @@ def test_of_other_machines_is_told_what_they_must_have(planned: Callable[..., Re
     told = texts(list(preflight.inspect_elsewhere(planned(config))))
 
     assert "libaio-dev" in told
-    assert "wandb.enabled needs wandb on the machine that trains, which is not seen from here." in told
+    assert "wandb.enabled needs wandb on the machine that trains, which cannot be checked from here." in told

@@ -108,7 +108,7 @@ def test_every_host_that_is_not_ready_is_told_before_one_is_started(tmp_path: Pa
     ("change", "said"),
     [
         ("folder", "n1 has no folder /nowhere at all"),
-        ("version", f"n1 has tuner 0.0.1, and this machine {__version__}"),
+        ("version", f"n1 has tuner 0.0.1, and this machine has {__version__}"),
         ("module", "cannot run .* No module named"),
     ],
 )

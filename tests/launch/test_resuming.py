@@ -53,7 +53,7 @@ def test_a_run_directory_resumes_from_its_newest_valid_checkpoint(tmp_path: Path
     found = made(resume=str(run))
 
     _resumed(found, run, newest)
-    assert any("checkpoint-12 is passed over: model.safetensors is missing" in note for note in found.notes)
+    assert any("checkpoint-12 is skipped: model.safetensors is missing" in note for note in found.notes)
 
 
 def test_a_checkpoint_resumes_in_its_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_where_every_checkpoint_is_invalid_nothing_starts_from_zero_in_silence(t
 
     assert "no valid checkpoint" in str(caught.value)
     assert "model.safetensors is missing" in str(caught.value)
-    assert "Start new" in str(caught.value)
+    assert "Start a new run" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["missing", "checkpoint-5", "a file", "empty", ""])
@@ -164,7 +164,9 @@ def test_auto_does_not_begin_a_run_anew_whose_checkpoints_were_removed(tmp_path:
     else:
         run.write_status("done" if trace == "done" else "stopped")
 
-    with pytest.raises(RunDirectoryError, match="has saved checkpoints, and none is left"):
+    with pytest.raises(
+        RunDirectoryError, match="saved checkpoints, but none is left: it would start from the beginning"
+    ):
         made(resume="auto", work_dir=run.path)
 
 
@@ -199,7 +201,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_not_taken(tmp_path: Path
     if resume == "auto":
         found = made(resume=resume, work_dir=run)
         _resumed(found, run, good)
-        assert any("checkpoint-9 is passed over: it was saved at step 4" in note for note in found.notes)
+        assert any("checkpoint-9 is skipped: it was saved at step 4" in note for note in found.notes)
     else:
         with pytest.raises(RunDirectoryError, match="it was saved at step 4"):
             made(resume=str(renamed))
@@ -213,8 +215,8 @@ def test_a_folder_near_a_checkpoint_is_told_from_a_save_that_never_finished(tmp_
     with pytest.raises(RunDirectoryError) as caught:
         made(resume=str(run / name if name != "." else run.parent))
 
-    assert "is neither a run nor a checkpoint" in str(caught.value)
-    assert "Name a run directory" in str(caught.value)
+    assert "is neither a run directory nor a checkpoint" in str(caught.value)
+    assert "Give a run directory" in str(caught.value)
 
 
 def test_a_requeued_job_goes_on_in_its_own_directory(tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ def test_the_global_batch_is_kept_on_other_ranks(tmp_path: Path, ranks: int, mic
     (tmp_path / "recipe.py").write_text(render.files(found)["recipe.py"])
     again = loading.load("./recipe.py").config
     assert (again.train_dataloader.batch_size, again.optim_wrapper.accumulative_counts) == (micro, accumulation)
-    assert any("keeps the global batch of 16" in note for note in found.notes) is (ranks != 2)
+    assert any("keep the global batch of 16" in note for note in found.notes) is (ranks != 2)
 
 
 def test_ranks_that_cannot_share_the_global_batch_are_refused_with_the_arithmetic(tmp_path: Path) -> None:
@@ -265,7 +267,7 @@ def test_ranks_that_cannot_share_the_global_batch_are_refused_with_the_arithmeti
     with pytest.raises(RunDirectoryError) as caught:
         _resume(run, ranks=3)
 
-    assert "16 / 3 = 5.333 samples a rank" in str(caught.value)
+    assert "16 / 3 = 5.333 samples per rank" in str(caught.value)
     assert "Start 1, 2, 4, 8 or 16 ranks." in str(caught.value)
 
 
@@ -288,7 +290,7 @@ def test_another_global_batch_is_refused_with_both_products(tmp_path: Path) -> N
     with pytest.raises(RecipeError) as caught:
         _resume(run, "accumulative_counts=8")
 
-    assert "2 x 8 x 2 ranks = 32 samples a step, and the checkpoint was trained with 16" in str(caught.value)
+    assert "2 x 8 x 2 ranks = 32 samples per step, and the checkpoint was trained with 16" in str(caught.value)
     assert "--set accumulative_counts=8" in str(caught.value)
 
 
@@ -357,7 +359,10 @@ def test_another_stage_moves_weights_alone_and_only_when_asked(tmp_path: Path, o
 
     found = _resume(run, deepspeed=new, resume_weights=True)
     assert _way(found) == "weights"
-    assert any("the optimizer's states start fresh" in note for note in found.notes)
+    assert any(
+        "the optimizer's states start from zero; steps, data order and learning rate continue" in note
+        for note in found.notes
+    )
 
 
 @pytest.mark.parametrize(("old", "new"), [("zero1", "zero2"), ("zero2", "zero2_offload"), ("zero3", "zero3_offload")])
@@ -408,7 +413,7 @@ def test_what_the_state_depends_on_is_refused_with_both_values(tmp_path: Path, k
 
     assert f"-> {value!r}" in str(caught.value)
     assert f"In {key} (--set {key}={value})" in str(caught.value)
-    assert f"Put back {key} = " in str(caught.value)
+    assert f"Restore {key} = " in str(caught.value)
 
 
 @pytest.mark.parametrize("place", ["moved away", "put into another run"])
@@ -447,7 +452,7 @@ def test_of_an_adapter_only_the_dropout_may_change(tmp_path: Path, sets: str, re
     checkpoint(run, 2)
 
     if refused:
-        with pytest.raises(RecipeError, match="the adapter is another"):
+        with pytest.raises(RecipeError, match="the adapter differs"):
             made(sets, work_dir=run, resume="auto", **lora)
     else:
         assert made(sets, work_dir=run, resume="auto", **lora).resume is not None

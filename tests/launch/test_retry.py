@@ -257,8 +257,8 @@ def test_a_run_that_gets_further_each_time_is_started_again(
 @pytest.mark.parametrize(
     ("saves", "most", "attempts", "told"),
     [
-        ([2, 4, 6], 2, 2, "it was started again 2 times, and 2 is the limit"),
-        ([2, 2, 2], 9, 1, "no checkpoint is newer than step 2, where its last attempt began"),
+        ([2, 4, 6], 2, 2, "it was restarted 2 times, and the limit is 2"),
+        ([2, 2, 2], 9, 1, "its last attempt began at step 2 and saved no newer checkpoint"),
     ],
 )
 def test_restarts_end_at_the_limit_or_without_progress(

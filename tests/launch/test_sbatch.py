@@ -136,7 +136,7 @@ def test_a_control_character_is_refused_in_every_value(tmp_path: Path, value: st
     "value", ["a b", "a'b", 'a"b', "a#b", "a\\b", "$x", "`x`", "", "ü", "a;b", "{x}", "a\n#SBATCH"]
 )
 def test_an_option_holds_nothing_that_sbatch_splits_or_expands(value: str) -> None:
-    with pytest.raises(UsageError, match="cannot be an option of sbatch") as caught:
+    with pytest.raises(UsageError, match="is not a valid sbatch option") as caught:
         sbatch.check(_job(options=[("account", value)]))
     assert caught.value.where == "--account"
 
@@ -193,7 +193,7 @@ def test_a_time_limit_is_read_as_slurm_reads_it(text: str, seconds: int) -> None
 
 @pytest.mark.parametrize("text", ["", "soon", "1h", "1:2:3:4", "1 -0", "1;2"])
 def test_a_time_that_slurm_does_not_know_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no time of Slurm"):
+    with pytest.raises(UsageError, match="not a Slurm time"):
         sbatch.check(_job(time=text))
 
 
@@ -211,7 +211,7 @@ def test_an_array_begins_with_its_first_number(text: str, first: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "0-", "0-3;x", "1,,2", "-1"])
 def test_what_is_no_list_of_numbers_is_no_array(text: str) -> None:
-    with pytest.raises(UsageError, match="list of an array's tasks"):
+    with pytest.raises(UsageError, match="list of array tasks"):
         sbatch.check(_job(array=text))
 
 

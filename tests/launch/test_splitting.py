@@ -81,4 +81,4 @@ def test_an_open_recipe_goes_on_with_its_global_batch_on_other_ranks(tmp_path: P
     found = made(recipe=recipe, resume=str(run), flags={"nproc_per_node": 1}, resume_weights=True)
 
     assert found.batch.global_batch == 32
-    assert "keeps the global batch of 32" in " ".join(found.notes)
+    assert "keep the global batch of 32" in " ".join(found.notes)

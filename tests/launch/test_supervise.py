@@ -113,7 +113,9 @@ def test_a_run_that_is_done_stays_done_whatever_becomes_of_its_samples(
     run.write_status("done", exit_code=0)
 
     assert _supervised(run, end) == 0
-    assert capfd.readouterr().err.startswith("WARNING: the run is done and its result is whole")
+    assert capfd.readouterr().err.startswith(
+        "WARNING: the run is done and its result is complete, but the cleanup after it was interrupted."
+    )
     assert _status(run)["state"] == "done"
 
 
@@ -267,7 +269,7 @@ def test_an_exit_at_once_without_a_report_keeps_its_code_and_shows_what_was_said
         ("failed (exitcode: -6) local_rank: 1\\n  exitcode  : -15 (pid: 13)", 134, "killed by SIGABRT"),
         ("failed (exitcode: 3) local_rank: 1\\n  exitcode  : -15 (pid: 13)", 3, "ended with code 3"),
         ("  exitcode  : 3 (pid: 12)", 3, "ended with code 3 and without a report"),
-        ("DistNetworkError: code: -98, name: EADDRINUSE", 3, "another process has this port"),
+        ("DistNetworkError: code: -98, name: EADDRINUSE", 3, "another process uses this port"),
     ],
 )
 def test_a_rank_that_ended_without_a_word_is_told_by_torchruns_log(

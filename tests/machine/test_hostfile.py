@@ -51,8 +51,8 @@ def test_the_hosts_and_gpus_are_those_that_deepspeed_takes(written: Path, includ
         ("worker-1 slots=4\nworker-2 slots=x\n", "hosts:2"),
         ("worker-1 slots=0", "hosts:1"),
         ("-oProxyCommand=id slots=1", "hosts:1"),
-        ("a slots=1\na slots=1", "a stands there twice"),
-        ("# nothing\n", "names no host"),
+        ("a slots=1\na slots=1", "a is listed twice"),
+        ("# nothing\n", "lists no host"),
     ],
 )
 def test_a_line_that_names_no_host_is_told_with_its_place(tmp_path: Path, text: str, said: str) -> None:
@@ -68,9 +68,9 @@ def test_a_line_that_names_no_host_is_told_with_its_place(tmp_path: Path, text: 
     [
         ("worker-9", None, "worker-9 is not in the hostfile"),
         ("worker-1:4", None, "worker-1 has no slot 4"),
-        ("worker-1:x", None, "'worker-1:x' is no host"),
+        ("worker-1:x", None, "'worker-1:x' is not a host"),
         (None, "worker-1@worker-2@worker-3", "no GPU is left"),
-        ("worker-1", "worker-2", "exclude each other"),
+        ("worker-1", "worker-2", "cannot be combined"),
     ],
 )
 def test_a_filter_of_what_is_not_there_is_refused(

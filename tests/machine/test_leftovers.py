@@ -35,7 +35,7 @@ def test_what_other_launchers_left_is_taken_out_and_all_else_stays() -> None:
 def test_each_is_named_with_the_reason(name: str) -> None:
     told = leftovers.warning({name: LEFT[name], **THE_USERS}, "torchrun")
 
-    assert told and told.startswith(f"another launcher left {name} in the environment, which the ranks do not get: ")
+    assert told and told.startswith(f"ignored for the ranks: {name} in the environment, set by another launcher: ")
 
 
 def test_an_environment_of_the_users_own_is_worth_no_word() -> None:

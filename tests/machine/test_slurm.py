@@ -57,14 +57,14 @@ def test_a_refusal_of_slurm_is_told_in_its_words(fake: FakeSlurm) -> None:
     with pytest.raises(MachineError) as caught:
         slurm.submit(["script"], {"PATH": fake.path})
 
-    assert caught.value.what == "sbatch refuses: invalid partition specified: x Batch job submission failed"
+    assert caught.value.what == "sbatch fails: invalid partition specified: x Batch job submission failed"
     assert caught.value.exit_code == 3
 
 
 def test_without_slurm_there_is_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(MachineError, match="there is no scontrol here"):
+    with pytest.raises(MachineError, match="scontrol is not installed"):
         slurm.requeue("8")
 
 
@@ -78,7 +78,7 @@ def test_the_id_of_a_job_is_what_sbatch_prints_without_the_cluster(fake: FakeSlu
 def test_an_sbatch_that_submits_nothing_is_no_job(fake: FakeSlurm) -> None:
     fake.says("Usage: sbatch [OPTIONS] script")
 
-    with pytest.raises(MachineError, match="no job's id"):
+    with pytest.raises(MachineError, match=" instead of a job id"):
         slurm.submit(["--help", "script"], {"PATH": fake.path})
 
 

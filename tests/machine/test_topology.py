@@ -319,7 +319,7 @@ def test_the_local_rank_is_the_device_that_the_task_sees(num_gpus: int, local_ra
 
 def test_more_tasks_than_gpus_on_a_node_are_refused() -> None:
     with pytest.raises(
-        MachineError, match=r"3 processes on a node with 2 visible GPUs. In srun. Write srun --ntasks-per-node=2"
+        MachineError, match=r"3 processes on a node with 2 visible GPUs. In srun. Use srun --ntasks-per-node=2"
     ):
         _slurm(_task(0), 2)
 
@@ -529,4 +529,4 @@ def test_the_nodes_of_a_variable_are_not_numbered_by_a_file() -> None:
     with pytest.raises(UsageError) as caught:
         _of_file({"NNODES": "4", "ADDR": "b"})
 
-    assert "not which one this is" in str(caught.value)
+    assert "no number for this one" in str(caught.value)

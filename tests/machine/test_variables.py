@@ -80,7 +80,7 @@ def test_mpirun_on_two_nodes_meets_at_the_address_that_is_named() -> None:
 def test_half_of_mpis_variables_is_one_message_that_names_the_missing(name: str) -> None:
     environ = {key: value for key, value in _open_mpi(1).items() if key != name}
 
-    assert f"no {name}" in _refusal(environ, "mpi")
+    assert f"not {name}" in _refusal(environ, "mpi")
 
 
 @pytest.mark.parametrize("change", [{"PMI_RANK": "2"}, {"PMI_SIZE": "x"}, {"MPI_LOCALNRANKS": "3"}])
@@ -102,7 +102,7 @@ def test_mpirun_without_its_launcher_would_start_several_runs_and_is_refused() -
 
 
 def test_another_geometry_than_mpiruns_is_refused() -> None:
-    assert "4 processes a node, but mpirun started 2" in _refusal(_open_mpi(0), "mpi", nproc_per_node=4)
+    assert "4 processes per node, but mpirun started 2" in _refusal(_open_mpi(0), "mpi", nproc_per_node=4)
 
 
 def test_more_processes_of_mpirun_than_gpus_are_refused_unless_each_sees_one_of_its_own() -> None:
@@ -130,7 +130,7 @@ def test_a_rank_that_the_environment_names_joins() -> None:
 def test_a_half_set_rank_is_one_message_that_names_the_missing(name: str) -> None:
     text = _refusal({key: value for key, value in RANK.items() if key != name}, "env")
 
-    assert f"no {name}" in text
+    assert f"not {name}" in text
     assert "LOCAL_RANK=1" in text
 
 
@@ -200,14 +200,14 @@ def test_a_flag_may_say_what_a_cluster_does_not_but_not_contradict_it() -> None:
     [
         (KUBEFLOW | SKYPILOT | {"SKYPILOT_NUM_NODES": "4"}, "PET_NNODES=2 and SKYPILOT_NUM_NODES=4"),
         (KUBEFLOW | {"MASTER_ADDR": "other"}, "MASTER_ADDR=other and PET_MASTER_ADDR=job-node-0-0.job"),
-        ({"PET_NODE_RANK": "1"}, "PET_NODE_RANK and no number of nodes"),
-        ({"RANK": "1", "MASTER_ADDR": "m"}, "no WORLD_SIZE"),
+        ({"PET_NODE_RANK": "1"}, "PET_NODE_RANK are set, but no number of nodes"),
+        ({"RANK": "1", "MASTER_ADDR": "m"}, "not WORLD_SIZE"),
         (KUBEFLOW | {"PET_NNODES": "1:4"}, "PET_NNODES=1:4"),
         ({"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "h:1"}, "PET_RDZV_ENDPOINT=h:1"),
         (VOLCANO | {"VC_MASTER_HOSTS": "j-master-0.j"}, "VC_MASTER_HOSTS, VC_WORKER_HOSTS"),
         (KUBEFLOW | {"PET_NODE_RANK": "2"}, "node rank 2 of 2 nodes"),
         (KUBEFLOW | {"PET_NNODES": "two"}, "PET_NNODES"),
-        ({}, "no variable says"),
+        ({}, "no environment variable sets the number of this rank or node"),
     ],
 )
 def test_variables_that_are_half_set_or_contradict_are_one_message_naming_them(

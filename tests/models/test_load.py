@@ -158,7 +158,7 @@ def test_weights_in_fewer_bits_are_not_quantized_again_nor_trained(tmp_path: Pat
     with pytest.raises(ModelError, match=method) as caught:
         load_model(recipe(name), stored(tmp_path, method), torch.float32, "cpu", shards=False)
 
-    assert "Take the method lora" in str(caught.value)
+    assert "Use the method lora" in str(caught.value)
 
 
 def test_a_folder_with_pickles_alone_is_no_model(tmp_path: Path) -> None:

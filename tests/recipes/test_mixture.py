@@ -88,7 +88,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **made: str) -> None:
 def test_parts_in_a_circle_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     parts(monkeypatch, tmp_path, one="mixture=[dict(part='two')]", two="mixture=[dict(part='one')]")
 
-    with pytest.raises(RecipeError, match="mixtures stand in a circle: two -> one -> two"):
+    with pytest.raises(RecipeError, match="mixtures form a cycle: two -> one -> two"):
         dataset_of("tiny_full_one_e1")
 
 
@@ -102,7 +102,7 @@ def test_parts_in_a_circle_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
             "dict(path='a.jsonl', wieght=2)",
             "no key 'wieght' in a mixture's entry. In ./my.py:3. Did you mean 'weight'?",
         ),
-        ("dict(format='text')", "an entry of the mixture names no data set: {'format': 'text'}. In ./my.py:3."),
+        ("dict(format='text')", "an entry of the mixture has no data set: {'format': 'text'}. In ./my.py:3."),
         ("dict(part='alpaca_enzh', split='test')", "part 'alpaca_enzh' is a mixture itself, so 'split' cannot be"),
         ("dict(path='a.jsonl', weight=0)", "greater than 0"),
         ("dict(path='a.jsonl', weight='2')", "valid number"),
@@ -124,13 +124,13 @@ def test_a_path_beside_a_mixture_is_refused_in_one_line() -> None:
         dataset_of(write("path='a.jsonl', mixture=[dict(part='alpaca')]"))
 
     assert str(caught.value) == (
-        "bad-recipe: train_dataloader.dataset has both a mixture and path = 'a.jsonl'. In ./my.py:3. Take one."
+        "bad-recipe: train_dataloader.dataset has both a mixture and path = 'a.jsonl'. In ./my.py:3. Use one of them."
     )
 
 
 @pytest.mark.parametrize("other", ["name='main'", "format='text'", "columns=dict(text='a')", "system='Be brief.'"])
 def test_what_belongs_to_one_data_set_is_refused_beside_a_mixture(other: str) -> None:
-    with pytest.raises(RecipeError, match=r"Write .* into the mixture's entries") as caught:
+    with pytest.raises(RecipeError, match=r"Set .* in each entry of the mixture") as caught:
         dataset_of(write(f"{other}, mixture=[dict(part='alpaca')]"))
 
     assert caught.value.where == "./my.py:3"

@@ -33,7 +33,7 @@ def changed(name: str, *pairs: str) -> Recipe:
         (
             "tiny_orpo_full_sample_e1",
             "loss_type=ipo",
-            ("objective.loss_type belongs to dpo, kto", "Take loss_type out"),
+            ("objective.loss_type belongs to dpo, kto", "Remove loss_type"),
         ),
         (DPO.replace("dpo", "kto"), "train_dataloader.batch_size=1", ("batch_size must be 2 or more for kto",)),
         ("tiny_full_sample_e1", "dtype=bfloat16", ("optim_wrapper.dtype = 'bfloat16'", "Did you mean 'bf16'?")),

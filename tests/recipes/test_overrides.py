@@ -84,12 +84,12 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str | Non
         parsed(f"{key}=1")
 
     assert caught.value.what == f"no key {key!r}"
-    assert (f"Did you mean {nearest!r}?" if nearest else "Known at the top: model,") in str(caught.value)
+    assert (f"Did you mean {nearest!r}?" if nearest else "Known top-level keys: model,") in str(caught.value)
     assert "tuner show" in str(caught.value)
 
 
 def test_a_text_without_equals_sign_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"'lr' has no '='. In --cfg-options. Write --cfg-options KEY=VALUE"):
+    with pytest.raises(RecipeError, match=r"'lr' has no '='. In --cfg-options. Use --cfg-options KEY=VALUE"):
         parse_override("lr", "--cfg-options", PRESENT)
 
 
@@ -188,7 +188,7 @@ def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
 def test_a_key_below_a_block_that_is_none_is_refused(text: str) -> None:
     overrides = Overrides(model="unknown/model", pairs=[("--set", text)])
 
-    with pytest.raises(RecipeError, match=r"is None in this recipe, so .* means nothing") as caught:
+    with pytest.raises(RecipeError, match=r"is None in this recipe, so .* has no effect") as caught:
         loading.load("tiny_full_custom_e3", overrides)
 
     assert caught.value.where == f"--set {text}"

@@ -81,7 +81,7 @@ def test_a_model_needs_no_recipe_and_the_method_is_said_aloud(name: str | None, 
     assert found.config.train_dataloader.dataset.path == "my.jsonl"
     assert found.config.architecture
     assert found.config.architecture.hidden_size == 64
-    assert found.notes == ("no recipe is named: objective sft, method lora; --method takes another.",)
+    assert found.notes == ("no recipe given: objective sft, method lora; --method sets another.",)
 
 
 def test_a_hub_id_of_the_catalog_brings_its_parts_facts_and_template() -> None:
@@ -126,9 +126,9 @@ def test_epochs_win_over_the_steps_of_a_recipe() -> None:
 @pytest.mark.parametrize(
     ("name", "given", "what"),
     [
-        (None, {}, "neither a recipe nor a model is named"),
-        ("./my-qwen", {"model": "./other"}, "name the model"),
-        ("tiny_full_sample_e1", {"method": "lora"}, "has its method already"),
+        (None, {}, "neither a recipe nor a model is given"),
+        ("./my-qwen", {"model": "./other"}, "set the model"),
+        ("tiny_full_sample_e1", {"method": "lora"}, "already has a method"),
         ("./my-qwen", {"method": "lorra"}, "no method 'lorra'"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_run_without_a_result_is_refused_with_its_newest_checkpoint() -> None:
     with pytest.raises(ModelError, match="has no result yet") as caught:
         path_checks.check_model(loading.load("runs/sft", Overrides(data="my.jsonl")).config)
 
-    assert "--resume runs/sft, or name a checkpoint of it: runs/sft/checkpoints/checkpoint-10" in str(caught.value)
+    assert "--resume runs/sft, or give one of its checkpoints: runs/sft/checkpoints/checkpoint-10" in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [{"model": "runs/sft"}, {"adapter": "runs/sft"}, {"adapter": "runs/sft/final"}])
@@ -251,7 +251,7 @@ def test_an_adapter_may_stand_in_a_recipe_file_and_again_in_the_runs_own_recipe(
     shutil.rmtree("runs")
     gone = loading.load("./run.py").config
     assert gone == found.config
-    with pytest.raises(ModelError, match=r"holds no adapter_config\.json"):
+    with pytest.raises(ModelError, match=r"has no adapter_config\.json"):
         path_checks.check_model(gone)
 
 
@@ -259,11 +259,11 @@ def test_an_adapter_may_stand_in_a_recipe_file_and_again_in_the_runs_own_recipe(
     ("name", "sets", "changes", "what", "fix"),
     [
         ("tiny_full_custom_e1", (), {}, "trains every weight", "tuner export runs/sft/final DEST --merge"),
-        ("tiny_lora_custom_e1", ("adapter.r=16",), {}, "has 8", "Leave it out"),
+        ("tiny_lora_custom_e1", ("adapter.r=16",), {}, "has 8", "Remove it"),
         ("tiny_reward_lora_custom_e1", (), {}, "objective reward cannot train", "tuner export"),
         ("tiny_lora_custom_e1", (), {"peft_type": "IA3"}, "an adapter of IA3, not LoRA", "tuner export"),
-        ("tiny_lora_custom_e1", (), {"base_model_name_or_path": None}, "does not say what its base is", "--model BASE"),
-        ("tiny_lora_custom_e1", (), {"base_model_name_or_path": "/gone"}, "is not there: '/gone'", "--model BASE"),
+        ("tiny_lora_custom_e1", (), {"base_model_name_or_path": None}, "does not name its base", "--model BASE"),
+        ("tiny_lora_custom_e1", (), {"base_model_name_or_path": "/gone"}, "is missing: '/gone'", "--model BASE"),
     ],
 )
 def test_an_adapter_that_cannot_go_on_is_refused_with_what_can(
@@ -341,5 +341,5 @@ def test_a_runs_own_recipe_holds_the_same_rows_out_and_follows_a_change() -> Non
 
 
 def test_a_split_in_the_validation_itself_is_refused() -> None:
-    with pytest.raises(RecipeError, match="holds nothing out"):
+    with pytest.raises(RecipeError, match="has no effect"):
         loading.load("tiny_full_sample_e1", flags("val_dataloader.dataset.val_split=0.5"))

@@ -28,7 +28,7 @@ def test_shared_facts_come_from_the_line_that_names_them() -> None:
 
 @pytest.mark.parametrize(
     ("named", "refusal"),
-    [("llama3_8c", "no model 'llama3_8c'.*Did you mean 'llama3_8b'"), ("llama3_8b", "'llama3_8b' holds no facts")],
+    [("llama3_8c", "no model 'llama3_8c'.*Did you mean 'llama3_8b'"), ("llama3_8b", "'llama3_8b' has no facts")],
 )
 def test_a_name_without_facts_is_refused_with_its_line(named: str, refusal: str, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()

@@ -72,7 +72,7 @@ def test_a_path_of_the_package_is_its_file() -> None:
 
 @pytest.mark.parametrize("path", ["package:missing", "package:../base.py", "package:/etc/passwd", "package:a\0b"])
 def test_the_package_has_nothing_outside_its_assets(path: str) -> None:
-    with pytest.raises(RecipeError, match="not shipped"):
+    with pytest.raises(RecipeError, match="not part of"):
         paths.local(path)
 
 
@@ -100,12 +100,12 @@ def test_a_model_that_is_not_there_is_refused_with_the_nearest_folder(tmp_path: 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("")
 
-    with pytest.raises(ModelError, match="is no folder"):
+    with pytest.raises(ModelError, match="is not a folder"):
         path_checks.check_model(config_with(str(tmp_path / "model.safetensors")))
 
 
 def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no config\.json"):
+    with pytest.raises(ModelError, match=r"has no config\.json"):
         path_checks.check_model(config_with(str(tmp_path)))
 
     (tmp_path / "config.json").write_text("{}")
@@ -115,13 +115,13 @@ def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
 def test_a_model_must_be_named() -> None:
     pairs = [("--set", "model.path=none")]
 
-    with pytest.raises(ModelError, match=r"no model is named.*--model"):
+    with pytest.raises(ModelError, match=r"no model is given.*--model"):
         path_checks.check_model(loading.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
 
 
 @pytest.mark.parametrize(
     ("path", "relative"),
-    [("Qwen/Qwen-7B", " Or take a relative that needs none: qwen1_5_7b_chat."), ("baichuan-inc/Baichuan-7B", "")],
+    [("Qwen/Qwen-7B", " Or use a related model that needs none: qwen1_5_7b_chat."), ("baichuan-inc/Baichuan-7B", "")],
 )
 def test_a_model_that_is_only_code_is_refused_with_what_to_set(path: str, relative: str) -> None:
     config = config_with(path)
@@ -141,7 +141,7 @@ def test_data_of_the_package_and_of_the_hub_pass() -> None:
 
 
 def test_data_must_be_named() -> None:
-    with pytest.raises(DataError, match=r"no data set is named. In train_dataloader\.dataset\.path.*--data"):
+    with pytest.raises(DataError, match=r"no data set is given. In train_dataloader\.dataset\.path.*--data"):
         path_checks.check_data(loading.load("tiny_full_custom_e1").config)
 
 
@@ -219,7 +219,7 @@ def test_data_that_may_not_be_read_is_not_told_as_missing(shared: Path) -> None:
     with ordinary_user(), pytest.raises(DataError) as caught:
         path_checks.check_data(config_with(data=str(file)))
 
-    assert f"no right to read '{file}' (mode 0000, owner {os.getuid()}" in caught.value.what
+    assert f"no permission to read '{file}' (mode 0000, owner {os.getuid()}" in caught.value.what
 
 
 @pytest.mark.parametrize("name", ["", "rows.jsonl", "*.jsonl"])
@@ -231,7 +231,7 @@ def test_data_in_a_folder_that_may_not_be_entered_is_told_with_the_folder(name: 
         path_checks.check_data(config_with(data=f"{shared}/data/{name}"))
 
     assert f"'{shared}/data' (mode 0000" in caught.value.what
-    assert "no right to" in caught.value.what
+    assert "no permission to" in caught.value.what
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -239,7 +239,7 @@ def test_a_model_with_a_file_that_may_not_be_read_is_told_with_the_file(name: st
     (shared / "config.json").write_text("{}")
     file = closed(shared / name)
 
-    with ordinary_user(), pytest.raises(ModelError, match="no right to read") as caught:
+    with ordinary_user(), pytest.raises(ModelError, match="no permission to read") as caught:
         path_checks.check_model(config_with(model=str(shared)))
 
     assert str(file) in caught.value.what
@@ -260,14 +260,14 @@ def test_a_folder_that_holds_half_a_disk_is_no_data(tmp_path: Path, monkeypatch:
         (tmp_path / f"{number % 3}").mkdir(exist_ok=True)
         (tmp_path / f"{number % 3}" / f"{number}.jsonl").touch()
 
-    with pytest.raises(DataError, match="holds more than 20 files and folders"):
+    with pytest.raises(DataError, match="has more than 20 files and folders"):
         path_checks.check_data(config_with(data=str(tmp_path)))
     monkeypatch.setattr(path_checks, "_MAX_ENTRIES", 24)
     path_checks.check_data(config_with(data=str(tmp_path)))
 
 
 def test_the_whole_file_system_is_refused_at_once() -> None:
-    with pytest.raises(DataError, match="holds more than 10,000"):
+    with pytest.raises(DataError, match="has more than 10,000"):
         path_checks.check_data(config_with(data="/usr"))
 
 

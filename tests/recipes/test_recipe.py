@@ -188,7 +188,7 @@ def test_files_in_a_circle_are_refused(name: str) -> None:
     write("my.py", "_base_ = './other.py'\n")
     write("other.py", "_base_ = './my.py'\n")
 
-    with pytest.raises(RecipeError, match=r"more than 8 files build on each other.*circle"):
+    with pytest.raises(RecipeError, match=r"more than 8 nested bases.*cycle"):
         loading.load(name)
 
 
@@ -215,7 +215,7 @@ def test_a_helper_is_a_name_that_is_used() -> None:
 
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("optim_wraper", "Did you mean 'optim_wrapper'?"), ("lr", "Known here: adapter, "), ("deep_speed", "'deepspeed'")],
+    [("optim_wraper", "Did you mean 'optim_wrapper'?"), ("lr", "Known: adapter, "), ("deep_speed", "'deepspeed'")],
 )
 def test_a_top_level_name_that_nothing_uses_is_refused(key: str, hint: str) -> None:
     with pytest.raises(RecipeError) as caught:

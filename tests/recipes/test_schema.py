@@ -33,9 +33,9 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("optim_wrapper.optimizer.betas", 0.9, "valid tuple"),
     ("optim_wrapper.optimizer.weight_decay", -0.1, "greater than or equal to 0"),
     ("optim_wrapper.optimizer.type", "Adamw", "'AdamW'"),
-    ("optim_wrapper.optimizer.type", "OneBitAdam", "removed from DeepSpeed; take AdamW"),
-    ("optim_wrapper.optimizer.type", "ZeroOneAdam", "removed from DeepSpeed; take AdamW"),
-    ("optim_wrapper.optimizer.muon_lr", 0.02, "take Muon, or muon_lr=None"),
+    ("optim_wrapper.optimizer.type", "OneBitAdam", "removed from DeepSpeed; use AdamW"),
+    ("optim_wrapper.optimizer.type", "ZeroOneAdam", "removed from DeepSpeed; use AdamW"),
+    ("optim_wrapper.optimizer.muon_lr", 0.02, "use Muon, or muon_lr=None"),
     ("optim_wrapper.optimizer.loraplus_lr_ratio", 0.5, "greater than or equal to 1"),
     ("optim_wrapper.accumulative_counts", 0, "greater than 0"),
     ("optim_wrapper.accumulative_counts", 1.5, "valid integer"),
@@ -66,13 +66,13 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("adapter.lora_dropout", 1.0, "less than 1"),
     ("adapter.target_modules", 3, "valid string"),
     ("adapter.unknown", 3, "not permitted"),
-    ("adapter.init_lora_weights", False, "must be True, 'gaussian'"),
-    ("adapter.init_lora_weights", "pisa", "must be True, 'gaussian'"),
-    ("adapter.init_lora_weights", "eva", "takes a pass before training; take 'pissa'"),
-    ("adapter.init_lora_weights", "corda", "takes a pass before training; take 'pissa'"),
-    ("adapter.init_lora_weights", "loftq", "in the place of bitsandbytes; take True"),
-    ("adapter.init_lora_weights", "mica", "which no checkpoint would hold"),
-    ("adapter.init_lora_weights", "olora", "takes a part out of weights that are quantized; take True"),
+    ("adapter.init_lora_weights", False, "must be one of True, 'gaussian'"),
+    ("adapter.init_lora_weights", "pisa", "must be one of True, 'gaussian'"),
+    ("adapter.init_lora_weights", "eva", "a pass before training; use 'pissa'"),
+    ("adapter.init_lora_weights", "corda", "a pass before training; use 'pissa'"),
+    ("adapter.init_lora_weights", "loftq", "instead of bitsandbytes; use True"),
+    ("adapter.init_lora_weights", "mica", "which checkpoints do not save; use"),
+    ("adapter.init_lora_weights", "olora", "splits the weights, which are quantized; use True"),
     ("objective.type", "dpo_", "'sft'"),
     ("deepspeed", 2, "valid string"),
     ("unknown", 1, "not permitted"),
@@ -102,14 +102,16 @@ def _refused(name: str, *sets: str) -> str:
 
 
 def test_an_adapter_that_begins_in_the_base_goes_with_no_dora_and_no_comparison_with_the_base() -> None:
-    assert "by whose norms DoRA scales" in _refused("tiny_dora_sample_e1", "init_lora_weights=pissa")
+    assert "changes the base's weights, whose norms DoRA scales by; use one of them" in _refused(
+        "tiny_dora_sample_e1", "init_lora_weights=pissa"
+    )
     assert "dpo compares with the base" in _refused("tiny_dpo_lora_sample_preferences_e1", "init_lora_weights=olora")
 
 
 def test_lora_plus_needs_an_adapter_and_an_optimizer_that_deepspeed_does_not_make() -> None:
     assert "there is no adapter" in _refused("tiny_full_sample_e1", "loraplus_lr_ratio=16")
     sets = ("loraplus_lr_ratio=16", "optimizer.type=Muon")
-    assert "Muon is made by DeepSpeed, which knows no LoRA+" in _refused("tiny_lora_sample_e1", *sets)
+    assert "Muon is DeepSpeed's, which does not support LoRA+" in _refused("tiny_lora_sample_e1", *sets)
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ def failed(path: Path) -> RunDirectory:
     }
     run = directory.create(path, {**files, "run.json": json.dumps(facts)}, resume=True)
     run.ranks.mkdir()
-    run.log_warning("the tracker wandb is off from here on: ConnectionError: no route")
+    run.log_warning("the tracker wandb is disabled for the rest of the run: ConnectionError: no route")
     for step in range(1, 7):
         run.log_metrics({"step": step, "loss": 8.0 - step, "memory_bytes": 640 << 20})
-    found = {"cause": "gpu-out-of-memory", "what": "a GPU has too little memory for this", "rank": 3, "step": 7}
+    found = {"cause": "gpu-out-of-memory", "what": "a GPU ran out of memory", "rank": 3, "step": 7}
     command = "tuner train mine.py --set train_dataloader.batch_size=1"
     run.write_status("failed", exit_code=1, message="...", diagnosis={**found, "next_command": command})
     checkpoint(path, 4)

@@ -66,10 +66,10 @@ def test_one_run_is_told_whole(tmp_path: Path) -> None:
 def test_a_failed_run_tells_why_what_to_do_and_how_often_it_was_started(tmp_path: Path) -> None:
     told = read(made.failed(tmp_path / "run")).sections
 
-    assert "gpu-out-of-memory: a GPU has too little memory for this" in told["summary"]
+    assert "gpu-out-of-memory: a GPU ran out of memory" in told["summary"]
     assert "Next: tuner train mine.py --set train_dataloader.batch_size=1" in told["summary"]
-    assert f"It can go on from step 4: tuner train {tmp_path}/run/recipe.py --resume {tmp_path}/run" in told["summary"]
-    assert "this run may not fit" in told["warnings"] and "the tracker wandb is off" in told["warnings"]
+    assert f"It can resume from step 4: tuner train {tmp_path}/run/recipe.py --resume {tmp_path}/run" in told["summary"]
+    assert "this run may not fit" in told["warnings"] and "the tracker wandb is disabled" in told["warnings"]
     assert "no: model.safetensors is missing" in told["checkpoints"]
     assert "stopped stopped: at step 4 on request" in told["restarts"] and "4 failed" in told["restarts"]
     assert "640.0 MiB at most in the process of rank 0" in told["memory"]
@@ -170,7 +170,7 @@ def test_a_warning_at_the_start_of_a_long_run_and_long_samples_are_shown(tmp_pat
 
     (found,) = gather([run.path])
 
-    assert any("the tracker wandb is off" in warning for warning in found.warnings)
+    assert any("the tracker wandb is disabled" in warning for warning in found.warnings)
     assert [str(sample["prompt"])[:10] for sample in found.samples] == [f"question {number}" for number in range(9)]
 
 
@@ -179,7 +179,7 @@ def test_early_stopping_is_told_and_a_last_step_that_was_not_logged_is_no_best_o
     run.write_status("done", exit_code=0, step=306, max_steps=900, result_step=306)
     told = read(run).sections["summary"]
 
-    assert "Training ended early, at step 306 of 900" in told and "whose validation loss is the lowest" not in told
+    assert "Training ended early, at step 306 of 900" in told and "with the lowest validation loss." not in told
     run.write_status("done", exit_code=0, step=306, max_steps=306, result_step=306)
     assert "ended early" not in read(run).sections["summary"]
 

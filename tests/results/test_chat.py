@@ -78,7 +78,7 @@ def test_the_oldest_turns_go_when_the_context_is_full(tiny: LoadedModel) -> None
 def test_a_prompt_that_is_longer_than_the_context_is_refused(tiny: LoadedModel) -> None:
     chat = Chat(tiny, LIKELIEST)
 
-    with pytest.raises(UsageError, match=r"a prompt has [\d,]+ tokens, and the model's context 512"):
+    with pytest.raises(UsageError, match=r"a prompt has [\d,]+ tokens, and the model's context has 512"):
         chat.ask("why " * 1000, lambda _: None)
     assert chat.turns == []
 

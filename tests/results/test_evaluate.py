@@ -134,7 +134,7 @@ def test_the_users_rows_take_the_place_of_the_recipes_own(tmp_path: Path) -> Non
 def test_rows_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1", "val_dataloader=None")
 
-    with pytest.raises(UsageError, match=r"names no validation data. In --data. Name some"):
+    with pytest.raises(UsageError, match=r"has no validation data. In --data. Give some"):
         rows_of(found.spec)
 
 
@@ -163,7 +163,7 @@ def test_what_cannot_be_asked_generates_nothing(tmp_path: Path) -> None:
         questions(found.spec, found.tokenizer, plain, 1)
     with pytest.raises(ModelError, match="scores answers and writes none"):
         questions(scores.spec, scores.tokenizer, rows_of(scores.spec), 1)
-    with pytest.raises(UsageError, match=r"a prompt has [\d,]+ tokens, and the model's context 512"):
+    with pytest.raises(UsageError, match=r"a prompt has [\d,]+ tokens, and the model's context has 512"):
         questions(found.spec, found.tokenizer, rows_of(found.spec, str(long)), 2)
 
 

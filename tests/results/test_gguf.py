@@ -65,7 +65,7 @@ def test_an_adapter_goes_out_merged_with_a_modelfile(tmp_path: Path, base: Path,
     assert (given["outtype"], given["called"]) == ("f16", "Mine")
     assert given["tokenizer_config"]["add_bos_token"] is False  # chatml writes none
     assert (tmp_path / "Mine" / "Modelfile").read_text().startswith("FROM ./Mine.gguf\nTEMPLATE")
-    assert "its logits are those of the adapter" in done.output
+    assert " tokens: its logits equal those of the adapter" in done.output
     assert f"Next: ollama create mine -f {tmp_path / 'Mine' / 'Modelfile'}" in done.output
 
 

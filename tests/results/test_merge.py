@@ -117,8 +117,8 @@ def test_what_was_compared_is_said_also_where_the_host_has_no_room(
     second = merge(adapter, tmp_path / "again").compared
 
     assert first is not None and second is not None
-    assert first.startswith("On 16 tokens its logits are those of the adapter on its base")
-    assert second.startswith("Its logits were not compared")
+    assert first.startswith("Verified on 16 tokens: its logits equal those of the adapter on its base")
+    assert second.startswith("The merged logits were not compared")
 
 
 def test_a_merge_that_says_something_else_is_refused_and_nothing_written(
@@ -129,7 +129,7 @@ def test_a_merge_that_says_something_else_is_refused_and_nothing_written(
     monkeypatch.setattr("tuner.results.adapter._KEEP_THE_BASE", ("olora",))
     monkeypatch.setattr("tuner.results.adapter._CHANGE_THE_BASE", ())  # as if PEFT did not
 
-    with pytest.raises(TunerError, match=r"logits are not those of the adapter on its base: [\d.]+% apart"):
+    with pytest.raises(TunerError, match=r"logits differ from those of the adapter on its base by [\d.]+%"):
         merge(adapter, tmp_path / "merged")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 
@@ -152,7 +152,7 @@ def test_kinds_of_adapters_that_cannot_be_merged_are_refused_by_name(kind: str, 
     config.task_type = "CAUSAL_LM"
     get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(tmp_path / "adapter")
 
-    with pytest.raises(ModelError, match=f"{kind}.* cannot be merged here.*without --merge"):
+    with pytest.raises(ModelError, match=f"{kind}.* cannot be merged.*without --merge"):
         merge(tmp_path / "adapter", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
@@ -237,7 +237,7 @@ def test_an_adapter_for_another_base_is_refused_and_nothing_written(tmp_path: Pa
 
     for other, told in (
         (wider, r"is \(4, 32\), not \(4, 64\)"),
-        (deeper, "the adapter lacks it"),
+        (deeper, "it is missing in the adapter"),
         (GPT2, "Target modules"),
     ):
         elsewhere = str(write_base(tmp_path / str(other.model_type) / str(other.hidden_size), other))
@@ -283,7 +283,7 @@ def test_a_base_of_pickles_and_one_with_a_missing_or_damaged_file_are_refused(tm
         merge(adapter, tmp_path / "merged")
     (base / "model.safetensors.index.json").unlink()
     (base / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match="only pickles, which are not read"):
+    with pytest.raises(ModelError, match="only pickles, which tuner does not load"):
         merge(adapter, tmp_path / "merged")
 
 
@@ -293,7 +293,7 @@ def test_a_base_that_is_stored_in_fewer_bits_is_refused(tmp_path: Path) -> None:
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
 
-    with pytest.raises(ModelError, match="stored in fp8: nothing is merged there"):
+    with pytest.raises(ModelError, match="stored in fp8, and an adapter cannot be merged into them"):
         merge(adapter, tmp_path / "merged")
 
 

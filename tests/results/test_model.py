@@ -133,7 +133,7 @@ def test_an_adapter_that_changes_the_prompt_and_no_weight_is_refused_by_name(tmp
     prompt = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     get_peft_model(LlamaForCausalLM.from_pretrained(base), prompt).save_pretrained(tmp_path / "adapter")
 
-    refused(tmp_path / "adapter", None, ModelError, "are of PROMPT_TUNING, which puts tokens before the prompt")
+    refused(tmp_path / "adapter", None, ModelError, "are of PROMPT_TUNING, which adds tokens before the prompt")
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
     refused(tmp_path / "rum", None, UsageError, "does not exist.*'run'")
     refused(run.path, run.final, UsageError, "is an adapter itself")
-    refused(TINY, Path(source(loaded(TINY).spec.model)), UsageError, "is a whole model, no adapter")
-    refused(torn, None, ModelError, "adapter_config.json is not readable")
+    refused(TINY, Path(source(loaded(TINY).spec.model)), UsageError, "is a whole model, not an adapter")
+    refused(torn, None, ModelError, "adapter_config.json cannot be read")
     shutil.rmtree(run.final)
     refused(run.path, None, RunDirectoryError, "no result and no valid checkpoint.*--resume")
     (run.checkpoints / "checkpoint-3").mkdir(parents=True)
@@ -163,15 +163,15 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
 DAMAGE = {
     "full": (
-        ("model.safetensors", b"half", "cannot load .*header too small.*fetch or copy it again"),
+        ("model.safetensors", b"half", "cannot load .*header too small.*download or copy it again"),
         ("config.json", b'{"model_type": "llama", "hidden_size": "x"}', "'hidden_size' expected int, got str"),
-        ("tokenizer_config.json", b"[]", "cannot load .*fetch or copy it again"),
-        ("generation_config.json", b"[]", "cannot load .*fetch or copy it again"),
+        ("tokenizer_config.json", b"[]", "cannot load .*download or copy it again"),
+        ("generation_config.json", b"[]", "cannot load .*download or copy it again"),
     ),
     "lora": (
         ("adapter_model.safetensors", b"half", "adapter_model.safetensors is damaged"),
         ("adapter_config.json", b'{"peft_type": "LORA", "r": "x"}', "does not fit"),
-        ("adapter_config.json", b"[]", "adapter_config.json is not readable"),
+        ("adapter_config.json", b"[]", "adapter_config.json cannot be read"),
         ("generation_config.json", b"{", "cannot load "),  # of a result, beside the adapter; last, as none was there
     ),
 }

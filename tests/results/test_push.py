@@ -93,7 +93,7 @@ def test_the_token_is_sent_to_the_hub_and_written_nowhere(hub: Hub, run: RunDire
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("my-model", "names no owner"),
+        ("my-model", "has no owner"),
         ("a/b/c", "must be in the form"),
         ("my-org/my model", "alphanumeric"),
         ("my-org/../x", "must be in the form"),
@@ -135,14 +135,14 @@ def test_a_token_that_may_only_read_is_refused_before_anything_is_sent(hub: Hub,
 @pytest.mark.parametrize(
     ("where", "status", "said"),
     [
-        ("/api/whoami-v2", 401, "does not know this token (401)"),
+        ("/api/whoami-v2", 401, "rejects this token (401)"),
         ("/api/whoami-v2", 503, "answers 503"),
         ("/api/whoami-v2", 0, "cannot be reached"),
-        ("/api/repos/create", 403, f"may not write to {NAME} (403): says the hub"),
+        ("/api/repos/create", 403, f"has no write access to {NAME} (403): says the hub"),
         ("/preupload/", 500, "answers 500"),
         ("/large/", 503, "answers 503"),
-        ("/commit/", 409, "changed by someone else"),
-        ("/commit/", 413, f"refuses the upload to {NAME} (413): says the hub"),
+        ("/commit/", 409, "someone else changed "),
+        ("/commit/", 413, f"rejects the upload to {NAME} (413): says the hub"),
         ("/commit/", 0, "cannot be reached"),
     ],
 )
@@ -162,7 +162,7 @@ def test_what_the_hub_answers_is_told_in_one_message(
     [
         (httpx.ReadTimeout("late"), "did not answer in time"),
         # As hf_xet 1.8 tells of what broke off; it tries for minutes before.
-        (ConnectionError("Network error: https://storage/x?signature=s"), f"upload to {NAME} broke off: Network error"),
+        (ConnectionError("Network error: https://storage/x?signature=s"), f"upload to {NAME} failed: Network error"),
     ],
 )
 def test_an_upload_that_breaks_off_is_told_and_the_export_is_kept(
@@ -216,7 +216,7 @@ def test_a_public_repository_does_not_pass_for_a_private_one(hub: Hub, run: RunD
 def test_an_adapter_whose_base_nobody_else_has_stays_here(hub: Hub, run: RunDirectory) -> None:
     error = refusal(push(run))
 
-    assert "folder of this machine" in error.what and "--merge" in str(error.fix)
+    assert ", which others cannot load" in error.what and "--merge" in str(error.fix)
     assert not hub.changed
 
 
@@ -225,5 +225,5 @@ def test_flags_that_do_not_go_together_are_refused(hub: Hub, run: RunDirectory, 
 
     assert "there is no DEST" in refusal(runner.invoke(tuner, ["export", str(run.path)])).what
     assert "--push" in str(refusal(runner.invoke(tuner, ["export", str(run.path), "out", "--private"])).fix)
-    assert "without a model card" in refusal(push(run, "out", "--as", "gguf")).what
+    assert "--push does not support GGUF, which has no model card" in refusal(push(run, "out", "--as", "gguf")).what
     assert hub.asked == []

@@ -44,7 +44,7 @@ def test_a_run_that_is_not_done_means_its_newest_valid_checkpoint_and_says_so(ru
     assert "checkpoint 4 of" in find(run.path).description and "not done" in find(run.path).description
     (newest / "model.safetensors").write_bytes(b"WEIGHTS")
     assert find(run.path).folder == older
-    assert "checkpoint-4 is passed over: model.safetensors has changed" in find(run.path).description
+    assert "checkpoint-4 is skipped: model.safetensors has changed" in find(run.path).description
 
 
 def test_a_checkpoint_knows_its_run_and_is_hashed_first(run: RunDirectory, weights: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_was_moved_is_known_by_its_step(run: RunDirectory, wei
     with pytest.raises(RunDirectoryError, match=r"model.safetensors has changed"):
         find(moved)
     (moved / "manifest.json").write_text("{")
-    with pytest.raises(RunDirectoryError, match="its manifest is not readable"):
+    with pytest.raises(RunDirectoryError, match="its manifest cannot be read"):
         find(moved)
 
 
@@ -91,18 +91,18 @@ def test_a_run_that_never_saved_is_told_how_to_go_on(run: RunDirectory) -> None:
 def test_what_is_no_result_is_refused(tmp_path: Path, run: RunDirectory, weights: Path) -> None:
     pickle = tmp_path / "iter_500.pth"
     pickle.write_bytes(b"")
-    with pytest.raises(UsageError, match=r"a pickle, which is not read"):
+    with pytest.raises(UsageError, match=r"a pickle, which tuner does not load"):
         find(pickle)
     with pytest.raises(UsageError, match=r"does not exist.*Did you mean 'run'\?"):
         find(tmp_path / "runn")
-    with pytest.raises(UsageError, match=r"holds no model.safetensors"):
+    with pytest.raises(UsageError, match=r"has no model.safetensors"):
         find(run.checkpoints)
 
 
 def test_a_checkpoint_without_the_frozen_layers_is_told_apart(run: RunDirectory, weights: Path) -> None:
     (weights / "model.safetensors").rename(weights / "optimizer.pt")
 
-    with pytest.raises(UsageError, match=r"not the frozen layers.*Go on to the end: tuner train .*--resume"):
+    with pytest.raises(UsageError, match=r"not the frozen layers.*Finish the run: tuner train .*--resume"):
         find(checkpoint(run, 2, weights))
 
 
@@ -125,11 +125,11 @@ def test_a_destination_that_no_folder_can_be_renamed_to_is_refused_before_anythi
     monkeypatch.chdir(tmp_path / "here")
 
     for taken in (Path(), tmp_path / "here", tmp_path / "link"):
-        with pytest.raises(UsageError, match=r"cannot be replaced by an export.*Name a new folder in it"):
+        with pytest.raises(UsageError, match=r"an export cannot replace it.*Choose a new folder in it"):
             check_dest(taken)
     with pytest.raises(UsageError, match="file is a file"):
         check_dest(tmp_path / "file" / "new" / "out")
-    with pytest.raises(UsageError, match="no name of a new folder"):
+    with pytest.raises(UsageError, match="not a valid folder name"):
         check_dest(tmp_path / "new" / "..")
 
 

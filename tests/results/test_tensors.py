@@ -55,7 +55,7 @@ def test_another_type_is_asked_of_floating_point_numbers_alone(tmp_path: Path) -
 def test_a_number_that_is_too_large_for_the_type_that_is_asked_for_is_no_infinity(tmp_path: Path) -> None:
     large = piece(weight=torch.tensor([1.0, 70000.0]))
 
-    with pytest.raises(TunerError, match=r"a weight of 70000 is too large for fp16.*--dtype. Write bf16"):
+    with pytest.raises(TunerError, match=r"a weight of 70000 is too large for fp16.*--dtype. Use bf16"):
         write([large], tmp_path, "model", MOST, torch.float16)
 
 
@@ -76,15 +76,15 @@ def test_bytes_that_read_back_as_others_are_the_disks_error(tmp_path: Path, monk
     load = Stored.load
     monkeypatch.setattr(Stored, "load", lambda stored, name: load(stored, name) + (name == "b"))
 
-    with pytest.raises(DiskError, match=r"b reads back from model.safetensors as other bytes"):
+    with pytest.raises(DiskError, match=r"b in model.safetensors differs from what was written"):
         write([piece(a=torch.ones(2), b=torch.ones(2))], tmp_path, "model", MOST, None)
 
 
 def test_a_folder_without_weights_and_an_index_that_is_none_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no model.safetensors"):
+    with pytest.raises(ModelError, match=r"has no model.safetensors"):
         Stored(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(ModelError, match=r"index.json is not readable"):
+    with pytest.raises(ModelError, match=r"index.json cannot be read"):
         Stored(tmp_path)
 
 

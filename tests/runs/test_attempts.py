@@ -29,14 +29,14 @@ def test_a_run_that_saved_further_may_be_started_again_up_to_the_limit(tmp_path:
     run = _run(tmp_path, began=5, saved=10)
 
     assert attempts.refusal(run, 2, 3) is None
-    assert attempts.refusal(run, 3, 3) == "it was started again 3 times, and 3 is the limit"
+    assert attempts.refusal(run, 3, 3) == "it was restarted 3 times, and the limit is 3"
 
 
 @pytest.mark.parametrize(("began", "saved"), [(5, 5), (5, None), (None, None)])
 def test_a_loop_without_a_newer_checkpoint_ends(tmp_path: Path, began: int | None, saved: int | None) -> None:
     told = attempts.refusal(_run(tmp_path, began=began, saved=saved), 1, 100)
 
-    assert told == f"no checkpoint is newer than step {began or 0}, where its last attempt began"
+    assert told == f"its last attempt began at step {began or 0} and saved no newer checkpoint"
 
 
 def test_a_checkpoint_that_is_not_valid_is_no_progress(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_checkpoint_whose_latest_names_a_folder_outside_is_not_valid(tmp_path:
     (path / "latest").write_text(name)
     seal(path, {"step": 1})
 
-    assert inspect(path) == "latest names a folder outside of the checkpoint"
+    assert inspect(path) == "latest points outside of the checkpoint"
 
 
 def test_a_sealed_checkpoint_is_valid_and_tells_its_facts(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_garbled_manifest_is_told_and_nothing_is_raised(tmp_path: Path, text: 
 
     (path / MANIFEST).write_text(text)
 
-    assert inspect(path) == "its manifest is not readable"
+    assert inspect(path) == "its manifest cannot be read"
 
 
 def test_any_flipped_bit_of_the_list_of_files_is_found(tmp_path: Path) -> None:
@@ -241,8 +241,8 @@ def test_invalid_ones_are_passed_over_and_told(tmp_path: Path) -> None:
 
     assert found == tmp_path / "checkpoint-2"
     assert passed == [
-        "checkpoint-4 is passed over: it has no manifest: the save never finished",
-        "checkpoint-3 is passed over: model.safetensors has changed (its hash differs)",
+        "checkpoint-4 is skipped: it has no manifest: the save never finished",
+        "checkpoint-3 is skipped: model.safetensors has changed (its hash differs)",
     ]
 
 
@@ -465,7 +465,7 @@ def test_a_link_that_leads_out_of_a_checkpoint_makes_it_invalid(tmp_path: Path, 
         (inner / "rank_0.pt").rename(outside)
         (inner / "rank_0.pt").symlink_to(outside)
 
-    assert "leads out of the checkpoint" in str(inspect(path))
+    assert "points outside of the checkpoint" in str(inspect(path))
     inner_link = _save(tmp_path, 2)
     (inner_link / "model.safetensors").rename(inner_link / "weights")
     (inner_link / "model.safetensors").symlink_to("weights")

@@ -41,7 +41,7 @@ def test_a_failure_is_told_in_three_lines() -> None:
     found = _found(_report(1, OOM, step=17))
 
     assert found.lines == [
-        "gpu-out-of-memory: a GPU has too little memory for this: "
+        "gpu-out-of-memory: a GPU ran out of memory: "
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "On rank 1, in step 17. More: tuner explain gpu-out-of-memory. Logs: /runs/my run/ranks",
         "Next: tuner train mine.py --set batch_size=1",
@@ -225,7 +225,7 @@ def test_where_all_waited_nobody_is_blamed() -> None:
     found = _found(_report(0, WAITED), _report(1, WAITED))
 
     assert found.rank == 0
-    assert "which rank lagged is not known" in found.what
+    assert "(the lagging rank is unknown)" in found.what
 
 
 # What the rank itself knew
@@ -284,9 +284,9 @@ WAITS = 'File "/x/torch/distributed/distributed_c10d.py", line 1 in barrier'
         ({"counts": {0: 7, 1: 6, 2: 7}}, 1, "rank 1 lagged"),
         ({"counts": {0: 7, 2: 7}}, 1, "rank 1 lagged"),
         ({"counts": {0: 7, 1: 7, 2: 7}, "logs": {0: WAITS, 1: WAITS}}, 2, "rank 2 lagged"),
-        ({"counts": {0: 7, 1: 6, 2: 7}, "overdue": [2]}, 2, "rank 2 did not even end at SIGTERM"),
+        ({"counts": {0: 7, 1: 6, 2: 7}, "overdue": [2]}, 2, "rank 2 did not end at SIGTERM"),
         ({"counts": {0: 7, 1: 6, 2: 7}, "overdue": [0, 1, 2]}, 1, "rank 1 lagged"),
-        ({"counts": {0: 7, 1: 6, 2: 7}, "stopped": [2]}, 2, "rank 2 had been stopped: state T, as after SIGSTOP"),
+        ({"counts": {0: 7, 1: 6, 2: 7}, "stopped": [2]}, 2, "rank 2 was suspended: state T, as after SIGSTOP"),
     ],
 )
 def test_a_hang_names_the_rank_that_the_others_waited_for(evidence: dict[str, Any], rank: int, how: str) -> None:

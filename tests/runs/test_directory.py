@@ -121,7 +121,7 @@ def test_of_two_runs_that_both_saw_an_empty_folder_one_gets_it(tmp_path: Path, m
     create(tmp_path / "run", FILES, resume=False)
     before = _tree(tmp_path)
 
-    with pytest.raises(RunDirectoryError, match="just taken by another run"):
+    with pytest.raises(RunDirectoryError, match="another run just took"):
         create(tmp_path / "run", FILES | {"recipe.py": "b = 2\n"}, resume=False)
 
     assert _tree(tmp_path) == before
@@ -354,7 +354,7 @@ def test_a_file_that_is_missing_or_no_json_is_named(tmp_path: Path, content: Any
     if content is not None:
         run.run.write_bytes(content if isinstance(content, bytes) else content.encode())
 
-    with pytest.raises(RunDirectoryError, match=r"run\.json is missing or not JSON"):
+    with pytest.raises(RunDirectoryError, match=r"run\.json is missing or is not JSON"):
         run.read_json(run.run)
 
 

@@ -54,18 +54,18 @@ def test_a_run_of_another_machine_is_not_judged(tmp_path: Path) -> None:
     held(written_run(tmp_path / "run"), host="node-7", pid=7)
 
     assert one(tmp_path).state == "running"
-    assert one(tmp_path).why.startswith("process 7 on node-7, as it says")
+    assert one(tmp_path).why.startswith("process 7 on node-7, as recorded")
 
 
 def test_a_failed_run_tells_its_cause_and_where_it_can_go_on(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run")
-    found = {"cause": "gpu-out-of-memory", "what": "a GPU has too little memory for this"}
+    found = {"cause": "gpu-out-of-memory", "what": "a GPU ran out of memory"}
     run.write_status("failed", exit_code=1, message="long\nand longer", diagnosis=found)
     checkpoint(run.path, 20)
     checkpoint(run.path, 30, valid=False)
 
     assert one(tmp_path).state == "failed"
-    assert one(tmp_path).why == "gpu-out-of-memory: a GPU has too little memory for this"
+    assert one(tmp_path).why == "gpu-out-of-memory: a GPU ran out of memory"
     assert one(tmp_path).resumable_step == 20
 
 
@@ -82,10 +82,10 @@ def test_a_stopped_run_tells_the_first_line_of_its_message(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("run.json", "{", "run.json is missing or not JSON"),
-        ("run.json", "[]", "run.json holds no object"),
-        ("status.json", None, "status.json is missing or not JSON"),
-        ("status.json", "\xff\x00", "status.json is missing or not JSON"),
+        ("run.json", "{", "run.json is missing or is not JSON"),
+        ("run.json", "[]", "run.json is not a JSON object"),
+        ("status.json", None, "status.json is missing or is not JSON"),
+        ("status.json", "\xff\x00", "status.json is missing or is not JSON"),
         ("status.json", '{"state": "walking"}', "status.json holds the state 'walking'"),
     ],
 )
@@ -215,4 +215,4 @@ def test_a_run_json_that_is_none_is_shown_as_damaged(tmp_path: Path, odd: str) -
     run = written_run(tmp_path / "run")
     run.run.write_text(f'{{"launch_id": "x", "seed": {odd}}}')
 
-    assert (one(tmp_path).state, one(tmp_path).why) == ("damaged", "run.json is missing or not JSON")
+    assert (one(tmp_path).state, one(tmp_path).why) == ("damaged", "run.json is missing or is not JSON")

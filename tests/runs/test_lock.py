@@ -76,7 +76,7 @@ def test_a_rank_that_outlives_its_launcher_keeps_the_directory_until_it_ends(tmp
     write(tmp_path, pid=2**22)
     rank = [sys.executable, "-c", "input()", "tuner.worker", str(tmp_path)]
     with subprocess.Popen(rank, stdin=subprocess.PIPE) as process:
-        with pytest.raises(RunDirectoryError, match=f"in use by process {process.pid}, which is left"):
+        with pytest.raises(RunDirectoryError, match=f"in use by process {process.pid}, left over"):
             take(tmp_path, {})
         process.communicate(b"\n")
 
@@ -257,6 +257,6 @@ def test_a_left_rank_is_found_however_its_run_is_spelled(tmp_path: Path) -> None
     write(run, pid=2**22)
     rank = [sys.executable, "-c", "input()", "tuner.worker", str(tmp_path / "run" / ".." / "run")]
     with subprocess.Popen(rank, stdin=subprocess.PIPE) as process:
-        with pytest.raises(RunDirectoryError, match=f"in use by process {process.pid}, which is left"):
+        with pytest.raises(RunDirectoryError, match=f"in use by process {process.pid}, left over"):
             take(run, {})
         process.communicate(b"\n")

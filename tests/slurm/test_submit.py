@@ -143,7 +143,7 @@ def test_a_disturbed_job_ends_with_the_losses_of_an_undisturbed_one(
 
     assert job.show("ExitCode") == "0:0", job.log
     assert job.show("Restarts") == "3"
-    assert job.log.count("goes back into the queue") == 1, "Slurm requeued the other times"
+    assert job.log.count("is requeued") == 1, "Slurm requeued the other times"
     assert job.losses() == undisturbed.losses()
     assert len(job.losses()) == STEPS
 
@@ -161,7 +161,7 @@ def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(
 
     wait_until(lambda: job.show("JobState") == "PENDING")
     assert job.show("Restarts") == "1"
-    assert f"Job {job.number} goes back into the queue: restart 1 of at most 3.\n" in job.log
+    assert f"Job {job.number} is requeued: restart 1 of at most 3.\n" in job.log
     newest, passed = checkpoints.newest_valid(job.run / "checkpoints")
     assert newest and not passed
     assert f"at step {newest.step} on request" in job.log

@@ -42,7 +42,7 @@ def test_speed_is_that_of_one_rank_and_what_is_unknown_is_left_out(capfd: pytest
     bar.start(4, 0)
     bar.log(1, 4, {**LOGS, "mfu": 0.412, "grad_norm": None}, num_ranks=8)
 
-    assert "loss 2.5000  lr 1.00e-04  150 tokens/s a rank  MFU 41%  3.0 GiB" in capfd.readouterr().out
+    assert "loss 2.5000  lr 1.00e-04  150 tokens/s per rank  MFU 41%  3.0 GiB" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

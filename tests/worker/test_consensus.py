@@ -168,7 +168,7 @@ def test_weights_that_a_finite_gradient_has_spoilt_are_not_saved() -> None:
 
     consensus.on_step_end(None, SimpleNamespace(global_step=2), control)
     control.should_save = True
-    with pytest.raises(NotANumber, match="weights are no numbers after step 2"):
+    with pytest.raises(NotANumber, match="weights are non-finite after step 2"):
         consensus.on_step_end(None, SimpleNamespace(global_step=2), control)
 
 

@@ -44,7 +44,7 @@ def test_a_run_leaves_word_of_its_rows_and_warns_of_those_it_does_not_train_on(
     assert run.read_json(run.data)["train"]["changes"] == [
         {"what": "dropped", "reason": "there is no answer", "samples": 1, "tokens": 0}
     ]
-    assert "\nWARNING: not all of the data is trained on as it is: train: 1 dropped: " in capsys.readouterr().out
+    assert "\nWARNING: some data is dropped or changed: train: 1 dropped: " in capsys.readouterr().out
 
 
 def test_packed_rows_that_make_too_few_steps_are_told_with_the_numbers(

@@ -91,7 +91,7 @@ def test_without_a_supervisor_the_failing_rank_tells_the_diagnosis_itself(run: R
 
     assert code == 1
     assert err.splitlines() == [
-        "host-out-of-memory: the machine has too little memory for this: MemoryError",
+        "host-out-of-memory: the machine ran out of memory: MemoryError",
         f"On rank 1, in step 4. More: tuner explain host-out-of-memory. Logs: {run.ranks}",
         f"Next: tuner plan {run.recipe}",
     ]
@@ -277,7 +277,7 @@ def test_a_stopped_run_requeues_its_job_once_and_from_rank_0_alone(run: RunDirec
     code, _, err = _ended(run, STOPS.format(step=3), **_task(slurm))
 
     assert code == 75
-    assert "Job 8 goes back into the queue: restart 1 of at most 3.\n" in err
+    assert "Job 8 is requeued: restart 1 of at most 3.\n" in err
     assert _requeues(slurm) == [["scontrol", "requeue", "8"]]
 
 
@@ -295,7 +295,7 @@ def test_five_stops_at_the_same_step_requeue_once(run: RunDirectory, slurm: Fake
         _, _, err = _ended(run, STOPS.format(step=3), **_task(slurm, restarts))
 
     assert len(_requeues(slurm)) == 1
-    assert "Job 8 is not requeued: it was started again 4 times, and 3 is the limit.\n" in err
+    assert "Job 8 is not requeued: it was restarted 4 times, and the limit is 3.\n" in err
 
 
 def test_a_run_that_gets_further_is_requeued_up_to_the_limit(run: RunDirectory, slurm: FakeSlurm) -> None:

@@ -79,7 +79,9 @@ def test_a_tracker_that_fails_is_one_warning_and_off(
 
     assert called.count(hook) == 1 and called[-1] == hook
     warnings = [line for line in capfd.readouterr().out.splitlines() if "WARNING" in line]
-    assert warnings == [f"WARNING: the tracker wandb is off from here on: {type(error).__name__}: {error}"]
+    assert warnings == [
+        f"WARNING: the tracker wandb is disabled for the rest of the run: {type(error).__name__}: {error}"
+    ]
 
 
 def test_a_tracker_that_hangs_is_off_after_some_patience(
@@ -93,7 +95,7 @@ def test_a_tracker_that_hangs_is_off_after_some_patience(
     released.set()
 
     assert called == ["__init__", "on_init_end", "on_train_begin", "on_step_end", "on_log"]
-    assert "off from here on: it took more than 0 s" in capfd.readouterr().out
+    assert "disabled for the rest of the run: it took more than 0 s" in capfd.readouterr().out
 
 
 def test_wandb_is_told_that_the_run_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def test_gradient_accumulation_and_clipping_yield_to_a_recipe_aloud(tmp_path: Pa
     made = _resolved(tmp_path, text, "accumulative_counts=auto", "train_dataloader.batch_size=2")
 
     assert made.final.config["gradient_accumulation_steps"] == 3, "the recipe leaves it open"
-    assert any("wins over 0.5" in warning and "accelerate.yaml:13" in warning for warning in made.warnings)
+    assert any("overrides 0.5" in warning and "accelerate.yaml:13" in warning for warning in made.warnings)
 
 
 @pytest.mark.parametrize(("word", "dtype"), [("bf16", "bf16"), ("no", "fp32"), ("'no'", "fp32")])
@@ -193,10 +193,10 @@ WRONG = [
     ("deepspeed_config:\n  zero_stages: 2\n", "zero_stage'", 11),
     ("num_proceses: 2\n", "num_processes", 10),
     ("deepspeed_config:\n  zero_stage: 4\n", "zero_stage = 4", 11),
-    ("deepspeed_config: 3\n", "is no block", 10),
+    ("deepspeed_config: 3\n", "is not a block", 10),
     ("mixed_precision: half\n", "mixed_precision = 'half'", 10),
-    ("num_processes: 3\nnum_machines: 2\n", "cannot be shared", 10),
-    ("num_processes: many\n", "not a count", 10),
+    ("num_processes: 3\nnum_machines: 2\n", "cannot be divided", 10),
+    ("num_processes: many\n", "not a valid number", 10),
     ("num_processes: !!python/object/apply:os.system [ls]\n", "builds an object", 10),
 ]
 

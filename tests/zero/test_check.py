@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "negative clipping": ({"gradient_clipping": -1}, "is not at least 0"),
     "infinite clipping": ({"gradient_clipping": float("inf")}, "is not finite"),
     "an unknown dtype": ({"communication_data_type": "fp8"}, 'is not "fp16", "bf16" or "fp32"'),
-    "ZeRO by auto": (_zero(stage="auto"), "read by DeepSpeed as 0, that is no ZeRO at all"),
+    "ZeRO by auto": (_zero(stage="auto"), "read by DeepSpeed as 0, which means no ZeRO at all"),
     "an auto that nothing resolves": (_zero(allgather_bucket_size="auto"), "as its default, 500000000"),
     "an auto in a legacy block": ({"steps_per_print": "auto"}, "a plain string, which fails later"),
     "a wrong item of a list": ({"data_types": {"keep_in_fp32_modules": ["rotary_emb", 3]}}, "is not a string"),

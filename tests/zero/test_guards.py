@@ -105,4 +105,4 @@ def test_a_run_that_would_train_wrong_is_refused_with_the_place_of_its_key(
         assert "DeepSpeed#7967" in str(refused[0])
         assert "deepspeed_zero2_offload" in str(refused[0].where)
         assert "pip install 'deepspeed>=0.19.0', or --set accumulative_counts=1." in str(refused[0])
-        assert "takes up to 2.5 times as long" in slow[0]
+        assert "which makes a step up to 2.5 times as slow" in slow[0]

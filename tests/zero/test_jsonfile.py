@@ -30,7 +30,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     '{"a": "abc': ("1:7", "unterminated string"),
     '{"a": 1} /* open': ("1:10", "never closed"),
     '{"a": 1,\n "b": {"a": 2},\n "a": 3}': ("3:2", "second time (first at my.json:1:2)"),
-    '{"a": {"b": 1, "b": 1}}': ("1:16", "'b' stands here a second time"),
+    '{"a": {"b": 1, "b": 1}}': ("1:16", "'b' appears a second time"),
     '{"a": 1, "\\u0061": 2}': ("1:10", "second time"),
     '{"a": NaN}': ("1:7", "NaN is not a JSON number"),
     '{"a": Infinity}': ("1:7", "Infinity is not"),

@@ -326,7 +326,7 @@ def test_an_optimizer_of_deepspeed_is_written_with_the_recipes_values(kind: str,
 
 @pytest.mark.parametrize("kind", ["Lamb", "FusedAdam"])
 def test_an_optimizer_with_gpu_kernels_alone_is_refused_on_a_cpu(kind: str) -> None:
-    with pytest.raises(MachineError, match=f"DeepSpeed's {kind} has GPU kernels alone.*Take AdamW"):
+    with pytest.raises(MachineError, match=f"DeepSpeed's {kind} needs a GPU.*Use AdamW"):
         _merge("{}", f"optimizer.type={kind}")
 
 
@@ -335,9 +335,9 @@ def test_lion_runs_on_a_cpu_where_it_is_offloaded() -> None:
     cpu = dataclasses.replace(CPU, has_compiler=True)
 
     assert _merge(offloads, "optimizer.type=Lion", hardware=cpu).config["optimizer"]["type"] == "Lion"
-    with pytest.raises(MachineError, match=r"Lion has kernels for GPUs, and for offloading.*zero2_offload"):
+    with pytest.raises(MachineError, match=r"Lion needs a GPU or offloading.*zero2_offload"):
         _merge("{}", "optimizer.type=Lion", hardware=cpu)
-    with pytest.raises(MachineError, match=r"Lion is compiled at its first step.*g\+\+"):
+    with pytest.raises(MachineError, match=r"Lion needs a compiler.*g\+\+"):
         _merge(offloads, "optimizer.type=Lion", hardware=dataclasses.replace(CPU, has_compiler=False))
 
 
@@ -353,7 +353,7 @@ def test_offloaded_moments_in_bf16_are_made_by_deepspeed() -> None:
     assert (final.config["optimizer"]["type"], final.config["optimizer"]["params"]["lr"]) == ("AdamW", 0.5)
     with pytest.raises(DeepSpeedConfigError, match=r"needs optimizer.type AdamW, and no LoRA\+"):
         _merge(text, "dtype=bf16", "optimizer.type=SGD", hardware=cpu)
-    with pytest.raises(MachineError, match=r"compiled at its first step.*g\+\+"):
+    with pytest.raises(MachineError, match=r"needs a compiler.*g\+\+"):
         _merge(text, "dtype=bf16", hardware=dataclasses.replace(CPU, has_compiler=False))
 
 
@@ -396,7 +396,7 @@ def test_deepcompile_is_the_recipes_to_ask_for_and_keeps_the_jsons_options() -> 
 @pytest.mark.parametrize(
     ("stage", "value", "hardware", "told"),
     [
-        (3, "deepcompile", CPU, "on NVIDIA GPUs alone"),
+        (3, "deepcompile", CPU, "needs NVIDIA GPUs"),
         (0, "deepcompile", machine(A100), "ZeRO stage 1, 2 and 3, and this is stage 0"),
         (2, "True", replace(CPU, has_compiler=False), "torch.compile needs g"),
     ],
@@ -430,7 +430,7 @@ def test_an_unknown_hidden_size_takes_deepspeeds_own_defaults_written_out() -> N
     assert zero["reduce_bucket_size"] == defaults.reduce_bucket_size
     assert zero["stage3_prefetch_bucket_size"] == defaults.prefetch_bucket_size
     assert zero["stage3_param_persistence_threshold"] == defaults.param_persistence_threshold
-    assert "not known" in final.origins["zero_optimization.reduce_bucket_size"].source
+    assert "unknown" in final.origins["zero_optimization.reduce_bucket_size"].source
 
 
 def test_a_stage_3_auto_below_stage_3_is_left_out() -> None:

@@ -53,13 +53,13 @@ TOLD = {
     ],
 }
 NO_RUN = {
-    "automatic tensor parallelism": "each rank saves its own part",
-    "tensor parallelism by patterns": "each rank saves its own part",
+    "automatic tensor parallelism": "but each rank then saves its own part of the weights, and nothing can load them",
+    "tensor parallelism by patterns": "but each rank then saves its own part of the weights, and nothing can load them",
     "zenflow": "decides by itself",
     "zenflow by steps": "decides by itself",
     "automatic expert parallelism": "output recorders",
     "asynchronous checkpoints": "no registry has",
-    "accumulation by the caller": "leaves to the caller",
+    "accumulation by the caller": "does not work with Hugging Face's accelerate, which",
     "autocast to fp16": "loss scale still in them",
     "sequence parallelism": "splits its sequences",
     "autotuning": "ends the process",

@@ -54,7 +54,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ('{"optimizer": {"type": "AdamW", "params": {"learning_rate": 1}}}', "1:44", "no key 'learning_rate'"),
     ('{"zero_optimization": {"stage": 2, "overlap_com": true}}', "1:36", "Did you mean 'overlap_comm'?"),
     # An "auto" that nobody resolves becomes a default in silence.
-    ('{"zero_optimization": {"stage": "auto"}}', "1:24", "read by DeepSpeed as 0, that is no ZeRO at all"),
+    ('{"zero_optimization": {"stage": "auto"}}', "1:24", "read by DeepSpeed as 0, which means no ZeRO at all"),
     ('{"zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"}}', "1:36", "its default, 500000000"),
     ('{"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}', "1:36", "its default, 1000000000"),
     ('{"zero_optimization": {"stage": 2, "overlap_comm": "auto"}}', "1:36", "its default, null"),
@@ -92,7 +92,11 @@ REFUSED: list[tuple[str, str, str]] = [
     ('{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}', "1:47", "is not at least 1"),
     ('{"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 9}}}', "1:41", "total_num_steps"),
     ('{"checkpoint": {"writer": {"type": "fast"}}}', "1:17", "crashes at the first checkpoint"),
-    ('{"zero_optimization": {"stage": 1, "legacy_stage1": true}}', "1:36", "gone from DeepSpeed"),
+    (
+        '{"zero_optimization": {"stage": 1, "legacy_stage1": true}}',
+        "1:36",
+        "was removed from DeepSpeed, which fails at",
+    ),
     (
         '{"zero_optimization": {"stage": 2}, "bf16": {"bf16_master_weights_and_grads": true}}',
         "1:46",
@@ -124,7 +128,11 @@ REFUSED: list[tuple[str, str, str]] = [
     # What no run survives, in this version of DeepSpeed or in any.
     ('{"expert_parallel": {"enabled": true}}', "1:22", "output recorders of transformers 5.23"),
     ('{"zero_optimization": {"stage": 2, "zenflow": {}}}', "1:36", "which micro-batches update the weights"),
-    ('{"managed_gradient_accumulation": false}', "1:2", "accelerate tells DeepSpeed"),
+    (
+        '{"managed_gradient_accumulation": false}',
+        "1:2",
+        "does not work with Hugging Face's accelerate, which tells DeepSpeed",
+    ),
     ('{"datastates_ckpt": null}', "1:2", "a package that no registry has"),
     (
         '{"zero_optimization": {"stage": 2}, "torch_autocast": {"enabled": true, "dtype": "torch.float16"}}',
@@ -156,9 +164,9 @@ REFUSED: list[tuple[str, str, str]] = [
     # The file itself.
     ('{"steps_per_print": Infinity}', "1:21", "Infinity is not a JSON number"),
     ('{"gradient_clipping": NaN}', "1:23", "NaN is not a JSON number"),
-    ('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}', "1:29", "stands here a second time"),
-    ('{"fp16": {"enabled": true, "enabled": false}}', "1:28", "stands here a second time"),
-    ('{"zero_optimization": {"stage": 2', "1:34", "may be cut off"),
+    ('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}', "1:29", "appears a second time"),
+    ('{"fp16": {"enabled": true, "enabled": false}}', "1:28", "appears a second time"),
+    ('{"zero_optimization": {"stage": 2', "1:34", "may be truncated."),
     ("{zero_optimization: {stage: 2}}", "1:2", "expected a key in double quotes"),
     ('{"communication_data_type": fp32}', "1:29", 'Write "fp32"'),
     ("", "1:1", "the file is empty"),
@@ -221,18 +229,18 @@ WARNED: list[tuple[str, str, dict[str, Any]]] = [
     ('{"zero_optimization": true}', "reads it as stage 1", {"zero_optimization.stage": 1}),
     (
         '{"zero_optimization": {"stage": 3, "stage3_gather_fp16_weights_on_model_save": true}}',
-        "Write stage3_gather_16bit_weights_on_model_save",
+        "Use stage3_gather_16bit_weights_on_model_save",
         {"zero_optimization.stage3_gather_16bit_weights_on_model_save": True},
     ),
     # One owner of each fact: the other number is named.
     ('{"gradient_accumulation_steps": 8}', "= 1 from recipe", {"gradient_accumulation_steps": 1}),
     ('{"train_micro_batch_size_per_gpu": 8}', "= 2 from recipe", {"train_micro_batch_size_per_gpu": 2}),
-    ('{"train_batch_size": 7}', "wins over 7 in my.json:1:2", {"train_batch_size": 2}),
-    ('{"gradient_clipping": 0.3}', "wins over 0.3 in my.json:1:2", {"gradient_clipping": 1.0}),
+    ('{"train_batch_size": 7}', "overrides 7 in my.json:1:2", {"train_batch_size": 2}),
+    ('{"gradient_clipping": 0.3}', "overrides 0.3 in my.json:1:2", {"gradient_clipping": 1.0}),
     ('{"bf16": {"enabled": true}}', "no GPU: a CPU computes fp32", {"bf16.enabled": False}),
     (
         '{"data_types": {"param_dtype": "torch.bfloat16"}}',
-        "wins over 'torch.bfloat16' in my.json:1:17",
+        "overrides 'torch.bfloat16' in my.json:1:17",
         {"data_types.param_dtype": "fp32"},
     ),
     (

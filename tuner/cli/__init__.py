@@ -21,26 +21,26 @@ from tuner.errors import DiskError, TunerError, UsageError, did_you_mean
 _LET_THE_FIRST_SPEAK_S = 5
 COMMANDS = {
     "train": "Train a recipe, by name or from a file.",
-    "submit": "Train a recipe as a job of Slurm, which requeues itself.",
-    "report": "Write what happened in runs as one HTML file.",
-    "runs": "List the runs of a work directory, and how each stands.",
-    "plan": "Show what a recipe needs at every ZeRO level, and what fits.",
-    "check": "Check a recipe, a DeepSpeed config or a run; start nothing.",
+    "submit": "Train a recipe as a Slurm job that requeues and resumes itself.",
+    "report": "Write one HTML file about one or several runs.",
+    "runs": "List the runs of a work directory and their state.",
+    "plan": "Show the memory a recipe needs at every ZeRO level, and what fits.",
+    "check": "Check a recipe, a DeepSpeed config or a run without starting it.",
     "list": "List the parts that recipe names are composed of.",
     "show": "Show a recipe, its DeepSpeed config, and each value's origin.",
-    "new": "Write a model or a data set as a part of your own catalog.",
+    "new": "Add a model or a data set to your own catalog.",
     "copy": "Write a recipe as one standalone, commented file.",
-    "import": "Write a config of another tool as a recipe.",
-    "data": "Show what a recipe's data becomes, and its bad rows.",
+    "import": "Convert another tool's config into a recipe.",
+    "data": "Show a recipe's data as the model sees it, and its bad rows.",
     "explain": "Explain an error code: cause, example, fix.",
-    "doctor": "Try what training needs on this machine.",
-    "smoke": "Try a recipe on a small random model of its kind, in a minute.",
-    "tune": "Measure how a recipe trains fastest here; write that recipe.",
-    "chat": "Ask a run's result or any model, in the terminal or a script.",
-    "serve": "Serve a run's result or any model to OpenAI's clients.",
-    "eval": "Judge a run's result or any model: loss, answers, task scores.",
-    "export": "Write what a run trained as files to publish.",
-    "convert": "XTuner's words for export: pth_to_hf and merge.",
+    "doctor": "Test what training needs on this machine.",
+    "smoke": "Test a recipe in a minute on a small random model of its kind.",
+    "tune": "Measure the fastest settings for a recipe here; write them.",
+    "chat": "Chat with a run's result or any model, in a terminal or script.",
+    "serve": "Serve a run's result or any model to OpenAI clients.",
+    "eval": "Evaluate a run's result or any model: loss, answers, task scores.",
+    "export": "Export a run's result as files to publish.",
+    "convert": "Export with XTuner's commands: pth_to_hf and merge.",
 }
 """Name -> one line, so that --help needs no command's imports."""
 
@@ -63,7 +63,7 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             if args and (same := _other_tools().same(args)):
-                click.echo(f"The same: {shlex.join(('tuner', *same))}", err=True)
+                click.echo(f"Running: {shlex.join(('tuner', *same))}", err=True)
                 return super().resolve_command(ctx, same)
             if args and (told := _other_tools().command(args[0])):
                 raise told from None
@@ -108,7 +108,7 @@ def _refuse_no_folder() -> None:
         Path.cwd()
     except OSError as error:
         what = f"the working directory cannot be used: {error.strerror}"
-        raise UsageError(what, fix="It may have been deleted: go to a folder that is there (cd).") from None
+        raise UsageError(what, fix="It may have been deleted: change to a folder that exists (cd).") from None
 
 
 def _other_tools() -> Any:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from tuner.results.chat import Chat
 
 _COMMANDS = {
-    "/reset": "forget the conversation",
-    "/system TEXT": "another system prompt",
-    "/help": "this list",
-    "/exit": "end, as exit, quit and Ctrl-D do",
+    "/reset": "clear the conversation",
+    "/system TEXT": "set the system prompt",
+    "/help": "show this list",
+    "/exit": "quit, like exit, quit and Ctrl-D",
 }
 _HELP = "; ".join(f"{name}: {what}" for name, what in _COMMANDS.items())
 _ENDS = ("/exit", "/quit", "/bye", "exit", "quit", "exit()", "quit()")
@@ -32,11 +32,17 @@ _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
 @click.command()
 @model_options
 @click.option("--system", metavar="TEXT", help="A system prompt.")
-@click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="Of one answer.")
-@click.option("--temperature", type=Finite(0), help="0 takes the likeliest token.  [default: as the model says]")
-@click.option("--top-p", type=Finite(0, 1, min_open=True), help="Sample from so much of the probability.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True, help="Of sampling.")
-@click.option("--json", "as_json", is_flag=True, help="Print the answer to stdin as JSON.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Largest number of tokens in an answer.",
+)
+@click.option("--temperature", type=Finite(0), help="0 picks the most likely token.  [default: the model's own]")
+@click.option("--top-p", type=Finite(0, 1, min_open=True), help="Sample from the tokens that make up this probability.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True, help="Seed of sampling.")
+@click.option("--json", "as_json", is_flag=True, help="Read one prompt from stdin and print the answer as JSON.")
 def command(
     source: str,
     adapter: str | None,
@@ -48,10 +54,10 @@ def command(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Ask SOURCE, with the chat template and the stop tokens that it was trained with.
+    """Chat with SOURCE, using the chat template and stop tokens that it was trained with.
 
     SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
-    hub. In a terminal it is a conversation. Otherwise all of stdin is one prompt, and the answer alone goes to stdout.
+    hub. In a terminal it is a conversation. Otherwise stdin is one prompt, and only the answer goes to stdout.
     """
     talks = sys.stdin is not None and sys.stdin.isatty()  # a shell may have closed it: <&-
     if talks and as_json:
@@ -77,9 +83,11 @@ def _prompt() -> str:
     try:
         text = sys.stdin.buffer.read().decode("utf-8") if sys.stdin else ""
     except UnicodeDecodeError as error:
-        raise UsageError(f"the prompt is not UTF-8: byte {error.start}", where="stdin", fix="Convert it.") from None
+        raise UsageError(
+            f"the prompt is not UTF-8: byte {error.start}", where="stdin", fix="Convert it to UTF-8."
+        ) from None
     if not text.strip():
-        raise UsageError("the prompt is empty", where="stdin", fix="Give one: echo 'Why?' | tuner chat SOURCE.")
+        raise UsageError("the prompt is empty", where="stdin", fix="Pipe one in: echo 'Why?' | tuner chat SOURCE.")
     return text.removesuffix("\n")
 
 
@@ -88,7 +96,7 @@ def _answer_once(chat: Chat, prompt: str, seed: int, *, as_json: bool) -> None:
 
     answer = chat.ask(prompt, lambda _: None)
     if not answer.is_whole:
-        click.echo(f"The answer was cut off after {answer.num_tokens} tokens: --max-new-tokens.", err=True)
+        click.echo(f"The answer was cut off after {answer.num_tokens} tokens; raise --max-new-tokens.", err=True)
     if as_json:
         value: dict[str, Any] = {"prompt": prompt, "answer": answer.text, "tokens": answer.num_tokens}
         click.echo(dump_json(value | {"is_whole": answer.is_whole, "seed": seed}), nl=False)
@@ -107,7 +115,7 @@ def _talk(chat: Chat) -> None:
             click.echo()
             return
         except UnicodeDecodeError:
-            click.echo("That is not UTF-8, and was not asked.", err=True)
+            click.echo("The input is not UTF-8 and was ignored.", err=True)
             continue
         except KeyboardInterrupt:
             click.echo("\nCtrl-D or /exit ends.")
@@ -123,12 +131,12 @@ def _obeyed(chat: Chat, text: str) -> bool:
     name, _, rest = text.partition(" ")
     if text == "/reset":
         chat.turns = []
-        click.echo("The conversation is forgotten.")
+        click.echo("The conversation is cleared.")
     elif text in ("/help", "/?"):
         click.echo(_HELP)
     elif name == "/system":
         chat.system = rest.strip() or None
-        click.echo("The system prompt is set." if chat.system else "There is no system prompt any more.")
+        click.echo("The system prompt is set." if chat.system else "The system prompt is removed.")
     elif text.startswith("/") and (meant := nearest(text, ("/reset", "/system", "/help", "/exit"))):
         click.echo(f"Did you mean {meant}?")
     else:
@@ -147,4 +155,4 @@ def _reply(chat: Chat, text: str) -> None:
         return
     click.echo()
     if answer.num_dropped:
-        click.echo(f"(The context is full: the oldest {answer.num_dropped} turns were dropped.)", err=True)
+        click.echo(f"(The context is full: the oldest {answer.num_dropped} turns are dropped.)", err=True)

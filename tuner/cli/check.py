@@ -36,7 +36,7 @@ def command(
 ) -> None:
     """Check NAME and start nothing: a recipe with its DeepSpeed config, a DeepSpeed config alone, or a run directory.
 
-    Every error and warning is told, each with its line or key. Exit code 2 when there is an error. A recipe is checked
+    Every error and warning is listed with its line or key. Exit code 2 when there is an error. A recipe is checked
     for this machine, or for one with --gpus and --gpu.
     """
     from tuner.files import dump_json
@@ -62,4 +62,4 @@ def command(
 def _counted(report: Report) -> str:
     counts = {severity: sum(one.severity == severity for one in report.findings) for severity in ("error", "warning")}
     told: Iterable[str] = (f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
-    return ", ".join(told) or "nothing wrong"
+    return ", ".join(told) or "no problems"

@@ -21,26 +21,31 @@ _Path = click.Path(path_type=Path)
 class _Conversions(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args[0] == "split":
-            fix = "Leave it out: files of any size are read; of a run: tuner export RUN DEST --max-shard-size 2GB."
+            fix = (
+                "Not needed: weight files of any size are read. To split a run's result: tuner export "
+                "RUN DEST --max-shard-size 2GB."
+            )
             raise UsageError("no conversion 'split'", where="tuner convert", fix=fix)
         if args[0] not in _KINDS and not args[0].startswith("-"):
-            fix = did_you_mean(args[0], _KINDS) or "There are pth_to_hf and merge; tuner export does both."
+            fix = did_you_mean(args[0], _KINDS) or "Known: pth_to_hf and merge; tuner export does both."
             raise UsageError(f"no conversion {args[0]!r}", where="tuner convert", fix=fix)
         return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Conversions)
 def command() -> None:
-    """Export in XTuner's words; each prints the `tuner export` that does the same."""
+    """Export with XTuner's commands; each prints the `tuner export` that it runs."""
 
 
 _options = all_of(
-    click.option("--max-shard-size", default="2GB", show_default=True, metavar="SIZE", help="Of one file."),
+    click.option(
+        "--max-shard-size", default="2GB", show_default=True, metavar="SIZE", help="Largest size of one file."
+    ),
     click.option(
         "--safe-serialization",
         is_flag=True,
         expose_value=False,
-        help="Changes nothing: weights are always safetensors.",
+        help="Ignored: weights are always safetensors.",
     ),
     debug_option,
 )
@@ -53,12 +58,12 @@ _options = all_of(
 @click.option("--fp32", is_flag=True, help="Write the weights in fp32.")
 @_options
 def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str) -> None:
-    """Write what SOURCE, a run directory or a checkpoint, trained to DEST.
+    """Export what SOURCE, a run directory or a checkpoint, trained to DEST.
 
-    The CONFIG that XTuner asks for is not needed: a run directory holds its recipe.
+    XTuner's CONFIG argument is not needed: a run directory holds its recipe.
     """
     if len(paths) not in (2, 3):
-        raise UsageError("pth_to_hf takes [CONFIG] SOURCE DEST", fix="Name a run directory or a checkpoint, and DEST.")
+        raise UsageError("pth_to_hf takes [CONFIG] SOURCE DEST", fix="Give a run directory or a checkpoint, and DEST.")
     source, dest = paths[-2:]
     words = ["--dtype", "fp32"] if fp32 else []
     words += ["--max-shard-size", max_shard_size]
@@ -73,7 +78,7 @@ def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str) -> None:
     "--device",
     type=click.Choice(("cuda", "cpu", "auto")),
     expose_value=False,
-    help="Changes nothing: no GPU is needed.",
+    help="Ignored: no GPU is needed.",
 )
 @_options
 def merge(
@@ -89,7 +94,7 @@ def merge(
 
 def _export(source: Path, dest: Path, words: Sequence[str], **options: Any) -> None:
     """Tell the `tuner export` that does the same, its flags as `words`, and call it with its `options`."""
-    say(f"The same: {shlex.join(('tuner', 'export', str(source), str(dest), *words))}")
+    say(f"Running: {shlex.join(('tuner', 'export', str(source), str(dest), *words))}")
     context = click.get_current_context()
     tuner = context.find_root().command
     assert isinstance(tuner, click.Group)

@@ -24,10 +24,10 @@ _MAX_BAD = 20
 
 @click.command()
 @click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@click.option("--all", "every", is_flag=True, help=f"Read and check every row, not the first {_FIRST_ROWS:,}.")
+@click.option("--all", "every", is_flag=True, help=f"Read and check every row, not only the first {_FIRST_ROWS:,}.")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="How many samples to show.")
 @click.option("--bad", is_flag=True, help="List every row that is bad, dropped, truncated, split or changed.")
-@click.option("--template-check", "check", is_flag=True, help="Compare training's text with serving's, by token.")
+@click.option("--template-check", "check", is_flag=True, help="Compare the tokens of training with those of serving.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options
 def command(
@@ -40,10 +40,10 @@ def command(
     allow_code: bool,
     **changes: Any,
 ) -> None:
-    """Read the data of recipe NAME as training would, and show what becomes of it.
+    """Read the data of recipe NAME as training does, and show the result.
 
-    Counts, token lengths, and samples as the chat template renders them, with the trained tokens marked. Of the model
-    only the tokenizer is loaded. Exit code 2 when a row cannot be trained on.
+    Prints counts, token lengths, and samples as the chat template renders them, with the trained tokens marked. Only
+    the model's tokenizer is loaded. Exit code 2 when a row cannot be trained on.
     """
     from tuner.recipes import loading, path_checks
     from tuner.worker.quiet import quiet_libraries
@@ -110,9 +110,9 @@ def _list_bad(first: DataError, errors: Iterable[DataError], limit: int, *, as_j
         return first
     for error in listed:
         click.echo(str(error), err=True)
-    more, all_of_them = (f"; the first {limit} are listed", "; --bad lists all of them") if count > limit else ("", "")
+    more, all_of_them = (f"; the first {limit} are listed", "; --bad lists all") if count > limit else ("", "")
     what = f"{count:,} rows cannot be trained on{more}"
-    return DataError(what, fix=f"Correct or remove them, then look again{all_of_them}.")
+    return DataError(what, fix=f"Correct or remove them, then check again{all_of_them}.")
 
 
 def _print_json(
@@ -139,7 +139,7 @@ def _print(
         if bad:
             print_changed(console, split, view)
     if not every and any(view.prepared.counts.read == _FIRST_ROWS for view in views.values()):
-        console.print(f"Only the first {_FIRST_ROWS:,} rows were read. All of them: tuner data {visible(name)} --all\n")
+        console.print(f"Only the first {_FIRST_ROWS:,} rows were read. To read all: tuner data {visible(name)} --all\n")
     if differences is not None:
         print_differences(console, differences)
     print_samples(console, views["train"].samples)

@@ -46,7 +46,7 @@ def print_changed(console: Console, split: str, view: View) -> None:
     """Print each sample that is not trained on as it is, with its place and the reason."""
     from tuner.data.outcomes import MAX_LISTED
 
-    console.print(f"{split}: samples that are not trained on as they are")
+    console.print(f"{split}: samples that are dropped or changed")
     for line in view.prepared.changed():
         before, after = line["tokens_before"], line["tokens_after"]
         tokens = "" if before is None else f" ({before:,} -> {after:,} tokens)"
@@ -62,10 +62,12 @@ def print_differences(console: Console, differences: Sequence[Difference]) -> No
     from tuner.data.inspection import CHECKED_SAMPLES
 
     if not differences:
-        console.print(f"Training and serving read the first {CHECKED_SAMPLES} samples alike, token by token.\n")
+        console.print(f"Training and serving see the same tokens in the first {CHECKED_SAMPLES} samples.\n")
         return
     count = len({(one.place, one.turn) for one in differences})
-    console.print(f"Training reads {count:,} answers of the first {CHECKED_SAMPLES} samples otherwise than serving:")
+    console.print(
+        f"In {count:,} answers of the first {CHECKED_SAMPLES} samples, training and serving see different tokens:"
+    )
     for one in differences[:_MAX_DIFFERENCES]:
         console.print(f"  {visible(one.place)}, turn {one.turn}: the {one.part} differs from token {one.token:,} on")
         console.print(f"    serving:  {visible(repr(one.serving))}")

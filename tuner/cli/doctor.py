@@ -19,9 +19,9 @@ _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[bol
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON, to paste into a bug report.")
 def command(as_json: bool) -> None:
-    """Try what training needs on this machine: libraries, GPUs, a collective, limits, disks.
+    """Test what training needs on this machine: libraries, GPUs, a collective, limits, disks.
 
-    Takes some seconds. Exit code 3 when something fails. No value of the environment is printed.
+    Takes a few seconds. Exit code 3 when something fails. Values of environment variables are never printed.
     """
     from tuner.files import dump_json
     from tuner.launch import doctor

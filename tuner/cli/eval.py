@@ -23,17 +23,27 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_options
-@click.option("--data", metavar="PATH", shell_complete=complete.files, help="Rows.  [default: those of validation]")
+@click.option("--data", metavar="PATH", shell_complete=complete.files, help="Rows.  [default: the validation rows]")
 @click.option("--format", "row_format", metavar="NAME", help="The shape of a row of --data.  [default: detected]")
-@click.option("--split", metavar="NAME", help="Of the data set.")
-@click.option("--max-rows", type=click.IntRange(1), help="Only the first rows; of a task, too.")
-@click.option("--batch-size", type=click.IntRange(1), help="Rows of a batch.  [default: as in validation]")
-@click.option("--generate", type=click.IntRange(1), metavar="N", help="Answer N prompts of the rows, into --out.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="A new file for the answers, JSON lines.")
-@click.option("--max-new-tokens", type=click.IntRange(1), default=512, show_default=True, help="Of one answer.")
-@click.option("--tasks", metavar="NAMES", help="Of lm-eval, with commas between; a task's .yaml, too.")
+@click.option("--split", metavar="NAME", help="Split of the data set.")
+@click.option("--max-rows", type=click.IntRange(1), help="Use only the first rows, also of a task.")
+@click.option("--batch-size", type=click.IntRange(1), help="Rows per batch.  [default: as in validation]")
+@click.option(
+    "--generate", type=click.IntRange(1), metavar="N", help="Generate answers to N prompts and write them to --out."
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="A new JSON lines file for the answers.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Largest number of tokens in an answer.",
+)
+@click.option("--tasks", metavar="NAMES", help="Tasks of lm-eval, separated by commas; a task's .yaml works too.")
 @click.option("--num-fewshot", type=click.IntRange(0), help="Examples before each question.  [default: the task's]")
-@click.option("--apply-chat-template", is_flag=True, help="Ask tasks as a chat; lm-eval's own default is plain text.")
+@click.option(
+    "--apply-chat-template", is_flag=True, help="Apply the chat template to tasks; lm-eval's default is plain text."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def command(
     source: str,
@@ -52,15 +62,15 @@ def command(
     apply_chat_template: bool,
     as_json: bool,
 ) -> None:
-    """Judge SOURCE: loss and perplexity on rows, or what it prefers where it was trained on judged answers.
+    """Evaluate SOURCE: loss and perplexity on rows, or its preferences if it was trained on judged answers.
 
     SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
-    hub. The rows are those of the run's validation, or --data. With --tasks alone it is judged on tasks alone.
+    hub. The rows are the run's validation rows, or --data. With --tasks and no --data, only the tasks are evaluated.
     """
     _check_out(generate, out)
     names = tuple(name.strip() for name in (tasks or "").split(",") if name.strip())
     if tasks is not None and not names:
-        raise UsageError("no task is named", where="--tasks", fix="Name some: --tasks arc_easy,hellaswag.")
+        raise UsageError("no task is given", where="--tasks", fix="Example: --tasks arc_easy,hellaswag.")
     with stdout_is_the_answers():
         if names:
             from tuner.results.benchmarks import check
@@ -94,12 +104,14 @@ def command(
 
 def _check_out(generate: int | None, out: Path | None) -> None:
     if (generate is None) != (out is None):
-        raise UsageError("--generate and --out go together", where="--generate", fix="Add: --out answers.jsonl.")
+        raise UsageError("--generate and --out need each other", where="--generate", fix="Add: --out answers.jsonl.")
     if out and (out.exists() or not out.absolute().parent.is_dir()):
-        what = f"{out} is there already" if out.exists() else f"the folder of {out} does not exist"
-        raise UsageError(what, where="--out", fix="Name a new file.")
+        what = f"{out} already exists" if out.exists() else f"the folder of {out} does not exist"
+        raise UsageError(what, where="--out", fix="Choose a new file.")
     if out and not os.access(out.absolute().parent, os.W_OK | os.X_OK):
-        raise DiskError(f"{out.absolute().parent} cannot be written", where="--out", fix="Name a file elsewhere.")
+        raise DiskError(
+            f"{out.absolute().parent} cannot be written", where="--out", fix="Choose a file in another folder."
+        )
 
 
 def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
@@ -110,8 +122,8 @@ def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int) -> tuple[Prepa
     from tuner.results.model import tokenizer_of
 
     if spec.objective in JUDGED and spec.recipe is None:
-        what = f"nothing says how {spec.description} was trained to score"
-        raise UsageError(what, where="SOURCE", fix="Name the run directory that it comes from.")
+        what = f"the objective that {spec.description} was trained with is unknown"
+        raise UsageError(what, where="SOURCE", fix="Give the run directory that it comes from.")
     tokenizer = tokenizer_of(spec)
     asked = questions(spec, tokenizer, rows, num_questions) if num_questions else []
     prepared = prepare(rows, tokenizer, objective=spec.objective)

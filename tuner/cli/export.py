@@ -26,17 +26,20 @@ if TYPE_CHECKING:
 @click.argument("dest", required=False, type=click.Path(path_type=Path), shell_complete=complete.files)
 @click.option("--merge", is_flag=True, help="Merge the adapter into its base, in the base's precision.")
 @click.option(
-    "--base", metavar="PATH", shell_complete=complete.files, help="Where the base is, if not where it was in training."
+    "--base",
+    metavar="PATH",
+    shell_complete=complete.files,
+    help="The base model, if it is not where it was in training.",
+)
+@click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the weights.  [default: unchanged]")
+@click.option(
+    "--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Largest size of one weight file."
 )
 @click.option(
-    "--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the weights.  [default: as they are]"
+    "--as", "layout", type=click.Choice(("llama", "gguf")), help="llama: InternLM in Llama's layout; gguf: for Ollama."
 )
-@click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Of one file of weights.")
-@click.option(
-    "--as", "layout", type=click.Choice(("llama", "gguf")), help="InternLM in Llama's layout; GGUF for Ollama."
-)
-@click.option("--push", metavar="OWNER/NAME", help="Upload it to the Hugging Face hub; DEST may be left out.")
-@click.option("--private", is_flag=True, help="Make the hub's repository private, where --push creates it.")
+@click.option("--push", metavar="OWNER/NAME", help="Upload it to the Hugging Face hub; DEST is then optional.")
+@click.option("--private", is_flag=True, help="Make the hub repository private if --push creates it.")
 @debug_option
 def command(
     source: Path,
@@ -49,10 +52,10 @@ def command(
     push: str | None,
     private: bool,
 ) -> None:
-    """Write what SOURCE trained to the folder DEST, for transformers and peft alone.
+    """Export what SOURCE trained to the folder DEST; transformers and peft load it without tuner.
 
     SOURCE is a run directory (its result, or its newest checkpoint), or a checkpoint of any ZeRO level. No GPU is
-    needed; with --merge, the base is read a tensor at a time. DEST gets safetensors, config, tokenizer, chat template,
+    needed; --merge reads the base one tensor at a time. DEST gets safetensors, config, tokenizer, chat template,
     generation config, a model card, and a manifest with the hash of every tensor; with --as gguf, one GGUF file, which
     llama.cpp's converter writes of the whole model (an adapter is merged), and a Modelfile for Ollama.
 
@@ -92,13 +95,13 @@ def command(
 
 def _check_push(dest: Path | None, push: str | None, layout: str | None, *, private: bool) -> None:
     if dest is None and push is None:
-        fix = "Name the folder that gets the export, or a repository on the hub: --push OWNER/NAME."
+        fix = "Give a folder for the export, or a repository on the hub: --push OWNER/NAME."
         raise UsageError("there is no DEST", where="DEST", fix=fix)
     if push is None and private:
-        raise UsageError("nothing is uploaded without --push", where="--private", fix="Add --push OWNER/NAME.")
+        raise UsageError("--private needs --push", where="--private", fix="Add --push OWNER/NAME.")
     if push and layout == "gguf":
         fix = f"Write it first, tuner export SOURCE DEST --as gguf, add a README.md, then: hf upload {push} DEST"
-        raise UsageError("a GGUF file goes out without a model card", where="--push", fix=fix)
+        raise UsageError("--push does not support GGUF, which has no model card", where="--push", fix=fix)
 
 
 def _export(found: SavedModel, dest: Path, options: Options, repository: Repository | None, *, kept: bool) -> None:
@@ -113,7 +116,7 @@ def _export(found: SavedModel, dest: Path, options: Options, repository: Reposit
         again = {"again": f"The export is kept: hf upload {repository.name} {dest}"} if kept else {}
         say(f"Uploading to {repository.name}.")
         url = upload(dest, done, repository, **again)
-        say(f"Uploaded: {url}. Its card names no license, which follows from those of the base and the data: add it.")
+        say(f"Uploaded: {url}. Its card has no license: add the one that follows from the base and the data.")
 
 
 def _tell_gguf(dest: Path, done: Exported, seconds: float) -> None:
@@ -131,18 +134,19 @@ def _tell(dest: Path | None, done: Exported, seconds: float, *, pushed: bool) ->
     files = "one file" if done.num_files == 1 else f"{done.num_files} files"
     say(
         f"Wrote {dest or 'a temporary folder'}: {done.num_tensors} tensors, {_size(done)} in {files}, "
-        f"every one read back, {seconds:.0f} s. manifest.json has their hashes, README.md is the model card."
+        f"verified by reading them back, {seconds:.0f} s. manifest.json has their hashes, README.md is the model card."
     )
     if done.compared:
         click.echo(done.compared)
     if done.private_base and not pushed:  # an upload is refused
         say(
-            f"Others cannot load its base from here ({done.private_base}): name its id on the hub, --base ORG/MODEL, "
+            f"Its base is a local folder ({done.private_base}) that others cannot load: give its id "
+            "on the hub, --base ORG/MODEL, "
             "or write a whole model, --merge."
         )
     if done.needs_tuner and done.kind == "adapter":
         say(
-            "transformers and vLLM alone do not know its base, and its layers have Llama's names: elsewhere it fits "
+            "transformers and vLLM cannot load its base as it is. The adapter uses Llama's layer names and fits "
             "the base written as Llama (tuner export BASE DEST --as llama), or write a whole model, --merge --as llama."
         )
     elif done.needs_tuner:

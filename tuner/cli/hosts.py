@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 options = all_of(
     click.option(
-        "--hostfile", type=click.Path(path_type=Path), help="Start on its hosts by ssh: lines `NAME slots=N`."
+        "--hostfile", type=click.Path(path_type=Path), help="Start on these hosts by ssh: lines `NAME slots=N`."
     ),
-    click.option("--include", metavar="HOSTS", help="Of the hostfile only these: worker-1@worker-2:0,1."),
-    click.option("--exclude", metavar="HOSTS", help="Of the hostfile all but these."),
-    click.option("--ssh", metavar="COMMAND", help="What reaches a host, such as 'ssh -p 2222'. Default: ssh."),
+    click.option("--include", metavar="HOSTS", help="Use only these hosts of the hostfile: worker-1@worker-2:0,1."),
+    click.option("--exclude", metavar="HOSTS", help="Leave out these hosts of the hostfile."),
+    click.option("--ssh", metavar="COMMAND", help="The ssh command, such as 'ssh -p 2222'. Default: ssh."),
 )
 
 
@@ -51,7 +51,7 @@ def start(
     loading.load(request.recipe, request.overrides, allow_code=request.allow_code)  # a mistake is told once, and here
     variables = hostfiles.variables((Path.home(), Path.cwd()), os.environ.get("DS_ENV_FILE"))
     if variables:  # a stranger's folder may bring such a file
-        say(f"from .deepspeed_env, on every host: {', '.join(variables)}", err=True)
+        say(f"set on every host from .deepspeed_env: {', '.join(variables)}", err=True)
     launch = remote.plan(
         hostfiles.read(hostfile, include, exclude),
         ssh or "ssh",
@@ -77,7 +77,7 @@ def _refuse_alone(given: dict[str, str | None]) -> None:
 
 def _refuse_beside(given: dict[str, str], launcher: str) -> None:
     for name, value in {**given, **({} if launcher == "torchrun" else {"--launcher": launcher})}.items():
-        fix = "Leave it out: each host gets its own."
+        fix = "Remove it: each host gets its own."
         raise UsageError(f"{name}={value} with --hostfile, which starts the nodes", where=name, fix=fix)
 
 
@@ -88,10 +88,10 @@ def _print(launch: Launch) -> None:
         ranks = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, host.gpus))}"] if not host.is_whole else []
         say(" ".join((f"{host.name}: node {number} of {len(launch.hosts)}, {launch.nproc_per_node} processes", *ranks)))
     address = launch.master_addr or f"the first of `hostname -I` on {launch.hosts[0].name}"
-    say(f"they meet at: {address}, port {launch.master_port or DEFAULT_PORT}")
-    say(f"reached by: {shlex.join(launch.ssh)}")
-    say(f"in: {launch.folder}")
-    say(f"on each: {shlex.join(launch.command)}")
-    say(f"variables that go along: {', '.join(sorted(launch.variables)) or 'none'}")
-    say("What one host would do: the same command there, without --hostfile.")
+    say(f"rendezvous: {address}, port {launch.master_port or DEFAULT_PORT}")
+    say(f"ssh command: {shlex.join(launch.ssh)}")
+    say(f"folder: {launch.folder}")
+    say(f"command on each host: {shlex.join(launch.command)}")
+    say(f"variables passed on: {', '.join(sorted(launch.variables)) or 'none'}")
+    say("To see what one host does, run the same command there without --hostfile.")
     click.echo("Nothing was started (--dry-run).")

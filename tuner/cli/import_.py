@@ -20,15 +20,15 @@ _STYLES = {"changed in meaning": "yellow", "no counterpart": "dim"}
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("source", metavar="FILE|COMMAND...", nargs=-1, required=True, shell_complete=complete.files)
-@click.option("-o", "dest", type=click.Path(path_type=Path), help="The recipe's file. Default: named as the source.")
-@click.option("--from", "tool", metavar="TOOL", help="Whose it is, where its keys do not tell.")
-@click.option("--json", "as_json", is_flag=True, help="Print what became of each key as JSON.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of users' mistakes too.")
+@click.option("-o", "dest", type=click.Path(path_type=Path), help="The recipe file. Default: named after the source.")
+@click.option("--from", "tool", metavar="TOOL", help="The tool that the config belongs to, if its keys do not show it.")
+@click.option("--json", "as_json", is_flag=True, help="Print what happened to each key as JSON.")
+@click.option("--debug", is_flag=True, help="Show a traceback for every error.")
 def command(source: tuple[str, ...], dest: Path | None, tool: str | None, as_json: bool, debug: bool) -> None:
-    """Write the recipe that a config of another tool means, with a table of what became of each key.
+    """Convert another tool's config into a recipe, with a table of what happened to each key.
 
     A YAML or JSON of LLaMA-Factory, TRL, Axolotl, torchtune, ROLL, ms-swift or transformers' TrainingArguments, an
-    XTuner .py, a shell script that calls one of them, or the command line itself. It is read, never run.
+    XTuner .py, a shell script that calls one of them, or the command line itself. It is only read, never run.
     """
     from tuner.importers import tools
     from tuner.recipes import paths
@@ -43,7 +43,7 @@ def command(source: tuple[str, ...], dest: Path | None, tool: str | None, as_jso
         return
     _print(imported)
     if imported.obstacle:
-        say(f"Not what the source trains: {imported.obstacle}.", fg="yellow")
+        say(f"This recipe does not train what the source trains: {imported.obstacle}.", fg="yellow")
     say(f"Wrote {' and '.join(map(str, written))}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")
 
 

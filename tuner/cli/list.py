@@ -21,7 +21,7 @@ from tuner.recipes.catalog_folders import PRESETS, TEMPLATES
 _MAX_NAMES = 1_000
 _WHAT_IT_IS = "A recipe is MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS, such as internlm2_chat_7b_qlora_oasst1_e3."
 _NEXT = (
-    "With a line on each: tuner list --models [TEXT]. Whole names: tuner list 'qwen3*_lora_alpaca*'.",
+    "One line for each: tuner list --models [TEXT]. Full names: tuner list 'qwen3*_lora_alpaca*'.",
     "Next: tuner show NAME, tuner data NAME, tuner train NAME --dry-run, tuner copy NAME",
 )
 
@@ -31,7 +31,7 @@ Parts = Mapping[str, Sequence[str]]
 
 def _kind_option(kind: str) -> Decorator[Any]:
     """Return the option for a kind of part; its value may be left out."""
-    told = f"The {kind}, or those of them that hold TEXT or match a glob."
+    told = f"List the {kind}, or only those that contain TEXT or match a glob."
     return click.option(f"--{kind}", is_flag=False, flag_value="", metavar="[TEXT]", help=told)
 
 
@@ -46,7 +46,7 @@ def command(pattern: str | None, as_json: bool, **texts: str | None) -> None:
     A part of your own catalog (./tuner_configs, TUNER_CATALOG, --catalog, installed packages) is listed with its
     folder; one that is wrong is told on standard error.
 
-    PATTERN is a text that names of parts hold, such as qwen3, or a glob of whole recipe names, such as
+    PATTERN is part of a name, such as qwen3, or a glob of full recipe names, such as
     'qwen3*_lora_alpaca*'.
     """
     wanted = {kind: text or pattern or "" for kind, text in texts.items() if text is not None}
@@ -97,7 +97,7 @@ def _nothing(wanted: Mapping[str, str]) -> Exception:
     starts = {"_".join(name.split("_")[:count]) for name in names for count in range(1, 9)}
     kinds = "part" if len(wanted) > 1 else next(iter(wanted)).removesuffix("s")
     option = "" if len(wanted) > 1 else f" --{next(iter(wanted))}"
-    return RecipeError(f"no {kinds} is named like {text!r}", fix=did_you_mean(text, starts, see=f"tuner list{option}"))
+    return RecipeError(f"no {kinds} matches {text!r}", fix=did_you_mean(text, starts, see=f"tuner list{option}"))
 
 
 def _print_names(pattern: str, *, as_json: bool) -> None:
@@ -115,7 +115,7 @@ def _print_names(pattern: str, *, as_json: bool) -> None:
         return
     click.echo("\n".join(expansion.names))
     if expansion.total > (shown := len(expansion.names)):
-        left = f"The first {shown:,} of {expansion.total:,} names. Write more of the pattern to see the others."
+        left = f"The first {shown:,} of {expansion.total:,} names. Use a longer pattern to see the others."
         click.echo(left, err=True)
 
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 model_options = all_of(
     click.argument("source", shell_complete=complete.files),
     click.option(
-        "--adapter", metavar="PATH", shell_complete=complete.files, help="Load this adapter on SOURCE, its base."
+        "--adapter", metavar="PATH", shell_complete=complete.files, help="Load this adapter on top of SOURCE, its base."
     ),
     click.option(
         "--bits",
         type=click.Choice(("4", "8", "16")),
-        help="Of each weight.  [default: as the base was trained on, or 16]",
+        help="Bits of each weight.  [default: as the base had in training, or 16]",
     ),
     debug_option,
 )

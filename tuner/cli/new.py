@@ -39,7 +39,7 @@ _options = all_of(click.argument("name"), catalog_option, debug_option)
     shell_complete=complete.files,
     help="The model's folder, or its config.json.",
 )
-@click.option("--path", metavar="PATH", help="The weights, where they are not in that folder: another, or a hub id.")
+@click.option("--path", metavar="PATH", help="The weights, if they are not in that folder: another folder or a hub id.")
 def model(name: str, source: Path, path: str | None) -> None:
     """Write the model part NAME from a model's config.json."""
     from tuner.recipes import new_part
@@ -74,9 +74,9 @@ def _size(facts: dict[str, Any]) -> str:
     shell_complete=complete.files,
     help="The data: a file, a folder, or an id on the hub.",
 )
-@click.option("--split", default="train", show_default=True, help="Of a folder or a hub data set.")
-@click.option("--format", "row_format", metavar="NAME", help="The shape of a row. Default: told from its columns.")
-@click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help="What the data calls a column.")
+@click.option("--split", default="train", show_default=True, help="Split of a folder or a hub data set.")
+@click.option("--format", "row_format", metavar="NAME", help="The row format. Default: detected from its columns.")
+@click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help="The data's name for a column.")
 def dataset(name: str, path: str, split: str, row_format: str | None, columns: tuple[str, ...]) -> None:
     """Write the data-set part NAME from a look at the first rows of the data."""
     from tuner.data import first_look, formats
@@ -105,7 +105,7 @@ def dataset(name: str, path: str, split: str, row_format: str | None, columns: t
 
 def _columns(pairs: tuple[str, ...]) -> dict[str, str]:
     if wrong := next((pair for pair in pairs if "=" not in pair), None):
-        raise UsageError(f"{wrong!r} is not OURS=THEIRS", where="--column", fix="Write --column prompt=question.")
+        raise UsageError(f"{wrong!r} is not OURS=THEIRS", where="--column", fix="Use --column prompt=question.")
     return dict(pair.split("=", 1) for pair in pairs)
 
 

@@ -31,10 +31,10 @@ catalog_option = click.option(
     is_eager=True,
     expose_value=False,
     callback=_use_catalogs,
-    help="Look for parts in this folder first; TUNER_CATALOG and ./tuner_configs come after it (docs/catalog.md).",
+    help="Look for parts in this folder first, then in TUNER_CATALOG and ./tuner_configs (docs/catalog.md).",
 )
 """It holds until the command ends; `catalog_folders.given_folders` returns what it names."""
-debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of users' mistakes too.")
+debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback for every error.")
 """`cli.main` looks for it."""
 
 
@@ -49,7 +49,7 @@ class Finite(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value} is no finite number.", param, ctx)
+            self.fail(f"{value} is not a finite number.", param, ctx)
         return number
 
 
@@ -72,25 +72,25 @@ def _pairs(flag: str, name: str, metavar: str, told: str) -> Decorator[Any]:
 
 
 override_options = all_of(
-    _path("--model", "Train this model: a folder, a run's result, or an id on the hub. It needs no recipe."),
-    click.option("--method", metavar="NAME", help="How a model without a recipe is trained. Default: lora."),
-    _path("--adapter", "Go on training this adapter: a run's result, or a folder that PEFT saved."),
+    _path("--model", "Train this model: a folder, a run's result, or an id on the hub. No recipe is needed."),
+    click.option("--method", metavar="NAME", help="Training method for --model without a recipe. Default: lora."),
+    _path("--adapter", "Continue training this adapter: a run's result, or a folder saved by PEFT."),
     _path("--data", "Train on this data: a file, a folder, or an id on the hub."),
     _path("--val", "Validate on this data."),
     click.option(
         "--val-split",
         type=Finite(min=0, max=1, min_open=True, max_open=True),
         metavar="PART",
-        help="Hold this part of the training rows out, such as 0.05, and validate on it.",
+        help="Hold out this share of the training rows, such as 0.05, and validate on it.",
     ),
-    click.option("--epochs", type=click.IntRange(1), help="How often each row is trained on."),
-    _pairs("--set", "sets", "KEY=VALUE", "Change any value, by key or by unique tail."),
-    _pairs("--cfg-options", "cfg_options", "KEY=VALUE ...", "As --set; XTuner's word."),
-    click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="The one seed of weights, data order and dropout."),
+    click.option("--epochs", type=click.IntRange(1), help="Epochs: passes over the training rows."),
+    _pairs("--set", "sets", "KEY=VALUE", "Change any value; KEY may be shortened to its unique end."),
+    _pairs("--cfg-options", "cfg_options", "KEY=VALUE ...", "Same as --set, under XTuner's name."),
+    click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of weights, data order and dropout."),
     click.option(
         "--allow-code",
         is_flag=True,
-        help="Run the code that a recipe file holds, or names of an installed package, instead of refusing it.",
+        help="Allow a recipe file to run Python code, its own or that of installed packages. Off by default.",
     ),
     catalog_option,
     debug_option,
@@ -114,7 +114,7 @@ def overrides(sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[st
 
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:
-        raise UsageError(f"unexpected argument {stray[0]!r}", fix="Values go in --set KEY=VALUE.")
+        raise UsageError(f"unexpected argument {stray[0]!r}", fix="Pass values with --set KEY=VALUE.")
     pairs = [("--set", text) for text in sets]
     pairs += [("--cfg-options", text) for text in (*cfg_options, *more)]
     return Overrides(pairs=tuple(pairs), **given)

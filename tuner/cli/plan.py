@@ -35,20 +35,27 @@ _ESTIMATES = (
 
 
 _LONGEST = (
-    "Estimates: one row a micro-batch, recomputed, flash attention, the loss in chunks; that the model takes positions "
-    "so far is its own matter. See docs/long-context.md."
+    "Estimates for one row per micro-batch, recomputed activations, flash attention and "
+    "the loss in chunks. Whether the "
+    "model handles such positions is not checked. See docs/long-context.md."
 )
 
 
 @click.command()
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.machine_options
-@click.option("--gpu-memory", metavar="SIZE", help="Their memory, such as 80GB.")
+@click.option("--gpu-memory", metavar="SIZE", help="Memory of each GPU, such as 80GB.")
 @click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB.")
-@click.option("--nvme", metavar="PATH", help="A folder on each node's own disk, to swap to where nothing else fits.")
-@click.option("--interconnect", metavar="RATE", help="Network of each node, such as 8x400Gb/s: adds seconds a step.")
-@click.option("--utilisation", type=float, default=0.4, show_default=True, help="Part of the GPU's peak reached.")
-@click.option("--max-context", is_flag=True, help="The longest rows that fit, shared by 1 to all ranks, instead.")
+@click.option("--nvme", metavar="PATH", help="A folder on each node's own disk to swap to, when nothing else fits.")
+@click.option(
+    "--interconnect", metavar="RATE", help="Network of each node, such as 8x400Gb/s; shows the seconds per step."
+)
+@click.option(
+    "--utilisation", type=float, default=0.4, show_default=True, help="Share of the GPU's peak FLOPs that is reached."
+)
+@click.option(
+    "--max-context", is_flag=True, help="Show instead the longest rows that fit, with 1 to all ranks sharing a row."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @override_options
 def command(
@@ -66,7 +73,7 @@ def command(
     allow_code: bool,
     **changes: Any,
 ) -> None:
-    """Show what RECIPE needs on each GPU and host, for every preset, and which fits."""
+    """Show the memory that RECIPE needs on each GPU and host for every preset, and which fits."""
     from tuner.files import dump_json
     from tuner.launch import planning
     from tuner.recipes import loading
@@ -101,9 +108,13 @@ def _show_longest(loaded: Recipe, machines: Machines, said: str, *, as_json: boo
         values = {name: [vars(one) for one in rows] for name, rows in found.items()}
         click.echo(dump_json({"recipe": loaded.name, "max_context": values, "notes": loaded.notes}), nl=False)
         return
-    say(wrapped(f"{loaded.name} on {said}: the longest row in units of 1,024 tokens, shared by so many ranks"))
+    say(
+        wrapped(
+            f"{loaded.name} on {said}: the longest row in units of 1,024 tokens, by the number of ranks that share it"
+        )
+    )
     for name, rows in found.items():
-        click.secho(flags if name == "with_everything" else "As the recipe is", italic=True)
+        click.secho(flags if name == "with_everything" else "Recipe unchanged", italic=True)
         say_table(_longest_rows(rows), gap=2)
     say(wrapped(_LONGEST), dim=True)
 
@@ -126,7 +137,7 @@ def _print_head(plan: Plan, title: str, *more: str) -> None:
 def _print(made: Report, plan: Plan) -> None:
     chosen = [] if made.config == plan.recipe.config else [f"split: {made.config.split}"]
     _print_head(plan, _size(made, plan.on), *chosen)
-    click.secho("GiB on each GPU at the peak of a step, and on each host", italic=True)
+    click.secho("Peak GiB on each GPU in a step, and GiB on each host", italic=True)
     say_table(_memory_rows(made), bold=made.fits.index(made.recommended) + 1 if made.recommended else None)
     for line in _advice(made):
         say(wrapped(line))
@@ -154,11 +165,11 @@ def _advice(made: Report) -> Iterator[str]:
 
     best = made.recommended
     if best:
-        yield f"Take {best.level}: the lowest level that fits, {gib(best.spare_gpu_bytes)} to spare on each GPU."
+        yield f"Use {best.level}: the lowest level that fits, {gib(best.spare_gpu_bytes)} to spare on each GPU."
         if not made.machines.host_bytes:
-            yield f"Each host then needs {gib(best.peak.host_bytes)}; --host-memory lets that be judged too."
+            yield f"Each host then needs {gib(best.peak.host_bytes)}; set --host-memory to check that too."
         return
-    yield "Nothing fits. " + ("Each of these does:" if made.changes else "No change tried here makes it fit.")
+    yield "Nothing fits. " + ("Each of these changes does:" if made.changes else "No change tried here makes it fit.")
     for number, change in enumerate(made.changes, 1):
         yield f"  {number}. {change.what}: {f'{change.flags} --deepspeed {change.level}'.strip()}"
 

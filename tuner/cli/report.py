@@ -18,7 +18,7 @@ from tuner.errors import RunDirectoryError, UsageError
 def command(runs: Sequence[str], output: Path | None) -> None:
     """Write what happened in RUN as one HTML file that needs no network: curves, memory, samples, restarts, warnings.
 
-    Several runs are laid over each other, with what their recipes differ in. The file is RUN/report.html; for several
+    Several runs are overlaid, with the values in which their recipes differ. The file is RUN/report.html; for several
     runs it is report.html here.
     """
     from tuner.report import page
@@ -37,7 +37,9 @@ def _run(name: str) -> Path:
     path = Path(name).absolute()
     if not listing.looks_like_a_run(path):
         fix = "Name a run's folder; tuner runs lists them."
-        raise RunDirectoryError(f"{name!r} is no run directory: no run.json and recipe.py", where="RUN", fix=fix)
+        raise RunDirectoryError(
+            f"{name!r} is not a run directory: it has no run.json and recipe.py", where="RUN", fix=fix
+        )
     return path
 
 
@@ -48,12 +50,12 @@ def _check_free(file: Path, mark: str) -> None:
         UsageError: something else stands there, or there is no such folder.
     """
     if not file.absolute().parent.is_dir():
-        raise UsageError(f"no folder {str(file.parent)!r}", where="--output", fix="Make it, or choose another.")
+        raise UsageError(f"no folder {str(file.parent)!r}", where="--output", fix="Create it, or choose another.")
     if file.is_dir():
-        raise UsageError(f"{file} is a folder", where="--output", fix=f"Name a file: {file}/report.html.")
+        raise UsageError(f"{file} is a folder", where="--output", fix=f"Give a file: {file}/report.html.")
     if file.exists() and not file.is_file():
-        raise UsageError(f"{file} is no file", where="--output", fix="Choose another.")
+        raise UsageError(f"{file} is not a file", where="--output", fix="Choose another file.")
     if file.exists():
         with file.open("rb") as stream:
             if mark.encode() not in stream.read(1000):
-                raise UsageError(f"{file} is there and no report", where="--output", fix="Choose another file.")
+                raise UsageError(f"{file} exists and is not a report", where="--output", fix="Choose another file.")

@@ -29,7 +29,7 @@ _STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "died": "bo
 @click.command()
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=_DEFAULT)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-@click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh every two seconds, until Ctrl-C.")
 def command(folder: Path, as_json: bool, watch: bool) -> None:
     """List the runs below DIR (work_dirs): state, step, loss, speed, and what to do about those that ended badly."""
     from tuner.files import dump_json
@@ -37,9 +37,9 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
 
     if watch and (as_json or not sys.stdout.isatty()):
         what = "--watch with --json" if as_json else "--watch needs a terminal"
-        raise UsageError(what, where="--watch", fix="Leave --watch out.")
+        raise UsageError(what, where="--watch", fix="Remove --watch.")
     if not folder.is_dir() and folder != _DEFAULT:
-        raise UsageError(f"no folder {str(folder)!r}", where="DIR", fix="Name the folder that runs are written to.")
+        raise UsageError(f"no folder {str(folder)!r}", where="DIR", fix="Give the folder that runs are written to.")
     if watch:
         _watch(folder)
     elif as_json:
@@ -50,7 +50,7 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
 
 def _print(folder: Path, runs: Sequence[Listed]) -> None:
     if not runs:
-        say(f"No run below {folder}.")
+        say(f"No runs below {folder}.")
         return
     from rich.console import Console
 
@@ -150,8 +150,8 @@ def _going_on(run: Listed) -> str:
     if run.state in ("running", "done"):
         return ""
     if run.resumable_step is None:
-        return "No checkpoint to go on from"
-    return f"Goes on from step {run.resumable_step:,}"
+        return "No checkpoint to resume from"
+    return f"Resumes from step {run.resumable_step:,}"
 
 
 def _age(seconds: float) -> str:

@@ -18,13 +18,15 @@ from tuner.errors import MachineError, UsageError
 
 @click.command()
 @model_options
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is everyone.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 listens on all interfaces."
+)
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@click.option("--name", metavar="NAME", help="Of the model in requests.  [default: that of the folder]")
+@click.option("--name", metavar="NAME", help="The model's name in requests.  [default: the folder's name]")
 @click.option(
     "--engine",
     type=click.Choice(("transformers", "vllm")),
-    help="[default: vLLM where it and a GPU are, else the other]",
+    help="[default: vllm if it and a GPU are available, else transformers]",
 )
 def command(
     source: str,
@@ -35,17 +37,19 @@ def command(
     name: str | None,
     engine: Literal["transformers", "vllm"] | None,
 ) -> None:
-    """Serve SOURCE at http://HOST:PORT/v1 as OpenAI's clients ask, with the chat template that it was trained with.
+    """Serve SOURCE at http://HOST:PORT/v1 in OpenAI's protocol, with the chat template that it was trained with.
 
     SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
-    hub. It is served by vLLM, or by transformers' own server; neither checks who asks. Ctrl-C ends it.
+    hub. vLLM or transformers' own server serves it, without authentication. Ctrl-C stops it.
     """
     from tuner.machine.hardware import detect, tool_path
     from tuner.worker.quiet import quiet_libraries
 
     quiet_libraries()
     if name is not None and not re.fullmatch(r"\w[\w.-]*", name):
-        raise UsageError(f"{name!r} is no name of a model", where="--name", fix="Write letters, digits, '-', '_', '.'.")
+        raise UsageError(
+            f"{name!r} is not a valid model name", where="--name", fix="Use letters, digits, '-', '_' and '.'."
+        )
     hardware, vllm = detect(os.environ), shutil.which("vllm", path=tool_path(os.environ))
     if engine == "vllm" and not vllm:
         raise MachineError("vllm is not installed", where="--engine", fix="Install it: pip install vllm.")
@@ -65,6 +69,6 @@ def command(
         argv = serve.vllm_argv(str(vllm), spec, called, host, port)
         say(shlex.join(argv), err=True)
         os.execv(argv[0], argv)  # noqa: S606  # effect: vLLM is a program of its own
-    say(f"Serving {spec.description} as {called!r} at http://{host}:{port}/v1. Ctrl-C ends it.", err=True)
+    say(f"Serving {spec.description} as {called!r} at http://{host}:{port}/v1. Stop it with Ctrl-C.", err=True)
     serve.run_transformers(spec, called, host, port, hardware, int(bits) if bits else None)
     say("Stopped.", err=True)

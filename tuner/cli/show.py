@@ -36,7 +36,7 @@ class Shown:
 @click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @targets.machine_options
-@click.option("--diff", "other", metavar="OTHER", shell_complete=complete.recipes, help="Show only what differs.")
+@click.option("--diff", "other", metavar="OTHER", shell_complete=complete.recipes, help="Show only the differences.")
 @click.option("--json", "as_json", is_flag=True, help='Print {"recipe", "origins", ...} as JSON.')
 @override_options
 def command(
@@ -50,7 +50,7 @@ def command(
     allow_code: bool,
     **changes: Any,
 ) -> None:
-    """Show NAME as training would see it, and where each value comes from and what it beat.
+    """Show NAME as training sees it: each value, where it comes from and what it overrides.
 
     NAME is a recipe (or a .py file), a DeepSpeed preset or JSON, or a run directory. With --deepspeed, or --gpus and
     --gpu, the final DeepSpeed config too. --set and the like change NAME alone, --deepspeed both sides of --diff; for
@@ -180,7 +180,7 @@ def _print_diff(left: Shown, right: Shown, left_name: str, right_name: str, *, a
     common = [name for name in left.sections if name in right.sections]
     if not common:
         fix = "Compare two recipes, two DeepSpeed configs, or two run directories"
-        what = f"{left_name} has {_contents(left)} and {right_name} {_contents(right)}: there is nothing to compare"
+        what = f"{left_name} has {_contents(left)} and {right_name} {_contents(right)}: they cannot be compared"
         raise UsageError(what, where="--diff", fix=f"{fix}; --deepspeed gives a recipe its config.")
     by_section = {name: list(differences(left.sections[name], right.sections[name])) for name in common}
     if as_json:

@@ -29,7 +29,7 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
 def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code: bool, **changes: Any) -> None:
     """Try RECIPE with a small random model of its architecture on two CPU ranks.
 
-    Two steps, a checkpoint, a resumption, and the result loaded again; of the data, the first rows. Exit code 0, or
+    Trains two steps on the first rows, saves a checkpoint, resumes from it and reloads the result. Exit code 0, or
     that of the stage that failed.
     """
     started = time.monotonic()
@@ -54,7 +54,7 @@ def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code
         click.echo(dump_json(value), nl=False)
         sys.exit(verdict.exit_code)
     if verdict.kept:
-        say(f"{verdict.name} failed at {verdict.stages[-1].name}. Everything is kept in {verdict.kept}", err=True)
+        say(f"{verdict.name} failed at {verdict.stages[-1].name}. Its files are kept in {verdict.kept}", err=True)
     else:
         say(f"{verdict.name} works, {time.monotonic() - started:.0f} s. {UNKNOWN}")
     sys.exit(verdict.exit_code)

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from tuner.machine.hardware import Hardware
 
 SCRIPT = "submit.sh"
-_UNKNOWN = "which GPUs the job gets is not known here, so memory was not judged: --gpu a100-80g says it."
-_UNKNOWN_HOSTS = (
-    "the memory of the job's hosts is not known here, so it was not judged: --mem or --host-memory says it."
-)
+_UNKNOWN = "the job's GPUs are unknown, so GPU memory is not checked: set --gpu, such as --gpu a100-80g."
+_UNKNOWN_HOSTS = "the memory of the job's hosts is unknown, so it is not checked: set --mem or --host-memory."
 _PASSED = ("partition", "account", "qos", "mem", "constraint")
 
 
@@ -35,26 +33,28 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines.")
-@click.option("--gpus-per-node", type=click.IntRange(0), required=True, help="GPUs and ranks on each; 0: CPU ranks.")
+@click.option(
+    "--gpus-per-node", type=click.IntRange(0), required=True, help="GPUs and ranks on each node; 0: CPU ranks."
+)
 @click.option("--tasks-per-node", type=click.IntRange(1), help="CPU ranks on each node, without GPUs. Default: 1.")
-@click.option("--gpu", metavar="NAME", help="The GPUs' product, such as a100-80g: the memory is judged for it.")
-@click.option("--cpus-per-task", type=click.IntRange(1), help="Cores of each rank.")
-@click.option("--mem", metavar="SIZE", help="Memory of each node, as sbatch takes it.")
-@click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB, to be judged. Default: --mem.")
+@click.option("--gpu", metavar="NAME", help="The GPUs' model, such as a100-80g, to check the memory for it.")
+@click.option("--cpus-per-task", type=click.IntRange(1), help="Cores for each rank.")
+@click.option("--mem", metavar="SIZE", help="Memory of each node, in sbatch's form.")
+@click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB, to check. Default: --mem.")
 @click.option("--partition", metavar="NAME", help="As sbatch.")
 @click.option("--account", metavar="NAME", help="As sbatch.")
 @click.option("--qos", metavar="NAME", help="As sbatch.")
 @click.option("--constraint", metavar="FEATURES", help="As sbatch.")
 @click.option("--time", metavar="LIMIT", help="Time limit: minutes, H:MM:SS or D-HH:MM:SS.")
-@click.option("--array", metavar="LIST", help="Run several, such as 0-3; {index} in a value is the number of each.")
+@click.option("--array", metavar="LIST", help="Run several jobs, such as 0-3; {index} in a value is the job's number.")
 @click.option("--name", metavar="NAME", help="The job's name. Default: the recipe's.")
-@click.option("--sbatch", "more_options", multiple=True, metavar="KEY[=VALUE]", help="Any other option of sbatch.")
+@click.option("--sbatch", "more_options", multiple=True, metavar="KEY[=VALUE]", help="Any other sbatch option.")
 @click.option(
     "--max-requeues",
     type=click.IntRange(0),
     default=3,
     show_default=True,
-    help="How often the job goes back into the queue when it is preempted or out of time.",
+    help="How often the job may be requeued when it is preempted or out of time.",
 )
 @click.option(
     "--stop-before",
@@ -62,11 +62,11 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
     default=120,
     show_default=True,
     metavar="SECONDS",
-    help="So long before the time limit it saves and requeues; longer than a validation and a save take.",
+    help="Save and requeue this long before the time limit; must be longer than a validation and a save.",
 )
 @click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
-@click.option("--ignore-fit", is_flag=True, help="Submit although the memory does not seem to be enough.")
-@click.option("--dry-run", is_flag=True, help="Print the script, and submit nothing.")
+@click.option("--ignore-fit", is_flag=True, help="Submit even if the memory seems too small.")
+@click.option("--dry-run", is_flag=True, help="Print the script without submitting it.")
 @override_options
 def command(
     recipe: str | None,
@@ -89,7 +89,7 @@ def command(
     allow_code: bool,
     **rest: Any,
 ) -> None:
-    """Train RECIPE as a job of Slurm. It resumes whenever Slurm starts it again."""
+    """Train RECIPE as a Slurm job. It resumes whenever Slurm starts it again."""
     from datetime import datetime
 
     from tuner.launch import preflight, sbatch
@@ -98,7 +98,7 @@ def command(
     from tuner.machine.topology import Topology
 
     if gpus_per_node and tasks_per_node not in (None, gpus_per_node):
-        fix = "Leave it out: each GPU gets one rank."
+        fix = "Remove it: each GPU gets one rank."
         raise UsageError(f"{tasks_per_node} tasks for {gpus_per_node} GPUs", where="--tasks-per-node", fix=fix)
     tasks = gpus_per_node or tasks_per_node or 1
     passed = {key: rest.pop(key) for key in _PASSED}

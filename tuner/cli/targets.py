@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from tuner.launch.targets import Kind
 
 machine_options = all_of(
-    click.option("--gpus", type=click.IntRange(1), help="GPUs of each node. Default: those of this machine."),
-    click.option("--gpu", metavar="NAME", help="Their product, such as a100-80g or h100."),
-    click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of that kind."),
+    click.option("--gpus", type=click.IntRange(1), help="GPUs on each node. Default: those of this machine."),
+    click.option("--gpu", metavar="NAME", help="Their model, such as a100-80g or h100."),
+    click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes."),
 )
 """Machines that need not be here."""
 deepspeed_option = all_of(
@@ -26,14 +26,14 @@ deepspeed_option = all_of(
         "--deepspeed",
         metavar="PRESET|FILE",
         shell_complete=complete.deepspeed,
-        help="A preset, a DeepSpeed JSON, an accelerate config, a preset of ROLL's, auto, or none.",
+        help="A preset, a DeepSpeed JSON, an accelerate config, a ROLL preset, auto, or none.",
     ),
     click.option(
         "--ds",
         multiple=True,
         metavar="KEY=VALUE",
         shell_complete=complete.deepspeed_keys,
-        help="Change one value of the DeepSpeed config, by key or by unique tail.",
+        help="Change one value of the DeepSpeed config; KEY may be shortened to its unique end.",
     ),
 )
 
@@ -67,8 +67,8 @@ def refuse_changes(name: str | None, kind: Kind, given: dict[str, Any]) -> None:
     if kind == "recipe":
         return
     what = {"config": "a DeepSpeed config", "run": "a run directory"}[kind]
-    fix = f"Give it to a recipe: RECIPE --deepspeed {name}." if kind == "config" else f"Name {name}/recipe.py instead."
+    fix = f"Use it with a recipe: RECIPE --deepspeed {name}." if kind == "config" else f"Name {name}/recipe.py instead."
     for key, value in given.items():
         if value not in (None, (), 1):
             flag = {"sets": "--set", "more": "--cfg-options"}.get(key, f"--{key.replace('_', '-')}")
-            raise UsageError(f"{flag} is about recipes, and {name!r} is {what}", where=flag, fix=fix)
+            raise UsageError(f"{flag} needs a recipe, and {name!r} is {what}", where=flag, fix=fix)

@@ -25,41 +25,42 @@ if TYPE_CHECKING:
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
-@click.option("--resume", metavar="PATH|auto", help="A checkpoint or run directory to go on from; auto: the newest.")
+@click.option("--resume", metavar="PATH|auto", help="A checkpoint or run directory to resume from; auto: the newest.")
 @click.option(
     "--resume-weights",
     is_flag=True,
-    help="With --resume: where the optimizer's states cannot move, as to another ZeRO stage, the weights move alone.",
+    help="With --resume: load only the weights when the optimizer's states do not fit, as at another ZeRO stage.",
 )
 @click.option(
     "--launcher",
     type=click.Choice(LAUNCHERS),
     default="torchrun",
-    help="Who starts the ranks. torchrun: this command. slurm, mpi: srun or mpirun, and this is one of them. env: what "
-    "the cluster's variables say, a rank or a node. none: this is the only one.",
+    help="What starts the ranks. torchrun: this command. slurm, mpi: srun or mpirun started "
+    "this process as one rank. env: "
+    "read the cluster's variables. none: this process is the only rank.",
 )
-@click.option("--nproc-per-node", type=int, help="Processes on each node. Default: one a GPU. [NPROC_PER_NODE]")
-@click.option("--nnodes", type=int, help="Machines. [NNODES]")
-@click.option("--node-rank", type=int, help="Which of them this is, from 0. [NODE_RANK]")
+@click.option("--nproc-per-node", type=int, help="Processes on each node. Default: one per GPU. [NPROC_PER_NODE]")
+@click.option("--nnodes", type=int, help="Number of nodes. [NNODES]")
+@click.option("--node-rank", type=int, help="Number of this node, from 0. [NODE_RANK]")
 @click.option("--master-addr", help="Address of node 0. [ADDR, MASTER_ADDR]")
-@click.option("--master-port", type=int, help="Its port. [PORT, MASTER_PORT]")
+@click.option("--master-port", type=int, help="Port on node 0. [PORT, MASTER_PORT]")
 @hosts.options
 @click.option(
     "--bind-cores-to-rank", "bind_cores", is_flag=True, help="Bind each rank to its share of its node's cores."
 )
-@click.option("--ignore-fit", is_flag=True, help="Start although the memory here does not seem to be enough.")
+@click.option("--ignore-fit", is_flag=True, help="Start even if the memory seems too small.")
 @click.option(
     "--on-oom",
     type=click.Choice(("stop", "retry")),
     default="stop",
-    help="Out of memory: stop, or go on from the last checkpoint with a smaller micro-batch, then at a higher level.",
+    help="When a GPU runs out of memory: stop, or resume with a smaller micro-batch, then at a higher ZeRO level.",
 )
 @click.option(
     "--max-restarts",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="A rank that was killed, crashed or hung: go on from the last checkpoint, at most so often.",
+    help="How often to resume from the last checkpoint after a rank is killed, crashes or hangs.",
 )
 @click.option(
     "--grace",
@@ -67,12 +68,15 @@ if TYPE_CHECKING:
     default=300,
     metavar="SECONDS",
     show_default=True,
-    help="When told to stop, ranks have this long to finish the step (or a validation) and save; longer where their "
-    "saves took long.",
+    help="On SIGTERM or Ctrl-C, time for ranks to finish the step (or a validation) and save; longer if earlier "
+    "saves took longer.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would run, and start nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would run without starting it.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object a line as the run goes; with --dry-run, the plan."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object per line while the run goes; with --dry-run, the plan.",
 )
 @override_options
 def command(
@@ -101,9 +105,9 @@ def command(
     ssh: str | None,
     **changes: Any,
 ) -> None:
-    """Train RECIPE: a composed name, or a .py file.
+    """Train RECIPE, a recipe's name or a .py file.
 
-    Without one, --model PATH --data FILE train that model with LoRA, or as --method says; PATH may stand for RECIPE.
+    Without RECIPE, --model PATH --data FILE trains that model with LoRA or --method. RECIPE may be a model's path too.
     """
     from datetime import datetime
 
@@ -116,7 +120,7 @@ def command(
         slurm.prepare_for_signals()
     if as_json and (hostfile or (not dry_run and launcher != "torchrun")):
         where = "--hostfile" if hostfile else f"--launcher {launcher}"
-        what = f"--json with {where}: nobody watches the ranks here"
+        what = f"--json does not work with {where}: this process does not watch the ranks"
         raise UsageError(what, where="--json", fix="Add --dry-run, or read RUN/metrics.jsonl and RUN/status.json.")
     if resume_weights and resume is None:
         raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")

@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("recipe", required=False, shell_complete=complete.recipes)
 @targets.deepspeed_option
-@click.option("--steps", type=click.IntRange(2), default=6, show_default=True, help="Optimizer steps of a candidate.")
+@click.option(
+    "--steps", type=click.IntRange(2), default=6, show_default=True, help="Optimizer steps for each candidate."
+)
 @click.option(
     "--minutes",
     type=Finite(min=0, min_open=True),
     default=15,
     show_default=True,
-    help="After so long no other candidate starts.",
+    help="Start no further candidate after this time.",
 )
-@click.option("--nproc-per-node", type=int, help="Processes. Default: one a GPU. [NPROC_PER_NODE]")
+@click.option("--nproc-per-node", type=int, help="Processes. Default: one per GPU. [NPROC_PER_NODE]")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="The recipe file to write. Default: RECIPE_tuned.py."
 )
@@ -65,7 +67,7 @@ def command(
             write_new_text(tuned.path, tuned.recipe().standalone(note))
             written = tuned.path
         except FileExistsError:  # it was not there when the measuring began
-            say(f"{tuned.path} exists by now and was left as it is.", err=True)
+            say(f"{tuned.path} already exists and was not changed.", err=True)
     if as_json:
         click.echo(dump_json(_json(tuned, written)), nl=False)
     else:
@@ -109,7 +111,7 @@ def _print(tuned: Tuned, written: Path | None) -> None:
     Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
     if not tuned.is_whole:
         click.echo(
-            "Not every candidate was measured." + ("" if tuned.was_interrupted else " --minutes gives more time.")
+            "Not every candidate was measured." + ("" if tuned.was_interrupted else " Raise --minutes to measure more.")
         )
     if written:
         say(f"Wrote {written}. Next: tuner train {written if written.is_absolute() else f'./{written}'}")

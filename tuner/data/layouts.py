@@ -100,7 +100,7 @@ def _teaches_nothing(
     layout: Layout, sides: Sequence[Labelled], short: Sequence[Labelled], max_length: int
 ) -> str | None:
     if not layout.cuts and any(len(ids) > max_length for ids, _ in sides):
-        return f"longer than max_length = {max_length}, and an answer that is cut cannot be scored"
+        return f"longer than max_length = {max_length}, and a truncated answer cannot be scored"
     for whole, rest in zip(sides, short, strict=True):
         if reason := masks.untrained(whole, rest, max_length):
             return reason

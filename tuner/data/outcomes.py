@@ -124,7 +124,7 @@ class Tally:
         if len(self._bad_places) == self.max_bad:
             if not self.max_bad:
                 raise error
-            what = f"more than dataset.bad_rows = {self.max_bad} rows are bad; the next one: {error.what}"
+            what = f"more than dataset.bad_rows = {self.max_bad} rows are bad. The next one: {error.what}"
             raise DataError(what, where=place, fix="Correct them (`tuner data NAME --all` lists them), or allow more.")
         self._bad_places.add(place)
         self.counts.bad += 1
@@ -198,4 +198,4 @@ def warning(totals: Mapping[str, tuple[Total, ...]]) -> str | None:
         return None
     more = f"; and {len(lost) - _MAX_REASONS} more reasons" if len(lost) > _MAX_REASONS else ""
     reasons = "; ".join(lost[:_MAX_REASONS])
-    return f"not all of the data is trained on as it is: {reasons}{more}. data_report.jsonl lists it."
+    return f"some data is dropped or changed: {reasons}{more}. data_report.jsonl lists it."

@@ -59,7 +59,7 @@ def prepare(
     pipeline = Pipeline(dataset, objective)
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
     folder = cache / _key(pipeline, tokenizer)
-    with disk_errors(cache, "Set HF_HOME to a folder that you may write and that has room."):
+    with disk_errors(cache, "Set HF_HOME to a writable folder with free space."):
         if not (folder / _COUNTS_FILE).is_file():
             make_folder(cache)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
@@ -221,8 +221,8 @@ def _refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
     dataset, counts, place = pipeline.dataset, tally.counts, pipeline.mixture.place
     if pipeline.mixture.holdout and not counts.read:
         whose = "validation" if dataset.held_out else "training"
-        what = f"val_split = {dataset.val_split:g} leaves {whose} no row"
-        raise DataError(what, where=place, fix="Take another part, or name validation data: --val FILE.")
+        what = f"val_split = {dataset.val_split:g} leaves no rows for {whose}"
+        raise DataError(what, where=place, fix="Use another share, or validation data of its own: --val FILE.")
     if not counts.kept:
         what = f"none of the {counts.read} rows has a token to train on within max_length={dataset.max_length}"
         reasons = "; ".join(map(str, tally.totals()[:_MAX_REASONS]))

@@ -107,8 +107,8 @@ class _Worker:
             is_error, result = self._connection.recv()
         except (EOFError, OSError) as error:
             self._process.join()
-            what = f"a process that prepares the data has ended with code {self._process.exitcode}"
-            fix = "Give it more memory if the kernel has killed it, or take fewer: --set dataset.num_proc=1."
+            what = f"a process that prepares the data ended with code {self._process.exitcode}"
+            fix = "If the kernel killed it, it needs more memory. Or use fewer processes: --set dataset.num_proc=1."
             raise MachineError(what, fix=fix) from error
         if is_error:
             raise result

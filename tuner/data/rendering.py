@@ -97,9 +97,9 @@ def rendered(template: Template, chat: Chat, *, prompt: bool = False) -> tuple[s
     except Exception as error:  # a template is someone else's program: it can raise whatever it likes
         raise Unrendered(str(error).rstrip(".") or type(error).__name__) from error
     if limits.size(texts[0]) > limits.MAX_ADDED_BYTES + limits.MAX_TIMES * limits.size(chat):
-        raise Unrendered(f"it makes {len(texts[0]):,} characters of one of {limits.size(chat):,} bytes")
+        raise Unrendered(f"it turns a conversation of {limits.size(chat):,} bytes into {len(texts[0]):,} characters")
     if SURROGATE.search(texts[0]):  # of tools and tool calls, which no format looks into
-        raise Unrendered("it holds half of a surrogate pair, which no tokenizer takes")
+        raise Unrendered("it holds half of a surrogate pair, which no tokenizer accepts")
     return texts[0], spans[0] if template.has_markers else []
 
 
@@ -124,7 +124,7 @@ def _refuse_losses(template: Template, chat: Chat) -> None:
         if held.get(name):
             raise Unrendered(f"it leaves out {name}")
     if "reasoning_content" in template.leaves_out and _has(chat, "reasoning_content"):
-        warn_once("The chat template leaves out reasoning_content; the model learns the answers without it.")
+        warn_once("The chat template drops reasoning_content; the model learns the answers without it.")
 
 
 def num_alike(one: Sequence[object], other: Sequence[object]) -> int:
@@ -145,7 +145,9 @@ def _of_turns(template: Template, chat: Chat, text: str, spans: list[Span]) -> l
         # Phi 3's variant marks the end-of-sequence token behind the last turn too, Gemma's the parts of a turn.
         spans = _joined([span for span in spans if text[slice(*span)] not in ("", *template.controls)], count)
     if len(spans) != count and any(turn.get("weight") == 0 for turn in chat.messages):
-        raise Unrendered("it marks the assistant's turns otherwise than one by one, so that none can go without loss")
+        raise Unrendered(
+            "it does not mark each assistant turn separately, so a single turn cannot be left out of the loss"
+        )
     return spans
 
 
@@ -189,7 +191,9 @@ def _spans_up_to_each(template: Template, chat: Chat, text: str) -> list[Span]:
             before = rendered(template, Chat(chat.messages[:number], chat.tools), prompt=True)[0]
             after = rendered(template, Chat(chat.messages[: number + 1], chat.tools))[0]
             if not (text.startswith(after) and after.startswith(before)):
-                raise Unrendered(f"turn {number + 1} is rendered otherwise when other turns follow, so it has no mask")
+                raise Unrendered(
+                    f"the text of turn {number + 1} changes when other turns follow, so it cannot be masked"
+                )
             spans.append((len(before), len(after)))
     return spans
 

@@ -91,7 +91,7 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
     """
     if not isinstance(sample, KINDS[objective]):
         wanted = " or ".join(_WHAT[kind] for kind in KINDS[objective])
-        what = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} learns from {wanted}"
+        what = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} needs {wanted}"
         raise WrongKind(what, where=place, of_row=":" in name, fix=_way_out(sample, objective))
     if objective == "kto" and isinstance(sample, Pair) and not lacks(sample):
         return (
@@ -118,5 +118,5 @@ def lacks(sample: Sample) -> str | None:
 def _way_out(sample: Sample, objective: str) -> str:
     others = "/".join(other for other, kinds in KINDS.items() if isinstance(sample, kinds))
     if isinstance(sample, Pair) and objective in ("sft", "pretrain"):
-        return f"Train it with objective {others}, or set format='chosen' to learn from the chosen answers alone."
+        return f"Train it with objective {others}, or set format='chosen' to learn only from the chosen answers."
     return f"Train it with objective {others}, or choose other data."

@@ -70,7 +70,7 @@ def find(path: str, name: str | None = None, split: str = "train") -> Source:
 def _local(place: Path, files: list[Path]) -> Source:
     for file in files:
         if readers.kind(file) is None:
-            raise DataError(f"{file.name!r} is of no known kind", where=file, fix=readers.KNOWN_KINDS)
+            raise DataError(f"{file.name!r} has an unsupported file type", where=file, fix=readers.KNOWN_KINDS)
     return Source(str(place), partial(_digest_of_all, files), partial(_rows_of_all, place, files))
 
 
@@ -99,7 +99,7 @@ def _rows_of_all(place: Path, files: list[Path], on_error: OnError) -> Iterator[
             is_empty = False
             yield row
     if is_empty:
-        raise DataError("there is not one row in it", where=place, fix="Give a file with at least one row.")
+        raise DataError("it has no rows", where=place, fix="Give a file with at least one row.")
 
 
 def _saved_files(folder: Path, split: str) -> list[Path] | None:
@@ -177,7 +177,7 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
         patterns = {}
     splits = {str(key): files for key, names in patterns.items() if (files := _data_files(names))}
     if not splits:
-        raise DataError("the folder holds no data file", where=folder, fix=readers.KNOWN_KINDS)
+        raise DataError("the folder has no data files", where=folder, fix=readers.KNOWN_KINDS)
     if split not in splits:
         raise _no_split(folder, split, splits)
     return splits[split]
@@ -192,7 +192,7 @@ def _files_of_url(url: str) -> Source:
     """Return the rows of files on the hub or elsewhere: hf://datasets/OWNER/NAME/FOLDER/*.parquet."""
     kind = readers.kind(Path(url))
     if kind is None:
-        raise DataError(f"the files of {url!r} are of no known kind", fix=readers.KNOWN_KINDS)
+        raise DataError(f"the files of {url!r} have an unsupported file type", fix=readers.KNOWN_KINDS)
     return _loaded(url, _BUILDERS.get(kind, kind.lstrip(".")), data_files=url, split="train")
 
 
@@ -205,10 +205,12 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
     try:
         dataset = datasets.load_dataset(*names, **settings)
     except (ConnectionError, httpx.TransportError) as error:
-        what = f"{place!r} is no file or folder here, and the Hugging Face hub cannot be reached to look for it there"
+        what = f"{place!r} is not a local file or folder, and the Hugging Face hub cannot be reached to look for it"
         raise MachineError(what, fix="Connect to the network, or give a local file with --data.") from error
     except DatasetNotFoundError as error:
-        what = f"{place!r} is no file or folder here and no data set on the Hugging Face hub that you may read"
+        what = (
+            f"{place!r} is not a local file or folder, nor a data set on the Hugging Face hub that you have access to"
+        )
         raise DataError(what, fix="Correct the path, or log in with `hf auth login`.") from error
     except (ValueError, DatasetsError, FileNotFoundError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
@@ -216,8 +218,8 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
             raise
-        what = f"data set {place!r} comes as a script, which `datasets` does not run any more"
-        raise DataError(what, fix=f"Name its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
+        what = f"data set {place!r} is a loading script, which `datasets` no longer runs"
+        raise DataError(what, fix=f"Give its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
     return Source(place, lambda: fingerprint_of(dataset), lambda _: _numbered(place, dataset))
 
 

@@ -15,7 +15,7 @@ from tuner.data.sample import Chat, Message
 Thinking = Literal["keep", "strip", "last"]
 _BLOCK = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _EMPTY = re.compile(r"<think>\s*</think>")
-LEFT_OUT = "the chat template leaves out the thinking of an answer"
+LEFT_OUT = "the chat template drops the thinking of an answer"
 ADDED = "the chat template puts an empty <think></think> before an answer"
 EMPTY = "an answer of the row begins with an empty <think></think>"
 CHANGED = "the chat template changes the text of an answer"

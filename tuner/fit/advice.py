@@ -87,7 +87,7 @@ def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machine
         for block in ("offload_optimizer", "offload_param")
         for key, value in (("device", "nvme"), ("nvme_path", machines.nvme_path))
     ]
-    what = "states and weights on the disk: several times slower, and not to be resumed"
+    what = "states and weights on the disk: several times slower, and cannot be resumed"
     return Change(what, " ".join([flags, *to_disk]).strip(), _MOST_OFFLOADED, machines)
 
 
@@ -139,11 +139,11 @@ def _qlora(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
 
 
 _FREE: tuple[tuple[str, Step], ...] = (
-    ("recompute activations: about a third more time", _checkpointing),
+    ("recompute activations: takes about a third more time", _checkpointing),
     ("the smallest micro-batch and more accumulation: the same global batch", _smallest_batch),
 )
 _COSTLY: tuple[tuple[str, Step], ...] = (
-    ("LoRA: adapters are trained instead of the weights", _lora),
+    ("LoRA: train adapters instead of the weights", _lora),
     ("QLoRA: adapters on a 4-bit base", _qlora),
 )
 

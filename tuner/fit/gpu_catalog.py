@@ -83,7 +83,7 @@ def find(name: str, where: str = "--gpu") -> KnownGpu:
     product = _ALIASES.get(key) or without_dashes.get(key.replace("-", ""))
     if product is None:
         hint = did_you_mean(key, [*GPUS, *_ALIASES]) or f"Known: {', '.join(GPUS)}."
-        raise UsageError(f"no GPU {name!r} is known", where=where, fix=f"{hint} Or give its size: --gpu-memory 80GB.")
+        raise UsageError(f"unknown GPU {name!r}", where=where, fix=f"{hint} Or give its size: --gpu-memory 80GB.")
     return GPUS[product]
 
 

@@ -77,7 +77,7 @@ def built(architecture: Architecture) -> Built:
     """
     family = FAMILIES.get(architecture.model_type)
     if family is None:
-        fix = did_you_mean(architecture.model_type, FAMILIES) or "Name a level yourself: --deepspeed zero3."
+        fix = did_you_mean(architecture.model_type, FAMILIES) or "Choose a level: --deepspeed zero3."
         raise ModelError(
             f"no formula for model_type {architecture.model_type!r}", where="architecture.model_type", fix=fix
         )

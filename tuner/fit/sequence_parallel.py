@@ -42,8 +42,8 @@ def refuse_tiles(config: RecipeConfig) -> None:
     """
     architecture = config.architecture
     if config.train_cfg.tiled_mlp and architecture and architecture.model_type not in KINDS:
-        what = f"the MLPs of a {architecture.model_type} model are not known to take their tokens one by one"
-        raise ModelError(what, where="train_cfg.tiled_mlp", fix="--set tiled_mlp=False.")
+        what = f"tiled_mlp is not tested with {architecture.model_type} models"
+        raise ModelError(what, where="train_cfg.tiled_mlp", fix="Use --set tiled_mlp=False.")
 
 
 def sizes(architecture: Architecture, num_ranks: int) -> list[int]:
@@ -60,21 +60,21 @@ def divides_heads(architecture: Architecture, size: int) -> bool:
 def _problems(config: RecipeConfig, num_ranks: int, size: int) -> Iterator[TunerError]:
     architecture, attention = config.architecture, config.model.attn_implementation
     if config.train_cfg.torch_compile:
-        what = f"a compiled model was not tried where {size} ranks share samples"
-        yield RecipeError(what, where="train_cfg.torch_compile", fix="Leave it out.")
+        what = f"torch.compile is not tested with sequence parallelism over {size} ranks"
+        yield RecipeError(what, where="train_cfg.torch_compile", fix="Remove it.")
     if config.objective.type not in OBJECTIVES:
-        what = f"{size} ranks share samples in {' and '.join(OBJECTIVES)} alone, and this is {config.objective.type}"
-        yield RecipeError(what, where=SHARED_BY, fix="Leave it at 1; --deepspeed zero3_offload needs less memory too.")
+        what = f"sequence parallelism supports only {' and '.join(OBJECTIVES)}, and this is {config.objective.type}"
+        yield RecipeError(what, where=SHARED_BY, fix="Set it to 1; --deepspeed zero3_offload saves memory too.")
     if attention not in (None, "auto", *ATTENTION):
-        what = f"{attention} does not compute on parts of the heads of samples that {size} ranks share"
-        yield RecipeError(what, where="model.attn_implementation", fix=f"Take one of {', '.join(ATTENTION)}.")
+        what = f"{attention} does not support sequence parallelism over {size} ranks"
+        yield RecipeError(what, where="model.attn_implementation", fix=f"Use one of {', '.join(ATTENTION)}.")
     if architecture and architecture.model_type not in KINDS:
-        what = f"a {architecture.model_type} model is not known to compute the same where {size} ranks share samples"
-        yield ModelError(what, where=SHARED_BY, fix=f"Leave it at 1; it is known of {', '.join(sorted(KINDS))}.")
+        what = f"sequence parallelism over {size} ranks is not tested with {architecture.model_type} models"
+        yield ModelError(what, where=SHARED_BY, fix=f"Set it to 1; tested are {', '.join(sorted(KINDS))}.")
     if architecture and (problem := forgets_window(config, architecture.model_dump(), attention)):
         yield problem
     if num_ranks % size:
-        fix = f"Start {_nearest_multiple(num_ranks, size)} ranks, or {_take(architecture, num_ranks)}"
+        fix = f"Use {_nearest_multiple(num_ranks, size)} ranks, or {_take(architecture, num_ranks)}"
         yield RecipeError(f"{num_ranks} ranks cannot be grouped by {size}", where=SHARED_BY, fix=fix)
     if architecture and not divides_heads(architecture, size):
         heads = f"{architecture.num_attention_heads} heads and {architecture.num_key_value_heads} key-value heads"
@@ -89,4 +89,4 @@ def _nearest_multiple(num_ranks: int, size: int) -> int:
 def _take(architecture: Architecture | None, num_ranks: int) -> str:
     every = range(1, num_ranks + 1)
     found = sizes(architecture, num_ranks) if architecture else [one for one in every if num_ranks % one == 0]
-    return f"take one of {', '.join(map(str, found))} on {num_ranks} rank{'s' * (num_ranks > 1)}."
+    return f"set it to one of {', '.join(map(str, found))} on {num_ranks} rank{'s' * (num_ranks > 1)}."

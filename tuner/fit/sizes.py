@@ -24,11 +24,11 @@ def parse_bytes(text: str, where: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise UsageError(f"{text!r} is not a size", where=where, fix="Write a size such as 80GB or 80GiB.")
+        raise UsageError(f"{text!r} is not a size", where=where, fix="Use a size such as 80GB or 80GiB.")
     prefix = match["prefix"].upper() or ("" if match["unit"] else "G")
     size = int(float(match["number"]) * (1024 if match["binary"] else 1000) ** _PREFIXES[prefix])
     if not size:
-        raise UsageError(f"{text!r} is no memory at all", where=where, fix="Write a size such as 80GB.")
+        raise UsageError(f"{text!r} is not more than 0", where=where, fix="Use a size such as 80GB.")
     return size
 
 
@@ -41,7 +41,7 @@ def parse_rate(text: str, where: str) -> float:
     match = _RATE.fullmatch(text.strip())
     rate = float(match["number"]) * 1000.0 ** _PREFIXES[match["prefix"].upper()] if match else 0.0
     if not match or not rate:
-        fix = "Write a node's bandwidth such as 400Gb/s, 8x400Gb/s or 50GB/s (b: bits, B: bytes)."
+        fix = "Use a node's bandwidth such as 400Gb/s, 8x400Gb/s or 50GB/s (b: bits, B: bytes)."
         raise UsageError(f"{text!r} is not a bandwidth", where=where, fix=fix)
     return rate * int(match["links"] or 1) / (8 if match["unit"] == "b" else 1)
 

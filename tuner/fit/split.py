@@ -66,13 +66,15 @@ def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
     wanted, least = recipe.train_cfg.global_batch_size, least_batch_size(recipe.objective)
     if wanted and wanted % ranks:
         divisors = ", ".join(str(one) for one in range(1, wanted + 1) if wanted % one == 0)
-        what = f"a global batch of {wanted} cannot be shared evenly by {ranks} ranks"
-        return RecipeError(what, where="train_cfg.global_batch_size", fix=f"Start one of {divisors} ranks.")
-    asked = f"global_batch_size = {wanted}" if wanted else f"{samples_of_rank(recipe, ranks)} samples a rank"
+        what = f"a global batch of {wanted} cannot be split evenly over {ranks} ranks"
+        return RecipeError(what, where="train_cfg.global_batch_size", fix=f"Use one of {divisors} ranks.")
+    asked = f"global_batch_size = {wanted}" if wanted else f"{samples_of_rank(recipe, ranks)} samples per rank"
     what = f"{asked} is not {micro} x {accumulation} x {ranks} rank{'s' * (ranks > 1)}"
     what += f", and {recipe.objective.type} needs micro-batches of {least} or more" if least > 1 else ""
     where = "train_cfg.global_batch_size, train_dataloader.batch_size, optim_wrapper.accumulative_counts"
-    return RecipeError(what, where=where, fix="Make it a product of the three, or write 'auto' for what may differ.")
+    return RecipeError(
+        what, where=where, fix="Make it the product of the three, or set 'auto' for what tuner may choose."
+    )
 
 
 def fastest(

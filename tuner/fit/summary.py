@@ -103,11 +103,11 @@ def known_architecture(config: RecipeConfig) -> Architecture:
     """
     path = config.model.path
     if path is None:
-        raise ModelError("no model is named", where="model.path", fix="Give one: --model PATH or a hub id.")
+        raise ModelError("no model is given", where="model.path", fix="Give one: --model with a path or a hub id.")
     if config.architecture is None:
-        on_hub = f"Fetch it (hf download {path} config.json), name" if paths.local(path) is None else "Name"
+        on_hub = f"Download it (hf download {path} config.json), give" if paths.local(path) is None else "Name"
         raise ModelError(
-            f"nothing is known of the model {path!r}: no catalog entry and no config.json",
+            f"unknown model {path!r}: no catalog entry and no config.json",
             where="model.path",
             fix=f"{on_hub} a local folder that holds its config.json, or set architecture=dict(...) in the recipe.",
         )

@@ -46,7 +46,7 @@ def _prepare(t: Translation) -> None:
     rl = str(said.get("rl") or "")
     t.objective = _RL.get(rl, "reward" if truth(said.get("reward_model")) else "sft")
     if rl and rl not in _RL:
-        t.obstacle = f"tuner has no {rl}: it learns from rows"
+        t.obstacle = f"tuner does not support {rl}: it trains on rows"
     if said.get("pretraining_dataset"):
         t.objective = "pretrain"
 
@@ -74,7 +74,9 @@ def bits(t: Translation, given: Given) -> None:
     if truth(given.value) and t.method == "qlora":
         t.set(given, "quantization.bits", 4 if given.key == "load_in_4bit" else 8)
     else:
-        t.leave(given, "always so" if not truth(given.value) else "without an adapter nothing is quantized")
+        t.leave(
+            given, "tuner always does this" if not truth(given.value) else "weights are only quantized with an adapter"
+        )
 
 
 def target(t: Translation, given: Given) -> None:
@@ -86,9 +88,9 @@ def target(t: Translation, given: Given) -> None:
 def linear(t: Translation, given: Given) -> None:
     """Take all linear layers, unless some are named."""
     if not truth(given.value):
-        t.leave(given, "the layers that are named are adapted, or all linear ones")
+        t.leave(given, "the given layers are adapted, or all linear ones")
     elif t.value("lora_target_modules"):
-        t.leave(given, "lora_target_modules names them")
+        t.leave(given, "lora_target_modules lists them")
     else:
         t.set(given, "adapter.target_modules", "all-linear")
 
@@ -98,7 +100,7 @@ def flagged_attention(t: Translation, given: Given) -> None:
     if truth(given.value) and given.key in _FLAGGED:
         t.set(given, "model.attn_implementation", _FLAGGED[given.key])
     else:
-        t.leave(given, "transformers has no such kernel" if truth(given.value) else "false says nothing")
+        t.leave(given, "transformers has no such kernel" if truth(given.value) else "false has no effect")
 
 
 def any_attention(t: Translation, given: Given) -> None:
@@ -106,7 +108,7 @@ def any_attention(t: Translation, given: Given) -> None:
     if str(given.value) in _KNOWN_ATTENTION:
         attention(t, given)
     else:
-        why = f"tuner takes transformers' choice for {given.value!r}"
+        why = f"tuner uses transformers' choice for {given.value!r}"
         t.set(given, "model.attn_implementation", None, why, changed=True)
 
 
@@ -149,7 +151,7 @@ def use_tracker(name: str) -> Rule:
         if truth(given.value):
             t.set(given, "log.trackers", [name])
         else:
-            t.leave(given, "false: always so without log.trackers")
+            t.leave(given, "false: the default without log.trackers")
 
     return rule
 
@@ -162,7 +164,7 @@ def wandb_project(t: Translation, given: Given) -> None:
 def lora_model_dir(t: Translation, given: Given) -> None:
     """Go on with a trained adapter."""
     if t.method == "full":
-        t.leave(given, "every weight is trained: merge it into the model first (tuner export --merge)")
+        t.leave(given, "all weights are trained: merge it into the model first (tuner export --merge)")
     else:
         t.set(given, "adapter.path", str(given.value))
 

@@ -44,11 +44,11 @@ def datasets(t: Translation, given: Given) -> None:
     for number, one in enumerate(found):
         entry = one if isinstance(one, dict) else {"path": one}
         if entry.get("type") == "_synthetic":
-            t.note(given, Outcome.LEFT_OUT, why="made-up rows for a benchmark: tuner smoke makes its own")
+            t.note(given, Outcome.LEFT_OUT, why="synthetic rows for a benchmark: tuner smoke makes its own")
             continue
         if not entry.get("path"):
             raise t.document.wrong(
-                "the data set has no path", (*given.keys, str(number)), "Write path: FILE or hub id."
+                "the data set has no path", (*given.keys, str(number)), "Set path to a file or a hub id."
             )
         made = _entry(t, given, number, entry)
         (t.validation if given.key == "test_datasets" else t.datasets).append(made)
@@ -106,8 +106,10 @@ def _shape(t: Translation, given: Given, number: int, entry: dict[str, Any]) -> 
             if type_.get(f"field_{key}")
         }
         format_ = "preference" if "chosen" in judged else "feedback" if "label" in judged else "alpaca"
-        place = Given(f"datasets[{number}].type", "format and its like", t.document.where((*given.keys, str(number))))
-        t.note(place, Outcome.CHANGED, f"format {format_}", "prompts are written by the chat template, not by `format`")
+        place = Given(
+            f"datasets[{number}].type", "format and similar keys", t.document.where((*given.keys, str(number)))
+        )
+        t.note(place, Outcome.CHANGED, f"format {format_}", "the chat template renders prompts, not `format`")
         return {"format": format_, "columns": _renamed(judged or columns), "system": type_.get("system_prompt") or None}
     return _named_shape(t, given, number, entry, str(type_ or ""))
 
@@ -126,7 +128,7 @@ def _named_shape(t: Translation, given: Given, number: int, entry: dict[str, Any
         return _chat(entry)
     if word not in _FORMATS and word:
         place = Given(f"datasets[{number}].type", type_, t.document.where((*given.keys, str(number), "type")))
-        t.note(place, Outcome.CHANGED, "format None", "tuner tells the format from the columns")
+        t.note(place, Outcome.CHANGED, "format None", "tuner detects the format from the columns")
     return {"format": format_}
 
 

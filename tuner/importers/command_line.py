@@ -64,7 +64,7 @@ def read_script(path: Path) -> Document:
     Raises:
         RecipeError: it cannot be read, or holds none.
     """
-    text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix="Name a shell script.", name=str(path))
+    text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix="Give a shell script.", name=str(path))
     variables: dict[str, str] = {}
     found: Document | None = None
     more: list[int] = []
@@ -79,7 +79,7 @@ def read_script(path: Path) -> Document:
     if found is not None:
         return replace(found, more_calls=tuple(more))
     known = ", ".join(f"{program} {'|'.join(commands)}" for program, commands in PROGRAMS.items())
-    raise RecipeError("the script calls no tool that trains", where=str(path), fix=f"Known: {known}.")
+    raise RecipeError("the script calls no known training tool", where=str(path), fix=f"Known: {known}.")
 
 
 def read_words(words: Sequence[str]) -> Document | None:
@@ -100,7 +100,7 @@ def _calls(text: str, name: str, variables: dict[str, str]) -> Iterator[_Call]:
             yield _Call([*_words(whole, line)])
         except ValueError as error:
             if any(program in whole for program in PROGRAMS):
-                raise RecipeError(f"no shell takes this: {error}", where=f"{name}:{line}") from None
+                raise RecipeError(f"not valid shell syntax: {error}", where=f"{name}:{line}") from None
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -157,7 +157,7 @@ def _number(node: ast.expr) -> int:
         made = int(_OPERATORS[type(node.op)](_number(node.left), _number(node.right)))
         if abs(made) <= _MAX_SUM:
             return made
-    raise ValueError("no sum of whole numbers")
+    raise ValueError("not a sum of whole numbers")
 
 
 def _program(words: Sequence[tuple[str, int]]) -> tuple[int, tuple[str, str]] | None:

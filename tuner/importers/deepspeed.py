@@ -35,9 +35,9 @@ def chosen(t: Translation, given: Given) -> None:
         return
     name = preset(text)
     if name is None:
-        t.leave(given, "that file is not here, and its name tells no level; 'auto' takes the lowest that fits")
+        t.leave(given, "that file is missing and its name shows no level; 'auto' uses the lowest that fits")
     elif Path(text).suffix:
-        t.set(given, "deepspeed", name, "that file is not here; its name says this preset", changed=True)
+        t.set(given, "deepspeed", name, "that file is missing; its name shows this preset", changed=True)
     else:
         t.set(given, "deepspeed", name)
 
@@ -67,6 +67,6 @@ def text(value: Any) -> str | None:
         return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     if isinstance(value, str) and paths.is_file(Path(value)) and not value.endswith(foreign.YAML):
         name = value
-        fix = "Name a DeepSpeed JSON."
+        fix = "Give a DeepSpeed JSON."
         return read_named_text(Path(value), DeepSpeedConfigError, max_bytes=jsonfile.MAX_BYTES, fix=fix, name=name)
     return None

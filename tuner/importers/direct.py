@@ -48,8 +48,8 @@ def keep(name: str, cache: Path) -> Kept | None:
         return None
     imported = tools.read([name])
     if imported.obstacle:
-        fix = f"Look at it first: tuner import {name}"
-        raise RecipeError(f"{name!r} of {imported.tool} is not trained as it is: {imported.obstacle}", fix=fix)
+        fix = f"Check it first: tuner import {name}"
+        raise RecipeError(f"{name!r} of {imported.tool} cannot be trained directly: {imported.obstacle}", fix=fix)
     text = recipe_text.text(imported)
     folder = cache / "imported" / sha256(text.encode())[:12]
     path = folder / f"{_WORD.sub('_', Path(name).stem)}.py"
@@ -62,5 +62,5 @@ def keep(name: str, cache: Path) -> Kept | None:
 def told(name: str, kept: Kept) -> str:
     """Return the line that says what was done, and how to keep the result."""
     changed = sum(entry.outcome is not Outcome.TAKEN for entry in kept.imported.entries)
-    what = f"{name} of {kept.imported.tool} is imported; {changed} of its keys are not as they were"
+    what = f"{name} of {kept.imported.tool} is imported; {changed} of its keys are changed or ignored"
     return f"{what}. To see them and keep the recipe: tuner import {name}"

@@ -38,11 +38,11 @@ def stage(t: Translation, given: Given) -> None:
     """Take what is learned; `pref_loss` says more of DPO."""
     word, loss = str(given.value), str(t.value("pref_loss", "sigmoid"))
     if word not in _OBJECTIVES:
-        raise t.wrong(given, "no stage of LLaMA-Factory", f"Known: {', '.join(_OBJECTIVES)}.")
+        raise t.wrong(given, "not a LLaMA-Factory stage", f"Known: {', '.join(_OBJECTIVES)}.")
     ours = "orpo" if word == "dpo" and loss == "orpo" else _OBJECTIVES[word]
     if ours is None:
-        t.obstacle = "tuner learns from rows, never from a reward model: the source's stage is ppo"
-        t.set(given, "objective.type", "sft", "tuner has no PPO: it learns from rows", changed=True)
+        t.obstacle = "tuner trains on rows, not on a reward model's scores: the source's stage is ppo"
+        t.set(given, "objective.type", "sft", "tuner does not support PPO: it trains on rows", changed=True)
         return
     t.objective = ours
     t.set(given, "objective.type", ours)
@@ -58,7 +58,7 @@ def loss(t: Translation, given: Given) -> None:
     elif word == "orpo":
         t.set(given, "objective.type", "orpo")
     else:
-        t.set(given, "objective.loss_type", ["sigmoid"], f"there is no loss {word!r} in tuner", changed=True)
+        t.set(given, "objective.loss_type", ["sigmoid"], f"tuner has no loss {word!r}", changed=True)
 
 
 def of_objective(ours: str, *objectives: str) -> Rule:
@@ -83,10 +83,10 @@ def finetuning_type(t: Translation, given: Given) -> None:
         t.method = "freeze"
     elif word == "oft":
         t.method = "qlora" if bits else "lora"
-        t.set(given, "adapter.use_dora", False, "tuner has no OFT: LoRA adapters instead", changed=True)
+        t.set(given, "adapter.use_dora", False, "tuner does not support OFT: it uses LoRA", changed=True)
         return
     elif word != "full":
-        raise t.wrong(given, "no finetuning_type of LLaMA-Factory", "Known: lora, oft, freeze, full.")
+        raise t.wrong(given, "not a LLaMA-Factory finetuning_type", "Known: lora, oft, freeze, full.")
     t.note(given, Outcome.TAKEN if word == t.method else Outcome.TRANSLATED, f"method {t.method}")
 
 
@@ -94,14 +94,19 @@ def quantization_bit(t: Translation, given: Given) -> None:
     """Take 4 or 8 bits."""
     bits = int(given.value)
     ours = bits if bits in (4, 8) else 4
-    why = None if bits == ours else f"bitsandbytes stores 4 or 8 bits, not {bits}"
+    why = None if bits == ours else f"bitsandbytes supports 4 or 8 bits, not {bits}"
     t.set(given, "quantization.bits", ours, why, changed=bits != ours)
 
 
 def quantization_method(t: Translation, given: Given) -> None:
     """bitsandbytes is the one that tuner has."""
     word = str(given.value)
-    t.leave(given, "always so" if word in ("bnb", "bitsandbytes") else f"tuner quantizes with bitsandbytes, not {word}")
+    t.leave(
+        given,
+        "tuner always does this"
+        if word in ("bnb", "bitsandbytes")
+        else f"tuner quantizes with bitsandbytes, not {word}",
+    )
 
 
 def target(t: Translation, given: Given) -> None:
@@ -119,9 +124,9 @@ def modules(t: Translation, given: Given) -> None:
 def packing(t: Translation, given: Given) -> None:
     """Take packing; `neat_packing` turns it on whatever `packing` says, as packed samples never see each other here."""
     if given.key == "packing" and truth(t.value("neat_packing")):
-        t.leave(given, "neat_packing is true, and packs")
+        t.leave(given, "neat_packing is true, which packs")
     elif given.key == "neat_packing" and not truth(given.value):
-        t.leave(given, "packed samples never see each other: always so")
+        t.leave(given, "packed samples never attend to each other")
     else:
         t.set(given, "train_dataloader.dataset.packing", given.value)
 
@@ -131,7 +136,7 @@ def template(t: Translation, given: Given) -> None:
     word = str(given.value)
     known = t.model is not None and catalog.part_named(str(t.model.value))
     if known or word not in _TEMPLATES:
-        t.leave(given, "the chat template is the model's own, or its part's of the catalog: --set model.chat_template")
+        t.leave(given, "tuner uses the model's own chat template, or the catalog's for it: --set model.chat_template")
     else:
         t.set(given, "model.chat_template", _TEMPLATES[word])
 
@@ -139,7 +144,7 @@ def template(t: Translation, given: Given) -> None:
 def adapter_path(t: Translation, given: Given) -> None:
     """Go on with a trained adapter."""
     if t.method == "full":
-        t.leave(given, "every weight is trained: merge it into the model first (tuner export --merge)")
+        t.leave(given, "all weights are trained: merge it into the model first (tuner export --merge)")
     else:
         t.set(given, "adapter.path", str(given.value))
 
@@ -159,7 +164,7 @@ def freeze_layers(t: Translation, given: Given) -> None:
     if t.method == "freeze" and int(given.value) > 0:
         t.set(given, "train_cfg.trainable_layers", given.value)
     else:
-        t.leave(given, "the last layers alone can be trained, with finetuning_type freeze")
+        t.leave(given, "only the last layers can be trained, with finetuning_type freeze")
 
 
 def rslora(t: Translation, given: Given) -> None:
@@ -203,52 +208,52 @@ def _refuse_version_1(document: Document) -> Document:
     """Refuse a config of its unreleased rewrite (USE_V1=1), whose words are others: `model`, `peft_config`."""
     told = next((key for key in ("model_class", "train_dataset", "peft_config") if key in document.values), None)
     if told and "model" in document.values:
-        fix = "Write it in the words of its releases: model_name_or_path, finetuning_type, dataset."
-        raise document.wrong("a config of LLaMA-Factory's rewrite (USE_V1=1), which is not read", (told,), fix)
+        fix = "Use the keys of its releases: model_name_or_path, finetuning_type, dataset."
+        raise document.wrong("a config of LLaMA-Factory's rewrite (USE_V1=1), which is not supported", (told,), fix)
     return document
 
 
-_MEDIA = "tuner trains text models: it has nothing for images, sound or video"
-_OTHER = "tuner does not do that"
+_MEDIA = "tuner trains text models and does not support images, sound or video"
+_OTHER = "tuner does not support this"
 _REASONS = {
     "image_* video_* use_audio_in_video audio_sampling_rate crop_to_patches media_dir": _MEDIA,
     "freeze_vision_tower freeze_multi_modal_projector freeze_language_model visual_inputs train_mm_proj_only": _MEDIA,
     "preprocessing_batch_size overwrite_cache tokenized_path data_shared_file_system": (
-        "data is prepared once and kept"
+        "tuner prepares data once and caches it"
     ),
     "streaming buffer_size mix_strategy interleave_probs eval_on_each_dataset": (
-        "data sets are joined whole; a mixture's weights: train_dataloader.dataset.mixture"
+        "data sets are joined whole; for weights of a mixture: train_dataloader.dataset.mixture"
     ),
-    "train_on_prompt mask_history ignore_pad_token_for_loss": "the loss is taken on every answer of the assistant",
-    "tool_format": "tools go through the chat template",
-    "enable_thinking preserve_thinking": "the template decides, or train_dataloader.dataset.thinking",
+    "train_on_prompt mask_history ignore_pad_token_for_loss": "the loss covers every answer of the assistant",
+    "tool_format": "the chat template renders tools",
+    "enable_thinking preserve_thinking": "the template sets it, or train_dataloader.dataset.thinking",
     "cache_dir hf_hub_token ms_hub_token om_hub_token use_fast_tokenizer low_cpu_mem_usage": (
-        "the hub's own variables decide it (HF_HOME, HF_TOKEN)"
+        "the hub's own variables set it (HF_HOME, HF_TOKEN)"
     ),
     "split_special_tokens add_tokens add_special_tokens new_special_tokens* init_special_tokens": (
-        "the tokenizer is the model's: add tokens to the model's folder first"
+        "tuner uses the model's tokenizer: add tokens to the model's folder first"
     ),
     "rope_scaling shift_attn mixture_of_depths train_from_scratch block_diag_attn": _OTHER,
     "use_unsloth use_unsloth_gc use_reentrant_gc upcast_layernorm upcast_lmhead_output": (
-        "a matter of speed or memory alone, which tuner settles by itself"
+        "affects only speed or memory; tuner sets it automatically"
     ),
     "use_v1_kernels use_kv_cache device_map compute_dtype print_param_status offload_folder": (
-        "a matter of speed or memory alone, which tuner settles by itself"
+        "affects only speed or memory; tuner sets it automatically"
     ),
     "use_kt kt_config.* kt_* cpu_infer chunk_size": (
-        "tuner has no KTransformers: a model that does not fit is offloaded (zero3_offload)"
+        "tuner does not support KTransformers: offload a model that does not fit (zero3_offload)"
     ),
     "infer_backend infer_dtype vllm_* sglang_* do_sample temperature top_p top_k num_beams max_length": (
-        "about answering: tuner chat, tuner serve"
+        "answering: tuner chat, tuner serve"
     ),
     "max_new_tokens repetition_penalty length_penalty skip_special_tokens eval_num_beams predict_with_generate": (
-        "about answering: tuner chat, tuner eval"
+        "answering: tuner chat, tuner eval"
     ),
-    "export_*": "about exporting: tuner export RUN DEST --merge",
+    "export_*": "exporting: tuner export RUN DEST --merge",
     "quantization_device_map": "each rank holds its own copy, or DeepSpeed's shard",
-    "freeze_trainable_modules freeze_extra_modules": "whole layers are trained: all modules of each",
+    "freeze_trainable_modules freeze_extra_modules": "tuner trains whole layers with all their modules",
     "loraplus_lr_embedding pissa_convert pissa_iter create_new_adapter adapter_folder oft_* module_dropout": (
-        "adapters are PEFT's LoRA here"
+        "adapters are PEFT's LoRA"
     ),
     "use_galore galore_* use_apollo apollo_* use_badam badam_* use_adam_mini use_muon use_llama_pro": (
         f"{_OTHER}: the optimizer is AdamW"
@@ -258,15 +263,15 @@ _REASONS = {
     ),
     "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size": "tuner trains with DeepSpeed",
     "context_parallel_size virtual_pipeline_model_parallel_size sequence_parallel recompute_*": (
-        "about Megatron; GPUs that share samples: --set sequence_parallel_size=N"
+        "Megatron only; for sequence parallelism: --set sequence_parallel_size=N"
     ),
     "account_for_* bias_activation_fusion apply_rope_fusion masked_softmax_fusion cross_entropy_loss_fusion": (
-        "about Megatron"
+        "Megatron only"
     ),
     "moe_* calculate_per_token_loss use_distributed_optimizer overlap_* use_packed_sequences mixed_precision": (
-        "about Megatron"
+        "Megatron only"
     ),
-    "megatron_pretrained_checkpoint export_hf_on_finish extra_config": "about Megatron",
+    "megatron_pretrained_checkpoint export_hf_on_finish extra_config": "Megatron only",
     "use_dft_loss use_asft_loss asft_alpha use_eaft_loss eaft_alpha pref_ftx pref_bco_weight simpo_gamma": _OTHER,
     "ppo_* ref_model ref_model_adapters ref_model_quantization_bit reward_model reward_model_*": (
         "tuner's reference is the model before training; it has no PPO"
@@ -275,12 +280,12 @@ _REASONS = {
     "compute_accuracy include_effective_tokens_per_second": "the run's metrics have loss and accuracy",
     "disable_shuffling": "rows are shuffled by the seed",
     "ray_* placement_strategy resources_per_worker master_addr master_port": (
-        "the launcher decides it: --nnodes, --master-addr, --master-port"
+        "the launcher sets it: --nnodes, --master-addr, --master-port"
     ),
     "enable_torch_profiler profiler_* profile_modules fp8 fp8_*": _OTHER,
-    "task task_dir lang n_shot save_dir download_mode batch_size": "about evaluation: tuner eval",
-    "model_max_length reserved_label_len": "cutoff_len decides",
-    "split": "a data set's split stands in dataset_info.json",
+    "task task_dir lang n_shot save_dir download_mode batch_size": "evaluation: tuner eval",
+    "model_max_length reserved_label_len": "cutoff_len sets it",
+    "split": "dataset_info.json has the split of each data set",
 }
 
 TABLE: Mapping[str, Rule] = {
@@ -312,7 +317,7 @@ TABLE: Mapping[str, Rule] = {
     "template": template,
     "dataset": llamafactory_data.datasets,
     "eval_dataset": llamafactory_data.datasets,
-    "dataset_dir": "data sets are named by their own paths in the recipe",
+    "dataset_dir": "the recipe lists data sets by their own paths",
     "max_samples": llamafactory_data.max_samples,
     "val_size": held_out,
     "packing": packing,

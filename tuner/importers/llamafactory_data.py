@@ -36,7 +36,7 @@ def datasets(t: Translation, given: Given) -> None:
     shown = ", ".join(str(one.get("path")) for one in found)
     t.note(given, Outcome.TRANSLATED, f"data {shown}")
     if given.key == "eval_dataset" and len(found) > 1:
-        t.note(given, Outcome.CHANGED, why=f"validated on the first alone: {found[0].get('path')}")
+        t.note(given, Outcome.CHANGED, why=f"validation uses only the first: {found[0].get('path')}")
 
 
 def system(t: Translation, given: Given) -> None:
@@ -47,7 +47,12 @@ def system(t: Translation, given: Given) -> None:
 def max_samples(t: Translation, given: Given) -> None:
     """Take how many rows of each data set there are, counted together in a mixture."""
     if len(t.value("dataset", "").split(",")) > 1:
-        t.note(given, Outcome.CHANGED, "max_rows", "that many of each data set: here their sum, of all rows")
+        t.note(
+            given,
+            Outcome.CHANGED,
+            "max_rows",
+            "in the source this many of each data set; in tuner their sum, of all rows",
+        )
     else:
         t.note(given, Outcome.TRANSLATED, "train_dataloader.dataset.max_rows")
 
@@ -76,7 +81,7 @@ def _one(t: Translation, given: Given, name: str, registry: Document | None) -> 
     if registry is None:
         if Path(name).suffix or "/" in name:
             return {"path": name}
-        why = f"no {_INFO} is here to say what {name!r} is: --data FILE names it"
+        why = f"{_INFO} is missing, so {name!r} is unknown: give it with --data FILE"
         t.note(given, Outcome.CHANGED, f"data {name}", why)
         return {"path": f"{t.value('dataset_dir', 'data')}/{name}.json"}
     info = registry.values.get(name)
@@ -84,7 +89,7 @@ def _one(t: Translation, given: Given, name: str, registry: Document | None) -> 
         what = f"{name!r} is not registered in {registry.name}"
         raise RecipeError(what, where=given.where, fix=did_you_mean(name, registry.values) or "Register it there.")
     if any((info.get("columns") or {}).get(key) for key in _MEDIA):
-        t.obstacle = f"its data {name!r} holds images, sound or video, and tuner trains text models"
+        t.obstacle = f"its data {name!r} has images, sound or video, and tuner trains text models"
         t.note(given, Outcome.LEFT_OUT, why=t.obstacle)
         return None
     return _registered(name, info, registry)
@@ -104,12 +109,12 @@ def _path(name: str, info: dict[str, Any], registry: Document) -> str:
             return str(info[key])
     file = info.get("file_name")
     if not file:
-        what = f"the data set {name!r} names neither a file nor a place on the hub"
-        raise registry.wrong(what, (name,), "Write file_name or hf_hub_url there.")
+        what = f"the data set {name!r} has neither a file nor a hub id"
+        raise registry.wrong(what, (name,), "Set file_name or hf_hub_url there.")
     whole = registry.folder / str(info.get("folder") or "") / str(file)
     if not whole.resolve().is_relative_to(registry.folder.resolve()):
         what = f"the file {str(file)!r} of {name!r} is outside of {registry.folder}"
-        raise registry.wrong(what, (name, "file_name"), "Move it there, or name it with --data.")
+        raise registry.wrong(what, (name, "file_name"), "Move it there, or give it with --data.")
     return str(whole)
 
 

@@ -39,7 +39,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.IsNot: operator.is_not,
 }
 _CASTS: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
-_FIX = "It is read as data, and nothing of it is run: write the value itself."
+_FIX = "It is only read as data and never run: write out the value."
 
 
 def read(path: Path, name: str | None = None) -> Document:
@@ -65,7 +65,7 @@ class _Reader:
         self.count = 0
 
     def file(self) -> None:
-        text = read_named_text(self.path, RecipeError, max_bytes=MAX_BYTES, fix="Name a config.", name=self.name)
+        text = read_named_text(self.path, RecipeError, max_bytes=MAX_BYTES, fix="Give a config.", name=self.name)
         try:
             tree = ast.parse(text, self.name)
         except SyntaxError as error:
@@ -103,16 +103,16 @@ class _Reader:
                 for inner in body:
                     self.base(inner)
             case _:
-                raise self.wrong(f"`{self.shown(node)}` is more than data", node)
+                raise self.wrong(f"`{self.shown(node)}` is not plain data", node)
 
     def base(self, node: ast.stmt) -> None:
         """Take the values of a config that this one builds on."""
         if not isinstance(node, ast.ImportFrom):
-            raise self.wrong(f"`{self.shown(node)}` below read_base() is no import", node)
+            raise self.wrong(f"`{self.shown(node)}` below read_base() is not an import", node)
         if not node.level:
-            raise self.wrong(f"the base {node.module!r} is a module, not a file beside this one", node)
+            raise self.wrong(f"the base {node.module!r} is a module, not a file next to this one", node)
         if self.depth == MAX_BASES:
-            raise self.wrong(f"more than {MAX_BASES} files build on each other", node)
+            raise self.wrong(f"more than {MAX_BASES} nested base files", node)
         path = self.path.parent.joinpath(*[".."] * (node.level - 1), *(node.module or "").split("."))
         below = _Reader(path.with_suffix(".py"), str(path.with_suffix(".py")), self.depth + 1)
         below.file()
@@ -123,7 +123,7 @@ class _Reader:
     def value(self, node: ast.expr, keys: Keys, depth: int) -> Any:
         self.count += 1
         if depth > MAX_DEPTH or self.count > MAX_VALUES:
-            raise self.wrong("nested too deep, or more values than a config holds", node)
+            raise self.wrong("nested too deep, or too many values", node)
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None as value):
                 return value
@@ -153,7 +153,7 @@ class _Reader:
                 return self.value(body if self.value(test, (), depth + 1) else orelse, keys, depth + 1)
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
                 return self.comparison(type(op), left, right, depth, node)
-        raise self.wrong(f"`{self.shown(node)}` is more than data", node)
+        raise self.wrong(f"`{self.shown(node)}` is not plain data", node)
 
     def shown(self, node: ast.AST) -> str:
         return type(node).__name__ if isinstance(node, ast.stmt) else ast.dump(node)[:60]
@@ -167,7 +167,7 @@ class _Reader:
             return copy.deepcopy(self.values[word])
         if word in self.imported:
             return self.imported[word]
-        raise self.wrong(f"`{word}` is set nowhere above", node)
+        raise self.wrong(f"`{word}` is not defined above", node)
 
     def attribute(self, inner: ast.expr, word: str, keys: Keys, depth: int, node: ast.AST) -> Any:
         owner = self.value(inner, keys, depth + 1)
@@ -175,7 +175,7 @@ class _Reader:
             return Name(f"{owner.text}.{word}")
         if isinstance(owner, dict) and word in owner:
             return owner[word]
-        raise self.wrong(f"`.{word}` of a value is more than data", node)
+        raise self.wrong(f"`.{word}` of a value is not plain data", node)
 
     def mapping(self, pairs: list[tuple[str, ast.expr]], keys: Keys, depth: int) -> dict[str, Any]:
         made: dict[str, Any] = {}
@@ -188,7 +188,7 @@ class _Reader:
         try:
             return _CASTS[word](value)
         except (TypeError, ValueError, OverflowError):
-            raise self.wrong(f"{word}() of no number", node) from None
+            raise self.wrong(f"{word}() of something that is not a number", node) from None
 
     def comparison(self, op: type[ast.cmpop], left: ast.expr, right: ast.expr, depth: int, node: ast.AST) -> bool:
         try:
@@ -203,7 +203,7 @@ class _Reader:
         if op is ast.Pow and numbers and (abs(left) > MAX_NUMBER or abs(right) > MAX_DEPTH):
             numbers = False
         if not (texts or lists or numbers):
-            raise self.wrong("arithmetic of what is neither two numbers, two texts nor two lists", node)
+            raise self.wrong("arithmetic needs two numbers, two texts or two lists", node)
         try:
             made = _OPERATORS[op](left, right)
         except (ArithmeticError, ValueError):

@@ -112,7 +112,7 @@ def _settle_method(t: Translation) -> None:
         del t.values[keys], t.places[keys]
     for number, entry in enumerate(t.entries):
         if entry.ours and entry.ours.startswith(("adapter.", "quantization.")):
-            why = "every weight is trained: there is no adapter"
+            why = "all weights are trained: there is no adapter"
             t.entries[number] = Entry(entry.given, Outcome.LEFT_OUT, why=why)
 
 
@@ -124,7 +124,7 @@ def _settle_warmup(t: Translation) -> None:
     if steps:
         t.set(given, key, min(1.0, float(given.value) / steps), f"{given.value} of {steps} steps")
     else:
-        why = f"{given.value} steps are a part of all steps that is known once the data is read; tuner takes 0.03"
+        why = f"the share of all steps is only known after the data is read; tuner uses 0.03 for {given.value} steps"
         t.set(given, key, 0.03, why, changed=True)
 
 
@@ -133,7 +133,7 @@ def _settle_kto(t: Translation) -> None:
     batch, counts = (_TRAIN, "batch_size"), ("optim_wrapper", "accumulative_counts")
     if t.objective != "kto" or t.values.get(batch, 2) >= 2:
         return
-    why = "KTO sets an answer against the others of its micro-batch: two answers, and half as many micro-batches a step"
+    why = "KTO compares an answer with others of its micro-batch: two answers, and half as many micro-batches per step"
     t.set(t.places[batch], ".".join(batch), 2, why, changed=True)
     if t.values.get(counts, 1) > 1:
         t.values[counts] //= 2
@@ -142,7 +142,7 @@ def _settle_kto(t: Translation) -> None:
 def _settle_model(t: Translation) -> tuple[str | None, dict[str, Any] | None]:
     """Return the catalog's part for the model, and its facts where the weights are another copy of them."""
     if t.model is None:
-        t.note(Given("the model", None, t.document.name), Outcome.LEFT_OUT, why="none is named: --model PATH")
+        t.note(Given("the model", None, t.document.name), Outcome.LEFT_OUT, why="not set: --model PATH")
         return None, None
     path = str(t.model.value)
     part, local = catalog.part_named(path), paths.local(path)
@@ -156,9 +156,9 @@ def _settle_model(t: Translation) -> tuple[str | None, dict[str, Any] | None]:
         return None, None
     source = read_part("models", part).values
     if local is not None:
-        t.set(t.model, "model.path", source["model"]["path"], "that folder is not here; the hub has the model")
+        t.set(t.model, "model.path", source["model"]["path"], "that folder is missing; the model comes from the hub")
         return part, None
-    t.set(t.model, "model.path", path, f"a copy of {source['model']['path']}, whose architecture it has")
+    t.set(t.model, "model.path", path, f"a copy of {source['model']['path']}, with its architecture")
     return part, source.get("architecture")
 
 
@@ -241,7 +241,7 @@ def _settle_validation(t: Translation, merged: Merged) -> None:
                 Layer.at(Place(Kind.PACKAGE, t.document.name), nested(keys[:1] if keys[0] == _VAL else keys, None))
             )
             given = t.places.pop(keys)
-            why = "rows held out have the training's micro-batch" if held_out else "there is nothing to validate on"
+            why = "held-out rows use the training's micro-batch" if held_out else "there is nothing to validate on"
             t.entries = [
                 replace(one, outcome=Outcome.LEFT_OUT, ours=None, why=why) if one.given is given else one
                 for one in t.entries

@@ -47,9 +47,9 @@ def _prepare(t: Translation) -> None:
     is_dpo = role == "actor_train" and any(key in said for key in ("chosen_key", "rejected_key", "ipo"))
     t.objective = "dpo" if is_dpo else "sft"
     if role == "student":
-        t.obstacle = "tuner has no distillation: the student would learn from the rows alone"
+        t.obstacle = "tuner does not support distillation: the student would learn only from the rows"
     elif role == "actor_train" and not is_dpo:
-        t.obstacle = "tuner has no reinforcement learning: the actor would learn from rows, not from rewards"
+        t.obstacle = "tuner does not support reinforcement learning: the actor would learn from rows, not from rewards"
     key = {"student": "student_pretrain"}.get(role, "pretrain")
     if (given := t.given.get(key)) and given.value:
         t.model = given
@@ -58,7 +58,7 @@ def _prepare(t: Translation) -> None:
 def weights(t: Translation, given: Given) -> None:
     """The path of the role's weights was looked up before."""
     if t.model is not given:
-        t.leave(given, "of a role that tuner has not")
+        t.leave(given, "of a role that tuner does not support")
 
 
 def strategy(t: Translation, given: Given) -> None:
@@ -69,7 +69,7 @@ def strategy(t: Translation, given: Given) -> None:
     elif word in _TRAINS:
         t.note(given, Outcome.CHANGED, why=f"{word}: tuner trains with DeepSpeed")
     else:
-        t.obstacle = t.obstacle or f"{word} trains no language model"
+        t.obstacle = t.obstacle or f"{word} does not train a language model"
         t.note(given, Outcome.CHANGED, why=f"tuner has no {word}")
 
 
@@ -77,7 +77,7 @@ def strategy_config(t: Translation, given: Given) -> None:
     """Take DeepSpeed's config; that of another strategy has no counterpart."""
     name = str(lookup(t.document.values, (given.keys[0], "strategy_args", "strategy_name")))
     if "deepspeed" not in name:
-        t.leave(given, f"of {name}, and tuner trains with DeepSpeed: --deepspeed says how")
+        t.leave(given, f"of {name}; tuner trains with DeepSpeed: --deepspeed")
     elif isinstance(given.value, dict):
         t.set(given, "deepspeed", given.value)
     else:
@@ -87,11 +87,11 @@ def strategy_config(t: Translation, given: Given) -> None:
 def device_mapping(t: Translation, given: Given) -> None:
     """Count the role's GPUs, which the launcher is told."""
     count = len(_gpus(t, given, str(given.value)))
-    t.leave(given, f"{count} GPUs: the launcher decides it, --nproc-per-node and --nnodes")
+    t.leave(given, f"{count} GPUs: the launcher sets it, --nproc-per-node and --nnodes")
 
 
 def _gpus(t: Translation, given: Given, text: str) -> list[int]:
-    wrong = t.wrong(given, "no list of GPUs", "Write list(range(0,8)) or [0, 1]: it is read, never evaluated.")
+    wrong = t.wrong(given, "not a list of GPUs", "Use list(range(0,8)) or [0, 1]: it is read, never evaluated.")
     try:
         return _listed(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -110,13 +110,13 @@ def _listed(node: ast.expr) -> list[int]:
                 return list(numbers)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return [*_listed(left), *_listed(right)]
-    raise ValueError("no list of GPUs")
+    raise ValueError("not a list of GPUs")
 
 
 def _number(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and type(node.value) is int and 0 <= node.value <= _MAX_GPUS:
         return node.value
-    raise ValueError("no number of a GPU")
+    raise ValueError("not a GPU number")
 
 
 def files(t: Translation, given: Given) -> None:
@@ -196,7 +196,7 @@ def ratio(t: Translation, given: Given) -> None:
     if not lookup(t.document.values, (given.keys[0], "training_args", "warmup_steps")):
         t.set(given, training_arguments.RATIO, given.value)
     else:
-        t.leave(given, "warmup_steps is named too, and wins")
+        t.leave(given, "warmup_steps is set too and overrides it")
 
 
 def _defaults(document: Document) -> Mapping[str, Any]:
@@ -220,16 +220,16 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
-_PIPELINE = "belongs to the pipeline of rollouts and rewards, which tuner has not"
-_DISTIL = "belongs to distillation, which tuner has not"
+_PIPELINE = "belongs to the pipeline of rollouts and rewards, which tuner does not support"
+_DISTIL = "belongs to distillation, which tuner does not support"
 _RUN = "each run gets its own run directory: --work-dir DIR"
-_TEMPLATE = "the chat template is the model's own: --set model.chat_template"
+_TEMPLATE = "tuner uses the model's own chat template: --set model.chat_template"
 _OF_ROLE: Mapping[str, Rule] = {
     "strategy_args.strategy_name": strategy,
     "strategy_args.strategy_config": strategy_config,
     "strategy_args.*": "how ROLL splits a model",
     "device_mapping": device_mapping,
-    "world_size": "the launcher decides it",
+    "world_size": "the launcher sets it",
     "model_args.dtype": dtype,
     "model_args.attn_implementation": attention,
     "model_args.flash_attn": attention,
@@ -240,7 +240,7 @@ _OF_ROLE: Mapping[str, Rule] = {
     "model_args.lora_target": target,
     "model_args.model_name_or_path": told_with("the role's weights"),
     "model_args.ulysses_size": training_arguments.SHARED_SAMPLES,
-    "model_args.*": "the model is its folder's; tuner has no such setting",
+    "model_args.*": "tuner reads it from the model's folder",
     "training_args.learning_rate": ALIASES["learning_rate"],
     "training_args.weight_decay": Alias("optim_wrapper.optimizer.weight_decay"),
     "training_args.adam_beta1": betas,
@@ -253,10 +253,10 @@ _OF_ROLE: Mapping[str, Rule] = {
     "training_args.max_steps": max_steps,
     "training_args.lr_scheduler_type": training_arguments.schedule,
     "training_args.dataloader_num_workers": Alias("train_dataloader.num_workers"),
-    "training_args.*": "tuner decides it",
+    "training_args.*": "tuner sets it",
     "data_args.file_name": files,
     "data_args.template": _TEMPLATE,
-    "data_args.dataset_dir": "files are named by their own paths",
+    "data_args.dataset_dir": "files are given by their own paths",
     "data_args.preprocessing_num_workers": NUM_PROC,
     "data_args.*": _PIPELINE,
     "use_sequence_packing": Alias("train_dataloader.dataset.packing"),
@@ -265,11 +265,11 @@ _OF_ROLE: Mapping[str, Rule] = {
     "*": _PIPELINE,
 }
 _REASONS = {
-    "defaults hydra.* hydra": "presets are taken where they are used",
+    "defaults hydra.* hydra": "presets are applied where they are used",
     "exp_name output_dir base_dir logging_dir rollout_dump_dir profiler_* checkpoint_config.*": _RUN,
-    "system_envs.* rpc_timeout local_rank": "variables are set before the command: NAME=VALUE tuner train ...",
+    "system_envs.* rpc_timeout local_rank": "set variables before the command: NAME=VALUE tuner train ...",
     "tracker_kwargs.*": "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)",
-    "num_gpus_per_node num_nodes": "the launcher decides it: --nproc-per-node, --nnodes",
+    "num_gpus_per_node num_nodes": "the launcher sets it: --nproc-per-node, --nnodes",
     "resume_from_checkpoint": "tuner train --resume auto",
     "global_template model_download_type": _TEMPLATE,
     "prompt_key query_key response_key system_key chosen_key rejected_key question_key answer_key": (

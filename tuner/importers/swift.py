@@ -30,9 +30,9 @@ def _prepare(t: Translation) -> None:
     rlhf = str(said.get("rlhf_type") or ("dpo" if command == "rlhf" else ""))
     t.objective = "pretrain" if command == "pt" else _RLHF.get(rlhf, "sft")
     if rlhf and rlhf not in _RLHF:
-        t.obstacle = f"tuner has no {rlhf}: it learns from rows"
+        t.obstacle = f"tuner does not support {rlhf}: it trains on rows"
     if str(said.get("task_type") or "causal_lm") not in ("causal_lm", "seq_cls"):
-        t.obstacle = f"tuner trains no {said['task_type']}"
+        t.obstacle = f"tuner does not train {said['task_type']}"
 
 
 def method(t: Translation, given: Given) -> None:
@@ -56,15 +56,15 @@ def datasets(t: Translation, given: Given) -> None:
     words = given.value if isinstance(given.value, list) else str(given.value).split()
     for word in words:
         found = _DATASET.fullmatch(str(word))
-        assert found is not None, "every text has a path"
+        assert found is not None, "every entry has a path"
         rows = int(found["rows"]) if found["rows"] else None
         if found["rows"] == "0":
-            raise t.wrong(given, "no rows are asked for", "Write #N with N above 0.")
+            raise t.wrong(given, "no rows are requested", "Use #N with N above 0.")
         made = {"path": found["path"], "name": found["name"], "split": "train", "max_rows": rows}
         (t.validation if given.key == "val_dataset" else t.datasets).append(made)
     on_hub = [str(word) for word in words if paths.local(str(word).partition("#")[0].partition(":")[0]) is None]
     if on_hub and not truth(t.value("use_hf")):
-        why = "ids are ModelScope's in ms-swift, and the Hugging Face hub's here"
+        why = "ids are ModelScope's in ms-swift and the Hugging Face hub's in tuner"
         t.note(given, Outcome.CHANGED, f"data {' '.join(map(str, words))}", why)
     else:
         t.note(given, Outcome.TRANSLATED, f"data {' '.join(map(str, words))}")
@@ -84,7 +84,7 @@ def setting(*objectives: str) -> Rule:
             value = given.value if given.key != "loss_type" or isinstance(given.value, list) else [given.value]
             t.set(given, f"objective.{given.key}", value)
         else:
-            t.leave(given, f"is no setting of {t.objective}")
+            t.leave(given, f"is not a setting of {t.objective}")
 
     return rule
 
@@ -92,7 +92,7 @@ def setting(*objectives: str) -> Rule:
 def adapters(t: Translation, given: Given) -> None:
     """Go on with a trained adapter."""
     if t.method == "full":
-        t.leave(given, "every weight is trained: merge it into the model first (tuner export --merge)")
+        t.leave(given, "all weights are trained: merge it into the model first (tuner export --merge)")
     else:
         t.set(given, "adapter.path", given.value[0] if isinstance(given.value, list) else str(given.value))
 
@@ -114,13 +114,13 @@ def _settle(t: Translation) -> None:
 
 def max_length(t: Translation, given: Given) -> None:
     """Take the length of a row; unasked, ms-swift takes as much as the model does."""
-    why = "ms-swift means the model's whole context: --set max_length=N" if given.is_default else None
+    why = "in ms-swift this is the model's whole context: --set max_length=N" if given.is_default else None
     t.set(given, "train_dataloader.dataset.max_length", given.value, why, changed=given.is_default)
 
 
 def accumulation(t: Translation, given: Given) -> None:
     """Take the accumulation; unasked, ms-swift divides 16 samples a step by the ranks, which are not known here."""
-    why = "on N ranks ms-swift means a part of it: --set accumulative_counts=..." if given.is_default else None
+    why = "on N ranks ms-swift divides it: --set accumulative_counts=..." if given.is_default else None
     t.set(given, "optim_wrapper.accumulative_counts", given.value, why, changed=given.is_default)
 
 
@@ -148,46 +148,48 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
-_MEDIA = "tuner trains text models: it has nothing for images or sound"
-_ROLLOUT = "belongs to learning from rewards (GRPO, GKD, PPO), which tuner has not"
-_SPEED = "a matter of speed or memory alone, which tuner settles by itself"
-_DATA = "data is prepared once and kept"
-_NOT = "tuner does not do that"
+_MEDIA = "tuner trains text models and does not support images or sound"
+_ROLLOUT = "belongs to learning from rewards (GRPO, GKD, PPO), which tuner does not support"
+_SPEED = "affects only speed or memory; tuner sets it automatically"
+_DATA = "tuner prepares data once and caches it"
+_NOT = "tuner does not support this"
 _REASONS = {
-    "use_hf hub_token local_repo_path": "ids are those of the Hugging Face hub (HF_HOME, HF_TOKEN)",
+    "use_hf hub_token local_repo_path": "ids refer to the Hugging Face hub (HF_HOME, HF_TOKEN)",
     "model_type task_type problem_type num_labels init_strategy device_map max_memory max_model_len": (
-        "transformers' Auto classes find it"
+        "transformers' Auto classes detect it"
     ),
     "template template_backend use_chat_template agent_template response_prefix enable_thinking norm_bbox": (
-        "the chat template is the model's own: --set model.chat_template"
+        "tuner uses the model's own chat template: --set model.chat_template"
     ),
-    "preserve_thinking add_non_thinking_prefix disable_ignore_empty_think stop_words": "the chat template decides it",
-    "truncation_strategy padding_side padding_free max_pixels": "samples that are too long are cut or split, counted",
-    "loss_scale is_binary_loss_scale": "the loss is taken on every answer alike",
+    "preserve_thinking add_non_thinking_prefix disable_ignore_empty_think stop_words": "the chat template sets it",
+    "truncation_strategy padding_side padding_free max_pixels": (
+        "samples that are too long are truncated or split, and counted"
+    ),
+    "loss_scale is_binary_loss_scale": "the loss weighs every answer equally",
     "zero_hpz_partition_size deepspeed_autotp_size tensor_parallel_*": (
-        "each sample on one GPU; what DeepSpeed can, a JSON says: --deepspeed my.json"
+        "each sample stays on one GPU; for DeepSpeed's own settings: --deepspeed my.json"
     ),
     "load_from_cache_file dataset_shuffle val_dataset_shuffle streaming interleave_prob": _DATA,
     "stopping_strategy shuffle_buffer_size download_mode columns disable_auto_column_mapping cached_*": _DATA,
     "custom_dataset_info lazy_tokenize packing_length packing_num_proc packing_strategy train_dataloader_shuffle": (
         _DATA
     ),
-    "model_name model_author": "of the self-cognition data: write the names into the rows",
+    "model_name model_author": "for the self-cognition data: write the names into the rows",
     "external_plugins custom_register_path model_kwargs load_args load_data_args ignore_args_error": (
-        "code and settings of ms-swift's own"
+        "ms-swift's own code and settings"
     ),
     "freeze_* aligner_lr vit_* image_* video_* fps* modality*": _MEDIA,
     "trainable_parameters* target_regex target_parameters lora_bias lora_dtype lorap_* lora_ga_* init_weights": (
-        "adapters are PEFT's plain LoRA"
+        "adapters are PEFT's standard LoRA"
     ),
     "fourier_* boft_* vera_* adapter_* adalora_* llamapro_* reft_* galore_* use_galore lisa_* use_swift_lora": _NOT,
     "quant_method hqq_axis bnb_4bit_compute_dtype bnb_4bit_quant_storage": "4-bit weights are bitsandbytes' NF4",
     "max_new_tokens temperature top_k top_p repetition_penalty num_beams stream logprobs* top_logprobs": (
-        "about answering: tuner chat, tuner eval"
+        "answering: tuner chat, tuner eval"
     ),
-    "infer_backend result_path metric predict_with_generate eval_* extra_eval_args": "about evaluation: tuner eval",
+    "infer_backend result_path metric predict_with_generate eval_* extra_eval_args": "evaluation: tuner eval",
     "add_version create_checkpoint_symlink max_shard_size merge_lora resume_only_model use_flash_ckpt": (
-        "runs have folders of their own; tuner export writes what is published"
+        "each run has its own folder; tuner export writes the files to publish"
     ),
     "swanlab_* wandb_* strict lang verbose check_model tuner_backend ddp_* experts_impl early_stop_interval": _NOT,
     "use_logits_to_keep ds3_gather_for_generation acc_strategy enable_channel_loss enable_dft_loss mrl_dims": _SPEED,

@@ -87,7 +87,7 @@ def _document(words: Sequence[str]) -> Document:
         return command_line.read_script(path)
     if document := command_line.read_words(words if len(words) > 1 else shlex.split(words[0])):
         return document
-    raise UsageError(f"{words[0]!r} is no config that can be imported", where="tuner import", fix=_FIX)
+    raise UsageError(f"{words[0]!r} is not a config that can be imported", where="tuner import", fix=_FIX)
 
 
 _FIX = "Give a .yaml, .json or .py file, a shell script, or a command line such as: trl sft --model_name_or_path ..."
@@ -111,7 +111,7 @@ def _named(name: str | None, document: Document) -> Tool:
     found = _told(document)
     if len(found) == 1:
         return tool_named(found[0])
-    what = f"{document.name} could be of {' or '.join(found)}" if found else f"{document.name} is of no known tool"
+    what = f"{document.name} could be of {' or '.join(found)}" if found else f"{document.name} belongs to no known tool"
     raise UsageError(what, where="tuner import", fix=f"Add: --from {'|'.join(found or NAMES)}")
 
 

@@ -42,13 +42,13 @@ _LEFT_OF_DATASET = (
 _OTHERS = {
     "tasks": "evaluates a model: tuner eval",
     "eleuther": "evaluates a model: tuner eval",
-    "prompt": "lets a model answer: tuner chat",
-    "max_new_tokens": "lets a model answer: tuner chat",
-    "grpo_size": "learns from rewards (GRPO), and tuner learns from rows",
-    "grpo_samples": "learns from rewards (GRPO), and tuner learns from rows",
-    "postprocessing": "learns from rewards (GRPO), and tuner learns from rows",
-    "ppo_epochs": "learns from rewards (PPO), and tuner learns from rows",
-    "policy_model": "learns from rewards (PPO), and tuner learns from rows",
+    "prompt": "generates answers: tuner chat",
+    "max_new_tokens": "generates answers: tuner chat",
+    "grpo_size": "learns from rewards (GRPO), and tuner trains on rows",
+    "grpo_samples": "learns from rewards (GRPO), and tuner trains on rows",
+    "postprocessing": "learns from rewards (GRPO), and tuner trains on rows",
+    "ppo_epochs": "learns from rewards (PPO), and tuner trains on rows",
+    "policy_model": "learns from rewards (PPO), and tuner trains on rows",
     "datasets": "trains on images with data sets of its own recipe, and tuner trains text models",
 }
 """Key at the top -> what a config with it does, where that is not what a recipe of tuner is."""
@@ -65,10 +65,12 @@ def _refuse_others(document: Document) -> None:
     said = document.values
     for key, what in _OTHERS.items():
         if key in said:
-            raise document.wrong(f"a config of torchtune that {what}", (key,), "Name a config of full, LoRA or DPO.")
+            raise document.wrong(
+                f"a torchtune config that {what}", (key,), "Give a config of full, LoRA or DPO training."
+            )
     if not {"optimizer", "dataset"} & said.keys() and "quantizer" in said:
-        what = "a config of torchtune that quantizes a model, and trains nothing"
-        raise document.wrong(what, ("quantizer",), "Name a config of full, LoRA or DPO.")
+        what = "a torchtune config that quantizes a model and does not train"
+        raise document.wrong(what, ("quantizer",), "Give a config of full, LoRA or DPO training.")
 
 
 def _begin(document: Document) -> Document:
@@ -85,7 +87,7 @@ def _prepare(t: Translation) -> None:
     t.objective = "dpo" if loss in ("DPOLoss", "RSOLoss", "IPOLoss") else "sft"
     recipe = {key for key in ("teacher_model", "policy_model", "reward_and_value_model") if key in t.document.values}
     if recipe or "KD" in loss:
-        t.obstacle = "its recipe distils or learns from rewards, which tuner has not"
+        t.obstacle = "its recipe distils or learns from rewards, which tuner does not support"
     if "_dataset" in _component(t, "dataset") and "text_completion" in _component(t, "dataset"):
         t.objective = "pretrain"
 
@@ -98,7 +100,7 @@ def component(t: Translation, given: Given) -> None:
 def checkpoint_dir(t: Translation, given: Given) -> None:
     """Take the weights' folder."""
     if _UNKNOWN.search(str(given.value)):
-        raise t.wrong(given, "names nothing in this file", "Write the folder out.")
+        raise t.wrong(given, "is not defined in this file", "Write out the folder.")
     t.model = Given(given.key, str(given.value).rstrip("/").removesuffix("/original"), given.where, given.keys)
 
 
@@ -124,7 +126,7 @@ def dataset(t: Translation, given: Given) -> None:
         format_ = {"sharegpt": "sharegpt", "openai": "messages"}.get(str(style), format_)
         made = {"path": str(source), "format": format_, "split": split, "columns": columns}
     else:
-        t.obstacle = t.obstacle or f"tuner knows no data set {name!r}: name yours with --data"
+        t.obstacle = t.obstacle or f"tuner has no data set {name!r}: give yours with --data"
         t.note(given, Outcome.LEFT_OUT, why=t.obstacle)
         return
     is_validation = given.key == "dataset_val"
@@ -133,7 +135,7 @@ def dataset(t: Translation, given: Given) -> None:
     if value.get("packed") is not None and not is_validation:
         t.set(given, "train_dataloader.dataset.packing", value["packed"])
     if value.get("train_on_input"):
-        t.note(given, Outcome.CHANGED, why="train_on_input: the loss is taken on answers alone")
+        t.note(given, Outcome.CHANGED, why="train_on_input: the loss covers only the answers")
 
 
 def _columns(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,7 +198,7 @@ def loss_setting(name: str) -> Rule:
         if t.objective == "dpo":
             t.set(given, f"objective.{name}", given.value)
         else:
-            t.leave(given, "the loss has no setting")
+            t.leave(given, "tuner's loss has no setting")
 
     return rule
 
@@ -218,9 +220,9 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
-_HERE = "tuner decides it"
-_SPEED = "a matter of speed or memory alone, which tuner settles by itself"
-_DISTIL = "belongs to distillation or to learning from rewards, which tuner has not"
+_HERE = "tuner sets it"
+_SPEED = "affects only speed or memory; tuner sets it automatically"
+_DISTIL = "belongs to distillation or to learning from rewards, which tuner does not support"
 _RUN = "each run gets its own run directory: --work-dir DIR"
 
 TABLE: Mapping[str, Rule] = {
@@ -231,12 +233,12 @@ TABLE: Mapping[str, Rule] = {
     "model.lora_attn_modules": modules,
     "model.apply_lora_to_mlp": told_with("lora_attn_modules"),
     "model.use_dora": "the method says it",
-    "model.*": "the model is its folder's; tuner has no such setting",
+    "model.*": "tuner reads it from the model's folder",
     "checkpointer.checkpoint_dir": checkpoint_dir,
-    "checkpointer.*": "the whole folder is read and saved as transformers does",
+    "checkpointer.*": "the whole folder is loaded and saved like in transformers",
     "tokenizer.max_seq_len": Alias("train_dataloader.dataset.max_length"),
-    "tokenizer.prompt_template": "the chat template is the model's own",
-    "tokenizer.*": "the tokenizer is the model's",
+    "tokenizer.prompt_template": "tuner uses the model's own chat template",
+    "tokenizer.*": "tuner uses the model's tokenizer",
     "dataset": dataset,
     "dataset_val": dataset,
     "batch_size_val": training_arguments.val_batch,
@@ -252,16 +254,16 @@ TABLE: Mapping[str, Rule] = {
     "optimizer_in_bwd": _SPEED,
     "lr_scheduler._component_": schedule,
     "lr_scheduler.num_warmup_steps": training_arguments.warmup_steps,
-    "lr_scheduler.*": "the schedules have no settings but warmup_ratio, and end at 0",
+    "lr_scheduler.*": "schedules have only warmup_ratio and end at 0",
     "_warmup": Alias("param_scheduler.warmup_ratio"),
     "_packed": Alias("train_dataloader.dataset.packing"),
     "loss._component_": told_with("the objective"),
     "loss.beta": loss_setting("beta"),
     "loss.label_smoothing": loss_setting("label_smoothing"),
-    "loss.*": "the loss has no setting",
+    "loss.*": "tuner's loss has no setting",
     "epochs": training_arguments.epochs,
     "batch_size": Alias("train_dataloader.batch_size"),
-    "max_steps_per_epoch": "epochs are whole; for fewer steps: --set max_steps=STEPS",
+    "max_steps_per_epoch": "epochs are whole numbers; for fewer steps: --set max_steps=STEPS",
     "gradient_accumulation_steps": Alias("optim_wrapper.accumulative_counts"),
     "clip_grad_norm": clip,
     "compile": training_arguments.switched("train_cfg.torch_compile"),
@@ -270,7 +272,7 @@ TABLE: Mapping[str, Rule] = {
     "log_every_n_steps": training_arguments.interval("log.interval"),
     "log_*": "always in the run's metrics",
     "metric_logger.*": "metrics.jsonl, and log.trackers=wandb",
-    "device": "the accelerator that is here",
+    "device": "tuner uses the available accelerator",
     "dtype": dtype,
     "enable_activation_checkpointing": Alias("train_cfg.gradient_checkpointing"),
     "enable_activation_offloading": Alias("train_cfg.activation_offloading"),
@@ -288,13 +290,13 @@ TABLE: Mapping[str, Rule] = {
     "enable_fp8_training": _SPEED,
     "fp8_recipe_name": _SPEED,
     "resume_from_checkpoint": "tuner train --resume auto",
-    "save_*": "a checkpoint is resumable, and every result has what transformers and PEFT load",
-    "enable_async_checkpointing": "tuner saves by itself",
-    "async_checkpointing": "tuner saves by itself",
+    "save_*": "checkpoints are resumable, and every result loads with transformers and PEFT",
+    "enable_async_checkpointing": "tuner saves automatically",
+    "async_checkpointing": "tuner saves automatically",
     "keep_last_n_checkpoints": Alias("checkpoint.max_keep_ckpts"),
-    "profiler.*": "about profiling: --deepspeed with flops_profiler",
-    "quantizer.*": "tuner does not train for quantization",
-    "fake_quant_*": "tuner does not train for quantization",
+    "profiler.*": "profiling: --deepspeed with flops_profiler",
+    "quantizer.*": "tuner does not support quantization-aware training",
+    "fake_quant_*": "tuner does not support quantization-aware training",
     "name": _RUN,
     "use_distributed_state_dict": _HERE,
     "use_flex": _SPEED,

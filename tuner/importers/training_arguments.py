@@ -35,7 +35,7 @@ def epochs(t: Translation, given: Given) -> None:
     if number is None or number <= 0:
         raise t.wrong(given, "no number of epochs above 0")
     if number != int(number):
-        why = f"epochs are whole: {math.ceil(number)}; a part of one: --set max_steps=STEPS"
+        why = f"epochs are whole numbers: {math.ceil(number)}; for part of one: --set max_steps=STEPS"
         t.set(given, "train_cfg.max_epochs", math.ceil(number), why, changed=True)
     else:
         t.set(given, "train_cfg.max_epochs", int(number))
@@ -44,7 +44,7 @@ def epochs(t: Translation, given: Given) -> None:
 def warmup_ratio(t: Translation, given: Given) -> None:
     """Take a part of all steps; it stands back where steps are named too."""
     if float(t.value("warmup_steps", 0) or 0) > 0:
-        t.leave(given, "warmup_steps is named too, and wins")
+        t.leave(given, "warmup_steps is set too and overrides it")
     else:
         t.set(given, RATIO, given.value)
 
@@ -70,7 +70,7 @@ def schedule(t: Translation, given: Given) -> None:
     near = next((one for one in ("cosine_with_restarts", "cosine", "linear") if one in name), "cosine")
     if name == "cosine_with_min_lr":
         near = "cosine"
-    t.set(given, "param_scheduler.type", near, f"there is no schedule {name!r}; this one ends at 0", changed=True)
+    t.set(given, "param_scheduler.type", near, f"tuner has no schedule {name!r}; this one ends at 0", changed=True)
 
 
 def optimizer(t: Translation, given: Given) -> None:
@@ -81,7 +81,7 @@ def optimizer(t: Translation, given: Given) -> None:
         t.set(given, f"{_OPTIMIZER}.type", ours)
         return
     near = "PagedAdamW8bit" if "paged" in name else "AdamW8bit" if "8bit" in name else "AdamW"
-    t.set(given, f"{_OPTIMIZER}.type", near, f"there is no optimizer {name!r} here", changed=True)
+    t.set(given, f"{_OPTIMIZER}.type", near, f"tuner has no optimizer {name!r}", changed=True)
 
 
 def betas(t: Translation, given: Given) -> None:
@@ -103,7 +103,7 @@ def trackers(t: Translation, given: Given) -> None:
     names = given.value if isinstance(given.value, list) else str(given.value).split(",")
     names = [name.strip() for name in map(str, names) if name.strip() not in ("none", "all", "")]
     unknown = [name for name in names if name not in get_args(Tracker)]
-    why = f"there is no tracker {', '.join(unknown)}" if unknown else None
+    why = f"tuner has no tracker {', '.join(unknown)}" if unknown else None
     t.set(given, "log.trackers", [name for name in names if name not in unknown], why, changed=bool(unknown))
 
 
@@ -115,7 +115,7 @@ def interval(ours: str) -> Rule:
         if number >= 1:
             t.set(given, ours, given.value)
         else:
-            t.leave(given, "steps decide, and a part of all steps is known once the data is read")
+            t.leave(given, "intervals are in steps, and a share of all steps is only known after the data is read")
 
     return rule
 
@@ -132,9 +132,9 @@ def no_epochs(what: str, ours: str) -> Rule:
     def rule(t: Translation, given: Given) -> None:
         word = str(given.value).lower()
         if word in ("steps", "interval"):
-            t.leave(given, f"steps decide here: {ours}")
+            t.leave(given, f"intervals are in steps: {ours}")
         else:
-            t.leave(given, f"{what} by steps alone ({ours}), and at the end")
+            t.leave(given, f"{what} only by steps ({ours}), and at the end")
 
     return rule
 
@@ -162,13 +162,13 @@ def compute_type(t: Translation, given: Given) -> None:
     elif truth(given.value):
         t.set(given, "optim_wrapper.dtype", word)
     else:
-        t.leave(given, "false: the compute type is what the GPUs take, or what another key says")
+        t.leave(given, "false: the compute type follows the GPUs or another key")
 
 
 def weights_type(t: Translation, given: Given) -> None:
     """Take torch_dtype: weights are loaded as they are computed with."""
     if str(given.value) in ("auto", "None"):
-        t.leave(given, "weights are loaded in the compute type")
+        t.leave(given, "tuner loads weights in the compute type")
     else:
         t.set(given, "optim_wrapper.dtype", ALIASES["torch_dtype"].value(str(given.value)))
 
@@ -182,9 +182,9 @@ def attention(t: Translation, given: Given) -> None:
 def liger(t: Translation, given: Given) -> None:
     """Take one of Liger's kernels, all of which are one setting here."""
     if truth(given.value):
-        t.set(given, "model.use_liger_kernel", True, "all of its kernels at once")
+        t.set(given, "model.use_liger_kernel", True, "all of its kernels together")
     else:
-        t.leave(given, "false: its kernels are one setting, which another key may turn on")
+        t.leave(given, "false: its kernels are one setting, which another key may enable")
 
 
 def model(t: Translation, given: Given) -> None:
@@ -197,7 +197,7 @@ def best(t: Translation, given: Given) -> None:
     if truth(given.value):
         t.set(given, "checkpoint.save_best", "eval_loss")
     else:
-        t.leave(given, "the last weights are the result: always so without checkpoint.save_best")
+        t.leave(given, "the last weights are the result, as they are without checkpoint.save_best")
 
 
 def held_out(t: Translation, given: Given) -> None:
@@ -206,9 +206,9 @@ def held_out(t: Translation, given: Given) -> None:
     if 0 < part < 1:
         t.set(given, f"{_LOADER}.dataset.val_split", part)
     elif part == 0:
-        t.leave(given, "nothing is held out: always so without val_split")
+        t.leave(given, "no rows are held out, as without val_split")
     else:
-        t.leave(given, "a number of rows: tuner holds out a part of them, --val-split 0.05")
+        t.leave(given, "a number of rows: tuner holds out a share of them, --val-split 0.05")
 
 
 def val_batch(t: Translation, given: Given) -> None:
@@ -218,22 +218,22 @@ def val_batch(t: Translation, given: Given) -> None:
 
 def smoothing(t: Translation, given: Given) -> None:
     """Label smoothing of the cross entropy is nothing that tuner has; 0 is none."""
-    t.leave(given, "tuner smooths no labels" if float(given.value) else "none: always so")
+    t.leave(given, "tuner does not smooth labels" if float(given.value) else "none: the default")
 
 
 _DOES = "the command does it"
-_LAUNCH = "the launcher decides it: --nproc-per-node, --nnodes, --node-rank, --master-addr"
-_MADE = "tuner makes it so by itself"
+_LAUNCH = "the launcher sets it: --nproc-per-node, --nnodes, --node-rank, --master-addr"
+_MADE = "tuner does this automatically"
 _OWN = "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)"
 _HUB = "tuner uploads nothing: tuner export RUN DEST, then hf upload"
-_NOT = "tuner does not do that"
-_SAVES = "tuner saves so that a run can go on, at steps"
-_DATA = "tuner reads and prepares rows its own way, once"
-_SPEED = "a matter of speed or memory alone, which tuner settles by itself"
+_NOT = "tuner does not support this"
+_SAVES = "tuner saves resumable checkpoints, at steps"
+_DATA = "tuner prepares rows once, in its own way"
+_SPEED = "affects only speed or memory; tuner sets it automatically"
 _REASONS = {
     "output_dir overwrite_output_dir": "each run gets its own run directory: --work-dir DIR",
     "do_train do_eval do_predict local_rank resume_from_checkpoint": f"{_DOES}: tuner train, --resume",
-    "ddp_timeout": "tuner ends a run that stands still: train_cfg.hang_timeout",
+    "ddp_timeout": "tuner ends a run without progress: train_cfg.hang_timeout",
     "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend": _MADE,
     "fsdp fsdp_* accelerator_config parallelism_config use_cpu no_cuda": (
         "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does"
@@ -241,33 +241,33 @@ _REASONS = {
     "run_name logging_dir project trackio_*": _OWN,
     "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision": _HUB,
     "log_level log_level_replica log_on_each_node logging_first_step logging_nan_inf_filter disable_tqdm debug": (
-        "tuner logs its own way: metrics.jsonl in the run directory, tuner report"
+        "tuner has its own logs: metrics.jsonl in the run directory, tuner report"
     ),
     "include_tokens_per_second include_num_input_tokens_seen skip_memory_metrics plot_loss": (
         "always in the run's metrics"
     ),
-    "save_only_model": "a checkpoint is always resumable; weights alone: tuner export RUN DEST",
+    "save_only_model": "a checkpoint is always resumable; for only the weights: tuner export RUN DEST",
     "save_on_each_node enable_jit_checkpoint save_safetensors ignore_data_skip save_first_step": _SAVES,
     "restore_callback_states_from_checkpoint": _SAVES,
-    "data_seed full_determinism": "one seed decides: randomness.seed",
+    "data_seed full_determinism": "there is one seed: randomness.seed",
     "dataloader_drop_last dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor": _DATA,
     "dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names": _DATA,
     "train_sampling_strategy length_column_name group_by_length dispatch_batches split_batches": (
         "tuner shuffles rows by the seed, and packs them"
     ),
-    "gradient_checkpointing_kwargs activation_checkpointing_kwargs": "the form without reentrance is taken",
-    "lr_scheduler_kwargs": "the schedules have no settings but warmup_ratio, and end at 0",
+    "gradient_checkpointing_kwargs activation_checkpointing_kwargs": "tuner uses the non-reentrant form",
+    "lr_scheduler_kwargs": "schedules have only warmup_ratio and end at 0",
     "neftune_noise_alpha optim_args optim_target_modules average_tokens_across_devices": _NOT,
     "tf32 use_cache torch_compile_backend torch_compile_mode torch_compile_options": _SPEED,
     "liger_kernel_config torch_empty_cache_steps auto_find_batch_size": _SPEED,
     "eval_delay eval_on_start eval_do_concat_batches eval_use_gather_object eval_accumulation_steps": (
-        "validation is the loss alone, at train_cfg.val_interval"
+        "validation computes only the loss, at train_cfg.val_interval"
     ),
     "prediction_loss_only include_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval": (
-        "validation is the loss alone, in the compute type"
+        "validation computes only the loss, in the compute type"
     ),
-    "metric_for_best_model greater_is_better": "the validation's loss decides what is best",
-    "trust_remote_code": "transformers' own classes are taken; code of the hub needs a commit as model.revision",
+    "metric_for_best_model greater_is_better": "the best checkpoint is the one with the lowest validation loss",
+    "trust_remote_code": "tuner uses transformers' own classes; remote code needs a commit as model.revision",
     "accelerate_config num_processes num_machines machine_rank main_process_ip main_process_port": _LAUNCH,
 }
 """Words without a counterpart -> why."""
@@ -297,8 +297,8 @@ TABLE: Mapping[str, Rule] = {
     "eval_steps": interval("train_cfg.val_interval"),
     "save_total_limit": kept,
     "per_device_eval_batch_size": val_batch,
-    "eval_strategy": no_epochs("it is validated", "train_cfg.val_interval"),
-    "evaluation_strategy": no_epochs("it is validated", "train_cfg.val_interval"),
+    "eval_strategy": no_epochs("validation runs", "train_cfg.val_interval"),
+    "evaluation_strategy": no_epochs("validation runs", "train_cfg.val_interval"),
     "save_strategy": no_epochs("checkpoints are saved", "checkpoint.interval"),
     "logging_strategy": no_epochs("metrics are written", "log.interval"),
     "load_best_model_at_end": best,

@@ -22,7 +22,7 @@ _NUMBERS = ("betas", "loss_weights")
 """Our keys that hold several numbers."""
 
 
-OF_A_BLOCK = "tuner has no such setting of this block: it decides by itself"
+OF_A_BLOCK = "tuner has no such setting of this block: tuner sets it"
 
 
 class Outcome(StrEnum):
@@ -152,7 +152,7 @@ class Translation:
         for name, inner in value.items():
             place = (*keys, str(name))
             if name not in known:
-                fix = did_you_mean(str(name), sorted(known)) or "Take it out."
+                fix = did_you_mean(str(name), sorted(known)) or "Remove it."
                 raise self.document.wrong(f"{self.tool.name} has no key {str(name)!r} in {what}", place, fix)
             if name not in read and inner is not None:
                 self.leave(Given(".".join(place), inner, self.document.where(place), place), OF_A_BLOCK)
@@ -177,13 +177,13 @@ class Translation:
         self.tool.settle(self)
         for line in self.document.more_calls:
             call = Given("a further call", None, f"{self.document.name}:{line}")
-            self.leave(call, "one recipe is one training: import it by itself, as a command line")
+            self.leave(call, "one recipe is one training: import this call on its own, as a command line")
 
     def check_all_told(self) -> None:
         """Assert that something is said of every key."""
         accounted = {entry.given.key for entry in self.entries}
         missing = [one.key for one in self.given.values() if one.value is not None and not one.is_default]
-        assert accounted.issuperset(missing), f"nothing is said of {sorted(set(missing) - accounted)}"
+        assert accounted.issuperset(missing), f"{sorted(set(missing) - accounted)} are unaccounted for"
 
     def _collect(self) -> None:
         for keys, value in walk(self.document.values, self.tool.table):
@@ -206,10 +206,10 @@ class Translation:
             if pattern := next(fitting, None):
                 return table[pattern]
         if given.keys[0] in self.document.used:
-            return told_with("the values that name it")
+            return told_with("the values that use it")
         names = {key for key in (*table, *known) if "*" not in key and not key.startswith("_")}
         fix = did_you_mean(given.key, sorted(names))
-        raise RecipeError(f"{self.tool.name} has no key {given.key!r}", where=given.where, fix=fix or "Take it out.")
+        raise RecipeError(f"{self.tool.name} has no key {given.key!r}", where=given.where, fix=fix or "Remove it.")
 
     def _apply(self, rule: Rule, given: Given) -> None:
         if isinstance(rule, str):

@@ -26,8 +26,8 @@ _TELL = (
 """Objective -> keys that it has and sft has not."""
 _OF_ENTRY = {"id", "path", "config", "name", "split", "weight", "columns", "data_files", "fraction"}
 """Keys of a mixture's entry."""
-_WHOLE_CONVERSATION = "TRL takes the loss on every token of a conversation, tuner on the assistant's turns alone"
-_LEARNS_ONLINE = "it learns from rewards of answers that it makes, and tuner learns from rows"
+_WHOLE_CONVERSATION = "TRL computes the loss on every token of a conversation, tuner only on the assistant's turns"
+_LEARNS_ONLINE = "it learns from rewards of its own answers, and tuner trains on rows"
 
 
 def objective_of(document: Document) -> tuple[str, str | None]:
@@ -56,7 +56,7 @@ def setting(t: Translation, given: Given) -> None:
             value = [value] if t.objective == "dpo" else value
         t.set(given, f"objective.{given.key}", value)
     else:
-        t.leave(given, f"is no setting of {t.objective} here")
+        t.leave(given, f"is not a setting of {t.objective} in tuner")
 
 
 def dataset_name(t: Translation, given: Given) -> None:
@@ -74,7 +74,7 @@ def mixture(t: Translation, given: Given) -> None:
     """Take every data set of a mixture, whatever its split: TRL joins them all."""
     found = given.value.get("datasets") if isinstance(given.value, dict) else given.value
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise t.wrong(given, "no list of data sets", "Write a list of path, name, split, columns.")
+        raise t.wrong(given, "not a list of data sets", "Use a list of path, name, split, columns.")
     if isinstance(given.value, dict):
         t.check_block("a mixture", given.value, given.keys, {"datasets", "test_split_size"}, "seed")
     lists = (*given.keys, "datasets") if isinstance(given.value, dict) else given.keys
@@ -84,7 +84,7 @@ def mixture(t: Translation, given: Given) -> None:
         _one_of_mixture(t, one, keys)
     held_out = isinstance(given.value, dict) and given.value.get("test_split_size")
     if held_out:
-        t.note(given, Outcome.CHANGED, why=f"test_split_size {held_out}: tuner holds out a part, --val-split 0.05")
+        t.note(given, Outcome.CHANGED, why=f"test_split_size {held_out}: tuner holds out a share, --val-split 0.05")
     t.note(given, Outcome.TRANSLATED, f"{len(found)} data sets")
 
 
@@ -102,9 +102,7 @@ def _one_of_mixture(t: Translation, one: Mapping[str, Any], keys: Keys) -> None:
     t.datasets.append(made)
     if one.get("columns"):
         given = Given(".".join((*keys, "columns")), one["columns"], t.document.where((*keys, "columns")), keys)
-        t.note(
-            given, Outcome.CHANGED, "format None", "the columns that are kept: tuner takes those of the rows' format"
-        )
+        t.note(given, Outcome.CHANGED, "format None", "the columns to keep: tuner uses those of the row format")
 
 
 def peft(t: Translation, given: Given) -> None:
@@ -119,7 +117,10 @@ def bits(number: int) -> Callable[[Translation, Given], None]:
         if truth(given.value) and t.method == "qlora":
             t.set(given, "quantization.bits", number)
         else:
-            t.leave(given, "nothing is quantized" if not truth(given.value) else "without an adapter nothing is")
+            t.leave(
+                given,
+                "nothing is quantized" if not truth(given.value) else "weights are only quantized with an adapter",
+            )
 
     return rule
 
@@ -132,18 +133,18 @@ def target(t: Translation, given: Given) -> None:
 
 def scheduler_settings(t: Translation, given: Given) -> None:
     """The schedules end at 0."""
-    t.note(given, Outcome.LEFT_OUT, why="the schedules have no settings but warmup_ratio, and end at 0")
+    t.note(given, Outcome.LEFT_OUT, why="schedules have only warmup_ratio and end at 0")
 
 
 def chat_template(t: Translation, given: Given) -> None:
     """A whole template is a file's to hold."""
-    t.leave(given, "a template is a file's to hold: write it into FILE.jinja and --set model.chat_template=FILE.jinja")
+    t.leave(given, "put the template into FILE.jinja and use --set model.chat_template=FILE.jinja")
 
 
 def assistant_only_loss(t: Translation, given: Given) -> None:
     """The loss is taken on answers alone here."""
     if truth(given.value):
-        t.leave(given, "the loss is taken on the assistant's turns alone: always so")
+        t.leave(given, "tuner always computes the loss only on the assistant's turns")
     else:
         t.note(given, Outcome.CHANGED, why=_WHOLE_CONVERSATION)
 
@@ -184,21 +185,21 @@ def _prepare(t: Translation) -> None:
         t.method = "qlora" if quantized else "dora" if truth(said.get("use_dora")) else "lora"
 
 
-_ROLLOUT = "belongs to learning from rewards (GRPO, RLOO), which tuner has not"
+_ROLLOUT = "belongs to learning from rewards (GRPO, RLOO), which tuner does not support"
 _REASONS = {
-    "env": "variables are set before the command: NAME=VALUE tuner train ...",
+    "env": "set variables before the command: NAME=VALUE tuner train ...",
     "dataset_batch_size dataset_kwargs shuffle_dataset dataset_streaming streaming": (
-        "tuner reads and prepares rows its own way, once"
+        "tuner prepares rows once, in its own way"
     ),
     "skip_prepare_dataset eval_packing dataset_prompt_column dataset_id_column ignore_bias_buffers dataset_weights": (
-        "tuner reads and prepares rows its own way, once"
+        "tuner prepares rows once, in its own way"
     ),
     "packing_strategy padding_free pad_to_multiple_of pad_token eos_token truncation_mode truncation_side": (
-        "tuner packs whole samples that do not see each other, with the tokenizer's own tokens"
+        "tuner packs whole samples that do not attend to each other, with the tokenizer's own tokens"
     ),
-    "completion_only_loss": "the loss is taken on the answers alone: always so",
+    "completion_only_loss": "tuner always computes the loss only on the answers",
     "max_prompt_length max_completion_length max_target_length": (
-        "max_length bounds the whole sample; in GRPO it belongs to making answers"
+        "max_length limits the whole sample; in GRPO it limits generated answers"
     ),
     "model_init_kwargs ref_model_init_kwargs chat_template_path": "tuner has no such setting",
     "disable_dropout generate_during_eval sync_ref_model ref_model_* is_encoder_decoder label_pad_token_id": (
@@ -208,14 +209,16 @@ _REASONS = {
         "tuner has no such setting"
     ),
     "use_logits_to_keep base_model_attribute_name chosen_rejected_* loss_weight": "tuner has no such setting",
-    "lora_task_type lora_target_parameters use_unsloth num_completions_to_print": "tuner decides it, or has it not",
+    (
+        "lora_task_type lora_target_parameters use_unsloth num_completions_to_print"
+    ): "tuner sets it, or does not support it",
     "bnb_4bit_quant_storage bnb_4bit_compute_dtype use_bnb_nested_quant": "4-bit weights are double-quantized NF4",
     "reward_* num_generations num_iterations temperature top_p top_k use_vllm vllm_* epsilon* scale_rewards": _ROLLOUT,
     "log_completions mask_truncated_completions cosine_* repetition_* code_* e2b_* callbacks benchmarks": _ROLLOUT,
     "system_prompt wandb_* parallel_code_exec_per_proc max_resamples generation_* num_mini_batches delta": _ROLLOUT,
     "importance_sampling_level top_entropy_quantile steps_per_generation morph_* gradio_* script_args": _ROLLOUT,
     "auto_insert_empty_system_msg tokenizer_name_or_path text_column decontaminate": (
-        "the tokenizer and its chat template are the model's"
+        "tuner uses the model's tokenizer and chat template"
     ),
     "attn_implementation_* cast_lm_head_to_fp32 cache_implementation chat_template_kwargs": "tuner has no such setting",
     "entropy_* use_adaptive_entropy min_p max_tool_calling_iterations log_multimodal log_unique_prompts": _ROLLOUT,
@@ -223,7 +226,7 @@ _REASONS = {
     "sapo_* vespo_* use_bias_correction_kl use_transformers_* transformers_continuous_batching_config": _ROLLOUT,
     "soft_punish_cache max_completion_len ds3_gather_for_generation ioi_provider log_completions_*": _ROLLOUT,
     "cache_dir data_config use_auth_token hub_model_revision overwrite_hub_revision push_to_hub_revision": (
-        "the hub's own variables decide it (HF_HOME, HF_TOKEN)"
+        "the hub's own variables set it (HF_HOME, HF_TOKEN)"
     ),
 }
 

@@ -41,7 +41,7 @@ _LEFT_OF_DATASET = (
     "image_processor pad_image_to_square model_path template dataset_cfg tokenize_ftdp_dir mode concat_to_max_length"
 )
 _OF_SOURCE = {"path", "dataset_path", "dataset_name", "name", "split", "data_files"}
-_VISION = "tuner trains text models: it has nothing for images"
+_VISION = "tuner trains text models and does not support images"
 
 
 def _last(value: Any) -> str:
@@ -50,14 +50,14 @@ def _last(value: Any) -> str:
 
 def _prepare(t: Translation) -> None:
     if "training_args" in t.document.values:
-        what = "a config of XTuner for Hugging Face's Trainer (training_args, train_dataset), which is not read"
-        raise t.document.wrong(what, ("training_args",), "Take the config of the same name without _hf.")
+        what = "an XTuner config for Hugging Face's Trainer (training_args, train_dataset), which is not supported"
+        raise t.document.wrong(what, ("training_args",), "Use the config of the same name without _hf.")
     model = t.document.values.get("model")
     model = model if isinstance(model, dict) else {}
     kind = _last(model.get("type", "SupervisedFinetune"))
     t.objective = _OBJECTIVES.get(kind, "sft")
     if kind not in _OBJECTIVES:
-        t.obstacle = f"{kind} is no text model's training: {_VISION}"
+        t.obstacle = f"{kind} does not train a text model: {_VISION}"
     quantized = lookup(model, ("llm", "quantization_config"))
     t.method = ("qlora" if quantized else "lora") if model.get("lora") else "full"
 
@@ -76,7 +76,7 @@ def setting(t: Translation, given: Given) -> None:
     if t.objective in ("dpo", "orpo") and (name == "beta" or t.objective == "dpo"):
         t.set(given, f"objective.{name}", [given.value] if name == "loss_type" else given.value)
     else:
-        t.leave(given, f"is no setting of {t.objective}")
+        t.leave(given, f"is not a setting of {t.objective}")
 
 
 def bits(t: Translation, given: Given) -> None:
@@ -84,7 +84,7 @@ def bits(t: Translation, given: Given) -> None:
     if given.value and t.method == "qlora":
         t.set(given, "quantization.bits", 4 if "4bit" in given.key else 8)
     else:
-        t.leave(given, "always so" if not given.value else "without an adapter nothing is quantized")
+        t.leave(given, "tuner always does this" if not given.value else "weights are only quantized with an adapter")
 
 
 def names(ours: str) -> Rule:
@@ -118,7 +118,7 @@ def scheduler(t: Translation, given: Given) -> None:
     else:
         t.set(given, "param_scheduler.warmup_ratio", min(1.0, end / epochs))
     if main.get("eta_min"):
-        t.note(given, Outcome.CHANGED, why=f"eta_min {main['eta_min']}: the schedules of tuner end at 0")
+        t.note(given, Outcome.CHANGED, why=f"eta_min {main['eta_min']}: tuner's schedules end at 0")
 
 
 def dataset(t: Translation, given: Given) -> None:
@@ -145,9 +145,11 @@ def _dataset(t: Translation, given: Given, value: Mapping[str, Any], keys: Keys)
             t.set(place, f"train_dataloader.dataset.{ours}", value[name])
     source = value.get("dataset")
     if not isinstance(source, dict):
-        t.obstacle = t.obstacle or "its data is of a kind that tuner does not read: name yours with --data"
+        t.obstacle = t.obstacle or "tuner does not support its data: give yours with --data"
         return
-    t.check_block("where rows come from", source, (*keys, "dataset"), _OF_SOURCE, "type ignore_verifications data_dir")
+    t.check_block(
+        "the source of the rows", source, (*keys, "dataset"), _OF_SOURCE, "type ignore_verifications data_dir"
+    )
     made = _rows(t, source, value)
     if value.get("max_dataset_length"):
         made["max_rows"] = int(value["max_dataset_length"])
@@ -171,7 +173,9 @@ def _rows(t: Translation, source: Mapping[str, Any], value: Mapping[str, Any]) -
     if known:
         return made | {key: known.get(key) for key in ("format", "columns")}
     if word:
-        t.note(Given("dataset_map_fn", word, t.document.name), Outcome.CHANGED, "format None", "told from the columns")
+        t.note(
+            Given("dataset_map_fn", word, t.document.name), Outcome.CHANGED, "format None", "detected from the columns"
+        )
     return made
 
 
@@ -198,7 +202,7 @@ def seed(t: Translation, given: Given) -> None:
 
 def dtype(t: Translation, given: Given) -> None:
     """Under DeepSpeed XTuner takes what the GPUs can, whatever stands here."""
-    t.leave(given, "under DeepSpeed XTuner decides by the GPUs, and so does tuner")
+    t.leave(given, "under DeepSpeed XTuner chooses by the GPUs, and so does tuner")
 
 
 def variable(t: Translation, given: Given) -> None:
@@ -209,7 +213,7 @@ def variable(t: Translation, given: Given) -> None:
     """
     word = given.keys[0]
     if word in _KEYS or (word not in t.document.used and len(given.keys) > 1):
-        fix = did_you_mean(given.key, sorted(TABLE)) or "Take it out."
+        fix = did_you_mean(given.key, sorted(TABLE)) or "Remove it."
         raise RecipeError(f"XTuner has no key {given.key!r}", where=given.where, fix=fix)
     if word in t.document.used:
         t.note(given, Outcome.TAKEN, why="where it is used")
@@ -229,7 +233,7 @@ def _defaults(_: Document) -> Mapping[str, Any]:
     }
 
 
-_HOOK = "tuner has its own: metrics, heartbeat, checkpoints; answers after training: log.num_samples"
+_HOOK = "tuner has its own metrics, heartbeat and checkpoints; for answers after training: log.num_samples"
 _OF_QUANTIZATION = (
     "type llm_int8_threshold llm_int8_has_fp16_weight llm_int8_skip_modules llm_int8_enable_fp32_cpu_offload "
     "bnb_4bit_compute_dtype bnb_4bit_quant_storage"
@@ -251,8 +255,8 @@ _HOOKS = (
     "logger.ignore_last checkpoint.type checkpoint.by_epoch checkpoint.save_optimizer checkpoint.save_last "
     "checkpoint.save_best checkpoint.rule checkpoint.save_param_scheduler checkpoint.out_dir"
 )
-_CODE = "transformers' own classes are taken; code of the hub needs a commit as model.revision"
-_OWN = "tuner decides it"
+_CODE = "tuner uses transformers' own classes; remote code needs a commit as model.revision"
+_OWN = "tuner sets it"
 _OPTIMIZER = "optim_wrapper.optimizer"
 
 _REASONS = {
@@ -261,25 +265,25 @@ _REASONS = {
     ),
     " ".join(f"model.llm.{word}" for word in _OF_LLM.split()): _OWN,
     " ".join(f"model.lora.{word}" for word in _OF_LORA.split()): (
-        "PEFT's plain LoRA, its bias 'none'; the objective decides the task"
+        "PEFT's standard LoRA with bias 'none'; the objective sets the task"
     ),
-    "model.loss_weight model.penalty_type model.penalty_weight": "TRL's loss of a reward model is taken",
-    " ".join(f"model.{word}" for word in _OF_VISION.split()): f"{_VISION}, and no such setting",
+    "model.loss_weight model.penalty_type model.penalty_weight": "tuner uses TRL's loss of reward models",
+    " ".join(f"model.{word}" for word in _OF_VISION.split()): f"{_VISION}, so there is no such setting",
     "model.peft_model model.use_activation_checkpointing model.tokenizer": _OWN,
     "train_dataloader.sampler train_dataloader.batch_sampler train_dataloader.collate_fn train_dataloader.pin_memory": (
         "tuner shuffles by the seed, and pads or packs by itself"
     ),
     "train_dataloader.persistent_workers train_dataloader.prefetch_factor train_dataloader.drop_last": _OWN,
     "val_dataset val_cfg val_evaluator": "validation: --val FILE, or --val-split 0.05",
-    "test_dataset test_dataloader test_cfg test_evaluator": "about evaluation: tuner eval",
+    "test_dataset test_dataloader test_cfg test_evaluator": "evaluation: tuner eval",
     "optim_wrapper.type optim_wrapper.loss_scale optim_wrapper.constructor optim_wrapper.paramwise_cfg": (
-        "the loss is scaled by DeepSpeed where it must be"
+        "DeepSpeed scales the loss where needed"
     ),
-    "optim_wrapper.clip_grad.error_if_nonfinite optim_wrapper.clip_grad.norm_type": "a norm that is no number is told",
+    "optim_wrapper.clip_grad.error_if_nonfinite optim_wrapper.clip_grad.norm_type": "a non-finite norm is an error",
     "train_cfg.type train_cfg.val_interval train_cfg.val_begin train_cfg.by_epoch": _OWN,
     " ".join(f"default_hooks.{word}" for word in _HOOKS.split()): _HOOK,
-    "randomness.deterministic randomness.diff_rank_seed": "one seed decides",
-    "tokenizer": "the tokenizer is the model's",
+    "randomness.deterministic randomness.diff_rank_seed": "there is one seed",
+    "tokenizer": "tuner uses the model's tokenizer",
     "env_cfg log_level log_processor default_scope": _OWN,
     "strategy strategy_cfg runner_type": "the DeepSpeed config: --deepspeed",
 }
@@ -290,7 +294,7 @@ TABLE: Mapping[str, Rule] = {
     "model.llm.pretrained_model_name_or_path": training_arguments.model,
     "model.llm.trust_remote_code": _CODE,
     "model.llm.torch_dtype": dtype,
-    "model.llm.type": "transformers' Auto classes find it",
+    "model.llm.type": "transformers' Auto classes detect it",
     "model.llm.attn_implementation": Alias("model.attn_implementation"),
     "model.llm.quantization_config.load_in_4bit": bits,
     "model.llm.quantization_config.load_in_8bit": bits,
@@ -304,10 +308,10 @@ TABLE: Mapping[str, Rule] = {
     "model.beta": setting,
     "model.loss_type": setting,
     "model.label_smoothing": setting,
-    "model.use_varlen_attn": "packed samples never see each other: always so",
+    "model.use_varlen_attn": "packed samples never attend to each other",
     "model.ref_llm": "the reference is the model before training",
     "model.reward_token_id": "the score is read at the last token",
-    "model.max_position_embeddings": "a model's context is its own",
+    "model.max_position_embeddings": "tuner uses the model's own context",
     "train_dataloader.batch_size": Alias("train_dataloader.batch_size"),
     "train_dataloader.num_workers": Alias("train_dataloader.num_workers"),
     "train_dataloader.dataset": dataset,

@@ -66,12 +66,12 @@ def build(run: ResolvedRun, env: Mapping[str, str], log: Path) -> None:
     locks = [extensions.lock(op, run.environ) for op in ops]
     for lock in filter(Path.exists, locks):
         if pid := extensions.holder(lock):
-            _say(f"process {pid} compiles {lock.parent.name} now, which is waited for.")
+            _say(f"waiting for process {pid}, which is compiling {lock.parent.name}.")
     _free(locks, waits_s=_LOOK_S / 2)
     ops = missing(run)
     if not ops:
         return
-    _say(f"{foretold(ops)}; {log} has what the compiler says.")
+    _say(f"{foretold(ops)}; the compiler's output is in {log}.")
     began_s = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
@@ -143,7 +143,7 @@ def _free(locks: Sequence[Path], waits_s: float = 0.0) -> None:
         time.sleep(waits_s)
         for lock in filter(is_left, left):
             lock.unlink(missing_ok=True)
-            _say(f"removed {lock}, which a build that was interrupted has left.")
+            _say(f"removed {lock}, left over from an interrupted build.")
 
 
 def is_left(lock: Path) -> bool:
@@ -161,9 +161,9 @@ def _failure(ops: Sequence[str], log: Path) -> MachineError:
     started = _OP.findall(text)
     op = started[-1] if started else ops[0]
     said = _ERROR.search(text[text.rfind(f"op {op}\n") :])
-    line = said[0].strip() if said else next(filter(None, reversed(text.splitlines())), "it said nothing")
+    line = said[0].strip() if said else next(filter(None, reversed(text.splitlines())), "no output")
     what = f"DeepSpeed's {needs.OPS[op]} ({op}) does not compile here: {line}"
-    fix = "Mend what the compiler misses (tuner doctor looks at compilers), or take a config without it."
+    fix = "Install what the compiler needs (tuner doctor checks compilers), or use a config without this op."
     return MachineError(what, where=log, fix=fix)
 
 

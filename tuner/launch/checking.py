@@ -109,7 +109,7 @@ def _alone(report: Report, name: str, environ: Mapping[str, str]) -> None:
         here.error(error)
     told = {one.where for one in report.findings}  # what no run survives is told there already
     report.findings += [
-        replace(one, severity="warning", what=f"no run starts with it here: {one.what}")
+        replace(one, severity="warning", what=f"this machine cannot run it: {one.what}")
         for one in here.findings
         if one.where not in told
     ]

@@ -56,7 +56,7 @@ def _counted(rows: Rows) -> DatasetSize:
     try:
         return DatasetSize(sum(map(_num_rows, files)))
     except DataError:
-        return DatasetSize(None, f"{rows.path} is not readable as it stands")
+        return DatasetSize(None, f"{rows.path} cannot be read directly")
 
 
 def _num_rows(file: Path) -> int:
@@ -95,7 +95,7 @@ def _files(rows: Rows) -> list[Path] | str:
         return f"{rows.path} is on the hub"
     files = paths.matching(place)
     if not files:
-        return f"{rows.path} is not here"
+        return f"{rows.path} does not exist"
     if not all(file.is_file() for file in files):
         return f"{rows.path} is a folder"
     if other := next((file for file in files if file.suffix.lower() not in _MAX_BYTES), None):

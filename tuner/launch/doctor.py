@@ -46,7 +46,7 @@ class Report:
         if self.failed:
             return f"Not ready to train: {', '.join(row.name for row in self.failed)}."
         warned = [row.name for row in self.rows if row.status == "warning"]
-        return f"Ready to train; look at {', '.join(warned)}." if warned else "Ready to train."
+        return f"Ready to train, with warnings: {', '.join(warned)}." if warned else "Ready to train."
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -67,7 +67,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
     has_flash = libraries.is_installed("flash_attn")
     rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash), env, deadline_s)
     if not has_flash:
-        text = "not installed; attention is torch's own, which masks packed rows"
+        text = "not installed; torch's own attention masks packed rows"
         rows.append(Row("flash attention", "absent", text, "pip install flash-attn --no-build-isolation"))
     rows.append(_liger(here))
     rows.append(_kernels(here))
@@ -84,9 +84,9 @@ def _software(here: Hardware) -> Iterator[Row]:
         if found and found.split("+")[0] != libraries.TESTED[name]
     ]
     if others:
-        yield Row("versions", "warning", f"not the set that is tested: {', '.join(others)}", "make install")
+        yield Row("versions", "warning", f"differ from the tested versions: {', '.join(others)}", "make install")
     elif not problems:
-        yield Row("versions", "ok", f"the set that is tested: {len(libraries.TESTED)} libraries")
+        yield Row("versions", "ok", f"the tested versions: {len(libraries.TESTED)} libraries")
     yield from _known_errors()
 
 
@@ -96,17 +96,17 @@ def _known_errors() -> Iterator[Row]:
     if known:
         told = "; ".join(f"{guard.what} ({guard.source})" for guard in known)
         newest = max((guard.fixed for guard in known if guard.fixed), key=libraries.numbers, default=None)
-        fix = f"pip install 'deepspeed>={newest}'; a run that meets one of them is refused." if newest else None
+        fix = f"pip install 'deepspeed>={newest}'; runs that would hit one of them are refused." if newest else None
         yield Row("DeepSpeed's known errors", "warning", f"deepspeed {version}: {told}", fix)
 
 
 def _kernels(here: Hardware) -> Row:
-    name, use = "linear attention", "Qwen3.5, Qwen3-Next, LFM2, Mamba and their like"
+    name, use = "linear attention", "Qwen3.5, Qwen3-Next, LFM2, Mamba and similar models"
     lacks = libraries.missing_kernels(libraries.KERNELS)
     if not lacks:
-        return Row(name, "ok", f"kernels for GPUs are installed, for {use}")
-    slower = "train without, much slower" if here.gpus else "use none on a CPU"
-    return Row(name, "absent", f"no kernels for GPUs ({lacks}): {use} {slower}", f"pip install {lacks}")
+        return Row(name, "ok", f"GPU kernels are installed, for {use}")
+    slower = "train without them, much slower" if here.gpus else "do not use them on a CPU"
+    return Row(name, "absent", f"no GPU kernels ({lacks}): {use} {slower}", f"pip install {lacks}")
 
 
 def _liger(here: Hardware) -> Row:
@@ -120,7 +120,7 @@ def _liger(here: Hardware) -> Row:
 def _gpus(here: Hardware) -> Iterator[Row]:
     driver, built = hardware.cuda_driver_version(), libraries.torch_cuda_version()
     if not here.gpus:
-        why = "no NVIDIA driver" if driver is None else "a driver, and no GPU that is visible (CUDA_VISIBLE_DEVICES)"
+        why = "no NVIDIA driver" if driver is None else "a driver, but no visible GPU (CUDA_VISIBLE_DEVICES)"
         yield Row("GPUs", "absent", f"{why}; training runs on the CPU")
         return
     yield Row("GPUs", "ok", here.describe())
@@ -129,7 +129,7 @@ def _gpus(here: Hardware) -> Iterator[Row]:
     old = list(gpus.too_old_driver(driver, built))
     yield from (Row("driver", "failed", problem.what, problem.fix) for problem in old)
     if driver and not old:
-        yield Row("driver", "ok", f"it knows CUDA {driver[0]}.{driver[1]}, torch is built for {built or 'the CPU'}")
+        yield Row("driver", "ok", f"it supports CUDA {driver[0]}.{driver[1]}, torch is built for {built or 'the CPU'}")
     for gpu in {gpu.name: gpu for gpu in here.gpus}.values():
         if problem := libraries.cuda_problem(gpu.compute_capability):
             yield Row("kernels", "failed", f"{gpu.name}: {problem}", "Install torch for another CUDA version.")
@@ -152,10 +152,15 @@ def _host(here: Hardware, environ: Mapping[str, str]) -> Iterator[Row]:
 
     # A folder may be a value of the environment: the sizes are what matters.
     yield _room("disk of the hub's cache", Path(constants.HF_HUB_CACHE), _MIN_FREE_BYTES, "Free space, or set HF_HOME.")
-    yield _room("disk of this folder", Path.cwd(), _MIN_FREE_BYTES, "Free space; runs go here unless --work-dir.")
+    yield _room(
+        "disk of this folder",
+        Path.cwd(),
+        _MIN_FREE_BYTES,
+        "Free space; runs are written here unless --work-dir is set.",
+    )
     if shutil.which("srun", path=environ.get("PATH")):
         inside = "inside a job" if "SLURM_JOB_ID" in environ else "not inside a job"
-        yield Row("Slurm", "ok", f"srun is here, and this is {inside}")
+        yield Row("Slurm", "ok", f"srun is available; this process is {inside}")
     else:
         yield Row("Slurm", "absent", "no srun on PATH")
 
@@ -165,9 +170,7 @@ def _compiler(here: Hardware, environ: Mapping[str, str]) -> Row:
         return Row("compiler", "ok", f"g++ and ninja{' and nvcc' * bool(here.gpus)}, for DeepSpeed's CPU Adam")
     lacks = "nvcc" if hardware.has_compiler(hardware.tool_path(environ)) else "g++ or ninja"
     fix = "Install the CUDA toolkit of torch's CUDA version." if lacks == "nvcc" else "Install g++ and ninja."
-    return Row(
-        "compiler", "warning", f"no {lacks}: offloaded optimizers run as torch's Adam, several times slower", fix
-    )
+    return Row("compiler", "warning", f"no {lacks}: offloaded optimizers use torch's Adam, several times slower", fix)
 
 
 def _limits() -> Iterator[Row]:

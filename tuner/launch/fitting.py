@@ -45,7 +45,7 @@ def choose(
         level = "none" if ranks == 1 else "deepspeed_zero2"
         return level, f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
     if not hardware.smallest_gpu_bytes:
-        return "deepspeed_zero3", f"the memory of accelerators of {hardware.maker} is not known here"
+        return "deepspeed_zero3", f"the memory of {hardware.maker} accelerators is unknown"
     architecture = config.architecture
     if architecture is None or not has_formula(architecture):
         kind = (
@@ -61,7 +61,7 @@ def choose(
     nearest = fits[-1] if ignore else max(fits, key=lambda fit: fit.room)
     if not ignore:
         refuse_hopeless(nearest, config)
-    return nearest.level, f"none fits, this needs least: {describe(nearest)}"
+    return nearest.level, f"no level fits, this one needs least: {describe(nearest)}"
 
 
 def judge(
@@ -95,7 +95,7 @@ def choose_loss(
         has_room, place = fit is not None and fit.room >= TOLERANCE, "on each GPU"
     else:
         has_room, place = _logits_fit_host(whole, topology, hardware, precision), "on the host"
-    reason = f"derived: {'the logits fit whole' if has_room else 'no room is known for whole logits'} {place}"
+    reason = f"derived: {'the full logits fit' if has_room else 'the full logits do not fit'} {place}"
     origins = {**loaded.origins, key: loaded.origins[key].over(Place(Kind.DERIVED, reason), "auto")}
     return replace(loaded, config=whole if has_room else _with_loss(config, "chunked"), origins=origins)
 
@@ -158,9 +158,9 @@ def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
     assert config.architecture is not None
     advised = advice.changes(config, config.architecture, fit.machines)
     ways = [f"{change.what}: {change.flags} --deepspeed {change.level}" for change in advised[:3]]
-    fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs: see tuner plan."
+    fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs. See tuner plan."
     return MachineError(
         f"this run does not fit: {describe(fit)} at {fit.level}",
         where="the memory here",
-        fix=f"{fix}\nTo start it all the same: --ignore-fit",
+        fix=f"{fix}\nTo start anyway: --ignore-fit",
     )

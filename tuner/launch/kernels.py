@@ -41,17 +41,17 @@ def _flash(architecture: Architecture | None, hardware: Hardware, dtype: str) ->
     if not hardware.gpus:
         lacks = "no GPU is visible"
     elif not hardware.has_nvidia:
-        lacks = "flash attention is compiled for NVIDIA's GPUs"
+        lacks = "flash attention needs NVIDIA GPUs"
     elif dtype == "fp32":
-        lacks = "flash attention computes in bf16 and fp16"
+        lacks = "flash attention needs bf16 or fp16"
     elif architecture is None or not has_formula(architecture) or architecture.model_type in WITHOUT_FLASH:
-        lacks = "flash attention is not known to compute this model"
+        lacks = "flash attention is not tested with this model"
     elif max(architecture.head_dim, architecture.global_head_dim or 0) > _MAX_HEAD:
-        lacks = f"flash attention takes heads up to {_MAX_HEAD}"
+        lacks = f"flash attention supports heads up to {_MAX_HEAD}"
     if lacks:
         return None, lacks
     names = libraries.installed_flash_attention([gpu.compute_capability for gpu in hardware.gpus])
-    return (names[0], "installed, and these GPUs have it") if names else (None, "no flash attention is installed")
+    return (names[0], "installed, and these GPUs support it") if names else (None, "flash attention is not installed")
 
 
 def _with(loaded: Recipe, name: str, value: str | bool | None, why: str) -> Recipe:

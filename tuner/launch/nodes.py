@@ -53,7 +53,7 @@ def objection(run: RunDirectory, num_nodes: int, patience_s: float) -> str | Non
     said = _await(heard, run, patience_s)
     if said is None:
         missing = [str(rank) for rank, word in enumerate(words) if not word.is_file()]
-        return f"no word of node {', '.join(missing)} for {patience_s:.0f} s"
+        return f"no status from node {', '.join(missing)} for {patience_s:.0f} s"
     return next(filter(None, said), None)
 
 
@@ -75,7 +75,7 @@ def decision(run: RunDirectory, launch_id: str, patience_s: float) -> tuple[str 
             return None
         return (latest, None) if latest != launch_id else None
 
-    return _await(heard, run, waits_s) or (None, f"no word of node 0 for {waits_s:.0f} s")
+    return _await(heard, run, waits_s) or (None, f"no status from node 0 for {waits_s:.0f} s")
 
 
 def _word(run: RunDirectory, name: str) -> Path:

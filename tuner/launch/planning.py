@@ -117,12 +117,12 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
     """
     gpus, gpu, gpu_memory = wanted.gpus, wanted.gpu, wanted.gpu_memory
     if gpu and gpu_memory:
-        raise UsageError("both name the GPU's memory", where="--gpu and --gpu-memory", fix="Give one of them.")
+        raise UsageError("both set the GPU's memory", where="--gpu and --gpu-memory", fix="Use one of them.")
     host_bytes = sizes.parse_bytes(wanted.host_memory, "--host-memory") if wanted.host_memory else 0
     here, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
     if not (gpu or gpu_memory or here.gpus):
         gpus, gpu = gpus or 8, targets.ASSUMED_GPU
-        assumed = " (assumed, since no GPU is here; say which with --gpus and --gpu)"
+        assumed = " (assumed, because this machine has no GPU; set --gpus and --gpu)"
     if gpu_memory:
         # The capability tells bf16 from fp16, which take as much.
         kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, "--gpu-memory"), (0, 0))
@@ -144,10 +144,12 @@ def _cluster(wanted: Wanted, product: KnownGpu | None) -> Cluster | None:
         return None
     rate = sizes.parse_rate(wanted.interconnect, "--interconnect")
     if product is None:
-        raise UsageError("seconds need the GPU's speed", where="--interconnect", fix="Name it: --gpu a100-80g.")
+        raise UsageError(
+            "estimating seconds needs the GPU's speed", where="--interconnect", fix="Set it: --gpu a100-80g."
+        )
     if not 0 < wanted.utilisation <= 1:
         what = f"{wanted.utilisation} is no part of a peak"
-        raise UsageError(what, where="--utilisation", fix="Write 0.3 to 0.6.")
+        raise UsageError(what, where="--utilisation", fix="Use 0.3 to 0.6.")
     return Cluster.of(product, wanted.nodes, rate, wanted.utilisation)
 
 

@@ -87,7 +87,7 @@ def inspect_elsewhere(run: ResolvedRun) -> tuple[Finding, ...]:
 def foresee(run: ResolvedRun) -> tuple[str, ...]:
     """Return what `check` would say, as far as it can be known in milliseconds."""
     findings = _findings(run, *_QUICK, zero.config, system.compiles)
-    return tuple(one if isinstance(one, str) else f"this run would be refused: {one}" for one in findings)
+    return tuple(one if isinstance(one, str) else f"tuner train would refuse this run: {one}" for one in findings)
 
 
 def _judge(run: ResolvedRun, *checks: Check) -> tuple[str, ...]:

@@ -69,9 +69,9 @@ def _end(code: int | None, stderr: str, deadline_s: float) -> str:
     if code is None:
         return f"no answer within {deadline_s:g} s"
     if code < 0:
-        return f"the process died of {signal.Signals(-code).name}"
+        return f"the process was killed by {signal.Signals(-code).name}"
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else f"the process ended with code {code} and said nothing"
+    return lines[-1] if lines else f"the process ended with code {code} and no output"
 
 
 def _text(stream: IO[bytes]) -> str:
@@ -90,11 +90,9 @@ def _answer(text: str) -> tuple[str, str] | None:
 
 def heavy(num_gpus: int, *, has_flash: bool) -> list[Probe]:
     """Return the probes for so many visible GPUs."""
-    again = "Install it again for this machine: make install, or pip install --force-reinstall "
-    network = (
-        "NCCL_DEBUG=INFO shows what it tried; NCCL_P2P_DISABLE=1 and NCCL_SOCKET_IFNAME are what helps most often."
-    )
-    local = "Check that this machine's host name resolves, or name a network interface: GLOO_SOCKET_IFNAME=lo."
+    again = "Reinstall it for this machine: make install, or pip install --force-reinstall "
+    network = "NCCL_DEBUG=INFO shows what it tried; NCCL_P2P_DISABLE=1 and NCCL_SOCKET_IFNAME help most often."
+    local = "Check that this machine's host name resolves, or set a network interface: GLOO_SOCKET_IFNAME=lo."
     return [
         Probe("torch", ["torch"], f"{again}torch."),
         Probe("training libraries", ["trainers"], f"{again}-r requirements.txt."),

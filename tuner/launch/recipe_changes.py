@@ -14,17 +14,17 @@ from tuner.recipes.diff import Difference, Section, differences
 from tuner.recipes.recipe import Recipe
 
 FIXED = {
-    "model.path": "the weights are those of another model",
-    "model.revision": "the weights are those of another model",
-    "model.chat_template": "the samples are others",
-    "architecture": "the weights are those of another model",
-    "quantization": "the base weights are others",
-    "adapter": "the adapter is another",
-    "objective.type": "the loss is another",
-    "train_dataloader.dataset": "the samples, or their order, are others",
-    "optim_wrapper.optimizer.loraplus_lr_ratio": "the optimizer's groups of weights are others",
-    "train_cfg.trainable_layers": "the trained weights are others",
-    "randomness.seed": "the order of the samples is another",
+    "model.path": "the weights belong to another model",
+    "model.revision": "the weights belong to another model",
+    "model.chat_template": "the samples differ",
+    "architecture": "the weights belong to another model",
+    "quantization": "the base weights differ",
+    "adapter": "the adapter differs",
+    "objective.type": "the loss differs",
+    "train_dataloader.dataset": "the samples or their order differ",
+    "optim_wrapper.optimizer.loraplus_lr_ratio": "the optimizer's parameter groups differ",
+    "train_cfg.trainable_layers": "other weights are trained",
+    "randomness.seed": "the order of the samples differs",
 }
 """What a checkpoint's state depends on, by key or block, and what would be wrong with it."""
 _FREE = frozenset(("adapter.lora_dropout",))
@@ -49,11 +49,11 @@ def compare(saved: Path | None, new: Recipe) -> tuple[str, ...]:
     if not refused:
         return tuple(f"changed since the checkpoint: {_arrow(one)}" for one in changed)
     lines = [f"{_arrow(one)}: {why}" for one, why in refused]
-    what = f"the checkpoint means nothing with {'; '.join(lines)}"
+    what = f"the checkpoint does not fit this recipe: {'; '.join(lines)}"
     back = [f"{one.key} = {one.left.value!r}" if one.left else f"no {one.key}" for one, _ in refused]
     first = refused[0][0]
     where = f"{first.key} ({first.right.origin.source})" if first.right else first.key
-    fix = f"Put back {' and '.join(back)}, or start a new run without --resume."
+    fix = f"Restore {' and '.join(back)}, or start a new run without --resume."
     raise RecipeError(what, where=where, fix=fix)
 
 

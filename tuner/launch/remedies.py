@@ -44,10 +44,15 @@ def check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
         UsageError: something else starts the ranks, or, for --on-oom, no single supervisor sees all of them end.
     """
     if on_oom == "retry" and (not topology.is_supervised or topology.num_nodes > 1):
-        fix = "Leave it out: after a failure the lighter command is printed. Or start one node without --launcher."
+        fix = (
+            "Remove it: after a failure the command that needs less memory is printed. Or "
+            "start one node without --launcher."
+        )
         raise UsageError(f"retry on {topology.describe()}", where="--on-oom", fix=fix)
     if max_restarts and not topology.is_supervised:
-        fix = "Leave it out: who starts the ranks starts them again, as `tuner submit --max-requeues` does with Slurm."
+        fix = (
+            "Remove it: whatever starts the ranks must restart them, as `tuner submit --max-requeues` does with Slurm."
+        )
         raise UsageError(f"restarts with {topology.describe()}", where="--max-restarts", fix=fix)
 
 

@@ -83,7 +83,7 @@ class Launch:
         line = f"cd {shlex.quote(str(self.folder))} && export {exports} && exec {shlex.join(self.command)}"
         if "\n" in line:
             what = "a line break in the command, the folder or a variable cannot be sent to a host"
-            raise UsageError(what, where="--hostfile", fix="Write it into a recipe file.")
+            raise UsageError(what, where="--hostfile", fix="Put it into a recipe file.")
         return line
 
     @property
@@ -120,11 +120,11 @@ def plan(
     if len(counts) > 1:
         each = ", ".join(f"{host.name} {len(host.gpus)}" for host in hosts)
         fewest = ",".join(map(str, range(min(counts))))
-        fix = f"Take as many of each, such as --include NAME:{fewest}@..., or leave hosts out with --exclude."
+        fix = f"Use the same number on each, such as --include NAME:{fewest}@..., or leave hosts out with --exclude."
         raise UsageError(f"the hosts have different numbers of slots: {each}", where="--hostfile", fix=fix)
     (slots,) = counts
     if nproc_per_node is not None and not 1 <= nproc_per_node <= slots:
-        fix = "Write fewer, or leave it out: one a slot."
+        fix = "Use fewer, or remove it: the default is one per slot."
         raise UsageError(f"{nproc_per_node} processes on {slots} slots", where="--nproc-per-node", fix=fix)
     forwarded = {name: value for name, value in environ.items() if name.startswith(_FORWARDED)}
     return Launch(
@@ -152,8 +152,10 @@ def look(launch: Launch) -> str:
         raise together(errors)
     address = launch.master_addr or str(found[0])
     if not address:
-        what = f"{launch.hosts[0].name} does not say its address (hostname -I)"
-        raise MachineError(what, where="--hostfile", fix="Add --master-addr, an address of it that the others reach.")
+        what = f"{launch.hosts[0].name} does not report its address (hostname -I)"
+        raise MachineError(
+            what, where="--hostfile", fix="Add --master-addr with an address that the other hosts can reach."
+        )
     return address
 
 
@@ -181,19 +183,19 @@ def _look_at(launch: Launch, host: Host) -> str | MachineError:
     addresses, _, version = done.stdout.partition("\n")
     said = " ".join((done.stderr.strip().splitlines() or [""])[-1].split())
     if done.returncode == _LOST:
-        fix = f"Try: {shlex.join((*launch.ssh, host.name, 'true'))} (a key without a passphrase, a known host)."
+        fix = f"Try: {shlex.join((*launch.ssh, host.name, 'true'))}. It must work without a password or a question."
         return MachineError(f"{host.name} cannot be reached: {said}", where="--hostfile", fix=fix)
     if done.returncode == _NO_FOLDER:
-        fix = "All hosts must share this folder, under the same name."
+        fix = "All hosts must share this folder under the same path."
         return MachineError(f"{host.name} has no folder {folder}", where="the working directory", fix=fix)
     if done.returncode:
-        fix = "Install the same on every host, under the same path."
+        fix = "Install tuner on every host under the same path."
         return MachineError(f"{host.name} cannot run {python} -m tuner: {said}", where="--hostfile", fix=fix)
     there = (version.partition("\n")[0].split() or ["?"])[-1]  # below it, the versions of the libraries
     if there != __version__:
         fix = "Install the same version everywhere."
         return MachineError(
-            f"{host.name} has tuner {there}, and this machine {__version__}", where="--hostfile", fix=fix
+            f"{host.name} has tuner {there}, and this machine has {__version__}", where="--hostfile", fix=fix
         )
     return next(iter(addresses.split()[1:]), "")
 
@@ -291,4 +293,4 @@ class _Node:
             thread.join(timeout=_ANSWER_S)
         if self.process.poll() == _LOST:
             with contextlib.suppress(OSError):
-                print(f"{self.name}: the connection was lost.", file=sys.stderr)
+                print(f"{self.name}: connection lost.", file=sys.stderr)

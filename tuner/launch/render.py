@@ -115,7 +115,7 @@ def _of_one_rank(topology: Topology) -> dict[str, str]:
 
 def files(run: ResolvedRun) -> dict[str, str]:
     """Return the run directory's files by name: all that the ranks read."""
-    line = f" As run; the values of {run.recipe.name} with what the command line changed."
+    line = f" The recipe of this run: the values of {run.recipe.name} with the changes of the command line."
     return {
         "recipe.py": run.recipe_as_run.standalone(line),
         "deepspeed.json": dump_json(run.final.config),

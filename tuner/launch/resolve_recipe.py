@@ -68,6 +68,6 @@ def _refuse_compiled_chunks(loaded: Recipe, deepspeed: Mapping[str, Any]) -> Non
     """
     train_cfg, key = loaded.config.train_cfg, "train_cfg.loss"
     if train_cfg.torch_compile and train_cfg.loss == "chunked" and stage(dict(deepspeed)) == 3:
-        what = "a compiled model does not compute its loss in chunks at ZeRO stage 3"
-        fix = "--set train_cfg.loss=whole, --set torch_compile=False, or --deepspeed zero2."
+        what = "torch.compile with the loss in chunks does not work at ZeRO stage 3"
+        fix = "Use --set train_cfg.loss=whole, --set torch_compile=False, or --deepspeed zero2."
         raise RecipeError(what, where=f"{key} ({loaded.origins[key].source})", fix=fix)

@@ -76,7 +76,7 @@ def _named(folder: Path, *, hashes: bool) -> tuple[Path, Checkpoint, list[str]]:
         return folder.parent.parent, checkpoints.require_valid(folder, hashes=hashes), []
     newest, passed_over = checkpoints.newest_valid(folder / "checkpoints", hashes=hashes)
     if newest is None:
-        fix = " ".join((*passed_over, "Start new without --resume."))
+        fix = " ".join((*passed_over, "Start a new run without --resume."))
         raise RunDirectoryError(f"{folder} has no valid checkpoint", where="--resume", fix=fix)
     return folder, newest, passed_over
 
@@ -85,16 +85,18 @@ def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) ->
     known = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
     if known is None or not directory.is_run(known):
         directory.check_free(fresh, resume=_already_started(fresh, topology))
-        return Start(fresh, None, ("--resume auto: no earlier run here, so this one starts new.",))
+        return Start(fresh, None, ("--resume auto: there is no earlier run here, so a new one starts.",))
     newest, passed_over = checkpoints.newest_valid(known / "checkpoints", hashes=_verifies(topology))
     if newest:
         return _resumed(known, newest, passed_over)
     if passed_over:
-        fix = f"{' '.join(passed_over)} Start new with another --work-dir."
+        fix = f"{' '.join(passed_over)} Start a new run with another --work-dir."
         raise RunDirectoryError(f"{known} has no valid checkpoint", where="--resume auto", fix=fix)
     _refuse_lost(RunDirectory(known))
     beside = _beside(known) if known.parent == home.absolute() else ""
-    return Start(known, None, (f"--resume auto: {known} never saved a checkpoint, so it starts again.{beside}",))
+    return Start(
+        known, None, (f"--resume auto: {known} never saved a checkpoint, so it starts from the beginning.{beside}",)
+    )
 
 
 def _refuse_lost(run: RunDirectory) -> None:
@@ -105,19 +107,21 @@ def _refuse_lost(run: RunDirectory) -> None:
         DiskError: they cannot be looked at.
     """
     if os.path.lexists(run.checkpoints) and not os.access(run.checkpoints, os.R_OK | os.X_OK):
-        fix = "Make it readable, or start new with another --work-dir."
+        fix = "Make it readable, or start a new run with another --work-dir."
         raise DiskError(f"{run.checkpoints} cannot be read", where="--resume auto", fix=fix)
     state = run.read_json(run.status).get("state") if run.status.is_file() else None
     if state in ("done", "stopped") or (run.checkpoints / checkpoints.LATEST).is_file():
-        what = f"{run.path} has saved checkpoints, and none is left: it would begin anew"
-        raise RunDirectoryError(what, where="--resume auto", fix="Put one back, or start new with another --work-dir.")
+        what = f"{run.path} saved checkpoints, but none is left: it would start from the beginning"
+        raise RunDirectoryError(
+            what, where="--resume auto", fix="Restore one, or start a new run with another --work-dir."
+        )
 
 
 def _beside(run: Path) -> str:
     """Return a word of another run of the recipe that can go on: this one may have been started by mistake."""
     others = (path for path in sorted(run.parent.iterdir(), reverse=True) if path != run and directory.is_run(path))
     other = next((path for path in others if checkpoints.newest_first(path / "checkpoints")), None)
-    return f" {other} has a checkpoint: --resume {shlex.quote(str(other))} goes on with it." if other else ""
+    return f" {other} has a checkpoint: --resume {shlex.quote(str(other))} resumes from it." if other else ""
 
 
 def _resumed(target: Path, checkpoint: Checkpoint, passed_over: list[str]) -> Start:
@@ -147,10 +151,10 @@ def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint | None, world_size:
     if asked not in (saved.get("asked_batch"), saved.get("batch")):
         raise _other_batch(loaded, here, world_size, wanted)
     micro = _micro_batch(loaded.config, wanted, world_size)
-    reason = f"--resume: keeps the global batch of {wanted} on {world_size} ranks"
+    reason = f"--resume: keep the global batch of {wanted} on {world_size} ranks"
     if asked["micro_batch"] == "auto":
         kept: dict[Keys, Any] = {_ACCUMULATION: "auto", ("train_cfg", "global_batch_size"): wanted}
-        told = "its split is chosen anew"
+        told = "its split is chosen again"
     else:
         kept = {_MICRO: micro, _ACCUMULATION: wanted // world_size // micro}
         told = f"{asked['micro_batch']} x {asked['accumulation']} becomes {micro} x {kept[_ACCUMULATION]}"
@@ -160,7 +164,7 @@ def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint | None, world_size:
         values[block][key] = new
         if old != new:
             origins[dotted] = origins[dotted].over(Place(Kind.DERIVED, reason), old)
-    note = f"batch: {told}, which on {world_size} rank{'s' * (world_size > 1)} keeps the global batch of {wanted}."
+    note = f"batch: {told} to keep the global batch of {wanted} on {world_size} rank{'s' * (world_size > 1)}."
     return replace(loaded, config=RecipeConfig.model_validate(values), origins=origins), (note,)
 
 
@@ -177,11 +181,12 @@ def _batch_of(loaded: Recipe) -> dict[str, int | str]:
 def _other_batch(loaded: Recipe, here: int, ranks: int, wanted: int) -> RecipeError:
     asked = _batch_of(loaded)
     what = (
-        f"{asked['micro_batch']} x {asked['accumulation']} x {ranks} ranks = {here} samples a step, and the checkpoint "
-        f"was trained with {wanted}: its steps would be others"
+        f"{asked['micro_batch']} x {asked['accumulation']} x {ranks} ranks = {here} "
+        "samples per step, and the checkpoint "
+        f"was trained with {wanted}"
     )
     where = ", ".join(f"{key} ({loaded.origins[key].source})" for key in map(".".join, (_MICRO, _ACCUMULATION)))
-    return RecipeError(what, where=where, fix=f"Put {wanted} together again, or start a new run without --resume.")
+    return RecipeError(what, where=where, fix=f"Use a global batch of {wanted}, or start a new run without --resume.")
 
 
 def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
@@ -198,8 +203,8 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
         return max(sizes)
     fits = [str(ranks) for ranks in range(1, wanted // least + 1) if wanted % ranks == 0]
     what = f"the global batch of {wanted} cannot be kept on {world_size} ranks: {wanted} / {world_size} "
-    what += f"= {wanted / world_size:.4g} samples a rank" + (f", and kto needs {least} or more" if least > 1 else "")
-    raise RunDirectoryError(what, where="--resume", fix=f"Start {', '.join(fits[:-1])} or {fits[-1]} ranks.")
+    what += f"= {wanted / world_size:.4g} samples per rank" + (f", and kto needs {least} or more" if least > 1 else "")
+    raise RunDirectoryError(what, where="--resume", fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 
 
 def level(loaded: Recipe, deepspeed: str | None, checkpoint: Checkpoint | None) -> str | None:
@@ -234,7 +239,7 @@ def state_of(resolved: ResolvedRecipe, asked: Recipe) -> dict[str, Any]:
 def load_universal(final: FinalConfig) -> FinalConfig:
     """Return the DeepSpeed config of an attempt that loads a universal checkpoint, which it must be told."""
     block = {**final.config.get("checkpoint", {}), "load_universal": True}
-    origin = Origin.derived("--resume: saved by another number of ranks")
+    origin = Origin.derived("--resume: the checkpoint was saved by another number of ranks")
     return replace(
         final,
         config={**final.config, "checkpoint": block},

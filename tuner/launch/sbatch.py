@@ -71,8 +71,8 @@ def check(job: Job) -> None:
         if value is not None:
             _check_option(key, value)
     if job.array is not None and not _ARRAY.fullmatch(job.array):
-        fix = "Write numbers and ranges: 0-3, 1,4,7, or 0-15%4 for four at a time."
-        raise UsageError(f"{job.array!r} is no list of an array's tasks", where="--array", fix=fix)
+        fix = "Use numbers and ranges: 0-3, 1,4,7, or 0-15%4 for four at a time."
+        raise UsageError(f"{job.array!r} is not a list of array tasks", where="--array", fix=fix)
     _check_time(job)
 
 
@@ -85,7 +85,7 @@ def parse_option(text: str) -> tuple[str, str | None]:
     key, equals, value = text.partition("=")
     key = key.removeprefix("--")
     if not _KEY.fullmatch(key):
-        fix = "Write a long option of sbatch: --sbatch reservation=mine, or --sbatch exclusive."
+        fix = "Use a long option of sbatch: --sbatch reservation=mine, or --sbatch exclusive."
         raise UsageError(f"{text!r} is neither KEY=VALUE nor KEY", where="--sbatch", fix=fix)
     if any(name.startswith(key) for name in _OURS):  # sbatch takes the beginning of a name for the whole
         fix = "Use the flag of `tuner submit`, or change the script that --dry-run prints."
@@ -142,8 +142,8 @@ def script(job: Job, folder: Path, train: Sequence[str], cwd: Path) -> str:
         "#!/bin/bash",
         *(f"#SBATCH {shlex.quote(option)}" for option in options(job, folder)),
         "",
-        f"# At most so often the job puts itself back into the queue: {job.stop_before_s} s before its time limit, or",
-        "# preempted. It stops when an attempt brought no new checkpoint.",
+        f"# How often the job may requeue itself: {job.stop_before_s} s before its time limit, or when it is",
+        "# preempted. It stops when an attempt saved no new checkpoint.",
         "set -u",
         f"export {MAX_REQUEUES}={job.max_requeues}",
         f"cd -- {shlex.quote(str(cwd))} || exit 74",
@@ -167,29 +167,29 @@ def _quoted(word: str, is_array: bool) -> str:
 
 def _check_option(key: str, value: str) -> None:
     if not _OPTION.fullmatch(value):
-        fix = "Options of sbatch hold letters, digits and .,:=+@%/()[]&|*!~-_ and nothing else."
-        raise UsageError(f"{value!r} cannot be an option of sbatch", where=f"--{key}", fix=fix)
+        fix = "sbatch options may only contain letters, digits and .,:=+@%/()[]&|*!~-_"
+        raise UsageError(f"{value!r} is not a valid sbatch option", where=f"--{key}", fix=fix)
 
 
 def _check_path(folder: Path) -> None:
     _check_characters(str(folder))
     if "\\" in str(folder):
-        fix = "Choose another --work-dir: Slurm replaces nothing in a log's name with a backslash."
+        fix = "Choose another --work-dir: Slurm does not fill in a log's name that has a backslash."
         raise UsageError(f"a backslash in {str(folder)!r}", where="--work-dir", fix=fix)
 
 
 def _check_characters(text: str) -> None:
     # Cc: control characters. Cs: bytes that are no UTF-8. Zl and Zp: ends of lines to some readers.
     if any(unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"} for character in text):
-        fix = "Write it without line breaks and control characters."
-        raise UsageError(f"{text!r} cannot stand in a job's script", where="tuner submit", fix=fix)
+        fix = "Remove line breaks and control characters."
+        raise UsageError(f"{text!r} is not allowed in a job script", where="tuner submit", fix=fix)
 
 
 def _check_time(job: Job) -> None:
     limit_s = _seconds(job.time) if job.time is not None else None
     least_s = job.stop_before_s + _MAY_COME_EARLY_S
     if limit_s and limit_s <= least_s:  # to Slurm, 0 is no limit
-        fix = f"Ask for more, or change --stop-before (it is {job.stop_before_s} s, and Slurm may be 60 s early)."
+        fix = f"Raise --time, or lower --stop-before (it is {job.stop_before_s} s, and Slurm may be 60 s early)."
         raise UsageError(f"a time limit of {limit_s} s leaves no time to train", where="--time", fix=fix)
 
 
@@ -199,8 +199,8 @@ def _seconds(text: str) -> int | None:
         return None
     match = _LIMIT.fullmatch(text)
     if not match:
-        fix = "Write minutes, H:MM:SS or D-HH:MM:SS."
-        raise UsageError(f"{text!r} is no time of Slurm", where="--time", fix=fix)
+        fix = "Use minutes, H:MM:SS or D-HH:MM:SS."
+        raise UsageError(f"{text!r} is not a Slurm time", where="--time", fix=fix)
     days, *rest = match.groups()
     parts = [int(part) for part in rest if part is not None]
     if days is None and len(parts) < 3:

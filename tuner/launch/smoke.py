@@ -32,7 +32,7 @@ from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
 from tuner.worker import stand_ins
 
-UNKNOWN = "Not tried: GPU kernels and their memory, NCCL, and the real weights; see tuner plan for memory."
+UNKNOWN = "Not tested: GPU kernels, GPU memory (see tuner plan), NCCL and the real weights."
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
 _LEAST_SPLIT = 0.25
 _ON_A_CPU = {None, "auto", "sdpa", "eager"}
@@ -87,14 +87,14 @@ def smoke(asked: Request, environ: Mapping[str, str], tell: Callable[[Stage], No
     path_checks.check_model(loaded.config)
     path_checks.check_data(loaded.config)
     if loaded.config.model.remote_code or loaded.config.architecture is None:
-        what = f"a small model of {loaded.config.model.path!r} cannot be made: its architecture is not known"
-        raise ModelError(what, where="model.path", fix="Write its facts into the recipe: architecture = dict(...).")
+        what = f"cannot build a small model of {loaded.config.model.path!r}: its architecture is unknown"
+        raise ModelError(what, where="model.path", fix="Add its facts to the recipe: architecture = dict(...).")
     scratch = Path(tempfile.mkdtemp(prefix="tuner-smoke-"))
     try:
-        with disk_errors(scratch, "Free space, or set TMPDIR to a folder that has some."):
+        with disk_errors(scratch, "Free space, or set TMPDIR to a folder on another disk."):
             stages = _stages(_Smoke(asked, loaded, scratch, environ), tell)
     except BaseException as error:
-        error.add_note(f"Everything is kept in {scratch}")
+        error.add_note(f"Its files are kept in {scratch}")
         raise
     if stages[-1].exit_code:
         return Verdict(loaded.name, stages, scratch)
@@ -160,7 +160,7 @@ class _Smoke:
         """Train two steps, a checkpoint after each."""
         written = self.scratch / f"{self.loaded.name}.py"
         config = RecipeConfig.model_validate(self.values)
-        write_text(written, Recipe(self.loaded.name, config, {}).standalone(" Made small by tuner smoke."))
+        write_text(written, Recipe(self.loaded.name, config, {}).standalone(" Reduced by tuner smoke."))
         self.first = self._plan("run")
         preflight.check(self.first)
         losses = self._run(self.first)

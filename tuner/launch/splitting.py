@@ -33,7 +33,7 @@ def lightest(loaded: Recipe, ranks: int) -> Recipe:
     Raises:
         RecipeError: the ranks cannot share the global batch.
     """
-    return _settled(loaded, split.possible(loaded.config, ranks)[0], "derived: as little memory as can be")
+    return _settled(loaded, split.possible(loaded.config, ranks)[0], "derived: the least memory")
 
 
 def with_dtype(loaded: Recipe, document: Document) -> Recipe:
@@ -44,7 +44,7 @@ def with_dtype(loaded: Recipe, document: Document) -> Recipe:
     place = document.place(("mixed_precision",))
     if asked == "auto":
         return _with(loaded, {_DTYPE: said}, place)
-    warning = f"{_DTYPE} = {asked!r} from {loaded.origins[_DTYPE].source} wins over {said!r} in {place}."
+    warning = f"{_DTYPE} = {asked!r} from {loaded.origins[_DTYPE].source} overrides {said!r} in {place}."
     return replace(loaded, warnings=(*loaded.warnings, warning))
 
 
@@ -61,11 +61,11 @@ def choose_split(
     config, ranks = loaded.config, data_parallel_ranks(loaded.config, topology.world_size)
     options, architecture = split.possible(config, ranks), config.architecture
     if len(options) == 1:
-        return _settled(loaded, options[0], f"derived: {options[0].samples} samples a rank and step")
+        return _settled(loaded, options[0], f"derived: {options[0].samples} samples per rank and step")
     if not hardware.smallest_gpu_bytes:
-        return _settled(loaded, options[0], "derived: without a GPU's memory there is nothing to plan")
+        return _settled(loaded, options[0], "derived: no GPU memory to plan for")
     if architecture is None or not has_formula(architecture):
-        return _settled(loaded, options[0], "derived: the model's size is not known")
+        return _settled(loaded, options[0], "derived: the model's size is unknown")
     here = machines(topology, hardware, precision)
     level, name = _level(loaded, document, Batch(*options[0][:2], ranks), precision, hardware)
     chosen = split.fastest(config, architecture, here, level, name, cluster(hardware, topology))

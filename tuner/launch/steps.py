@@ -128,7 +128,7 @@ class Steps:
         if self.total.value is None:
             return f"{self.total}" + (f"; from {self.done} on" if self.done else "")
         if not self.left:
-            return f"{self.total.value}, and none is left: the result is saved once more"
+            return f"{self.total.value}, and none is left: only the result is saved again"
         resumed = f", from {self.done} on, so {self.left} are left" if self.done else ""
         return f"{self.total.value}{resumed} ({self.total})"
 

@@ -214,7 +214,7 @@ class _Watch:
         reports = self.directory.failures()
         if self._is_done():
             if reports or (child_code != 0 and not self.forwarded):  # torchrun fails at a signal, whatever its ranks do
-                text = "WARNING: the run is done and its result is whole; what comes after it was cut short."
+                text = "WARNING: the run is done and its result is complete, but the cleanup after it was interrupted."
                 with contextlib.suppress(OSError):
                     print(text, file=sys.stderr)
             self._keep_signal()

@@ -44,13 +44,13 @@ def _folders(run: ResolvedRun) -> list[Path]:
 def _claim(folder: Path, marks: contextlib.ExitStack) -> bool:
     """Return whether a folder is this program's; mark it, and hold the mark locked until `marks` is closed."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / _OURS).is_file():
-        print(f"{folder} was there before, so it stays when the run has ended.", file=sys.stderr)
+        print(f"{folder} already existed, so it is kept when the run ends.", file=sys.stderr)
         return False
     folder.mkdir(parents=True, exist_ok=True)
     mark = marks.enter_context((folder / _OURS).open("w"))
     try:
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        fix = "Wait for its end, or name another nvme_path."
-        raise MachineError("another run swaps to this folder now", where=folder, fix=fix) from error
+        fix = "Wait until it ends, or use another nvme_path."
+        raise MachineError("another run is swapping to this folder", where=folder, fix=fix) from error
     return True

@@ -48,7 +48,9 @@ def kind_of(name: str | None) -> Kind:
         if starting_weights.holds_model(path):
             return "recipe"
         fix = "Name a recipe, a DeepSpeed config, or a run's folder."
-        raise UsageError(f"the folder {name!r} is no run directory: no run.json and recipe.py", where="NAME", fix=fix)
+        raise UsageError(
+            f"the folder {name!r} is not a run directory: it has no run.json and recipe.py", where="NAME", fix=fix
+        )
     named = {name, f"deepspeed_{name}"} & {*catalog.presets()} or name == "none" or name.startswith("deepspeed_")
     is_file = path.suffix in (".json", ".yaml", ".yml") or (path.suffix != ".py" and os.path.isfile(path))  # noqa: PTH113
     return "config" if named or is_file else "recipe"
@@ -67,7 +69,9 @@ def machines(asked: Machines, environ: Mapping[str, str], file: LaunchFlags | No
     if asked == HERE:
         return here, resolve(filled(LaunchFlags(), file, environ), environ, len(here.gpus))
     if gpu is None and not here.gpus:
-        raise UsageError("no GPU is here, so its kind must be said", where="--gpus", fix="Add: --gpu a100-80g.")
+        raise UsageError(
+            "this machine has no GPU, so the kind of GPU is unknown", where="--gpus", fix="Add: --gpu a100-80g."
+        )
     made = node(here, gpus, known_gpu(gpu) if gpu else None)
     return made, Topology("torchrun", nodes, 0, len(made.gpus), nodes * len(made.gpus))
 

@@ -155,12 +155,12 @@ def tune(asked: TuneRequest, environ: Mapping[str, str], tell: Callable[[Measure
     flags = filled(asked.flags, choice.launch_of(loaded, asked.deepspeed), environ)
     topology = resolve(flags, environ, len(here.gpus))
     if topology.num_nodes > 1:
-        raise UsageError("it measures on one machine", where="the number of nodes", fix="Leave --nnodes out.")
+        raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
     base = resolve_recipe(loaded, asked.deepspeed, topology, here, ignore_fit=True)
     scratch = Path(tempfile.mkdtemp(prefix="tuner-tune-"))
     tuned = Tuned(loaded, path, topology.world_size, [])
     try:
-        with disk_errors(scratch, "Free space, or set TMPDIR to a folder that has some."):
+        with disk_errors(scratch, "Free space, or set TMPDIR to a folder on another disk."):
             _measure_all(_Bench(asked, base, scratch, environ), tuned, tell)
     except (KeyboardInterrupt, _Interrupted):
         tuned.was_interrupted, tuned.is_whole = True, False
@@ -277,7 +277,7 @@ class _Bench:
     def _resolved(self, candidate: Candidate) -> ResolvedRun:
         written = self.scratch / f"{self.base.recipe.name}_{self.num_runs}.py"
         config = for_some_steps(candidate.applied(self.base.recipe.config), self.asked.steps, self.base.batch.ranks)
-        write_text(written, Recipe(self.base.recipe.name, config, {}).standalone(" Cut short by tuner tune."))
+        write_text(written, Recipe(self.base.recipe.name, config, {}).standalone(" Shortened by tuner tune."))
         request = Request(
             str(written),
             Overrides(ds=self.asked.overrides.ds),

@@ -43,7 +43,7 @@ def read(path: Path, include: str | None, exclude: str | None) -> tuple[Host, ..
     slots = _slots(path)
     if include and exclude:
         fix = "Keep one of them."
-        raise UsageError("--include and --exclude exclude each other", where="--include / --exclude", fix=fix)
+        raise UsageError("--include and --exclude cannot be combined", where="--include / --exclude", fix=fix)
     flag, named = ("--include", _filter(include, "--include", slots)) if include else ("--exclude", None)
     left_out = _filter(exclude, flag, slots) if exclude else {}
     hosts = []
@@ -54,7 +54,7 @@ def read(path: Path, include: str | None, exclude: str | None) -> tuple[Host, ..
         if gpus:
             hosts.append(Host(name, gpus, gpus == every))
     if not hosts:
-        raise UsageError("no GPU is left", where=f"{path} / {flag}", fix="Leave fewer out.")
+        raise UsageError("no GPU is left", where=f"{path} / {flag}", fix="Exclude fewer.")
     return tuple(hosts)
 
 
@@ -62,7 +62,7 @@ def _slots(path: Path) -> dict[str, int]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        fix = "Write a file with a line `NAME slots=N` for each host."
+        fix = "It must be a file with a line `NAME slots=N` for each host."
         raise UsageError(f"{path} cannot be read: {error}", where="--hostfile", fix=fix) from None
     slots: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -70,13 +70,13 @@ def _slots(path: Path) -> dict[str, int]:
             continue
         found, where = _LINE.fullmatch(line.strip()), f"{path}:{number}"
         if not found or not int(found[2]):
-            fix = "Write: worker-1 slots=8 (a name that ssh knows, and the GPUs there)."
-            raise UsageError(f"{line.strip()!r} is no host with its slots", where=where, fix=fix)
+            fix = "Example: worker-1 slots=8 (a name that ssh knows, and its number of GPUs)."
+            raise UsageError(f"{line.strip()!r} is not a host with its slots", where=where, fix=fix)
         if found[1] in slots:
-            raise UsageError(f"{found[1]} stands there twice", where=where, fix="Keep one line of it.")
+            raise UsageError(f"{found[1]} is listed twice", where=where, fix="Keep one of the lines.")
         slots[found[1]] = int(found[2])
     if not slots:
-        raise UsageError(f"{path} names no host", where="--hostfile", fix="Write: worker-1 slots=8.")
+        raise UsageError(f"{path} lists no host", where="--hostfile", fix="Example: worker-1 slots=8.")
     return slots
 
 
@@ -85,8 +85,8 @@ def _filter(text: str, flag: str, slots: Mapping[str, int]) -> dict[str, tuple[i
     for part in text.split("@"):
         found = _NAMED.fullmatch(part)
         if not found:
-            fix = f"Write: {flag} worker-1@worker-2:0,1."
-            raise UsageError(f"{part!r} is no host with its GPUs", where=flag, fix=fix)
+            fix = f"Example: {flag} worker-1@worker-2:0,1."
+            raise UsageError(f"{part!r} is not a host with its GPUs", where=flag, fix=fix)
         name, gpus = found[1], [int(number) for number in found[2].split(",")] if found[2] else None
         if name not in slots:
             raise UsageError(f"{name} is not in the hostfile", where=flag, fix=f"It has {', '.join(slots)}.")
@@ -117,6 +117,6 @@ def variables(folders: Iterable[Path], name: str | None = None) -> dict[str, str
                 found[variable[1]] = variable[2]
             elif line.strip() and not line.strip().startswith("#"):
                 raise UsageError(
-                    f"{line.strip()!r} sets no variable", where=f"{file}:{number}", fix="Write: NAME=VALUE."
+                    f"{line.strip()!r} does not set a variable", where=f"{file}:{number}", fix="Use: NAME=VALUE."
                 )
     return found

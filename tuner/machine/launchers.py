@@ -48,7 +48,7 @@ def contradiction(file: LaunchFlags | None, topology: Topology) -> str | None:
     ]
     differ = [(word, there, here) for word, there, here in pairs if there not in (None, here)]
     told = ", ".join(f"{word} = {here}, not {there} as {file.file} says" for word, there, here in differ)
-    return f"{told}: a flag, a variable or the machines that are named win." if told else None
+    return f"{told}: flags and variables override the file." if told else None
 
 
 def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
@@ -62,11 +62,11 @@ def resolve(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> To
     topology = _RESOLVERS[flags.launcher](flags, environ, num_gpus)
     if num_gpus and topology.nproc_per_node > num_gpus and not _one_gpu_a_task(topology, environ, num_gpus):
         where = flags.file or "--nproc-per-node / NPROC_PER_NODE"
-        fix = f"Start at most {num_gpus}, one a GPU: --nproc-per-node {num_gpus}."
+        fix = f"Start at most {num_gpus}, one per GPU: --nproc-per-node {num_gpus}."
         if topology.launcher == "slurm":
-            where, fix = "srun", f"Write srun --ntasks-per-node={num_gpus}."
+            where, fix = "srun", f"Use srun --ntasks-per-node={num_gpus}."
         elif not topology.is_supervised:
-            where, fix = f"--launcher {topology.launcher}", f"Start at most {num_gpus}, one a GPU."
+            where, fix = f"--launcher {topology.launcher}", f"Start at most {num_gpus}, one per GPU."
         what = f"{topology.nproc_per_node} processes on a node with {num_gpus} visible GPU{'s' * (num_gpus > 1)}"
         raise MachineError(what, where=where, fix=fix)
     return topology
@@ -95,11 +95,11 @@ def _nodes(said: Said, num_gpus: int) -> Topology:
     rank, port = count(said, "--node-rank", minimum=0), count(said, "--master-port", maximum=65535)
     address = text(said, "--master-addr")
     if nodes > 1 and address is None:
-        fix = "Give every node the same --master-addr (and --master-port), and its own --node-rank."
-        raise UsageError(f"{nodes} nodes, but no address of the first one", where="--master-addr / ADDR", fix=fix)
+        fix = "Set the same --master-addr (and --master-port) on every node, and a different --node-rank on each."
+        raise UsageError(f"{nodes} nodes, but no address of node 0", where="--master-addr / ADDR", fix=fix)
     if nodes > 1 and rank is None:
-        fix = f"Give each node its own, 0 to {nodes - 1}."
-        raise UsageError(f"{nodes} nodes, but not which one this is", where="--node-rank / NODE_RANK", fix=fix)
+        fix = f"Set it on each node, from 0 to {nodes - 1}."
+        raise UsageError(f"{nodes} nodes, but no number for this one", where="--node-rank / NODE_RANK", fix=fix)
     if (rank or 0) >= nodes:
         fix = f"Node ranks run from 0 to {nodes - 1}."
         raise UsageError(f"node rank {rank} of {nodes} nodes", where="--node-rank / NODE_RANK", fix=fix)
@@ -118,9 +118,9 @@ def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topo
     for name, only in (("--nproc-per-node", 1), ("--nnodes", 1), ("--node-rank", 0)):
         value = count(said, name, minimum=only)
         if value not in (None, only):
-            fix = "Leave it out, or leave out --launcher none."
+            fix = "Remove it, or remove --launcher none."
             raise UsageError(
-                f"{value} with --launcher none, which is one process", where=variables.where(name), fix=fix
+                f"{value} with --launcher none, which uses one process", where=variables.where(name), fix=fix
             )
     port = count(said, "--master-port", maximum=65535)
     return _alone("none", text(said, "--master-addr") or "127.0.0.1", port or 0)
@@ -134,7 +134,7 @@ def _alone(launcher: Literal["direct", "none"], address: str = "127.0.0.1", port
 def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     # The batch shell has SLURM_PROCID=0 as rank 0 has; only a task of srun has a step.
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
-        fix = "Write: srun ... tuner train ... --launcher slurm."
+        fix = "Start it with: srun ... tuner train ... --launcher slurm."
         raise UsageError("not inside srun", where="--launcher slurm", fix=fix)
     world = slurm.count(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     nodes = slurm.count(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
@@ -166,7 +166,7 @@ def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Top
 def _mpi(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
     place = variables.of_mpi(environ)
     if place is None:
-        fix = "Write: mpirun -np 2 tuner train ... --launcher mpi."
+        fix = "Start it with: mpirun -np 2 tuner train ... --launcher mpi."
         if "PMIX_RANK" in environ:  # srun --mpi=pmix: PMIx's variables do not say how many ranks there are
             fix += " Under srun: --launcher slurm."
         raise UsageError("not inside mpirun", where="--launcher mpi", fix=fix)
@@ -182,8 +182,10 @@ def _env(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topol
         return _rank("env", place, given(flags._asdict(), environ), num_gpus, DEFAULT_PORT)
     of_cluster = variables.nodes(environ)
     if not of_cluster:
-        fix = "It takes RANK, WORLD_SIZE and LOCAL_RANK, or the nodes of Kubeflow, Volcano or SkyPilot."
-        raise UsageError("no variable says which rank or node this is", where="--launcher env", fix=fix)
+        fix = "It reads RANK, WORLD_SIZE and LOCAL_RANK, or the variables of Kubeflow, Volcano or SkyPilot."
+        raise UsageError(
+            "no environment variable sets the number of this rank or node", where="--launcher env", fix=fix
+        )
     return _nodes(given(flags._asdict(), environ, of_cluster), num_gpus)
 
 
@@ -197,14 +199,14 @@ def _rank(launcher: Literal["mpi", "env"], place: variables.Place, said: Said, n
     nproc = place.local_world_size or count(said, "--nproc-per-node")
     if nproc is None:
         if place.world_size > 1 and address not in ("127.0.0.1", "localhost"):
-            fix = "Set LOCAL_WORLD_SIZE, or give --nproc-per-node."
-            raise UsageError("nothing says how many ranks a node has", where=place.launcher, fix=fix)
+            fix = "Set LOCAL_WORLD_SIZE or --nproc-per-node."
+            raise UsageError("the number of ranks per node is unknown", where=place.launcher, fix=fix)
         nproc = place.world_size
     nodes = -(-place.world_size // nproc)
     _refuse_other_geometry(said, nproc, nodes, "mpirun" if launcher == "mpi" else place.launcher)
     if nodes > 1 and address is None:
-        fix = "Give all ranks the host of rank 0: --master-addr HOST, or the variable MASTER_ADDR."
-        raise UsageError(f"{nodes} nodes, but no address of the first one", where="--master-addr / ADDR", fix=fix)
+        fix = "Set the host of rank 0 on all ranks: --master-addr HOST or MASTER_ADDR."
+        raise UsageError(f"{nodes} nodes, but no address of node 0", where="--master-addr / ADDR", fix=fix)
     return Topology(
         launcher,
         nodes,
@@ -223,28 +225,29 @@ _RESOLVERS = {"torchrun": _torchrun, "none": _none, "slurm": _slurm, "mpi": _mpi
 
 def _refuse_other_geometry(said: Said, nproc: int, nodes: int, starter: str) -> None:
     for name, started, what, option in (
-        ("--nproc-per-node", nproc, "processes a node", "--ntasks-per-node"),
+        ("--nproc-per-node", nproc, "processes per node", "--ntasks-per-node"),
         ("--nnodes", nodes, "nodes", "--nodes"),
     ):
         asked = count(said, name)
         if asked not in (None, started):
-            fix = f"Leave it out, or write srun {option}={asked}." if starter == "srun" else "Leave it out."
+            fix = f"Remove it, or use srun {option}={asked}." if starter == "srun" else "Remove it."
             raise UsageError(f"{asked} {what}, but {starter} started {started}", where=variables.where(name), fix=fix)
 
 
 def _refuse_inside_a_launcher(flags: LaunchFlags, environ: Mapping[str, str]) -> None:
     if "TORCHELASTIC_RUN_ID" in environ or {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environ.keys():
         fix = (
-            "Run `tuner train` by itself: it starts the ranks. Or add --launcher env, to be one of these; "
+            "Run `tuner train` without torchrun: it starts the ranks. Or add --launcher env "
+            "to run as one of these ranks, "
             "or unset RANK, WORLD_SIZE and LOCAL_RANK."
         )
         raise UsageError("already inside torchrun (RANK and WORLD_SIZE are set)", fix=fix)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "SLURM_STEP_ID" in environ and slurm.COUNT.fullmatch(tasks) and int(tasks) > 1:
-        fix = "Add --launcher slurm; otherwise every task would start a whole run of its own."
+        fix = "Add --launcher slurm; otherwise every task would start a run of its own."
         raise UsageError(f"inside srun with {tasks} tasks", where="--launcher", fix=fix)
     # After Slurm, which sets the same for MPIs that ask for it. An mpirun may start one node each, if it is said so.
     size = variables.mpi_size(environ)
     if size > 1 and not text(given(flags._asdict(), environ), "--nnodes"):
-        fix = "Add --launcher mpi; otherwise every process would start a whole run of its own."
+        fix = "Add --launcher mpi; otherwise every process would start a run of its own."
         raise UsageError(f"inside mpirun with {size} processes", where="--launcher", fix=fix)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_OF_ACCELERATE = "accelerate would shard the model in another way"
+_OF_ACCELERATE = "accelerate would shard the model differently"
 _OF_DEEPSPEED = "DeepSpeed's launcher set it for its own ranks"
-_OF_MPI = "accelerate and DeepSpeed take it for the rank's own place"
+_OF_MPI = "accelerate and DeepSpeed would use it as the rank's number"
 _PREFIXES = {
-    "PET_": "torchrun takes it for one of its flags",
-    "TORCHELASTIC_": "torch takes this process for a rank of another torchrun",
-    "ACCELERATE_": "accelerate would train in another way",
+    "PET_": "torchrun would use it as one of its flags",
+    "TORCHELASTIC_": "torch would take this process for a rank of another torchrun",
+    "ACCELERATE_": "accelerate would train differently",
     "FSDP_": _OF_ACCELERATE,
     "MEGATRON_LM_": _OF_ACCELERATE,
     "PARALLELISM_CONFIG_": _OF_ACCELERATE,
@@ -66,4 +66,4 @@ def warning(environ: Mapping[str, str], launcher: str) -> str | None:
     if not left:
         return None
     reasons = "; ".join(dict.fromkeys(left.values()))
-    return f"another launcher left {', '.join(left)} in the environment, which the ranks do not get: {reasons}."
+    return f"ignored for the ranks: {', '.join(left)} in the environment, set by another launcher: {reasons}."

@@ -32,12 +32,12 @@ TESTED = {
 }
 """What requirements.txt pins, which is not installed with the package; a test holds the two together."""
 _LOADED_ALONG = {
-    "torchvision": "transformers imports it where it is there, and with another torch it has no operators",
-    "torchaudio": "transformers imports it where it is there, and it is compiled against one torch",
-    "huggingface_hub": "every model and data set comes through it",
-    "tokenizers": "transformers refuses to be imported with another version",
+    "torchvision": "transformers imports it when it is installed, and with another torch its operators are missing",
+    "torchaudio": "transformers imports it when it is installed, and it is compiled for one torch",
+    "huggingface_hub": "models and data sets are downloaded with it",
+    "tokenizers": "transformers cannot be imported with another version",
     "safetensors": "weights are read with it",
-    "numpy": "every library here is compiled against one of its major versions",
+    "numpy": "the other libraries are compiled for one major version of it",
     "pyarrow": "rows are kept in it",
 }
 """Libraries that nobody asks for and that end a run when their version is wrong, with why."""
@@ -117,7 +117,7 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
         yield from _at_odds({*asked, *_LOADED_ALONG})
     if needs_cuda and torch_cuda_version() is None:
         yield MachineError(
-            f"GPUs are there, but torch {_version('torch')} is a CPU build",
+            f"there are GPUs, but torch {_version('torch')} is a CPU build",
             fix="Install a CUDA build of torch, or hide the GPUs with CUDA_VISIBLE_DEVICES=''.",
         )
 
@@ -148,7 +148,7 @@ def cuda_problem(capability: tuple[int, int]) -> str | None:
         return None
     oldest = _OLDEST_GPU.get(built.split(".")[0], (0, 0))
     if capability < oldest:
-        return f"CUDA {built} compiles for compute capability {oldest[0]}.{oldest[1]} and newer alone"
+        return f"CUDA {built} supports only compute capability {oldest[0]}.{oldest[1]} and newer"
     for newest, version in _NEEDS_CUDA.items():
         if capability >= newest and numbers(built)[:2] < version:
             return f"CUDA {built} is older than {version[0]}.{version[1]}, which this GPU needs"
@@ -168,7 +168,7 @@ def require_names(library: str, holder: Any, *names: str) -> None:
     """
     gone = [name for name in names if not hasattr(holder, name)]
     if gone:
-        what = f"{library} {_version(library)} has no {holder.__name__}.{gone[0]}, which tuner builds on"
+        what = f"{library} {_version(library)} has no {holder.__name__}.{gone[0]}, which tuner needs"
         raise MachineError(what, where=library, fix="Install the tested versions: pip install -r requirements.txt")
 
 

@@ -106,7 +106,7 @@ def submit(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     said = _ask("sbatch", "--parsable", *arguments, environ=env).strip()
     number = said.partition(";")[0]
     if not number.isdecimal():  # such as the text of --help
-        raise MachineError(f"sbatch says {said!r}, and no job's id", where="Slurm")
+        raise MachineError(f"sbatch prints {said!r} instead of a job id", where="Slurm")
     return number
 
 
@@ -119,13 +119,13 @@ def _ask(*command: str, environ: Mapping[str, str] | None = None) -> str:
             text=True, errors="replace", timeout=_ANSWER_S,
         )  # fmt: skip
     except (FileNotFoundError, PermissionError):
-        fix = "Run this on a machine of the cluster, where Slurm's commands are on the PATH."
-        raise MachineError(f"there is no {command[0]} here", where="Slurm", fix=fix) from None
+        fix = "Run this on a machine of the cluster with Slurm's commands on the PATH."
+        raise MachineError(f"{command[0]} is not installed", where="Slurm", fix=fix) from None
     except subprocess.TimeoutExpired:
         raise MachineError(f"{command[0]} did not answer within {_ANSWER_S} s", where="Slurm") from None
     if done.returncode:
         said = " ".join(done.stderr.replace(f"{command[0]}: error: ", "").split()).rstrip(".")
-        raise MachineError(f"{command[0]} refuses: {said or done.returncode}", where="Slurm")
+        raise MachineError(f"{command[0]} fails: {said or done.returncode}", where="Slurm")
     return done.stdout
 
 
@@ -158,7 +158,7 @@ def expand_tasks(tasks: str) -> list[int]:
     for part in tasks.split(","):
         match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part.strip())
         if not match or len(counts) > _MAX_NODES:
-            raise UsageError(f"{tasks!r} is not Slurm's form", where="SLURM_STEP_TASKS_PER_NODE")
+            raise UsageError(f"{tasks!r} is not in Slurm's form", where="SLURM_STEP_TASKS_PER_NODE")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 

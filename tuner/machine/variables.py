@@ -110,8 +110,8 @@ def count(said: Said, name: str, *, minimum: int = 1, maximum: int = _MAX_COUNT)
     if found is None:
         return None
     if not _COUNT.fullmatch(found) or not minimum <= int(found) <= maximum:
-        fix = f"Write a whole number from {minimum} to {maximum}."
-        raise UsageError(f"{found!r} is not a count that fits", where=where(name, *said[name]), fix=fix)
+        fix = f"Use a whole number from {minimum} to {maximum}."
+        raise UsageError(f"{found!r} is not a valid number", where=where(name, *said[name]), fix=fix)
     return int(found)
 
 
@@ -160,8 +160,8 @@ def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) ->
     most = world if local is None else local
     if min(counts) < 0 or rank >= world or local_rank >= most or most > world:
         said = ", ".join(f"{name}={environ[name]}" for name in names)
-        fix = "Ranks run from 0 to the number of them less one, on each node and in all."
-        raise UsageError(f"{said} name no rank", where="the environment", fix=fix)
+        fix = "Ranks count from 0 to the number of ranks minus one, on each node and overall."
+        raise UsageError(f"{said} are not a valid rank", where="the environment", fix=fix)
     return Place(rank, world, local_rank, local, launcher, names)
 
 
@@ -169,7 +169,7 @@ def _refuse_missing(names: tuple[str, ...], environ: Mapping[str, str]) -> None:
     missing = [name for name in names if not environ.get(name)]
     if missing:
         there = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
-        what = f"the environment has {there}, but no {', '.join(missing)}"
+        what = f"the environment has {there}, but not {', '.join(missing)}"
         raise UsageError(what, where="--launcher", fix="Set all of them, or none.")
 
 
@@ -191,8 +191,8 @@ def nodes(environ: Mapping[str, str]) -> Said:
     _refuse_elastic(environ)
     if said and "--nnodes" not in said:
         found = ", ".join(name for names in said.values() for name in names)
-        fix = "Set PET_NNODES and PET_NODE_RANK, or give --nnodes and --node-rank without --launcher env."
-        raise UsageError(f"{found} and no number of nodes", where="the environment", fix=fix)
+        fix = "Set PET_NNODES and PET_NODE_RANK, or use --nnodes and --node-rank without --launcher env."
+        raise UsageError(f"{found} are set, but no number of nodes", where="the environment", fix=fix)
     return said
 
 
@@ -223,8 +223,8 @@ def _of_volcano(environ: Mapping[str, str]) -> Said:
 def _refuse_elastic(environ: Mapping[str, str]) -> None:
     if ":" in environ.get("PET_NNODES", "") or (environ.get("PET_RDZV_ENDPOINT") and not environ.get("PET_NODE_RANK")):
         names = [name for name in ("PET_NNODES", "PET_RDZV_ENDPOINT") if environ.get(name)]
-        what = f"{', '.join(f'{name}={environ[name]}' for name in names)}: nodes that come and go have no fixed rank"
-        fix = "Leave the elastic policy out: a run has a fixed number of nodes (PET_NNODES, PET_NODE_RANK)."
+        what = f"{', '.join(f'{name}={environ[name]}' for name in names)}: elastic nodes have no fixed rank"
+        fix = "Remove the elastic policy: a run has a fixed number of nodes (PET_NNODES, PET_NODE_RANK)."
         raise UsageError(what, where="the environment", fix=fix)
 
 

@@ -56,7 +56,7 @@ def with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:
         raise ModelError(f"the adapter does not fit this model: {error}", where="adapter.target_modules") from error
     if isinstance(config.objective, Dpo | Kto) and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
         what = f"objective {config.objective.type} cannot train an adapter on the output embeddings"
-        raise ModelError(what, where="adapter.target_modules", fix="Take 'lm_head' out of it.")
+        raise ModelError(what, where="adapter.target_modules", fix="Remove 'lm_head' from it.")
     if adapter.changes_base:
         _save_for_base(adapted, model.dtype)
     return adapted
@@ -109,8 +109,8 @@ def _continued(model: Any, folder: str, dropout: float) -> Any:
     with safe_open(paths.expanded(folder) / paths.TENSORS, "pt") as stored:
         held = set(stored.keys())
     if lacking := sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - held):
-        what = f"the adapter in {folder!r} lacks {lacking[0]}, which this model asks of it"
-        raise ModelError(what, where=paths.ADAPTED, fix="Name the model that it was trained on: --model BASE.")
+        what = f"the adapter in {folder!r} lacks {lacking[0]}, which this model needs"
+        raise ModelError(what, where=paths.ADAPTED, fix="Give the model that it was trained on: --model BASE.")
     return adapted
 
 

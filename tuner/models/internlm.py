@@ -99,7 +99,7 @@ class InternLM2Config(PublishedConfig):
             raise ModelError(
                 "an InternLM2 with bias = true is not supported",
                 where="config.json",
-                fix="Take a published InternLM2, whose config.json has bias = false.",
+                fix="Use a published InternLM2, whose config.json has bias = false.",
             )
         super().__post_init__(**kwargs)
 
@@ -156,7 +156,7 @@ class FuseGroups(ConversionOps):  # type: ignore[misc]
             raise ModelError(
                 "quantized InternLM2 weights have no published layout",
                 where="save_pretrained",
-                fix="Save the adapter alone, or pass save_original_format=False.",
+                fix="Save only the adapter, or pass save_original_format=False.",
             )
         fused = torch.cat([part.view(groups, -1, dim, hidden) for part in parts], dim=1)
         return {target_patterns[0]: fused.reshape(-1, hidden)}
@@ -272,7 +272,7 @@ class InternLM3Config(PublishedConfig):
             raise ModelError(
                 f"an InternLM3 with qkv_bias = {self.attention_bias} and bias = {self.mlp_bias} is not supported",
                 where="config.json",
-                fix="Take a published InternLM3, where both are false.",
+                fix="Use a published InternLM3, where both are false.",
             )
 
     def to_dict(self) -> dict[str, Any]:

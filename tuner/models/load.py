@@ -203,13 +203,13 @@ def _unpack_stored(config: RecipeConfig, path: str, arguments: dict[str, Any]) -
     if method is None:
         return
     if config.quantization:
-        what = f"the weights of {path!r} are stored in {method} already; they cannot be quantized once more"
-        raise ModelError(what, where="quantization", fix="Take the method lora, or a 16-bit copy of the model.")
+        what = f"the weights of {path!r} are already stored in {method} and cannot be quantized again"
+        raise ModelError(what, where="quantization", fix="Use the method lora, or a 16-bit copy of the model.")
     if method in _UNPACKED:
         arguments["quantization_config"] = _UNPACKED[method](dequantize=True)
     elif not config.adapter:
         what = f"the weights of {path!r} are stored in {method} and cannot be trained"
-        raise ModelError(what, where="model.path", fix="Take the method lora, or a 16-bit copy of the model.")
+        raise ModelError(what, where="model.path", fix="Use the method lora, or a 16-bit copy of the model.")
 
 
 def _freeze_all_but(model: Any, count: int) -> None:
@@ -217,7 +217,7 @@ def _freeze_all_but(model: Any, count: int) -> None:
     layers = decoder_layers(model)
     if count > len(layers):
         what = f"trainable_layers = {count}, but the model has {len(layers)} decoder layers"
-        raise ModelError(what, where="train_cfg.trainable_layers", fix=f"Take at most {len(layers)}.")
+        raise ModelError(what, where="train_cfg.trainable_layers", fix=f"Use at most {len(layers)}.")
     model.requires_grad_(False)
     for module in (*layers[-count:], getattr(model, whole.HEAD, None)):
         if module is not None:
@@ -232,8 +232,8 @@ def decoder_layers(model: Any) -> Any:
     """
     layers = _layers(model)
     if layers is None:
-        what = f"{type(model).__name__} has no list of as many decoder layers as its config says"
-        raise ModelError(what, where="train_cfg.trainable_layers", fix="Train with another method.")
+        what = f"{type(model).__name__} has no list of decoder layers with the length that its config says"
+        raise ModelError(what, where="train_cfg.trainable_layers", fix="Use another method.")
     return layers
 
 
@@ -278,11 +278,11 @@ class explained:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fix = "Free space, or set HF_HOME to a folder that has some."
-            raise DiskError(f"no room to download {self.path!r}: {error.strerror}", fix=fix) from error
+            fix = "Free space, or set HF_HOME to a folder on another disk."
+            raise DiskError(f"not enough space to download {self.path!r}: {error.strerror}", fix=fix) from error
         offline = OfflineModeIsEnabled | LocalEntryNotFoundError | ConnectionError
         if isinstance(error, offline) or _is_network(error):
-            fix = f"Check the network and HF_TOKEN, or name a local folder with {self.flag}."
+            fix = f"Check the network and HF_TOKEN, or give a local folder with {self.flag}."
             raise MachineError(f"cannot reach the hub for {self.path!r}", where=self.where, fix=fix) from error
         if isinstance(error, ImportError):
             fix = "Install it, or choose another model.attn_implementation or method."
@@ -290,13 +290,13 @@ class explained:
                 f"{self.path!r} needs a package: {_first_line(error)}", where="model", fix=fix
             ) from error
         if isinstance(error, HfHubHTTPError | OSError):
-            fix = "Name a folder of save_pretrained, or an id on the hub that you may read (HF_TOKEN)."
+            fix = "Give a folder written by save_pretrained, or an id on the hub that you have access to (HF_TOKEN)."
             raise ModelError(f"cannot load {self.path!r}: {_first_line(error)}", where=self.where, fix=fix) from error
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             fix = "Set model.trust_remote_code=True and model.revision to a commit that you have read."
-            raise ModelError(f"{self.path!r} needs code of its own", where=self.where, fix=fix) from error
+            raise ModelError(f"{self.path!r} needs remote code", where=self.where, fix=fix) from error
         if isinstance(error, _OF_ITS_FILES) or type(error) is Exception or "mismatched_sizes" in str(error):
-            fix = "Its files do not fit together, or are damaged: fetch or copy it again."
+            fix = "Its files do not match or are damaged: download or copy it again."
             told = " ".join(str(error).split())
             raise ModelError(f"cannot load {self.path!r}: {told}", where=self.where, fix=fix) from error
 

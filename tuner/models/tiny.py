@@ -15,7 +15,7 @@ from tuner.files import disk_errors, make_folder
 
 FORMAT_VERSION = 1
 SEED = 0
-_FIX = "Set TUNER_CACHE to a folder that you may write and that has room."
+_FIX = "Set TUNER_CACHE to a writable folder with free space."
 WEIGHTS = "model.safetensors"
 
 

@@ -16,7 +16,7 @@ HEAD = "score"
 """What every decoder that transformers can let score texts calls its head."""
 _LEARNED = ("weight", "bias")
 """How the names of what modules learn end; masks and tables that older versions saved have names of their own."""
-_FIX = "Fetch or copy the model again, its config.json too: they are of different models, or a part of one."
+_FIX = "Download or copy the model again with its config.json: they belong to different models, or are incomplete."
 
 
 def check(model: Any, report: Mapping[str, Any], path: str, layers: Any, *, new_head: bool) -> None:
@@ -37,13 +37,13 @@ def check(model: Any, report: Mapping[str, Any], path: str, layers: Any, *, new_
     if missing:
         what = f"{_told(missing)} of the weights that its config.json asks for are missing in {path!r}"
         if others:
-            what += f", which holds {_told(others)} that have no place in it"
-        raise ModelError(f"{what}; they would be random numbers", where="model.path", fix=_FIX)
+            what += f", which holds {_told(others)} that the model does not have"
+        raise ModelError(f"{what}; they would be random", where="model.path", fix=_FIX)
     places = dict(model.named_modules(remove_duplicate=False))
     lost = [name for name in others if _is_lost(name, places, layers, model.config.get_text_config())]
     if lost:
-        what = f"{_told(lost)} of the weights in {path!r} have no place in the model that its config.json describes"
-        raise ModelError(f"{what}; they would be left out", where="model.path", fix=_FIX)
+        what = f"{_told(lost)} of the weights in {path!r} are not part of the model that its config.json describes"
+        raise ModelError(f"{what}; they would be ignored", where="model.path", fix=_FIX)
 
 
 def _told(names: Iterable[str]) -> str:

@@ -27,11 +27,11 @@ class Quantization(Block):
 INITS = ("True", "'gaussian'", "'orthogonal'", "'olora'", "'pissa'", "'pissa_niter_N'")
 """How an adapter begins: adapter.init_lora_weights, in PEFT's words."""
 UNUSED_INITS = {
-    "eva": "eva begins with what the data's activations are, which takes a pass before training; take 'pissa'",
-    "corda": "corda begins with what the data's activations are, which takes a pass before training; take 'pissa'",
-    "lora_ga": "lora_ga begins with the data's gradients, which takes a pass before training; take 'pissa'",
-    "loftq": "loftq quantizes whole weights in the place of bitsandbytes; take True, or 'pissa' on 16 bits",
-    "mica": "mica freezes one half of each adapter, which no checkpoint would hold; take 'pissa'",
+    "eva": "eva needs the data's activations, and so a pass before training; use 'pissa'",
+    "corda": "corda needs the data's activations, and so a pass before training; use 'pissa'",
+    "lora_ga": "lora_ga needs the data's gradients, and so a pass before training; use 'pissa'",
+    "loftq": "loftq quantizes the weights itself instead of bitsandbytes; use True, or 'pissa' on 16 bits",
+    "mica": "mica freezes one half of each adapter, which checkpoints do not save; use 'pissa'",
 }
 """PEFT's others, and why no run begins so."""
 
@@ -69,7 +69,7 @@ class Adapter(Block):
         if why := UNUSED_INITS.get(str(init).lower()):
             raise ValueError(why)
         if not (init is True or re.fullmatch(r"gaussian|orthogonal|olora|pissa(_niter_\d+)?", str(init))):
-            raise ValueError(f"must be {', '.join(INITS)}, and is {init!r}")
+            raise ValueError(f"is {init!r}, and must be one of {', '.join(INITS)}")
         if info.data.get("use_dora") and str(init).startswith(("pissa", "olora")):
-            raise ValueError(f"{init} takes a part out of the base's weights, by whose norms DoRA scales; take one")
+            raise ValueError(f"{init} changes the base's weights, whose norms DoRA scales by; use one of them")
         return init

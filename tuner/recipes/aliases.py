@@ -120,75 +120,75 @@ _CONVERTED = {
     "lora_target lora_target_modules": Alias("adapter.target_modules", _MODULES),
     "target_modules": Alias("adapter.target_modules", {r"([\w.-]+(?:\s*,\s*[\w.-]+)+)": r"[\1]"}),
     "bnb_4bit_compute_dtype torch_dtype": Alias("optim_wrapper.dtype", _DTYPES),
-    "optim": Alias(f"{_OPTIMIZER}.type", _OPTIMIZERS, "Write it as torch does: --set optimizer.type=AdamW."),
+    "optim": Alias(f"{_OPTIMIZER}.type", _OPTIMIZERS, "Use torch's name: --set optimizer.type=AdamW."),
     "optim_type optimizer": Alias(f"{_OPTIMIZER}.type", _OPTIMIZERS),
-    "bf16": Alias("optim_wrapper.dtype", {_YES: "bf16", "auto": "auto"}, "Write --set dtype=fp16, fp32 or auto."),
-    "pure_bf16": Alias("optim_wrapper.dtype", {_YES: "bf16"}, "Write --set dtype=fp16, fp32 or auto."),
-    "fp16": Alias("optim_wrapper.dtype", {_YES: "fp16", "auto": "auto"}, "Write --set dtype=bf16, fp32 or auto."),
+    "bf16": Alias("optim_wrapper.dtype", {_YES: "bf16", "auto": "auto"}, "Use --set dtype=fp16, fp32 or auto."),
+    "pure_bf16": Alias("optim_wrapper.dtype", {_YES: "bf16"}, "Use --set dtype=fp16, fp32 or auto."),
+    "fp16": Alias("optim_wrapper.dtype", {_YES: "fp16", "auto": "auto"}, "Use --set dtype=bf16, fp32 or auto."),
     "mixed_precision": Alias("optim_wrapper.dtype", {"no": "fp32"}),
     "lr_scheduler_type lr_scheduler": Alias("param_scheduler.type", _SCHEDULES),
     "num_train_epochs num_epochs epochs": Alias("train_cfg.max_epochs", _WHOLE),
     "max_steps": Alias("train_cfg.max_steps", _NONE_BELOW_ZERO),
     "load_best_model_at_end": Alias("checkpoint.save_best", {_YES: "eval_loss", _NO: "None"}),
-    "metric_for_best_model": Alias("checkpoint.save_best", {"(?:eval_)?loss": "eval_loss"}, "Take eval_loss."),
+    "metric_for_best_model": Alias("checkpoint.save_best", {"(?:eval_)?loss": "eval_loss"}, "Use eval_loss."),
     "report_to log_with": Alias("log.trackers", {"none": "[]"}),
     "gradient_checkpointing": Alias("train_cfg.gradient_checkpointing", {"unsloth": "True"}),
     "disable_gradient_checkpointing": Alias(
-        "train_cfg.gradient_checkpointing", {_YES: "False", _NO: "True"}, "Write true or false."
+        "train_cfg.gradient_checkpointing", {_YES: "False", _NO: "True"}, "Use true or false."
     ),
 }
 """Words -> the key, and its values. A word that is a recipe's own key stands here for another tool's values of it."""
-_DECIDED = "tuner decides that by itself: leave it out."
+_DECIDED = "tuner sets this itself: remove it."
 _REFUSED = {
     "template prompt_template": (
-        "The tokenizer's own chat template is taken; another one: --set model.chat_template=FILE.jinja."
+        "tuner uses the tokenizer's own chat template; for another one: --set model.chat_template=FILE.jinja."
     ),
-    "tokenizer_name_or_path": "The tokenizer is the model's: put its files into the model's folder.",
+    "tokenizer_name_or_path": "tuner uses the model's tokenizer: put its files into the model's folder.",
     "adapter finetuning_type tuner_type train_type use_peft use_lora": (
-        "The method is a word of the recipe's name: full, lora, qlora or dora, as in qwen3_8b_qlora_alpaca_e3."
+        "The method is part of the recipe's name: full, lora, qlora or dora, as in qwen3_8b_qlora_alpaca_e3."
     ),
-    "load_in_4bit load_in_8bit": "Take a recipe with qlora in its name; --set quantization.bits=8 makes it 8 bits.",
-    "adapter_name_or_path": "Go on from a run: --resume RUN --resume-weights.",
+    "load_in_4bit load_in_8bit": "Use a recipe with qlora in its name; --set quantization.bits=8 makes it 8 bits.",
+    "adapter_name_or_path": "Resume from a run: --resume RUN --resume-weights.",
     "stage rlhf_type": (
-        "What is learned is a word of the recipe's name: qwen3_8b_lora_alpaca_e3, llama3_1_8b_dpo_qlora_..._e1."
+        "The objective is part of the recipe's name: qwen3_8b_lora_alpaca_e3, llama3_1_8b_dpo_qlora_..._e1."
     ),
-    "dataset_dir": "Name the file itself: --data FILE.",
-    "dataset_text_field": f"Say which column is the text: --set \"{_ROWS}.columns=dict(text='COLUMN')\".",
-    "use_varlen_attn neat_packing": "Packed samples never see each other: always so in tuner. Leave it out.",
-    "padding_free": f"Pack instead: --set {_ROWS}.packing=true.",
+    "dataset_dir": "Pass the file itself: --data FILE.",
+    "dataset_text_field": f"Set the text column: --set \"{_ROWS}.columns=dict(text='COLUMN')\".",
+    "use_varlen_attn neat_packing": "Remove it: in tuner, packed samples never attend to each other.",
+    "padding_free": f"Use packing instead: --set {_ROWS}.packing=true.",
     "bias task_type preprocessing_num_workers dataset_num_proc overwrite_cache tf32 lr_scheduler_kwargs": _DECIDED,
     "min_lr gradient_checkpointing_kwargs overwrite_output_dir do_train remove_unused_columns": _DECIDED,
-    "group_by_length": f"tuner does not do that: leave it out. Packing wastes less: --set {_ROWS}.packing=true.",
+    "group_by_length": f"tuner does not support this: remove it. Packing wastes less: --set {_ROWS}.packing=true.",
     "train_on_prompt train_on_inputs mask_history streaming neftune_noise_alpha": (
-        "tuner does not do that: leave it out."
+        "tuner does not support this: remove it."
     ),
     "val_set_size val_size split_dataset_ratio eval_dataset val_dataset dataset_test_split do_eval": (
-        "Set val_dataloader in a recipe file (docs/runs.md); when: --set train_cfg.val_interval=STEPS."
+        "Set val_dataloader in a recipe file (docs/runs.md), and its interval: --set train_cfg.val_interval=STEPS."
     ),
-    "adam_beta1 adam_beta2": f"Write both at once: --set {_OPTIMIZER}.betas=0.9,0.999.",
-    "train_batch_size": f"Set train_cfg.global_batch_size, or {_LOADER}.batch_size for that of one GPU.",
-    "loss_scale": "Write it into a DeepSpeed JSON and name it: --deepspeed my.json.",
-    "warmup_steps num_warmup_steps": "The warm-up is a part of all steps: --set param_scheduler.warmup_ratio=0.03.",
-    "ddp_timeout": "How long a run may stand still, in seconds: --set train_cfg.hang_timeout=1800.",
+    "adam_beta1 adam_beta2": f"Set both at once: --set {_OPTIMIZER}.betas=0.9,0.999.",
+    "train_batch_size": f"Set train_cfg.global_batch_size, or {_LOADER}.batch_size for one GPU's batch.",
+    "loss_scale": "Put it into a DeepSpeed JSON and pass that: --deepspeed my.json.",
+    "warmup_steps num_warmup_steps": "Warmup is a share of all steps: --set param_scheduler.warmup_ratio=0.03.",
+    "ddp_timeout": "Set the seconds without progress that end a run: --set train_cfg.hang_timeout=1800.",
     "save_strategy eval_strategy evaluation_strategy saves_per_epoch evals_per_epoch": (
-        "Steps decide, never epochs: --set checkpoint.interval=STEPS, --set train_cfg.val_interval=STEPS."
+        "Intervals are in steps, not epochs: --set checkpoint.interval=STEPS, --set train_cfg.val_interval=STEPS."
     ),
-    "logging_strategy": "Steps decide: --set log.interval=STEPS.",
-    "save_only_model": "A checkpoint is always resumable; weights alone: tuner export RUN DEST.",
-    "evaluation_freq evaluation_inputs": "Answers are given after training, and in a chat: --set log.num_samples=4.",
+    "logging_strategy": "Intervals are in steps: --set log.interval=STEPS.",
+    "save_only_model": "A checkpoint is always resumable; to get only the weights: tuner export RUN DEST.",
+    "evaluation_freq evaluation_inputs": "Sample answers are written after training: --set log.num_samples=4.",
     "plot_loss": "Curves are in the run's report: tuner report RUN.",
     "run_name wandb_project logging_dir": (
-        "Trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...); which ones: --set log.trackers=wandb."
+        "Trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...); choose them with --set log.trackers=wandb."
     ),
-    "output_dir work_dir": "Write --work-dir DIR.",
-    "resume_from_checkpoint load_from auto_resume": "Write --resume CHECKPOINT, or --resume auto.",
+    "output_dir work_dir": "Use --work-dir DIR.",
+    "resume_from_checkpoint load_from auto_resume": "Use --resume CHECKPOINT, or --resume auto.",
     "push_to_hub": "Export the run, then: huggingface-cli upload NAME DEST.",
-    "data_seed": "One seed decides: --seed N.",
-    "local_rank": "The launcher sets it; several machines: --nnodes, --node-rank, --master-addr.",
-    "num_processes": "Write --nproc-per-node N.",
-    "num_machines": "Write --nnodes N.",
-    "main_process_port": "Write --master-port PORT.",
-    "zero_stage": "Write --deepspeed zero2 or zero3.",
+    "data_seed": "There is one seed: --seed N.",
+    "local_rank": "The launcher sets it. For several machines: --nnodes, --node-rank, --master-addr.",
+    "num_processes": "Use --nproc-per-node N.",
+    "num_machines": "Use --nnodes N.",
+    "main_process_port": "Use --master-port PORT.",
+    "zero_stage": "Use --deepspeed zero2 or zero3.",
     "fsdp": "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does.",
 }
 """Words without a counterpart -> what to do instead."""
@@ -236,16 +236,16 @@ def note(key: str, value: str, where: str) -> str | None:
     """Return the line that says what a word is called here, or None where it is called so here too."""
     alias = find(key, value)
     ours = alias and (alias.flag or alias.key)
-    return f"{key} is {ours} here ({where})." if ours and ours.split(".")[-1] != key.split(".")[-1] else None
+    return f"{key} is called {ours} in tuner ({where})." if ours and ours.split(".")[-1] != key.split(".")[-1] else None
 
 
 def key_hint(key: str, known: Iterable[str]) -> str:
     """Return what to write instead of an unknown key in a recipe file, where the `known` ones may stand."""
     known = list(known)
-    return _hint(key) or did_you_mean(key, known) or f"Known here: {', '.join(known)}."
+    return _hint(key) or did_you_mean(key, known) or f"Known: {', '.join(known)}."
 
 
 def _hint(key: str) -> str:
     alias = ALIASES.get(bare(key), Alias())
     ours = _PATHS[alias.flag] if alias.flag else alias.key
-    return f"It is {ours} here." if ours else alias.instead or ""
+    return f"It is called {ours} in tuner." if ours else alias.instead or ""

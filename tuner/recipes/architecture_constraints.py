@@ -80,14 +80,14 @@ def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, Any, str]
         yield ("adapter", "target_modules"), ODD_LINEARS[kind], why
     asked = next((key for key in ("lora_dropout", "use_dora") if adapter.get(key)), None)
     if asked and kind in FUSED_EXPERTS:
-        why = f"PEFT adapts the fused experts of {kind} only without {asked}, so attention alone is adapted"
+        why = f"PEFT adapts the fused experts of {kind} only without {asked}, so only attention is adapted"
         yield ("adapter", "target_modules"), FUSED_EXPERTS[kind], why
 
 
 def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, Any, str]]:
     if kind is None or kind in KEEPS_APART:
         return
-    why = f"packed samples may see each other in a {kind} model, so each is a row of its own, padded"
+    why = f"packed samples may attend to each other in a {kind} model, so each sample is a padded row of its own"
     for loader in LOADERS:
         keys = (loader, "dataset", "packing")
         if merged.get(keys) is True:
@@ -99,14 +99,14 @@ def _router(merged: Merged) -> Iterator[tuple[Keys, Any, str]]:
     if not merged.get(keys):
         return
     if isinstance(facts, dict) and not any(facts.get(key) for key in _NUMBERS_OF_EXPERTS):
-        yield keys, None, "the model has no experts, so there is no loss of a router to weigh"
+        yield keys, None, "the model has no experts, so it has no router loss"
     if merged.get(("objective", "type")) == "reward":
-        yield keys, None, "a reward model is trained without the loss of its router"
+        yield keys, None, "a reward model is trained without router loss"
 
 
 def _give_way(merged: Merged, keys: Keys, value: Any, why: str) -> None:
     dotted, place, old = ".".join(keys), merged.place_of(keys), merged.get(keys)
     if place.kind is not Kind.PACKAGE:
-        raise RecipeError(f"{dotted} = {old!r}: {why}", where=place, fix=f"Set {dotted}={value!r}, or leave it out.")
-    warning = f"{dotted} is {value!r} here, not {old!r} ({place}): {why}."
+        raise RecipeError(f"{dotted} = {old!r}: {why}", where=place, fix=f"Set {dotted}={value!r}, or remove it.")
+    warning = f"{dotted} is changed to {value!r}, not {old!r} ({place}): {why}."
     merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(keys, value), warning))

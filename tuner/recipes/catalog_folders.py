@@ -36,7 +36,7 @@ NAME = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*", re.ASCII)
 NAME_RULE = "lower-case letters and digits, with single underscores between them"
 
 _SUFFIXES = {TEMPLATES: ".jinja", PRESETS: ".json"}
-_LAYOUT = f"Name a folder that holds folders of parts: {', '.join(KINDS)}."
+_LAYOUT = f"Give a folder with folders of parts: {', '.join(KINDS)}."
 _given: list[Path] = []
 _ours_alone = False
 
@@ -52,7 +52,7 @@ def asset(path: str) -> str:
     inside = path.removeprefix(ASSET)
     file = CONFIGS / "assets" / inside
     if ".." in file.parts or Path(inside).is_absolute() or not os.path.exists(file):  # noqa: PTH110 (no error for a long name)
-        raise RecipeError(f"{path!r} is not shipped with the package", where=CONFIGS / "assets")
+        raise RecipeError(f"{path!r} is not part of the package", where=CONFIGS / "assets")
     return str(file)
 
 
@@ -176,7 +176,7 @@ def _listed(folder: Folder, kind: str) -> Iterator[tuple[str, Path]]:
         return
     except OSError as error:
         what = f"the folder cannot be read: {error.strerror}"
-        raise UsageError(what, where=place, fix="Correct its permissions, or name another catalog.") from error
+        raise UsageError(what, where=place, fix="Correct its permissions, or use another catalog.") from error
     for name in names:
         if name.endswith(suffix) and not name.startswith(("_", ".")):  # __init__.py of a package's folder
             yield name.removesuffix(suffix), Path(place, name)
@@ -190,13 +190,13 @@ def misplaced() -> Iterator[RecipeError]:
         for entry in sorted(Path(folder.path).iterdir()):
             if entry.is_dir() and entry.name not in KINDS and not entry.name.startswith(("_", ".")):
                 fix = did_you_mean(entry.name, KINDS) or f"Known: {', '.join(KINDS)}."
-                yield RecipeError(f"{entry.name!r} is no kind of part", where=entry, fix=fix)
+                yield RecipeError(f"{entry.name!r} is not a kind of part", where=entry, fix=fix)
         for kind in KINDS:
             for name, path in sorted(_listed(folder, kind)):
                 if not NAME.fullmatch(name):
-                    yield RecipeError(f"{name!r} is no name of a part", where=path, fix=f"Write {NAME_RULE}.")
+                    yield RecipeError(f"{name!r} is not a valid name for a part", where=path, fix=f"Use {NAME_RULE}.")
     for entry_point, _, module in _homeless(tuple(sys.path)):
-        what = f"the entry point {entry_point!r} of {GROUP} names {module!r}, and there is no such folder"
+        what = f"the entry point {entry_point!r} of {GROUP} points to {module!r}, and that folder does not exist"
         yield RecipeError(what, where="installed packages", fix="Install that package again.")
 
 

@@ -29,7 +29,7 @@ def run_file(path: Path, shown: str) -> RecipeFile:
     try:
         values = dict(config.fromfile(path, lazy_import=lazy).to_dict())
     except (OSError, SyntaxError, ConfigParsingError) as error:
-        fix = "In a file that holds code, `_base_` is mmengine's: paths of files alone."
+        fix = "In a file with code, mmengine reads `_base_`: it must be file paths."
         raise RecipeError(f"mmengine cannot read the recipe: {error}", where=shown, fix=fix) from None
     except ImportError as error:
         fix = "Install it, or put the folder that holds it on PYTHONPATH."

@@ -109,7 +109,7 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
     assert text is not None
     start = starting_weights.find(text, flag)
     if overrides.model is not None and overrides.adapter is not None and start.adapter:
-        raise RecipeError(f"{text!r} is an adapter itself", where="--adapter", fix="Name its base with --model.")
+        raise RecipeError(f"{text!r} is an adapter itself", where="--adapter", fix="Give its base with --model.")
     place = Place(Kind.FLAG, f"{flag} {text}")
     if flag == "--model" or not _is_same_model(merged, start.path, name):
         of_part: dict[str, Any] = {}
@@ -151,5 +151,5 @@ def _refuse_below_none(keys: Keys, values: Any, where: str) -> None:
     for end in range(1, len(keys)):
         if lookup(values, keys[:end]) is None:
             block = ".".join(keys[:end])
-            what = f"{block} is None in this recipe, so {'.'.join(keys)} means nothing"
-            raise RecipeError(what, where=where, fix=f"Take a method that has one, or set {block} as a whole.")
+            what = f"{block} is None in this recipe, so {'.'.join(keys)} has no effect"
+            raise RecipeError(what, where=where, fix=f"Use a method that has one, or set {block} as a whole.")

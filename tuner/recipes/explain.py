@@ -102,6 +102,6 @@ def _wrong_objective(setting: str, merged: Merged) -> RecipeError:
     kind = merged.values["objective"]["type"]
     what = f"objective.{setting} belongs to {', '.join(objectives_with(setting))}, and objective.type is {kind!r}"
     if merged.order["objective.type"] < merged.order[f"objective.{setting}"]:
-        return RecipeError(what, where=merged.place_of(("objective", setting)), fix=f"Take {setting} out.")
-    fix = f"Take the part of the recipe's name instead, which brings its own settings: tiny_{kind}_full_sample_e3."
+        return RecipeError(what, where=merged.place_of(("objective", setting)), fix=f"Remove {setting}.")
+    fix = f"Use the recipe's name instead, which brings its own settings: tiny_{kind}_full_sample_e3."
     return RecipeError(what, where=merged.place_of(("objective", "type")), fix=fix)

@@ -71,7 +71,7 @@ _OF_ALL = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumula
 """Words that several tools have: they are of transformers' own where no key is another's."""
 _SHOWN = {"llamafactory": "LLaMA-Factory", "axolotl": "Axolotl", "roll": "ROLL", "trl": "TRL"}
 _TAKE_A_NAME = (
-    "Take a recipe's name (tuner list) and give what you changed after --set, in the same words: "
+    "Use a recipe's name (tuner list) and pass your changes with --set, under the same names: "
     "--set learning_rate=1e-4 --set lora_rank=8; the model is --model PATH, the data --data FILE."
 )
 _IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
@@ -103,7 +103,7 @@ def yaml_error(name: str) -> RecipeError:
     what = f"{name!r} is {whose}; a recipe is a name or a .py file"
     if found != _ACCELERATE:
         return RecipeError(what, where="the recipe's name", fix=_TAKE_A_NAME)
-    fix = f"It says how to launch. Write: tuner train RECIPE --deepspeed {name}."
+    fix = f"It is a launch config. Use: tuner train RECIPE --deepspeed {name}."
     return RecipeError(what, where="the recipe's name", fix=fix)
 
 
@@ -113,11 +113,11 @@ def xtuner_error(path: Path, where: object) -> RecipeError | None:
         return None
     named = _recipe_named(path.stem)
     fix = (
-        f"Train the recipe of that name: tuner train {named}. What the file changes goes after --set."
+        f"Train the recipe of that name: tuner train {named}. Pass the file's changes with --set."
         if named
         else f"{_TAKE_A_NAME} tuner copy NAME mine.py writes a recipe as a file."
     )
-    return RecipeError("this is a config of XTuner, which holds XTuner's own classes", where=where, fix=fix)
+    return RecipeError("this is an XTuner config, which contains XTuner's own classes", where=where, fix=fix)
 
 
 def _recipe_named(name: str) -> str | None:

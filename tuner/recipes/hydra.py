@@ -58,14 +58,14 @@ def _layers(file: _File, homes: tuple[Path, ...], error: type[TunerError], read:
     own = {key: value for key, value in file.found.values.items() if key != DEFAULTS}
     named = file.found.values.get(DEFAULTS) or []
     if not isinstance(named, list):
-        raise error(f"{DEFAULTS} is no list of files", where=file.place((DEFAULTS,)))
+        raise error(f"{DEFAULTS} is not a list of files", where=file.place((DEFAULTS,)))
     for number, entry in enumerate(named if _SELF in named else [*named, _SELF]):
         where = file.place((DEFAULTS, str(number)))
         if entry == _SELF:
             yield Layer(own, file.place)
         elif inner := _named(entry, file.folder, homes, error, where):
             if next(read) == _MAX_FILES:
-                raise error(f"more than {_MAX_FILES} files build on each other", where=where, fix="Is there a circle?")
+                raise error(f"more than {_MAX_FILES} nested base files", where=where, fix="Check for a cycle.")
             found = yaml_text.read(inner, may_be_empty=True, error=error)
             yield from _layers(_File(found, inner.parent, str(inner)), homes, error, read)
 
@@ -79,15 +79,18 @@ def _named(entry: Any, folder: Path, homes: tuple[Path, ...], error: type[TunerE
         group, at, package = group.partition("@")
         entry = f"{group}/{option}{at}{package}"
     if not isinstance(entry, str):
-        raise error(f"{entry!r} names no file", where=where, fix="Write a name such as ../config/zero3@_here_.")
+        raise error(f"{entry!r} is not a file name", where=where, fix="Use a name such as ../config/zero3@_here_.")
     name, _, package = entry.partition("@")
     path = folder / f"{name}.yaml"
     if not paths.is_file(path):
         return None
     if not any(home in path.resolve().parents for home in homes):
-        fix = "Name a file below the folder above this one, or below the working directory."
-        raise error(f"{name!r} is a file outside of the config's surroundings", where=where, fix=fix)
+        fix = "Use a file below the parent folder or below the working directory."
+        raise error(f"{name!r} is outside of the config's folders", where=where, fix=fix)
     if package not in _AT_ROOT and "/" in name:
-        what = f"without @_here_, Hydra puts what {name!r} says below its folder's name, where no ${{...}} looks for it"
-        raise error(what, where=where, fix=f"Write {name}@_here_.")
+        what = (
+            f"without @_here_, Hydra puts the values of {name!r} below its folder's name, "
+            f"where ${{...}} does not find them"
+        )
+        raise error(what, where=where, fix=f"Use {name}@_here_.")
     return path

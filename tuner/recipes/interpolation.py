@@ -44,7 +44,7 @@ class _Resolver:
     def value(self, value: Any, keys: Keys, open_: tuple[str, ...]) -> Any:
         self.count += 1
         if self.count > MAX_VALUES or len(open_) > MAX_DEPTH:
-            raise self.wrong(f"the ${{...}} make more than {MAX_VALUES:,} values", keys, "Write them out.")
+            raise self.wrong(f"the ${{...}} expand to more than {MAX_VALUES:,} values", keys, "Write them out.")
         if isinstance(value, dict):
             return {key: self.value(inner, (*keys, key), open_) for key, inner in value.items()}
         if isinstance(value, list):
@@ -56,7 +56,7 @@ class _Resolver:
             return self.of(whole[1], keys, open_)
         made = _REFERENCE.sub(lambda match: str(self.of(match[1], keys, open_)), text)
         if len(made) > _MAX_TEXT:
-            raise self.wrong(f"the ${{...}} make a text of {len(made):,} characters", keys, "Write it out.")
+            raise self.wrong(f"the ${{...}} expand to a text of {len(made):,} characters", keys, "Write it out.")
         return made
 
     def of(self, name: str, keys: Keys, open_: tuple[str, ...]) -> Any:
@@ -66,11 +66,11 @@ class _Resolver:
             return f"${{{name}}}" if default is None else default
         if name in open_:
             circle = " -> ".join((*open_, name))
-            raise self.wrong(f"${{...}} in a circle: {circle}", keys, "Write one of the values out.")
+            raise self.wrong(f"${{...}} in a cycle: {circle}", keys, "Write out one of the values.")
         found = lookup(self.values, name.split("."), ...)
         if found is ...:
             if not self.whole:
                 return f"${{{name}}}"
-            raise self.wrong(f"${{{name}}} names nothing in this file", keys, "Write the value out.")
+            raise self.wrong(f"${{{name}}} is not defined in this file", keys, "Write out the value.")
         self.used.add(name.partition(".")[0])
         return self.value(found, keys, (*open_, name))

@@ -97,15 +97,15 @@ def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Override
     """
     if name is not None and starting_weights.is_model(name):
         if overrides.model is not None:
-            what = f"both {name!r} and --model {overrides.model} name the model"
-            raise RecipeError(what, where="--model", fix="Take one.")
+            what = f"both {name!r} and --model {overrides.model} set the model"
+            raise RecipeError(what, where="--model", fix="Use one of them.")
         name, overrides = None, replace(overrides, model=name)
     if name is None and overrides.model is None and overrides.adapter is None:
-        fix = "Name one: tuner train RECIPE, or tuner train --model PATH --data FILE. See: tuner list"
-        raise RecipeError("neither a recipe nor a model is named", fix=fix)
+        fix = "Give one: tuner train RECIPE, or tuner train --model PATH --data FILE. See: tuner list"
+        raise RecipeError("neither a recipe nor a model is given", fix=fix)
     if name is not None and overrides.method is not None:
-        fix = "Leave --method out and name another recipe, or leave the recipe out: --model PATH --method NAME."
-        raise RecipeError(f"the recipe {name!r} has its method already", where="--method", fix=fix)
+        fix = "Remove --method and use another recipe, or remove the recipe: --model PATH --method NAME."
+        raise RecipeError(f"the recipe {name!r} already has a method", where="--method", fix=fix)
     return name, overrides
 
 
@@ -118,7 +118,7 @@ def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
     yield _part_layer("methods", method)
     yield _part_layer("objectives", objective)
     if overrides.method is None:
-        notes.append(f"no recipe is named: objective {objective}, method {method}; --method takes another.")
+        notes.append(f"no recipe given: objective {objective}, method {method}; --method sets another.")
 
 
 def _name_of(overrides: Overrides) -> str:
@@ -166,8 +166,11 @@ def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
             for one in rows:
                 module = (one.format or "").partition(":")[0] if ":" in (one.format or "") else None
                 if module and _is_installed(module) and place.kind is not Kind.FLAG:
-                    what = f"format = {one.format!r} names code of an installed package, which was not written for rows"
-                    fix = "Look at that code, then add --allow-code."
+                    what = (
+                        f"format = {one.format!r} refers to code of an installed package, "
+                        "which was not written for rows"
+                    )
+                    fix = "Read that code, then add --allow-code."
                     raise RecipeError(what, where=place, fix=fix)
 
 
@@ -262,13 +265,11 @@ def _split() -> RecipeFile:
 
 def _file_layers(source: _RecipeSource, allow_code: bool, read: Iterator[int], depth: int = 0) -> Iterator[Layer]:
     if depth > _MAX_BASES:
-        raise RecipeError(
-            f"more than {_MAX_BASES} files build on each other", where=source.shown, fix="Is there a circle?"
-        )
+        raise RecipeError(f"more than {_MAX_BASES} nested bases", where=source.shown, fix="Check for a cycle.")
     file = _read(source, allow_code)
     for base in _bases(file):
         if next(read) == _MAX_FILES:
-            raise RecipeError(f"more than {_MAX_FILES} bases in all", where=source.shown, fix="Build on fewer.")
+            raise RecipeError(f"more than {_MAX_FILES} bases in all", where=source.shown, fix="Use fewer.")
         if _is_path(base):
             inner = source.path.parent / base
             yield from _file_layers(_RecipeSource(inner, str(inner)), allow_code, read, depth + 1)
@@ -282,7 +283,7 @@ def _bases(source: RecipeFile) -> Sequence[str]:
     bases = source.values.get("_base_", [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list | tuple) or not all(isinstance(base, str) for base in bases):
-        fix = "Write a recipe's name, a file's path, or a list of them."
+        fix = "Use a recipe's name, a file's path, or a list of them."
         raise RecipeError(f"_base_ = {brief_repr(bases)} is not a name", where=source.where(("_base_",)), fix=fix)
     return bases
 

@@ -54,7 +54,7 @@ def forgets_window(config: RecipeConfig, model: Mapping[str, Any], attention: st
     length = config.train_dataloader.dataset.max_length
     if not window or window >= length or attention not in (None, "auto", "sdpa"):
         return None
-    what = f"SDPA forgets the model's window of {window} tokens where ranks share samples of up to {length}"
+    what = f"SDPA ignores the model's window of {window} tokens in sequence parallelism over samples of up to {length}"
     return ModelError(
-        what, where=SHARED_BY, fix=f"Take flash attention, or --set train_dataloader.dataset.max_length={window}."
+        what, where=SHARED_BY, fix=f"Use flash attention, or --set train_dataloader.dataset.max_length={window}."
     )

@@ -71,7 +71,7 @@ def _keep_later(merged: Merged, loader: str, dataset: dict[str, Any]) -> None:
     for key, order in given.items():
         if order >= mixture:
             what = f"{loader}.dataset has both a mixture and {key} = {brief_repr(dataset[key])}"
-            fix = "Take one." if key == "path" else f"Write {key} into the mixture's entries, each its own."
+            fix = "Use one of them." if key == "path" else f"Set {key} in each entry of the mixture."
             raise RecipeError(what, where=merged.place_of((*block, key)), fix=fix)
     if given:
         merged.lay(Layer.at(merged.place_of((*block, "mixture")), nested(block, dict.fromkeys(given))))
@@ -92,8 +92,8 @@ def _shares(entry: Any, where: str, inside: tuple[str, ...]) -> Iterator[Any]:
         yield _named({**rows, **given}, entry["part"], where)
         return
     if other := given.keys() - {"weight"}:
-        what = f"part {entry['part']!r} is a mixture itself, so {min(other)!r} cannot be said of it"
-        raise RecipeError(what, where=where, fix="Write only weight beside it, or its data sets instead of it.")
+        what = f"part {entry['part']!r} is a mixture itself, so {min(other)!r} cannot be set for it"
+        raise RecipeError(what, where=where, fix="Set only its weight, or list its data sets instead.")
     for part in rows["mixture"]:
         yield from (_weighted(share, given) for share in _shares(part, where, (*inside, entry["part"])))
 
@@ -104,8 +104,8 @@ def _check_keys(entry: dict[str, Any], where: str) -> None:
         key = min(map(str, unknown))
         raise RecipeError(f"no key {key!r} in a mixture's entry", where=where, fix=key_hint(key, known))
     if not entry.get("part") and not entry.get("path"):
-        what = f"an entry of the mixture names no data set: {brief_repr(entry)}"
-        raise RecipeError(what, where=where, fix="Write dict(part='alpaca') or dict(path='my.jsonl').")
+        what = f"an entry of the mixture has no data set: {brief_repr(entry)}"
+        raise RecipeError(what, where=where, fix="Use dict(part='alpaca') or dict(path='my.jsonl').")
 
 
 def _rows_of(name: Any, where: str, inside: tuple[str, ...]) -> dict[str, Any]:
@@ -115,14 +115,14 @@ def _rows_of(name: Any, where: str, inside: tuple[str, ...]) -> dict[str, Any]:
         raise RecipeError(f"no data set {name!r} for a mixture", where=where, fix=fix)
     if name in inside:
         circle = " -> ".join((*inside, name))
-        raise RecipeError(f"mixtures stand in a circle: {circle}", where=where, fix="Take one of them out.")
+        raise RecipeError(f"mixtures form a cycle: {circle}", where=where, fix="Remove one of them.")
     loader = read_part("datasets", name).values.get("train_dataloader", {})
     return {key: value for key, value in loader.get("dataset", {}).items() if key in (*Rows.model_fields, "mixture")}
 
 
 def _named(share: dict[str, Any], part: str, where: str) -> dict[str, Any]:
     if not share.get("path"):
-        fix = f"Write dict(part={part!r}, path='my.jsonl')."
+        fix = f"Use dict(part={part!r}, path='my.jsonl')."
         raise RecipeError(f"part {part!r} has no data of its own", where=where, fix=fix)
     return share
 

@@ -25,7 +25,9 @@ def refuse_name(name: str) -> None:
         UsageError: the name has other characters than recipe names are read from.
     """
     if not catalog_folders.NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name of a part", where="NAME", fix=f"Write {catalog_folders.NAME_RULE}.")
+        raise UsageError(
+            f"{name!r} is not a valid name for a part", where="NAME", fix=f"Use {catalog_folders.NAME_RULE}."
+        )
 
 
 def facts_of(source: Path) -> dict[str, Any]:
@@ -36,12 +38,12 @@ def facts_of(source: Path) -> dict[str, Any]:
     """
     file = source / "config.json" if source.is_dir() else source
     if not paths.is_file(file):
-        fix = "Name a model's folder, or its config.json."
+        fix = "Give a model's folder, or its config.json."
         raise ModelError(f"there is no file {str(file)!r}", where="--from", fix=fix)
     facts = model_facts.read_architecture(source)
     if facts is None:
         what = f"it does not describe a language model that can be planned: {model_facts.why_unknown(source)}"
-        raise ModelError(what, where=file, fix="Take the config.json that the model was published with.")
+        raise ModelError(what, where=file, fix="Use the config.json that the model was published with.")
     return facts
 
 
@@ -74,7 +76,9 @@ def model(summary: str, path: str, source: Path, facts: Mapping[str, Any]) -> st
         *_template_lines(folder),
         ")",
         "",
-        f"# What planning needs to know of the model, in the keys of its config.json ({source}).".replace("\n", " "),
+        f"# Facts about the model that planning needs, under the keys of its config.json ({source}).".replace(
+            "\n", " "
+        ),
         f"architecture = {render({**facts}, 0)}",
     ]
     return "\n".join(lines) + "\n"
@@ -83,7 +87,7 @@ def model(summary: str, path: str, source: Path, facts: Mapping[str, Any]) -> st
 def _template_lines(folder: Path) -> Iterator[str]:
     has_tokenizer = paths.is_file(folder / "tokenizer_config.json") or paths.is_file(folder / "chat_template.jinja")
     if has_tokenizer and template.own(folder) is None:
-        yield "    # Its tokenizer has no chat template, as base models have none; conversations need one: a name of"
+        yield "    # Its tokenizer has no chat template, as is usual for base models. Conversations need one: a name of"
         yield "    # `tuner list`, or a path to a .jinja file."
     else:
         yield "    # The tokenizer's own chat template is used. Another one: a name of `tuner list`, or a path to a"
@@ -118,15 +122,15 @@ def dataset(
         "        # A file, a folder of files, a pattern ('data/*.jsonl'), or an id on the Hugging Face hub.",
         f"        path={render(path, 8)},",
         *([f"        split={render(split, 8)},"] if split != "train" else []),
-        "        # The shape of a row, told from its columns; docs/recipes.md lists all of them.",
+        "        # The row format, detected from its columns; docs/recipes.md lists all of them.",
         f"        format={render(row_format, 8)},",
         "        # A format's column -> the data set's, where they differ.",
         f"        {'' if columns else '# '}columns={render(dict(columns), 8) if columns else _EXAMPLE},",
-        "        # Tokens; a longer sample is split when packing, else cut at the end. `tuner data` shows the lengths.",
+        "        # Tokens; a longer sample is split when packing, else truncated. `tuner data` shows the lengths.",
         "        # max_length=4096,",
-        "        # A system turn for conversations that have none.",
+        "        # A system prompt for conversations that have none.",
         '        # system="You answer in one sentence.",',
-        "        # So many bad rows are left out and listed; one more is an error.",
+        "        # Up to this many bad rows are left out and listed; more are an error.",
         "        # bad_rows=0,",
         "    ),",
         ")",

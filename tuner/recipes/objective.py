@@ -77,11 +77,11 @@ class Dpo(Block):
     def _settings_that_the_losses_take(cls, losses: tuple[str, ...], info: core.ValidationInfo) -> tuple[str, ...]:
         # TRL refuses these only after the model is loaded.
         if "exo_pair" in losses and info.data.get("label_smoothing") == 0:
-            raise ValueError("exo_pair needs a label_smoothing above 0; its paper takes 1e-3")
+            raise ValueError("exo_pair needs a label_smoothing above 0; its paper uses 1e-3")
         if (others := set(losses) - _OF_DIFFERENCES) and info.data.get("f_divergence_type") != "reverse_kl":
-            raise ValueError(f"{min(others)} knows no f_divergence_type but reverse_kl")
+            raise ValueError(f"{min(others)} supports only the f_divergence_type reverse_kl")
         if info.data.get("use_weighting") and (sorting := {"aot", "aot_unpaired"} & set(losses)):
-            raise ValueError(f"{min(sorting)} sorts its samples, so use_weighting has no meaning for it")
+            raise ValueError(f"{min(sorting)} sorts its samples, so use_weighting has no effect")
         return losses
 
     @check_key("loss_weights")
@@ -91,7 +91,7 @@ class Dpo(Block):
     ) -> tuple[float, ...] | None:
         losses = info.data.get("loss_type")
         if weights is not None and losses and len(weights) != len(losses):
-            raise ValueError(f"{len(weights)} weights for {len(losses)} losses; write one for each of {losses}")
+            raise ValueError(f"{len(weights)} weights for {len(losses)} losses; give one for each of {losses}")
         return weights
 
 

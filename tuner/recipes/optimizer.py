@@ -27,7 +27,7 @@ REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb", "onebitsgd")
 
 def _not_removed(name: Any) -> Any:
     if str(name).lower() in REMOVED_OPTIMIZERS:
-        raise ValueError(f"there is no {name!r} any more: the 1-bit optimizers were removed from DeepSpeed; take AdamW")
+        raise ValueError(f"{name!r} no longer exists: the 1-bit optimizers were removed from DeepSpeed; use AdamW")
     return name
 
 
@@ -50,9 +50,9 @@ class Optimizer(Block):
     def _a_rate_of_its_own_needs_who_takes_it(cls, rate: float | None, info: core.ValidationInfo) -> float | None:
         kind = info.data.get("type")
         if rate and info.field_name == "muon_lr" and kind not in ("Muon", None):
-            raise ValueError(f"optimizer.type {kind} has one rate for all weights; take Muon, or muon_lr=None")
+            raise ValueError(f"optimizer.type {kind} has one learning rate for all weights; use Muon, or muon_lr=None")
         if rate and info.field_name == "loraplus_lr_ratio" and kind in DEEPSPEED_OPTIMIZERS:
-            raise ValueError(f"optimizer.type {kind} is made by DeepSpeed, which knows no LoRA+; take AdamW")
+            raise ValueError(f"optimizer.type {kind} is DeepSpeed's, which does not support LoRA+; use AdamW")
         return rate
 
 

@@ -34,7 +34,7 @@ def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Ke
     """
     key, equals, value = text.partition("=")
     if not equals:
-        raise RecipeError(f"{text!r} has no '='", where=flag, fix=f"Write {flag} KEY=VALUE.")
+        raise RecipeError(f"{text!r} has no '='", where=flag, fix=f"Use {flag} KEY=VALUE.")
     where = f"{flag} {text}"
     key, value = _translated(key.strip(), value, where)
     keys, annotation = _find(key, where, present)
@@ -74,7 +74,7 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
         return here[0], known[here[0]]
     if here:
         dotted = [".".join(keys) for keys in here]
-        raise RecipeError(f"{key!r} could be {' or '.join(dotted)}", where=where, fix="Write more of the key.")
+        raise RecipeError(f"{key!r} could be {' or '.join(dotted)}", where=where, fix="Use a longer part of the key.")
     if inside := _inside(wanted, where, present):
         return inside
     # What a model is made of is nobody's typo of a setting: `lora_rank` is near to its `q_lora_rank` alone.
@@ -82,7 +82,7 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
     tails = [tail for path in settings for tail in _tails(path)]
     hint = (
         did_you_mean(key, [*tails, *aliases.ALIASES])
-        or "Known at the top: " + ", ".join(RecipeConfig.model_fields) + "."
+        or "Known top-level keys: " + ", ".join(RecipeConfig.model_fields) + "."
     )
     raise RecipeError(f"no key {key!r}", where=where, fix=f"{hint} See: tuner show NAME")
 
@@ -117,7 +117,7 @@ def _convert(text: str, annotation: Any, where: str) -> Any:
     if words and (is_word or _containers(options)):
         return _text_or_container(text.strip(), options, where) if _containers(options) else text.strip()
     if word in _SPECIALS:
-        raise RecipeError(f"{text.strip()!r} is not a finite number", where=where, fix="Write a number such as 2e-4.")
+        raise RecipeError(f"{text.strip()!r} is not a finite number", where=where, fix="Use a number such as 2e-4.")
     value = _TRUTHS[word] if word in _TRUTHS else _data(text, where)
     return _words(value) if isinstance(value, str) and _holds_words(options) else value
 

@@ -28,8 +28,8 @@ def read_part(kind: str, name: str) -> RecipeFile:
         raise RecipeError(f"no model {other!r} to share facts with", where=where, fix=did_you_mean(other, known))
     facts = _holder(source, other).values.get("architecture")
     if not isinstance(facts, dict):
-        fix = "Name the part in which they stand."
-        raise RecipeError(f"model {other!r} holds no facts of its own", where=where, fix=fix)
+        fix = "Give the part that holds them."
+        raise RecipeError(f"model {other!r} has no facts of its own", where=where, fix=fix)
     return replace(source, values={**source.values, "architecture": facts})
 
 

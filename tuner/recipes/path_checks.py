@@ -33,7 +33,7 @@ def check_model(config: RecipeConfig) -> None:
     """
     path = config.model.path
     if not path:
-        raise ModelError("no model is named", where="model.path", fix="Give one: --model PATH or a hub id.")
+        raise ModelError("no model is given", where="model.path", fix="Give one: --model with a path or a hub id.")
     if config.model.remote_code and not config.model.trust_remote_code:
         raise _only_remote_code(path)
     folder = paths.local(path)
@@ -54,17 +54,19 @@ def check_adapter(config: RecipeConfig) -> None:
     """
     path = config.adapter.path if config.adapter else None
     if path and not all(paths.exists(paths.expanded(path) / file) for file in (paths.ADAPTER, paths.TENSORS)):
-        what = f"the adapter {path!r} holds no {paths.ADAPTER} with {paths.TENSORS}"
-        raise ModelError(what, where=paths.ADAPTED, fix="Name a run, or the folder of an adapter that PEFT saved.")
+        what = f"the adapter {path!r} has no {paths.ADAPTER} with {paths.TENSORS}"
+        raise ModelError(what, where=paths.ADAPTED, fix="Give a run, or the folder of an adapter that PEFT saved.")
 
 
 def _no_model(path: str, folder: Path) -> ModelError:
     saved = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda one: int(one.name.rpartition("-")[2]))
     if paths.is_file(folder / "recipe.py"):
-        named = f", or name a checkpoint of it: {saved[-1]}" if saved else ""
-        fix = f"Go on with it first: tuner train {folder / 'recipe.py'} --resume {folder}{named}."
+        named = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
+        fix = f"Resume it first: tuner train {folder / 'recipe.py'} --resume {folder}{named}."
         return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
-    return ModelError(f"{path!r} holds no config.json", where="model.path", fix="Name a folder of save_pretrained.")
+    return ModelError(
+        f"{path!r} has no config.json", where="model.path", fix="Give a folder written by save_pretrained."
+    )
 
 
 def check_folder(path: str, folder: Path, where: str) -> None:
@@ -82,23 +84,23 @@ def check_folder(path: str, folder: Path, where: str) -> None:
     if not paths.exists(folder):
         raise ModelError(f"the model {path!r} {_missing(folder)}", where=where, fix=_nearby(folder))
     if not folder.is_dir():
-        raise ModelError(f"the model {path!r} is no folder", where=where, fix="Name the folder it is in.")
+        raise ModelError(f"the model {path!r} is not a folder", where=where, fix="Give the folder it is in.")
     for file in sorted(folder.iterdir()):
         if file.suffix in _OF_A_MODEL:
             paths.refuse_forbidden(file, ModelError, where)
     if (count := num_layers(folder)) > MAX_LAYERS:
         what = f"num_hidden_layers = {count} is more than {MAX_LAYERS:,}"
-        raise ModelError(what, where=folder / "config.json", fix="Take the config that the model was published with.")
+        raise ModelError(what, where=folder / "config.json", fix="Use the config that the model was published with.")
 
 
 def _only_remote_code(path: str) -> ModelError:
     relative = next((part for prefix, part in _RELATIVES.items() if path.startswith(prefix)), None)
-    instead = f" Or take a relative that needs none: {relative}." if relative else ""
+    instead = f" Or use a related model that needs none: {relative}." if relative else ""
     trust = "--set model.revision=<40-digit commit> --set model.trust_remote_code=True"
     return ModelError(
-        f"transformers has no architecture for {path!r}: it comes with code of its own, which is not run unasked",
+        f"transformers has no architecture for {path!r}: it needs remote code, which tuner does not run by default",
         where="model.path",
-        fix=f"Read that code at one commit, then add: {trust}.{instead}",
+        fix=f"Read the code at one commit, then add: {trust}.{instead}",
     )
 
 
@@ -120,7 +122,7 @@ def check_data(config: RecipeConfig) -> None:
 
 def _check_path(path: str | None, where: str) -> None:
     if not path:
-        raise DataError("no data set is named", where=where, fix="Give one: --data FILE.")
+        raise DataError("no data set is given", where=where, fix="Give one: --data FILE.")
     place = paths.local(path)
     if place is None:
         return
@@ -132,14 +134,14 @@ def _check_path(path: str | None, where: str) -> None:
         paths.refuse_forbidden(file, DataError, where)
     if paths.exists(place) and not (place.is_file() or place.is_dir()):
         # A pipe would be waited for without end, a device read without end.
-        raise DataError(f"the data {path!r} is neither a file nor a folder", where=where, fix="Name a file or folder.")
+        raise DataError(f"the data {path!r} is neither a file nor a folder", where=where, fix="Give a file or folder.")
     if place.is_file() and place.stat().st_size == 0:
-        raise DataError(f"the data file {path!r} is empty", where=where, fix="Write at least one row into it.")
+        raise DataError(f"the data file {path!r} is empty", where=where, fix="Add at least one row.")
     if place.is_dir() and not any(place.iterdir()):
         raise DataError(f"the data folder {path!r} is empty", where=where, fix="Put a data file into it.")
     if place.is_dir() and _is_crowded(place):
-        what = f"the data folder {path!r} holds more than {_MAX_ENTRIES:,} files and folders"
-        fix = "Name the folder of the data alone, or its files by a pattern such as FOLDER/*.jsonl."
+        what = f"the data folder {path!r} has more than {_MAX_ENTRIES:,} files and folders"
+        fix = "Give a folder with only the data, or a pattern such as FOLDER/*.jsonl."
         raise DataError(what, where=where, fix=fix)
 
 

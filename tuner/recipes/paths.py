@@ -58,9 +58,9 @@ def new_recipe(dest: Path | None, name: str, where: str) -> Path:
     path = dest or Path(f"{name}.py")
     path = path / f"{name}.py" if path.is_dir() else path
     if path.suffix != ".py":
-        raise UsageError(f"{str(path)!r} does not end in .py", where=where, fix=f"Write {path}.py or a folder.")
+        raise UsageError(f"{str(path)!r} does not end in .py", where=where, fix=f"Use {path}.py or a folder.")
     if not path.parent.is_dir():
-        raise UsageError(f"no folder {str(path.parent)!r}", where=where, fix="Make it first.")
+        raise UsageError(f"no folder {str(path.parent)!r}", where=where, fix="Create it first.")
     if path.exists() or path.is_symlink():
         raise UsageError(f"{path} exists", where=where, fix="Choose another name; nothing was overwritten.")
     return path
@@ -76,7 +76,7 @@ def home() -> Path:
         return Path.home()
     except RuntimeError as error:
         what = f"there is no home folder: HOME is not set, and user {os.geteuid()} is not in /etc/passwd"
-        raise MachineError(what, where="HOME", fix="Set HOME to a folder that you may write.") from error
+        raise MachineError(what, where="HOME", fix="Set HOME to a writable folder.") from error
 
 
 def exists(path: Path) -> bool:
@@ -92,10 +92,10 @@ def forbidden(path: Path) -> str | None:
     whole = path.absolute()
     for folder in reversed(whole.parents):
         if is_folder(folder) and not os.access(folder, os.X_OK, effective_ids=True):
-            return f"no right to enter the folder {str(folder)!r} ({_mode(folder)})"
+            return f"no permission to enter the folder {str(folder)!r} ({_mode(folder)})"
     wanted = os.R_OK | os.X_OK if is_folder(whole) else os.R_OK
     if exists(whole) and not os.access(whole, wanted, effective_ids=True):
-        return f"no right to read {str(path)!r} ({_mode(whole)})"
+        return f"no permission to read {str(path)!r} ({_mode(whole)})"
     return None
 
 
@@ -111,7 +111,7 @@ def refuse_forbidden(path: Path, error: type[TunerError], where: str) -> None:
         TunerError: of the class `error`; he may not.
     """
     if missing := forbidden(path):
-        raise error(missing, where=where, fix="Let its owner give you that right, or name another.")
+        raise error(missing, where=where, fix="Ask its owner for permission, or use another path.")
 
 
 def is_file(path: Path) -> bool:

@@ -33,11 +33,11 @@ def overrides(given: Mapping[str, Any]) -> Overrides:
     flags = {key: plain.pop(key) for key in _FLAGS if key in plain and not (key in _BLOCKS and _is_block(plain[key]))}
     for key in _PATHS:
         if not isinstance(flags.get(key), str | None):
-            fix = 'Write rows to a file, and name it: data="rows.jsonl".'
+            fix = 'Write rows to a file and pass its path: data="rows.jsonl".'
             raise RecipeError(f"{key} = {brief_repr(flags[key])} is not a path or a name", fix=fix)
     changes = plain.pop("ds", None) or {}
     if not isinstance(changes, dict):
-        fix = 'Write a dict: ds={"overlap_comm": True}.'
+        fix = 'Use a dict: ds={"overlap_comm": True}.'
         raise RecipeError(f"ds = {brief_repr(changes)} is not a dict of DeepSpeed's keys", fix=fix)
     ds = tuple(f"{key}={_text(value)}" for key, value in changes.items())
     return Overrides(**flags, ds=ds, values=plain)
@@ -78,12 +78,14 @@ def _plain(key: str, value: Any) -> Any:
         return int(value)
     if isinstance(value, Real):
         if not math.isfinite(value):
-            raise RecipeError(f"{key} = {value} is not a finite number", fix="Give a number such as 2e-4.")
+            raise RecipeError(f"{key} = {value} is not a finite number", fix="Use a number such as 2e-4.")
         return float(value)
     if isinstance(value, list | tuple):
         items = [_plain(key, one) for one in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         return {name: _plain(f"{key}.{name}", one) for name, one in value.items()}
-    fix = "Give a number, a text, a list or a dict."
-    raise RecipeError(f"{key} = {brief_repr(value)} is of type {type(value).__name__}, which no recipe holds", fix=fix)
+    fix = "Use a number, a string, a list or a dict."
+    raise RecipeError(
+        f"{key} = {brief_repr(value)} is of type {type(value).__name__}, which a recipe cannot hold", fix=fix
+    )

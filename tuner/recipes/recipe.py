@@ -41,7 +41,9 @@ class Overrides:
 
     def __post_init__(self) -> None:
         if self.val is not None and self.val_split is not None:
-            raise UsageError("both --val and --val-split say what to validate on", where="--val", fix="Take one.")
+            raise UsageError(
+                "both --val and --val-split set the validation rows", where="--val", fix="Use one of them."
+            )
         of_paths = (("--model", self.model), ("--data", self.data), ("--adapter", self.adapter), ("--val", self.val))
         given = (*of_paths, *self.pairs, *(("--ds", text) for text in self.ds))
         for flag, text in given:

@@ -26,7 +26,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_DATA_ONLY = "A recipe is data; --allow-code runs a recipe that holds code (through mmengine)."
+_DATA_ONLY = "A recipe is data; --allow-code runs a recipe with code (through mmengine)."
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def read_file(path: Path, name: str | None = None, kind: Kind = Kind.FILE) -> Re
     Raises:
         RecipeError: the file is not there, too large, not UTF-8, or holds anything but data.
     """
-    shown, fix = name or str(path), "Name a recipe, or a .py file that holds one."
+    shown, fix = name or str(path), "Give a recipe's name or a .py file."
     text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix=fix, name=shown)
     return replace(read_text(text, shown), kind=kind)
 
@@ -130,12 +130,12 @@ class _Reader:
                 if key in self.values:
                     raise self.refuse(f"{key!r} is assigned twice", node, "Keep one of the two lines.")
                 if key.startswith("__") or key == "dict":
-                    raise self.refuse(f"{key!r} is not a recipe's name", node)
+                    raise self.refuse(f"{key!r} is not a valid name in a recipe", node)
                 self.lines[(key,)] = node.lineno
                 self.values[key] = self.value(value, (key,), 0)
             case _:
                 kind = type(node).__name__.lower()
-                raise self.refuse(f"only `name = value` may stand in a recipe, this is {kind!r}", node)
+                raise self.refuse(f"a recipe may only contain `name = value`, and this is {kind!r}", node)
 
     def value(self, node: ast.expr, keys: Keys, depth: int) -> Any:
         self.nodes += 1
@@ -171,23 +171,23 @@ class _Reader:
             return self.checked_text(value, node)
         if isinstance(value, int | float):
             return self.in_range(value, node)
-        raise self.refuse(f"`{self.shown(node)}` is not data a recipe may hold", node)
+        raise self.refuse(f"`{self.shown(node)}` is not data that a recipe may contain", node)
 
     def checked_text(self, value: str, node: ast.AST) -> str:
         if len(value) > MAX_TEXT:
             raise self.refuse(f"a text longer than {MAX_TEXT} characters", node, "Put it into a file of its own.")
         if not is_writable(value):
-            raise self.refuse("a text with a NUL or half a surrogate pair", node, "Write text that UTF-8 can hold.")
+            raise self.refuse("a text with a NUL or half a surrogate pair", node, "Use text that is valid UTF-8.")
         return value
 
     def in_range(self, value: float, node: ast.AST) -> float:
         if not -MAX_NUMBER <= value <= MAX_NUMBER:
-            raise self.refuse("a number out of range", node, f"Write one between -{MAX_NUMBER:g} and {MAX_NUMBER:g}.")
+            raise self.refuse("a number out of range", node, f"Use one between -{MAX_NUMBER:g} and {MAX_NUMBER:g}.")
         return value
 
     def variable(self, name: str, node: ast.AST) -> Any:
         if name not in self.values:
-            raise self.refuse(f"`{name}` is not data: no such name is set above", node)
+            raise self.refuse(f"`{name}` is not data: no such name is defined above", node)
         if isinstance(self.values[name], list | tuple | dict):
             raise self.refuse(f"`{name}` is not a scalar, so it cannot be used again", node)
         self.used.add(name)
@@ -204,7 +204,7 @@ class _Reader:
         try:
             return self.in_range(_OPERATORS[type(node.op)](left, right), node)
         except ZeroDivisionError:
-            raise self.refuse("division by zero", node, "Write a divisor other than 0.") from None
+            raise self.refuse("division by zero", node, "Use a divisor other than 0.") from None
 
     def mapping(
         self, pairs: Sequence[tuple[ast.expr | None, ast.expr]], node: ast.AST, keys: Keys, depth: int
@@ -219,7 +219,7 @@ class _Reader:
                 case _:
                     raise self.refuse(f"`{self.shown(name_node)}` is not a text key", name_node)
             if name in result:
-                raise self.refuse(f"the key {name!r} stands twice", name_node, "Keep one of the two.")
+                raise self.refuse(f"the key {name!r} appears twice", name_node, "Keep one of the two.")
             self.lines[(*keys, name)] = value_node.lineno
             result[name] = self.value(value_node, (*keys, name), depth + 1)
         return result

@@ -245,7 +245,7 @@ class RecipeConfig(Block):
         if info.data.get("quantization") and not adapter:
             raise ValueError("quantized weights cannot be trained; set adapter too, or quantization=None")
         if info.data.get("quantization") and adapter and adapter.changes_base:
-            why = f"= {adapter.init_lora_weights!r} takes a part out of weights that are quantized; take True"
+            why = f"= {adapter.init_lora_weights!r} splits the weights, which are quantized; use True"
             raise wrong_key("init_lora_weights", why)
         return adapter
 
@@ -262,7 +262,9 @@ class RecipeConfig(Block):
     @classmethod
     def _lora_plus_needs_lora(cls, wrapper: OptimWrapper, info: core.ValidationInfo) -> OptimWrapper:
         if wrapper.optimizer.loraplus_lr_ratio and "adapter" in info.data and not info.data["adapter"]:
-            raise wrong_key("optimizer.loraplus_lr_ratio", "is LoRA+'s, and there is no adapter; take one, or None")
+            raise wrong_key(
+                "optimizer.loraplus_lr_ratio", "belongs to LoRA+, and there is no adapter; use one, or None"
+            )
         return wrapper
 
     @check_key("train_dataloader", "val_dataloader")
@@ -273,7 +275,7 @@ class RecipeConfig(Block):
         objective = info.data.get("objective")
         least = least_batch_size(objective) if objective else 0
         if loader and objective and loader.batch_size != "auto" and loader.batch_size < least:
-            why = f"must be {least} or more for {objective.type}, which sets an answer against others of its batch"
+            why = f"must be {least} or more for {objective.type}, which compares an answer with others of its batch"
             raise wrong_key("batch_size", why)
         return loader
 
@@ -289,7 +291,9 @@ class RecipeConfig(Block):
     @classmethod
     def _an_adapter_freezes_every_layer(cls, train_cfg: TrainCfg, info: core.ValidationInfo) -> TrainCfg:
         if train_cfg.trainable_layers and info.data.get("adapter"):
-            raise wrong_key("trainable_layers", "has no meaning beside an adapter, which freezes every layer; take one")
+            raise wrong_key(
+                "trainable_layers", "has no effect with an adapter, which freezes every layer; use one of them"
+            )
         return train_cfg
 
     @check_key("train_cfg")
@@ -297,7 +301,7 @@ class RecipeConfig(Block):
     def _some_losses_are_computed_one_way_alone(cls, train_cfg: TrainCfg, info: core.ValidationInfo) -> TrainCfg:
         objective = info.data.get("objective")
         if objective and train_cfg.loss != "auto" and objective.type not in CHOOSES_LOSS:
-            raise wrong_key("loss", f"= {train_cfg.loss!r} has no meaning for {objective.type}; leave it 'auto'")
+            raise wrong_key("loss", f"= {train_cfg.loss!r} has no effect for {objective.type}; use 'auto'")
         return train_cfg
 
 

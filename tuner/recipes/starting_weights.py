@@ -64,8 +64,8 @@ def find(text: str, flag: str) -> Start:
     base = told.get("base_model_name_or_path") or ""
     local = paths.local(base) if base else None
     if not base or (local and not paths.exists(local)):
-        what = f"the base of {text!r} is not there: {base!r}" if base else f"{text!r} does not say what its base is"
-        raise RecipeError(what, where=flag, fix=f"Name it: --model BASE --adapter {text}.")
+        what = f"the base of {text!r} is missing: {base!r}" if base else f"{text!r} does not name its base"
+        raise RecipeError(what, where=flag, fix=f"Set it: --model BASE --adapter {text}.")
     return Start(base, told.get("revision"), folder)
 
 
@@ -95,7 +95,7 @@ def adapter_facts(folder: str) -> dict[str, Any]:
     file = paths.expanded(folder) / paths.ADAPTER
     facts = read_json_object(file)
     if "peft_type" not in facts:
-        raise RecipeError(f"{str(file)!r} is not readable", where=paths.ADAPTED, fix="Copy it again.")
+        raise RecipeError(f"{str(file)!r} cannot be read", where=paths.ADAPTED, fix="Copy it again.")
     if facts["peft_type"] != "LORA":
         fix = f"Merge it first: tuner export {folder} DEST --merge, then --model DEST."
         what = f"{folder!r} is an adapter of {facts['peft_type']}, not LoRA"
@@ -127,7 +127,7 @@ def settle(merged: Merged) -> None:
             continue
         if place.kind is Kind.FLAG and key in block:
             what = f"adapter.{key} = {old!r}: the adapter in {folder!r} has {value!r}"
-            raise RecipeError(what, where=place, fix="Leave it out, or put a new adapter on a merged model.")
+            raise RecipeError(what, where=place, fix="Remove it, or put a new adapter on a merged model.")
         values[key] = value if value is not None else _LEFT_OUT.get(key)
     if values:
         derived = Place(Kind.DERIVED, f"{folder}/{paths.ADAPTER}")

@@ -70,7 +70,7 @@ def settle(merged: Merged) -> None:
     _refuse_of_file(merged, named, wanted, path)
     whose = f"{before}'s" if before else "the recipe's"
     instead = f"{wanted!r}, that of {path}" if wanted else f"{path}'s own"
-    why = f"the chat template is {instead}, not {whose} {named!r}; --set {_KEY}={named} keeps that"
+    why = f"the chat template is {instead}, not {whose} {named!r}; to keep that one: --set {_KEY}={named}"
     _replace(merged, wanted, f"{why}.")
 
 
@@ -85,7 +85,10 @@ def _has_other(merged: Merged, path: str, named: str) -> bool:
         return True
     template = own(folder)
     if template is None:
-        told = f"{path} has no chat template of its own; the recipe's {named!r} is used: --set {_KEY}=NAME for another"
+        told = (
+            f"{path} has no chat template of its own; the recipe's {named!r} is used. For "
+            f"another one: --set {_KEY}=NAME"
+        )
         merged.warnings.append(f"{told}.")
         return False
     return plain(catalog.chat_template(named)) != plain(template)

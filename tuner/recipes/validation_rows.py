@@ -42,7 +42,7 @@ def settle(merged: Merged) -> None:
     train, val = merged.get((_TRAIN,)), merged.get((_VAL,))
     holds = bool(merged.get((_VAL, "dataset", "held_out")))
     if merged.get((_VAL, "dataset", "val_split")) and not holds:
-        what = f"{_VAL}.dataset.val_split holds nothing out"
+        what = f"{_VAL}.dataset.val_split has no effect"
         raise RecipeError(what, where=merged.place_of((_VAL, "dataset", "val_split")), fix=f"Set {_KEY} instead.")
     if not isinstance(merged.get(_SPLIT), float):
         return  # none, or for the schema to refuse

@@ -72,8 +72,8 @@ def _template(folder: Path, settings: Mapping[str, Any], asked: str | None) -> s
 
 def too_few_rows(token: str, id_: int, num_rows: int, where: str) -> ModelError:
     """Return the refusal of a model whose embedding has no row for a token."""
-    what = f"the tokenizer of {where!r} gives ids up to {id_} ({token!r}), and the embedding has {num_rows} rows"
-    fix = f"Take the tokenizer that belongs to the model, or add rows for the new tokens: --set {_KEY}=true."
+    what = f"the tokenizer of {where!r} has ids up to {id_} ({token!r}), and the embedding has {num_rows} rows"
+    fix = f"Use the tokenizer that belongs to the model, or add rows for the new tokens: --set {_KEY}=true."
     return ModelError(what, where="model.path", fix=fix)
 
 
@@ -83,5 +83,5 @@ def untrained_rows(lacking: tuple[str, ...], *, adapter: bool) -> ModelError:
     if adapter:
         return ModelError(what, where=_KEY, fix=f"Add to adapter.modules_to_save: {', '.join(lacking)}.")
     return ModelError(
-        what, where=_KEY, fix="Take a method that trains the whole model: train_cfg.trainable_layers=None."
+        what, where=_KEY, fix="Use a method that trains the whole model: train_cfg.trainable_layers=None."
     )

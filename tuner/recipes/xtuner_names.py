@@ -61,18 +61,19 @@ def _tokens(match: re.Match[str]) -> int:
 
 _LENGTH = r"_(?P<number>[1-9]\d{0,3})(?P<unit>[kM])"
 _SPLITS = (
-    "XTuner splits each sample of this recipe over several GPUs (sequence parallelism); tuner keeps it whole unless it "
-    "is told to by --set sequence_parallel_size=N."
+    "XTuner splits each sample of this recipe over several GPUs (sequence parallelism); tuner does so only with "
+    "--set sequence_parallel_size=N."
 )
 
 SPELLINGS = (
     # The end of a name, outermost first.
-    Spelling("_copy", "`xtuner copy-cfg` names its copies so: the same recipe.", r"_copy$"),
+    Spelling("_copy", "The name of a copy made by `xtuner copy-cfg`: the same recipe.", r"_copy$"),
     Spelling(
         "_hf",
         "The same recipe, which XTuner runs on transformers' Trainer.",
         r"_hf$",
-        loses="XTuner's `_hf` recipes warm up over 100 steps; tuner as without `_hf`, over a part of all steps.",
+        loses=("XTuner's `_hf` recipes warm up over 100 steps; tuner warms up over a share "
+"of all steps, as without `_hf`."),
     ),
     Spelling(
         "_openmind",
@@ -81,7 +82,7 @@ SPELLINGS = (
         r"_lora_\g<rest>",
     ),
     Spelling("_gpu8", "8 samples a GPU, an optimizer step each.", r"_gpu8$", values=_train(batch=8, accumulate=1)),
-    Spelling("_varlen", "Packed samples do not see each other: always so in tuner.", r"_varlen$"),
+    Spelling("_varlen", "Packed samples do not attend to each other: in tuner they never do.", r"_varlen$"),
     Spelling(
         "_8k_sp1",
         "A speed benchmark of 3 epochs: max_length in units of 1024 (k) or 1024^2 (M), accumulating 1.",
@@ -100,7 +101,8 @@ SPELLINGS = (
     Spelling("_sp1", "Sequence parallelism over one GPU: none.", r"_sp1$"),
     Spelling(
         "_sp4, _sequence_parallel_4, _2gpus",
-        "Sequence parallelism, here a key: --set sequence_parallel_size=4. Whole samples stay on each GPU without it.",
+        ("Sequence parallelism, in tuner a key: --set sequence_parallel_size=4. Without "
+"it, each GPU keeps whole samples."),
         r"_(?:sp|sequence_parallel_)\d+$|_\d+gpus$",
         loses=_SPLITS,
     ),
@@ -125,7 +127,7 @@ SPELLINGS = (
     ),
     Spelling(
         "_varlenattn",
-        "Packed pairs that do not see each other, one packed row a GPU; tuner pads pairs, one a GPU.",
+        "Packed pairs that do not attend to each other, one packed row per GPU; tuner pads pairs, one per GPU.",
         r"_varlenattn(?=_|$)",
         values=_train(batch=1),
     ),
@@ -158,7 +160,7 @@ SPELLINGS = (
         "The same on tokens, which tuner does not read: on text.",
         r"_w_(?:tokenized|internevo)_dataset$",
         "_full_finetune_custom_dataset_e1",
-        loses="XTuner reads tokens written by InternEvo here; tuner reads rows of text.",
+        loses="XTuner reads tokens written by InternEvo; tuner reads rows of text.",
     ),
     Spelling(
         "_full_intern_repo_dataset_template",

@@ -16,7 +16,7 @@ from tuner.files import read_named_text
 from tuner.recipes.origin import Keys
 
 MAX_BYTES, MAX_DEPTH, MAX_VALUES = 1_000_000, 32, 20_000
-_FIX = "Name a config of another tool."
+_FIX = "Give a config of another tool."
 _STANDARD = "tag:yaml.org,2002:"
 # YAML 1.1, which PyYAML reads, takes a number without a point before its exponent for text: 1e-5, 5e8, 1.0e9.
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
@@ -51,7 +51,7 @@ def read(
     lines: dict[Keys, int] = {}
     values = _Reader(shown, lines, error, fix).value(node, (), 0)
     if not isinstance(values, dict):
-        raise error("the file holds no `key: value`", where=f"{shown}:1", fix=fix)
+        raise error("the file has no `key: value`", where=f"{shown}:1", fix=fix)
     return Yaml(values, lines)
 
 
@@ -83,10 +83,10 @@ class _Reader:
             raise self.error("the file is empty", where=self.name, fix=self.fix)
         self.count += 1
         if self.count > MAX_VALUES or depth > MAX_DEPTH:
-            what = f"more than {MAX_VALUES:,} values, or nested deeper than {MAX_DEPTH}: no config is"
-            raise self.wrong(what, node, "Is there an alias (*name) inside of what it names?")
+            what = f"more than {MAX_VALUES:,} values, or nested deeper than {MAX_DEPTH}: not a config"
+            raise self.wrong(what, node, "Check for an alias (*name) inside of its own anchor.")
         if not node.tag.startswith(_STANDARD) or node.tag.startswith(f"{_STANDARD}python/"):
-            raise self.wrong(f"the tag {node.tag} builds an object", node, "Write plain values; nothing was run.")
+            raise self.wrong(f"the tag {node.tag} builds an object", node, "Use plain values; nothing was run.")
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, keys, depth)
         if isinstance(node, yaml.SequenceNode):
@@ -103,14 +103,14 @@ class _Reader:
                 below = self.value(value_node, keys, depth + 1)
                 for one in below if isinstance(below, list) else [below]:
                     if not isinstance(one, dict):
-                        raise self.wrong("<< takes a mapping, or a list of them", key_node)
+                        raise self.wrong("<< needs a mapping, or a list of them", key_node)
                     merged |= {key: value for key, value in one.items() if key not in merged}
                 continue
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
             if key is None:
-                raise self.wrong("a key that is no text", key_node)
+                raise self.wrong("a key that is not text", key_node)
             if key in own:
-                raise self.wrong(f"the key {key!r} stands twice", key_node, "Keep one of the two.")
+                raise self.wrong(f"the key {key!r} appears twice", key_node, "Keep one of the two.")
             self.lines[(*keys, key)] = key_node.start_mark.line + 1
             own[key] = self.value(value_node, (*keys, key), depth + 1)
         return merged | own
@@ -123,4 +123,4 @@ class _Reader:
         try:
             return self.scalars.construct_object(node)
         except (ValueError, yaml.YAMLError) as reason:
-            raise self.wrong(f"{node.value[:40]!r} is no value: {reason}", node) from None
+            raise self.wrong(f"{node.value[:40]!r} is not a value: {reason}", node) from None

@@ -44,10 +44,10 @@ def read_config(folder: Path) -> Any:
     try:
         config = PeftConfig.from_pretrained(str(folder))
         if not isinstance(config.base_model_name_or_path, str | None):
-            raise TypeError("base_model_name_or_path is no text")
+            raise TypeError("base_model_name_or_path is not a string")
         return config
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        what = f"{folder / ADAPTER} is not readable: {type(error).__name__}: {error}"
+        what = f"{folder / ADAPTER} cannot be read: {type(error).__name__}: {error}"
         raise ModelError(what, fix="Copy the adapter again.") from error
 
 
@@ -84,7 +84,7 @@ class Adapter:
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
         found = {name: tensor for name, tensor in self._stored.shapes.items() if not name.endswith(AS_IT_WAS)}
         for name in sorted(expected.keys() ^ found.keys()):
-            what = "the base has no such module" if name in found else "the adapter lacks it"
+            what = "the base has no such module" if name in found else "it is missing in the adapter"
             raise self._misfit(f"{name}: {what}")
         for name, tensor in expected.items():
             if tensor.shape != found[name].shape:
@@ -102,7 +102,7 @@ class Adapter:
         self.changed = self.replaced | self._of_weight.keys()
 
     def _misfit(self, what: str) -> ModelError:
-        fix = "Name the base that it was trained on: --base PATH."
+        fix = "Give the base that it was trained on: --base PATH."
         return ModelError(f"the adapter does not fit the base {self._base!r}: {what}", where="--base", fix=fix)
 
     def change(self, name: str, weight: torch.Tensor | None) -> torch.Tensor:
@@ -133,7 +133,7 @@ class Adapter:
         try:
             layer.merge(safe_merge=True)
         except ValueError as error:
-            raise TunerError(f"{name} is no number with the adapter merged into it") from error
+            raise TunerError(f"{name} becomes non-finite with the adapter merged into it") from error
         merged: torch.Tensor = getattr(layer.get_base_layer(), key).data
         return merged.to(weight.dtype)
 
@@ -169,4 +169,4 @@ def check_mergeable(config: Any) -> None:
         if not odd:
             return
         what = f"LoRA with {', '.join(odd)}"
-    raise ModelError(f"{what} cannot be merged here", where=ADAPTER, fix="Export it without --merge.")
+    raise ModelError(f"{what} cannot be merged", where=ADAPTER, fix="Export it without --merge.")

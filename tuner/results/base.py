@@ -44,7 +44,7 @@ def folder_of(base: Model) -> Path:
     if local is not None:
         if not (local / "config.json").is_file():
             what = f"no model with a config.json in the base's folder {path!r}"
-            raise ModelError(what, where="the base", fix="Name where it is now: --base PATH.")
+            raise ModelError(what, where="the base", fix="Give its current place: --base PATH.")
         return local
     files = [*_FILES, "*.py"] if base.trust_remote_code else [*_FILES]
     with explained(path, "the base", "--base"):
@@ -69,11 +69,11 @@ def base_of(adapter: Any, recipe: RecipeConfig | None, asked: str | None, flag: 
     trusted = recipe.model.trust_remote_code if recipe else False
     if asked is None:
         if not recorded:
-            raise ModelError("the adapter does not say what its base is", where=flag, fix="Name it.")
+            raise ModelError("the adapter does not name its base", where=flag, fix="Give it with --base.")
         return model_of(recorded, revision, trusted)
     if recorded and asked != recorded and paths.local(asked) is None and paths.local(recorded) is None:
         what = f"the adapter was trained on {recorded!r}, not on {asked!r}"
-        raise ModelError(what, where=flag, fix="Name its base or a copy of it.")
+        raise ModelError(what, where=flag, fix="Give its base or a copy of it.")
     return model_of(asked, revision if asked == recorded else None, trusted)
 
 
@@ -86,8 +86,8 @@ def check_facts(base: str, config: Any, recipe: RecipeConfig | None, flag: str =
     trained, found = recipe.architecture if recipe else None, config.get_text_config()
     for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
         if trained and getattr(found, name) != getattr(trained, name):
-            sizes = f"{name} {getattr(found, name)}, and the model that was trained {getattr(trained, name)}"
-            raise ModelError(f"the base {base!r} has {sizes}", where=flag, fix="Name a copy of its base.")
+            sizes = f"{name} {getattr(found, name)}, and the trained model has {getattr(trained, name)}"
+            raise ModelError(f"the base {base!r} has {sizes}", where=flag, fix="Give a copy of its base.")
 
 
 def read_model_config(folder: Path, *, trust_remote_code: bool, **changes: Any) -> Any:
@@ -101,6 +101,6 @@ def read_model_config(folder: Path, *, trust_remote_code: bool, **changes: Any) 
     stored = getattr(config, "quantization_config", None)
     if stored:
         kind = stored.get("quant_method", "fewer bits")
-        what = f"the weights in {folder} are stored in {kind}: nothing is merged there"
-        raise ModelError(what, where="--merge", fix="Export the adapter alone, or take a 16-bit copy with --base.")
+        what = f"the weights in {folder} are stored in {kind}, and an adapter cannot be merged into them"
+        raise ModelError(what, where="--merge", fix="Export only the adapter, or give a 16-bit copy with --base.")
     return config

@@ -23,11 +23,11 @@ def check_can_answer(spec: ModelSpec, tokenizer: object) -> None:
         ModelError: it scores answers instead of writing them, or has no chat template.
     """
     if spec.scores:
-        what = f"{spec.description} scores answers and writes none"
-        raise ModelError(what, fix="Judge it with: tuner eval.")
+        what = f"{spec.description} is a reward model: it scores answers and writes none"
+        raise ModelError(what, fix="Evaluate it with: tuner eval.")
     if not getattr(tokenizer, "chat_template", None):
         what = f"the tokenizer of {spec.description} has no chat template"
-        raise ModelError(what, fix="Take a chat model, or train with model.chat_template.")
+        raise ModelError(what, fix="Use a chat model, or train with model.chat_template.")
 
 
 def check_room(spec: ModelSpec, ids: torch.Tensor) -> None:
@@ -37,7 +37,7 @@ def check_room(spec: ModelSpec, ids: torch.Tensor) -> None:
         UsageError: it has none.
     """
     if spec.context_tokens is not None and ids.shape[1] >= spec.context_tokens:
-        what = f"a prompt has {ids.shape[1]:,} tokens, and the model's context {spec.context_tokens:,}"
+        what = f"a prompt has {ids.shape[1]:,} tokens, and the model's context has {spec.context_tokens:,}"
         raise UsageError(what, fix="Shorten it.")
 
 

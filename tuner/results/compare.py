@@ -37,8 +37,8 @@ def compare_merged(
     """
     needed, free = int(_BYTES * _BESIDES * num_parameters), available_host_bytes()
     if free is not None and needed > free:
-        why = f"in fp32 that needs {gib(needed)}, of {gib(free)} free"
-        return f"Its logits were not compared with the adapter's: {why}."
+        why = f"in fp32 that needs {gib(needed)}, and {gib(free)} are free"
+        return f"The merged logits were not compared with the adapter's: {why}."
     path = str(folder_of(base))
     of_base = model_of(path, None, base.trust_remote_code)
     spec = ModelSpec(f"the adapter {adapter}", of_base, path, scores, None, adapter)
@@ -47,9 +47,12 @@ def compare_merged(
     merged = _logits(load_weights(of_draft, str(draft), torch.float32, scores=scores))
     apart = float((merged - said).square().mean().sqrt() / said.square().mean().sqrt())
     if not apart <= _MOST.get(dtype, _MOST_ROUNDED):
-        what = f"the merged model's logits are not those of the adapter on its base: {apart:.1%} apart"
-        raise TunerError(what, where="--merge", fix="Export the adapter alone: without --merge.")
-    return f"On {NUM_TOKENS} tokens its logits are those of the adapter on its base, within {apart:.1g} of their size."
+        what = f"the merged model's logits differ from those of the adapter on its base by {apart:.1%}"
+        raise TunerError(what, where="--merge", fix="Export only the adapter: without --merge.")
+    return (
+        f"Verified on {NUM_TOKENS} tokens: its logits equal those of the adapter on its base, "
+        f"within {apart:.1g} of their size."
+    )
 
 
 def _logits(model: Any) -> torch.Tensor:

@@ -59,8 +59,8 @@ def rows_of(
     elif recipe and recipe.val_dataloader:
         block = recipe.val_dataloader.dataset
     else:
-        what = f"{spec.description} names no validation data"
-        raise UsageError(what, where="--data", fix="Name some: --data FILE, or an id on the hub.")
+        what = f"{spec.description} has no validation data"
+        raise UsageError(what, where="--data", fix="Give some: --data FILE, or an id on the hub.")
     given = {"split": split, "max_rows": max_rows}
     return block.model_copy(update={name: value for name, value in given.items() if value is not None})
 
@@ -137,7 +137,7 @@ def questions(spec: ModelSpec, tokenizer: Any, dataset: Dataset, count: int) -> 
     check_can_answer(spec, tokenizer)
     asked = prompts(dataset, count, spec.objective)
     if not asked:
-        raise DataError("the rows ask nothing", where="--generate", fix="Name rows of conversations: --data FILE.")
+        raise DataError("the rows have no prompts", where="--generate", fix="Give rows of conversations: --data FILE.")
     for messages in asked:
         check_room(spec, prompt_ids(tokenizer, messages[:-1]))
     return asked

@@ -231,8 +231,8 @@ def _llama(config: Any, architecture: str) -> LlamaConfig:
         UsageError: it is another model.
     """
     if not isinstance(config, LlamaConfig):
-        what = f"a model of model_type {config.model_type!r} cannot go out as Llama"
-        raise UsageError(what, where="--as", fix="Leave --as out.")
+        what = f"a model of model_type {config.model_type!r} cannot be exported as Llama"
+        raise UsageError(what, where="--as", fix="Remove --as.")
     facts = LlamaConfig.to_dict(config)  # not its own to_dict, which adds the publisher's keys
     facts.pop("model_type")
     llama: LlamaConfig = LlamaConfig.from_dict(facts)

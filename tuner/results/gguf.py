@@ -36,7 +36,7 @@ def converter(environ: Mapping[str, str]) -> Path:
     named = Path(folder) / SCRIPT if folder else shutil.which(SCRIPT, path=environ.get("PATH"))
     if named and Path(named).is_file():
         return Path(named).resolve()
-    what = f"GGUF is written by llama.cpp's {SCRIPT}, which is not {f'in {folder}' if folder else 'on PATH'}"
+    what = f"writing GGUF needs llama.cpp's {SCRIPT}, which is not {f'in {folder}' if folder else 'on PATH'}"
     fix = "Get it: git clone --depth 1 https://github.com/ggml-org/llama.cpp, then export LLAMA_CPP=./llama.cpp."
     raise MachineError(what, where="LLAMA_CPP" if folder else "--as gguf", fix=fix)
 
@@ -85,6 +85,6 @@ def _convert(script: Path, whole: Path, weights: Path, outtype: str) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0 or not weights.is_file():
         said = done.stderr.strip().splitlines()
-        what = f"llama.cpp's converter ended with code {done.returncode}: {said[-1] if said else 'it said nothing'}"
-        fix = f"It may be older than the model's architecture or tokenizer: bring {script.parent} up to date."
+        what = f"llama.cpp's converter ended with code {done.returncode}: {said[-1] if said else 'no output'}"
+        fix = f"It may be too old for the model's architecture or tokenizer: update {script.parent}."
         raise TunerError(what, where=script, fix=fix)

@@ -41,7 +41,7 @@ def empty_model(config: Any, *, scores: bool, trust_remote_code: bool = False) -
         with torch.device("meta"):
             return auto.from_config(config, trust_remote_code=trust_remote_code)
     except ValueError as error:
-        raise ModelError(f"no model can be built of its config.json: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"its config.json does not describe a valid model: {str(error).splitlines()[0]}") from error
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ class Layout:
         """
         lacking = sorted(self._expected.keys() - self._at.keys() - self._tied.keys() - replaced)
         if lacking:
-            what = f"{len(lacking)} of the model's tensors are missing, {lacking[0]} among them"
-            raise ModelError(what, fix="Take the whole model.")
+            what = f"{len(lacking)} of the model's tensors are missing, such as {lacking[0]}"
+            raise ModelError(what, fix="Use the complete model.")
         for unit in self._units:
             for name, tensor in self._loaded(unit, self._stored.shapes).items():
                 if name in self._expected and self._expected[name].shape != tensor.shape:
-                    shapes = f"{tuple(tensor.shape)}, and by config.json {tuple(self._expected[name].shape)}"
-                    raise ModelError(f"{name} has the shape {shapes}", fix="Take the whole model.")
+                    shapes = f"{tuple(tensor.shape)}, but {tuple(self._expected[name].shape)} by config.json"
+                    raise ModelError(f"{name} has the shape {shapes}", fix="Use the complete model.")
 
     def ties(self, changed: set[str]) -> bool:
         """Return whether weights that the model ties stay the same when the tensors in `changed` become others."""

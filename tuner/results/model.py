@@ -92,11 +92,11 @@ def spec_of(name: str, adapter: str | None) -> ModelSpec:
         return _adapted(named, None) if named and named.is_adapter else _whole(name, named)
     if named and named.is_adapter:
         what = f"{named.description} is an adapter itself"
-        raise UsageError(what, where="--adapter", fix="Name the base before --adapter.")
+        raise UsageError(what, where="--adapter", fix="Give the base as SOURCE, before --adapter.")
     found = find(paths.expanded(adapter))
     if not found.is_adapter:
-        what = f"{found.description} is a whole model, no adapter"
-        raise UsageError(what, where="--adapter", fix="Leave --adapter out and name it alone.")
+        what = f"{found.description} is a whole model, not an adapter"
+        raise UsageError(what, where="--adapter", fix="Remove --adapter and give it as SOURCE.")
     return _adapted(found, str(named.folder) if named else name)
 
 
@@ -115,15 +115,15 @@ def _adapted(found: SavedModel, asked: str | None) -> ModelSpec:
     recipe = found.recipe()
     adapter = read_config(found.folder)
     if adapter.is_prompt_learning:
-        kind = f"{kind_of(adapter)}, which puts tokens before the prompt and changes no weight"
-        fix = "Use it with PEFT itself: adapters that change weights are asked and judged here."
+        kind = f"{kind_of(adapter)}, which adds tokens before the prompt instead of changing weights"
+        fix = "Use it with PEFT itself: tuner chat and eval support adapters that change weights."
         raise ModelError(f"{found.description} are of {kind}", fix=fix)
     model = base_of(adapter, recipe, asked, "SOURCE")
     path = source(model)
     folder = paths.local(path)
     if folder and not (folder / "config.json").is_file():
-        what = f"the base of {found.description} is not there: no config.json in {path!r}"
-        raise ModelError(what, fix=f"Name where it is now: BASE --adapter {found.folder}.")
+        what = f"the base of {found.description} is missing: {path!r} has no config.json"
+        raise ModelError(what, fix=f"Give its current place: BASE --adapter {found.folder}.")
     config = _config(model, path)
     check_facts(path, config, recipe, "SOURCE")
     return ModelSpec(
@@ -225,12 +225,12 @@ def with_adapter(model: Any, spec: ModelSpec) -> Any:
         raise _misfit(spec, str(error).strip().splitlines()[-1].strip()) from error
     unexpected = [name for name in report.unexpected_keys if not name.endswith(AS_IT_WAS)]
     if unexpected:
-        raise _misfit(spec, f"{unexpected[0]} has no place there")
+        raise _misfit(spec, f"the model has no {unexpected[0]}")
     if report.missing_keys:
         raise _misfit(spec, f"it lacks {report.missing_keys[0]}")
     return adapted
 
 
 def _misfit(spec: ModelSpec, what: str) -> ModelError:
-    fix = "Name the base that it was trained on: BASE --adapter FOLDER."
+    fix = "Give the base that it was trained on: BASE --adapter FOLDER."
     return ModelError(f"the adapter {spec.adapter} does not fit {spec.path!r}: {what}", fix=fix)

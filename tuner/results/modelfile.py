@@ -26,7 +26,7 @@ _PARAMETERS = {
 }
 """Names in transformers' generation config, and Ollama's."""
 _NO_TEMPLATE = """\
-# The chat template cannot be written in Ollama's words. The GGUF holds it; where Ollama does not know it by itself,
+# The chat template cannot be translated for Ollama. The GGUF holds it; if Ollama does not recognize it,
 # add TEMPLATE: https://docs.ollama.com/modelfile#template"""
 _SYSTEM = {"role": "system", "content": "SYSTEM0"}
 _TURNS = [
@@ -59,7 +59,7 @@ def modelfile(weights: str, tokenizer: Any, generation: Any, context_tokens: int
         lines += _sampling(generation)
     if context_tokens:
         if context_tokens > _MOST_CONTEXT:
-            lines.append(f"# The model's context has {context_tokens} tokens; more of it takes more memory.")
+            lines.append(f"# The model's context has {context_tokens} tokens; a larger num_ctx needs more memory.")
         lines.append(f"PARAMETER num_ctx {min(context_tokens, _MOST_CONTEXT)}")
     return "\n".join(lines) + "\n"
 

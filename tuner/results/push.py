@@ -26,7 +26,7 @@ from tuner.errors import MachineError, TunerError, UsageError
 from tuner.results.export import Exported
 
 FLAG = "--push"
-_LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN, to a token that may write."
+_LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN, with a token that has write access."
 _AGAIN = "Run the same command again."
 # transformers and PEFT load a file of these names wherever they find one: `adapter_config.json` beside a whole model
 # sends `from_pretrained` to the adapter's base.
@@ -65,14 +65,14 @@ def check(name: str, *, private: bool) -> Repository:
         except RepositoryNotFoundError:  # or a private one of someone else, which the hub tells nobody
             found = None
     if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise MachineError("the token for the Hugging Face hub may only read", where=FLAG, fix=_LOG_IN)
+        raise MachineError("the token for the Hugging Face hub is read-only", where=FLAG, fix=_LOG_IN)
     owners = [user["name"], *(group["name"] for group in user.get("orgs", ()))]
     if found is None and owner.lower() not in map(str.lower, owners):
         what = f"{owner!r} is neither the user of this token nor one of their organizations"
-        raise UsageError(what, where=FLAG, fix=f"Take one of: {', '.join(owners)}.")
+        raise UsageError(what, where=FLAG, fix=f"Use one of: {', '.join(owners)}.")
     if found and private and not found.private:
-        fix = f"Make it private first: hf repos settings {name} --private. Or leave --private out."
-        raise UsageError(f"{name} is there already, and it is public", where="--private", fix=fix)
+        fix = f"Make it private first: hf repos settings {name} --private. Or remove --private."
+        raise UsageError(f"{name} already exists and is public", where="--private", fix=fix)
     files = frozenset(file.rfilename for file in found.siblings or ()) if found else None
     return Repository(name, private, files)
 
@@ -81,9 +81,9 @@ def _check_name(name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise UsageError(str(error).rstrip("."), where=FLAG, fix="Write OWNER/NAME, such as my-org/my-model.") from None
+        raise UsageError(str(error).rstrip("."), where=FLAG, fix="Use OWNER/NAME, such as my-org/my-model.") from None
     if "/" not in name:
-        raise UsageError(f"{name!r} names no owner", where=FLAG, fix=f"Write OWNER/NAME, such as my-org/{name}.")
+        raise UsageError(f"{name!r} has no owner", where=FLAG, fix=f"Use OWNER/NAME, such as my-org/{name}.")
 
 
 def upload(folder: Path, exported: Exported, repository: Repository, again: str = _AGAIN) -> str:
@@ -102,8 +102,8 @@ def upload(folder: Path, exported: Exported, repository: Repository, again: str 
         MachineError: the hub refuses or is away; part of the files may be there, and the next attempt goes on.
     """
     if exported.private_base:
-        what = f"the adapter's base is a folder of this machine, {exported.private_base}, which others do not have"
-        fix = "Name its id on the hub, --base ORG/MODEL, or upload a whole model, --merge."
+        what = f"the adapter's base is a local folder, {exported.private_base}, which others cannot load"
+        fix = "Give its id on the hub, --base ORG/MODEL, or upload a whole model, --merge."
         raise UsageError(what, where=FLAG, fix=fix)
     name, api = repository.name, HfApi()
     ours = {file.name for file in folder.iterdir()}
@@ -141,7 +141,7 @@ def _explained(name: str, again: str = _AGAIN) -> Iterator[None]:
         if isinstance(error.__cause__, HfHubHTTPError):
             raise _refusal(name, error.__cause__, again) from error
         told = re.sub(r"https?://\S+", "...", str(error).partition("\n")[0])
-        raise _lost(f"the upload to {name} broke off: {told.rstrip('.')}", again) from error
+        raise _lost(f"the upload to {name} failed: {told.rstrip('.')}", again) from error
 
 
 def _lost(what: str, again: str) -> MachineError:
@@ -152,13 +152,13 @@ def _refusal(name: str, error: HfHubHTTPError, again: str) -> TunerError:
     status = error.response.status_code
     said = f": {error.server_message}" if error.server_message else ""
     if status == 401:
-        return MachineError(f"the Hugging Face hub does not know this token (401){said}", where=FLAG, fix=_LOG_IN)
+        return MachineError(f"the Hugging Face hub rejects this token (401){said}", where=FLAG, fix=_LOG_IN)
     if status in (403, 404):
-        return MachineError(f"this token may not write to {name} ({status}){said}", where=FLAG, fix=_LOG_IN)
+        return MachineError(f"this token has no write access to {name} ({status}){said}", where=FLAG, fix=_LOG_IN)
     if status in (409, 412):
-        what = f"{name} was changed by someone else during the upload ({status}){said}"
-        return MachineError(what, where=FLAG, fix=f"Look at what is there. {again}")
+        what = f"someone else changed {name} during the upload ({status}){said}"
+        return MachineError(what, where=FLAG, fix=f"Check its files. {again}")
     if status == 429 or status >= 500:
         what = f"the Hugging Face hub answers {status} for {name}{said}"
         return MachineError(what, where=FLAG, fix=f"Wait, or see status.huggingface.co. {again}")
-    return MachineError(f"the Hugging Face hub refuses the upload to {name} ({status}){said}", where=FLAG, fix=again)
+    return MachineError(f"the Hugging Face hub rejects the upload to {name} ({status}){said}", where=FLAG, fix=again)

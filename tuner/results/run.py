@@ -105,8 +105,8 @@ class RunFailed(TunerError):
             self.code, what = str(self.diagnosis["cause"]), str(self.diagnosis["what"])
             fix = f"Next: `{self.diagnosis['next_command']}`"
         elif exit_code == Stopped.exit_code:
-            self.code, what = Stopped.code, "the run was stopped, and saved a checkpoint"
-            fix = 'Go on with the same call: work_dir=..., resume="auto"'
+            self.code, what = Stopped.code, "the run was stopped and saved a checkpoint"
+            fix = 'Resume with the same call: work_dir=..., resume="auto"'
         super().__init__(what.rstrip("."), where=run.path, fix=fix)
         self.exit_code = exit_code
 

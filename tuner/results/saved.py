@@ -54,10 +54,10 @@ def find(path: Path) -> SavedModel:
     paths.refuse_forbidden(path, UsageError, "SOURCE")
     if not paths.exists(path):
         near = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
-        raise UsageError(f"{path} does not exist", where="SOURCE", fix=near or "Name a run directory or a checkpoint.")
+        raise UsageError(f"{path} does not exist", where="SOURCE", fix=near or "Give a run directory or a checkpoint.")
     if path.is_file():
-        what = f"{path} is a file" + (": a pickle, which is not read" if path.suffix in _PICKLES else "")
-        raise UsageError(what, where="SOURCE", fix="Name a run directory of tuner, or a checkpoint in it.")
+        what = f"{path} is a file" + (": a pickle, which tuner does not load" if path.suffix in _PICKLES else "")
+        raise UsageError(what, where="SOURCE", fix="Give a run directory of tuner, or a checkpoint in it.")
     if is_run(path):
         return _of_run(RunDirectory(path))
     if _is_checkpoint(path):
@@ -86,9 +86,9 @@ def _of_run(run: RunDirectory) -> SavedModel:
     why = "".join(f"; {line}" for line in passed_over)
     if newest is None:
         what = f"the run {run.path} has no result and no valid checkpoint{why}"
-        fix = f"Go on with it first: tuner train {run.recipe} --resume {run.path}"
+        fix = f"Resume it first: tuner train {run.recipe} --resume {run.path}"
         raise RunDirectoryError(what, where="SOURCE", fix=fix)
-    told = f"checkpoint {newest.step} of {run.path}, whose training is not done{why}"
+    told = f"checkpoint {newest.step} of {run.path}, whose training is not finished{why}"
     return _whole(SavedModel(newest.path, told, run, newest.step))
 
 
@@ -96,7 +96,7 @@ def _of_checkpoint(path: Path) -> SavedModel:
     checkpoint = checkpoints.read(path)
     if checkpoint.problem:
         what = f"{path} is not a valid checkpoint: {checkpoint.problem}"
-        raise RunDirectoryError(what, where="SOURCE", fix="Take an older checkpoint, or name the run directory.")
+        raise RunDirectoryError(what, where="SOURCE", fix="Use an older checkpoint, or give the run directory.")
     return _whole(
         SavedModel(path, f"the checkpoint {path}", _run_around(path.absolute().parent.parent), checkpoint.step)
     )
@@ -107,16 +107,16 @@ def _whole(source: SavedModel) -> SavedModel:
     if not has_weights(source.folder):
         pickled = next((file.name for file in sorted(source.folder.iterdir()) if _PICKLED.fullmatch(file.name)), None)
         if pickled:
-            pickles = f"its weights as pickles ({pickled}), which can hold code: safetensors only"
+            pickles = f"its weights as pickles ({pickled}), which can run code; tuner loads only safetensors"
             what = f"{source.description}, holds {pickles}"
-            fix = "Load and save it once with transformers, where you trust it."
+            fix = "If you trust it, convert it: load and save it once with transformers."
             raise UsageError(what, where="SOURCE", fix=fix)
         if source.run and checkpoints.inspect(source.folder, hashes=False) is None:
-            what = f"{source.description}, holds what was trained and not the frozen layers"
-            fix = f"Go on to the end: tuner train {source.run.recipe} --resume {source.run.path}"
+            what = f"{source.description}, holds only the trained layers and not the frozen ones"
+            fix = f"Finish the run: tuner train {source.run.recipe} --resume {source.run.path}"
             raise UsageError(what, where="SOURCE", fix=fix)
-        what = f"{source.folder} holds no {' or '.join(WEIGHTS)}"
-        raise UsageError(what, where="SOURCE", fix="Name a run directory of tuner, or a checkpoint in it.")
+        what = f"{source.folder} has no {' or '.join(WEIGHTS)}"
+        raise UsageError(what, where="SOURCE", fix="Give a run directory of tuner, or a checkpoint in it.")
     return source
 
 
@@ -136,15 +136,15 @@ def check_dest(dest: Path) -> None:
         UsageError: something is there, or no folder can be.
     """
     if dest.suffix == ".gguf":
-        fix = f"Name the folder that gets it, with a Modelfile: tuner export SOURCE {dest.with_suffix('')} --as gguf."
-        raise UsageError(f"{dest} is named as a GGUF file, and an export is a folder", where="DEST", fix=fix)
+        fix = f"Give a folder for it and its Modelfile: tuner export SOURCE {dest.with_suffix('')} --as gguf."
+        raise UsageError(f"{dest} is the name of a GGUF file, and an export is a folder", where="DEST", fix=fix)
     if os.path.lexists(dest) and not (dest.is_dir() and not any(dest.iterdir())):
         what = f"{dest} is not empty" if dest.is_dir() else f"{dest} is a file"
-        raise UsageError(what, where="DEST", fix="Choose another; nothing was overwritten.")
+        raise UsageError(what, where="DEST", fix="Choose another folder; nothing was overwritten.")
     if dest.is_dir() and (dest.is_symlink() or dest.is_mount() or dest.samefile(".")):
-        what = f"{dest} is a link, a mount point or the folder that you are in, and cannot be replaced by an export"
-        raise UsageError(what, where="DEST", fix=f"Name a new folder in it: {dest / 'my-model'}.")
+        what = f"{dest} is a link, a mount point or the working directory, and an export cannot replace it"
+        raise UsageError(what, where="DEST", fix=f"Choose a new folder in it: {dest / 'my-model'}.")
     above = next(folder for folder in dest.absolute().parents if paths.exists(folder))
     if dest.name == ".." or not above.is_dir():
-        what = f"{above} is a file" if not above.is_dir() else f"{dest} is no name of a new folder"
-        raise UsageError(what, where="DEST", fix="Choose another; nothing was overwritten.")
+        what = f"{above} is a file" if not above.is_dir() else f"{dest} is not a valid folder name"
+        raise UsageError(what, where="DEST", fix="Choose another folder; nothing was overwritten.")

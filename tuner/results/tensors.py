@@ -72,9 +72,9 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt") as opened:
             yield opened
     except FileNotFoundError:
-        raise ModelError(f"{file} is missing", where=file.parent, fix="Fetch or copy the model again.") from None
+        raise ModelError(f"{file} is missing", where=file.parent, fix="Download or copy the model again.") from None
     except SafetensorError as error:
-        raise ModelError(f"{file} is damaged: {error}", where=file.parent, fix="Fetch or copy it again.") from error
+        raise ModelError(f"{file} is damaged: {error}", where=file.parent, fix="Download or copy it again.") from error
 
 
 def _files(folder: Path, stem: str) -> list[Path]:
@@ -83,13 +83,13 @@ def _files(folder: Path, stem: str) -> list[Path]:
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} is not readable", fix="Fetch or copy the model again.") from error
+            raise ModelError(f"{index} cannot be read", fix="Download or copy the model again.") from error
         return [folder / name for name in sorted(names)]
     whole = folder / f"{stem}.safetensors"
     if not whole.is_file():
         pickles = any(folder.glob("*.bin"))
-        what = f"{folder} holds no {stem}.safetensors" + (", only pickles, which are not read" if pickles else "")
-        raise ModelError(what, fix="Take a model that is published as safetensors." if pickles else None)
+        what = f"{folder} has no {stem}.safetensors" + (", only pickles, which tuner does not load" if pickles else "")
+        raise ModelError(what, fix="Use a model that is published as safetensors." if pickles else None)
     return [whole]
 
 
@@ -104,7 +104,7 @@ def typed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     found = tensor.to(dtype)
     if dtype == torch.float16 and not found.is_meta and found.isinf().sum() > tensor.isinf().sum():
         what = f"a weight of {float(tensor.abs().max()):g} is too large for fp16, whose largest number is 65,504"
-        raise TunerError(what, where="--dtype", fix="Write bf16 or fp32.")
+        raise TunerError(what, where="--dtype", fix="Use bf16 or fp32.")
     return found
 
 
@@ -171,8 +171,8 @@ def _read_back(file: Path, hashes: dict[str, str]) -> None:
     stored = Stored(file.parent, file.name.removesuffix(".safetensors"))
     for name, digest in hashes.items():
         if _sha256(stored.load(name)) != digest:
-            what = f"{name} reads back from {file.name} as other bytes than were written"
-            raise DiskError(what, where=file.parent, fix="Look at the disk.")
+            what = f"{name} in {file.name} differs from what was written"
+            raise DiskError(what, where=file.parent, fix="Check the disk.")
 
 
 def _sha256(tensor: Tensor) -> str:

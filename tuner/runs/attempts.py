@@ -30,11 +30,11 @@ def refusal(run: RunDirectory, num_restarts: int, limit: int, saved: int | None 
         # Every byte of a checkpoint is read to find it valid: minutes that a job about to be killed may not have.
         newest, _ = checkpoints.newest_valid(run.checkpoints)
         saved = newest.step if newest else 0
-    return None if saved > began else f"no checkpoint is newer than step {began}, where its last attempt began"
+    return None if saved > began else f"its last attempt began at step {began} and saved no newer checkpoint"
 
 
 def too_often(num_restarts: int, limit: int) -> str | None:
     """Return why a run that was started again so often must not be once more, or None."""
     if num_restarts < limit:
         return None
-    return f"it was started again {num_restarts} times, and {limit} is the limit"
+    return f"it was restarted {num_restarts} times, and the limit is {limit}"

@@ -66,7 +66,7 @@ HANG = "hang"
 TABLE: Sequence[Cause] = (
     Cause(
         GPU_MEMORY,
-        "a GPU has too little memory for this",
+        "a GPU ran out of memory",
         (
             r"OutOfMemoryError",
             r"(?:CUDA|HIP|NPU|XPU) (?:error: )?out of memory",
@@ -91,7 +91,7 @@ TABLE: Sequence[Cause] = (
     ),
     Cause(
         HOST_MEMORY,
-        "the machine has too little memory for this",
+        "the machine ran out of memory",
         (
             r"^(?:\S+\.)?(?:_Array)?MemoryError\b",
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory",
@@ -113,20 +113,20 @@ TABLE: Sequence[Cause] = (
     ),
     Cause(
         PORT,
-        "another process has this port",
+        "another process uses this port",
         (r"EADDRINUSE", r"[Aa]ddress already in use"),
         exit_code=3,
     ),
     Cause(
         "missing-compiler",
-        "DeepSpeed builds an operation and finds no ninja",
+        "DeepSpeed needs ninja to compile an op",
         (r"ninja not being installed", r"Ninja is required to load C\+\+ extensions", r"ninja: (?:command )?not found"),
         "pip install ninja",
         3,
     ),
     Cause(
         "missing-compiler",
-        "an operation is built and finds no compiler",
+        "an op cannot be compiled",
         (
             r"(?:c\+\+|g\+\+|gcc|cc1plus|nvcc).*: (?:command )?not found",
             r"No such file or directory: '(?:[^']*/)?(?:c\+\+|g\+\+|gcc|nvcc)'",
@@ -141,13 +141,13 @@ TABLE: Sequence[Cause] = (
     ),
     Cause(
         "cuda-assert",
-        "a value on the GPU is out of its range, mostly a token id beyond the vocabulary",
+        "a value on the GPU is out of range, mostly a token id beyond the vocabulary",
         (r"device-side assert triggered", r"Assertion `.*` failed\.$", r"indexSelect.*Assertion"),
         "CUDA_LAUNCH_BLOCKING=1 {again}",
     ),
     Cause(
         "gpu-hardware",
-        "a GPU is broken or has left the bus",
+        "a GPU is broken or no longer answers",
         (
             r"uncorrectable (?:NVLink|ECC) error",
             r"NVRM: Xid .*: (?:48|62|63|64|74|79|92|94|95|119|120)\b",
@@ -209,7 +209,7 @@ TABLE: Sequence[Cause] = (
     ),
     Cause(
         "lost-peer",
-        "another rank ended, and none says why",
+        "the connection to another rank was lost, and no rank says why",
         (
             r"Connection (?:closed by peer|reset by peer|refused)",
             r"remote process exit(?:ed|ing)",
@@ -257,7 +257,7 @@ TABLE: Sequence[Cause] = (
     ),
     Cause(
         "library-mismatch",
-        "installed libraries do not fit together",
+        "installed libraries do not work together",
         (
             r"ImportError: cannot import name",
             r"No module named '?\w+",
@@ -279,10 +279,10 @@ _SELF_EXPLAINING = (
 )
 KILLED = Cause("killed", "killed by SIGKILL, mostly for lack of memory", (), "dmesg --ctime | tail -n 20", 137)
 CRASHED = Cause("crashed", "crashed", (), "tail -n 50 {log}", 139)
-OVERDUE = Cause("did-not-stop", "did not stop when told to", (), "tail -n 50 {log}", 137, Role.WAITED)
-TOLD_TO_END = Cause("told-to-end", "told to end", exit_code=143, role=Role.LOST)
+OVERDUE = Cause("did-not-stop", "did not stop when asked to", (), "tail -n 50 {log}", 137, Role.WAITED)
+TOLD_TO_END = Cause("told-to-end", "received SIGTERM", exit_code=143, role=Role.LOST)
 BUG = Cause("bug", "an error that tuner does not know", (), "tail -n 50 {log}")
-SILENT = Cause("unknown", "ended without a word", (), "tail -n 50 {log}")
+SILENT = Cause("unknown", "ended without a report", (), "tail -n 50 {log}")
 
 
 def every() -> Sequence[Cause]:

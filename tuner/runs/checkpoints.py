@@ -144,7 +144,7 @@ def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
     except OSError:
         return Checkpoint(folder, step, problem="it has no manifest: the save never finished")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return Checkpoint(folder, step, problem="its manifest is not readable")
+        return Checkpoint(folder, step, problem="its manifest cannot be read")
     if named and saved_at != step:  # it was renamed: whoever sorts by names would take it for another
         return Checkpoint(folder, step, facts, f"it was saved at step {saved_at}")
     try:
@@ -164,13 +164,13 @@ def _first_difference(folder: Path, expected: dict[str, tuple[int, str]], hashes
     # Every place is resolved once: a listing looks at thousands of files, and a name at a time is a third of its time.
     is_inside = cache(lambda place: place.resolve().is_relative_to(root))
     if _leads_out(folder):
-        return f"{LATEST} names a folder outside of the checkpoint"
+        return f"{LATEST} points outside of the checkpoint"
     for name, (size, _) in expected.items():
         path = folder / name
         if not os.path.isfile(path):  # noqa: PTH113 (a name too long is no file, and no error)
             return f"{name} is missing"
         if not is_inside(path if path.is_symlink() else path.parent):
-            return f"{name} leads out of the checkpoint"
+            return f"{name} points outside of the checkpoint"
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes, not {size}"
     if hashes:
@@ -212,7 +212,7 @@ def newest_valid(folder: Path, *, hashes: bool = True) -> tuple[Checkpoint | Non
         checkpoint = read(path, hashes=hashes)
         if checkpoint.problem is None:
             return checkpoint, passed_over
-        passed_over.append(f"{path.name} is passed over: {checkpoint.problem}")
+        passed_over.append(f"{path.name} is skipped: {checkpoint.problem}")
     return None, passed_over
 
 
@@ -269,12 +269,12 @@ def require_valid(folder: Path, *, hashes: bool = True) -> Checkpoint:
         RunDirectoryError: it is not there, or its manifest does not hold.
     """
     if not os.path.isdir(folder):  # noqa: PTH112 (a name too long is no folder, and no error)
-        raise RunDirectoryError(f"no checkpoint {folder}", where="--resume", fix="Name a checkpoint-STEP folder.")
+        raise RunDirectoryError(f"no checkpoint {folder}", where="--resume", fix="Give a checkpoint-STEP folder.")
     if not (_NAME.fullmatch(folder.name) or (folder / MANIFEST).is_file()):
-        fix = "Name a run directory, or a checkpoint-STEP folder in its checkpoints."
-        raise RunDirectoryError(f"{folder} is neither a run nor a checkpoint", where="--resume", fix=fix)
+        fix = "Give a run directory, or a checkpoint-STEP folder in its checkpoints."
+        raise RunDirectoryError(f"{folder} is neither a run directory nor a checkpoint", where="--resume", fix=fix)
     checkpoint = read(folder, hashes=hashes)
     if checkpoint.problem:
-        fix = "Take an older checkpoint, or name the run directory: its newest valid one is taken."
+        fix = "Use an older checkpoint, or give the run directory to use its newest valid one."
         raise RunDirectoryError(f"{folder} is not a valid checkpoint: {checkpoint.problem}", where="--resume", fix=fix)
     return checkpoint

@@ -206,7 +206,7 @@ def _ended(evidence: Evidence, rank: int | None, code: int, first: bool) -> tupl
     log = "" if rank is None else evidence.logs.get(rank, "")
     known = classify(log)
     if abs(code) % 128 == signal.SIGTERM or (code == -signal.SIGKILL and not first):
-        return causes.TOLD_TO_END, f"{who} was told to end"
+        return causes.TOLD_TO_END, f"{who} received SIGTERM"
     if code == -signal.SIGKILL:
         return _killed(who, evidence.num_oom_kills, known)
     if code == -signal.SIGBUS:
@@ -252,7 +252,7 @@ def _full_disk(evidence: Evidence) -> tuple[Cause, str] | None:
     """Return what is likely where nothing could be written down."""
     if evidence.free_bytes is None or evidence.free_bytes >= _FULL_BYTES:
         return None
-    return causes.named("disk"), f"{evidence.free_bytes} bytes are left at {evidence.folder}"
+    return causes.named("disk"), f"{evidence.free_bytes} bytes are free at {evidence.folder}"
 
 
 def _tail(evidence: Evidence, rank: int | None) -> str:
@@ -264,7 +264,7 @@ def _lagging(evidence: Evidence, waited: _Suspect) -> _Suspect:
     """Return the same failure on the rank that the others waited for, where that can be told."""
     late, sign = _late_ranks(evidence)
     if not late:
-        return replace(waited, what=f"{waited.what} (which rank lagged is not known)")
+        return replace(waited, what=f"{waited.what} (the lagging rank is unknown)")
     ranks = ", ".join(map(str, late))
     what = f"{waited.what} (rank{'s' * (len(late) > 1)} {ranks} {sign})"
     return replace(waited, rank=late[0], what=what)
@@ -273,7 +273,7 @@ def _lagging(evidence: Evidence, waited: _Suspect) -> _Suspect:
 def _late_ranks(evidence: Evidence) -> tuple[list[int], str]:
     """Return who held the others up, and the sign of it in words; the surer one comes first."""
     if evidence.stopped:
-        return sorted(evidence.stopped), "had been stopped: state T, as after SIGSTOP"
+        return sorted(evidence.stopped), "was suspended: state T, as after SIGSTOP"
     texts = {rank: evidence.logs.get(rank, "") for rank in evidence.ranks}
     for report in evidence.reports:
         texts[report["rank"]] = f"{texts.get(report['rank'], '')}\n{report['message']}"
@@ -281,7 +281,7 @@ def _late_ranks(evidence: Evidence) -> tuple[list[int], str]:
     if named:
         return sorted(named), "lagged"
     if evidence.overdue and len(evidence.overdue) < len(texts):
-        return sorted(evidence.overdue), "did not even end at SIGTERM"
+        return sorted(evidence.overdue), "did not end at SIGTERM"
     counts = {rank: evidence.counts.get(rank, -1) for rank in texts} if evidence.counts else {}
     waiting = {rank for rank, text in texts.items() if _waits(text)}
     queued = {rank: max(map(int, works)) for rank, text in texts.items() if (works := _ENQUEUED.findall(text))}

@@ -86,9 +86,9 @@ class RunDirectory:
         try:
             value = load_json(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise RunDirectoryError(f"{file.name} is missing or not JSON", where=self.path) from error
+            raise RunDirectoryError(f"{file.name} is missing or is not JSON", where=self.path) from error
         if not isinstance(value, dict):
-            raise RunDirectoryError(f"{file.name} holds no object", where=self.path)
+            raise RunDirectoryError(f"{file.name} is not a JSON object", where=self.path)
         return value
 
     def write_status(self, state: State, **facts: Any) -> None:
@@ -145,12 +145,12 @@ def check_free(path: Path, *, resume: bool) -> None:
     with disk_errors(path):
         if _UNPRINTABLE.search(str(path)):
             what = f"{str(path)!r} holds a control character, or bytes that are not UTF-8"
-            raise RunDirectoryError(what, where="--work-dir", fix="Choose a name that fits on a line.")
+            raise RunDirectoryError(what, where="--work-dir", fix="Choose a name without control characters, in UTF-8.")
         if os.path.lexists(path) and not path.is_dir():
             raise RunDirectoryError(f"{path} is a file", where="--work-dir", fix="Choose a folder.")
         if not resume and path.is_dir() and not _is_empty(path):
             lock.check(path)
-            hint = "Add --resume auto to go on with it, or choose another." if is_run(path) else "Choose another."
+            hint = "Add --resume auto to continue it, or choose another." if is_run(path) else "Choose another."
             raise RunDirectoryError(f"{path} is not empty", where="--work-dir", fix=hint)
         parent = next(folder for folder in (path, *path.parents) if folder.exists())
         if not parent.is_dir():
@@ -209,7 +209,7 @@ def _claim(path: Path, recipe: str) -> None:
         write_new_text(path / "recipe.py", recipe)
     except FileExistsError:
         fix = "Choose another."
-        raise RunDirectoryError(f"{path} was just taken by another run", where="--work-dir", fix=fix) from None
+        raise RunDirectoryError(f"another run just took {path}", where="--work-dir", fix=fix) from None
 
 
 def _keep_earlier_attempt(path: Path, step: int) -> None:
@@ -265,7 +265,7 @@ def wait_for(path: Path, launch_id: str) -> RunDirectory:
     raise RunDirectoryError(
         f"rank 0 did not write {path} within {_WAIT_S:.0f} s",
         where="--work-dir",
-        fix="All nodes must share this folder; see rank 0's message first.",
+        fix="All nodes must share this folder. Read rank 0's message first.",
     )
 
 

@@ -123,10 +123,10 @@ def _running(run: RunDirectory) -> tuple[State, str]:
     holder = lock.holder(run.path)
     lives = holder.lives(run.path) if holder else False
     if lives is None:
-        return "running", f"{holder}, as it says; that is not seen from here"
+        return "running", f"{holder}, as recorded; it cannot be checked from here"
     if lives:
         return "running", ""
-    return "died", "its process is gone without a word: killed, or the machine went down"
+    return "died", "its process is gone: it was killed, or the machine went down"
 
 
 def _resumable_step(run: RunDirectory) -> int | None:

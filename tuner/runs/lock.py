@@ -227,14 +227,14 @@ def _refuse_ranks_left(run: Path) -> None:
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if WORKER in words and place in map(os.path.realpath, words):
-            what = f"{run} is in use by process {process.pid}, which is left of a run whose launcher was killed"
-            raise RunDirectoryError(what, where="--work-dir", fix="Wait until it has saved and ended.")
+            what = f"{run} is in use by process {process.pid}, left over from a run whose launcher was killed"
+            raise RunDirectoryError(what, where="--work-dir", fix="Wait until it has saved and exited.")
 
 
 def _taken(run: Path, holder: Holder) -> RunDirectoryError:
-    fix = "Wait for it, stop it, or choose another --work-dir."
+    fix = "Wait until it ends, stop it, or choose another --work-dir."
     if holder.lives(run) is None:
-        fix = f"Wait for it; if it is over for certain, remove {run / NAME}."
+        fix = f"Wait until it ends. If it has certainly ended, remove {run / NAME}."
     return RunDirectoryError(f"{run} is in use by {holder}", where="--work-dir", fix=fix)
 
 

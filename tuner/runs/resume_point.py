@@ -92,20 +92,20 @@ def _load_as(checkpoint: Checkpoint, run: Mapping[str, Any], *, weights: bool) -
     if hindrances:
         reasons = ", and ".join(reason for reason, _ in hindrances)
         if weights and not saved["nvme"]:  # what is swapped stands in files that only such an engine reads
-            rest = "the optimizer's states start fresh; steps, data order and learning rate go on"
-            return LoadAs.WEIGHTS, (f"--resume-weights: {name} {reasons}, so its weights move alone: {rest}.",)
+            rest = "the optimizer's states start from zero; steps, data order and learning rate continue"
+            return LoadAs.WEIGHTS, (f"--resume-weights: {name} {reasons}, so only its weights are loaded: {rest}.",)
         fixes = " and ".join(dict.fromkeys(fix for _, fix in hindrances))
         fix = f"{fixes}."
         if not saved["nvme"]:
-            fix = f"{fixes}, or add --resume-weights: the weights move, and the optimizer starts fresh."
+            fix = f"{fixes}, or add --resume-weights to load only the weights and restart the optimizer."
         what = f"{name} {reasons}: its optimizer states cannot be loaded"
         raise IncompatibleStates(what, where="--resume", fix=fix[0].upper() + fix[1:])
     if saved["world_size"] == run["world_size"]:
         return LoadAs.SAVED, ()
     ranks = f"{name} was saved by {saved['world_size']} ranks, this run has {run['world_size']}"
     if not run["stage"]:
-        return LoadAs.SAVED, (f"{ranks}: every rank loads the whole state, and dropout draws other numbers.",)
-    return LoadAs.UNIVERSAL, (f"{ranks}: its state is dealt out anew, and dropout draws other numbers.",)
+        return LoadAs.SAVED, (f"{ranks}: every rank loads the whole state, and dropout uses other random numbers.",)
+    return LoadAs.UNIVERSAL, (f"{ranks}: its state is redistributed, and dropout uses other random numbers.",)
 
 
 def is_same_state(saved: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
@@ -123,15 +123,15 @@ def share_states(stage: int, other: int) -> bool:
 
 def _hindrances(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield why the optimizer's states cannot move, each with what would let them."""
-    take_level = f"take --deepspeed {saved['deepspeed']}"
+    take_level = f"use --deepspeed {saved['deepspeed']}"
     if not share_states(saved["stage"], run["stage"]):
         yield f"was saved at ZeRO stage {saved['stage']}, this run is at stage {run['stage']}", take_level
     if saved["dtype"] != run["dtype"]:
         was = f"was trained in {saved['dtype']}, this run has {run['dtype']}"
-        yield was, f"--set optim_wrapper.dtype={saved['dtype']}"
+        yield was, f"use --set optim_wrapper.dtype={saved['dtype']}"
     if saved["optimizer"] != run["optimizer"]:
         was = f"was trained with {saved['optimizer']}, this run has {run['optimizer']}"
-        yield was, f"--set optim_wrapper.optimizer.type={saved['optimizer']}"
+        yield was, f"use --set optim_wrapper.optimizer.type={saved['optimizer']}"
     if saved["nvme"] != run["nvme"]:
         places = ("on NVMe", "in memory")
         where, here = places if saved["nvme"] else places[::-1]
@@ -139,7 +139,7 @@ def _hindrances(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tu
     if saved["world_size"] != run["world_size"] and run["stage"]:
         ranks = f"was saved by {saved['world_size']} ranks, this run has {run['world_size']}"
         if run["optimizer"] not in _IN_UNIVERSAL_CHECKPOINTS:
-            ranks += f" (only the states of {', '.join(sorted(_IN_UNIVERSAL_CHECKPOINTS))} can be dealt out anew)"
+            ranks += f" (only the states of {', '.join(sorted(_IN_UNIVERSAL_CHECKPOINTS))} can be redistributed)"
         elif not run["nvme"]:
             return
-        yield ranks, f"start {saved['world_size']} ranks"
+        yield ranks, f"use {saved['world_size']} ranks"

@@ -71,7 +71,7 @@ class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
         dist.all_reduce(moved, op=dist.ReduceOp.MAX)
         if not moved:
             lr = self.trainer.args.learning_rate
-            what = f"all trained weights are what they were before the first of {state.global_step} steps"
+            what = f"no trained weight changed in {state.global_step} steps"
             fix = f"Raise the learning rate, which is {lr:g}, or train longer; the checkpoints are kept."
             raise TunerError(what, where="optim_wrapper.optimizer.lr", fix=fix)
 

@@ -28,7 +28,7 @@ from tuner.runs import causes, checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.worker import compat_checkpoints
 
-_FIX = "Free space, then go on with --resume auto; or keep fewer: --set checkpoint.max_keep_ckpts=1."
+_FIX = "Free space and resume with --resume auto, or keep fewer: --set checkpoint.max_keep_ckpts=1."
 
 
 class CheckpointSaver(TrainerCallback):  # type: ignore[misc]

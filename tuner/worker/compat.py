@@ -246,7 +246,7 @@ class CheckDeepSpeedConfig(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         used = self.trainer.deepspeed.config
         differs = {key for key in used.keys() | self.zero.keys() if used.get(key) != self.zero.get(key)}
-        assert not differs, f"DeepSpeed was given other values than deepspeed.json holds: {sorted(differs)}"
+        assert not differs, f"DeepSpeed received values that differ from deepspeed.json: {sorted(differs)}"
 
 
 def check_gradients(engine: Any, on_bad: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from tuner.worker import compat
 from tuner.worker.guard import Guard
 
 _EXCERPT_TOKENS, _EXCERPT = 48, 120
-_FIX = "Look at these rows, or lower the learning rate."
+_FIX = "Check these rows, or lower the learning rate."
 
 
 class TellsLosses:
@@ -178,7 +178,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         weights = [getattr(one, "ds_tensor", one) for one in self.trainer.model.parameters() if one.requires_grad]
         norms = torch.stack([_norm(one).to(self.trainer.args.device) for one in weights])
         if self._sums(~norms.isfinite().all())[0]:
-            raise NotANumber(f"weights are no numbers after step {step}", rank=0, fix="Lower the learning rate.")
+            raise NotANumber(f"weights are non-finite after step {step}", rank=0, fix="Lower the learning rate.")
 
     def _end(self, found: str | None) -> None:
         """End the run with what the first rank has `found` that found anything; every rank calls it."""
@@ -186,7 +186,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         dist.all_gather_object(everywhere, found)
         for rank, one in enumerate(everywhere):
             if one:
-                raise NotANumber(f"{one}; no weight was changed by it", rank=rank, fix=_FIX)
+                raise NotANumber(f"{one}; no weight was updated", rank=rank, fix=_FIX)
         # Each micro-batch has one on its own, and their sum has none.
         raise NotANumber(f"the sum of all ranks' gradients is infinite in step {self.guard.step}", rank=0, fix=_FIX)
 

@@ -107,7 +107,7 @@ def balanced(model: Any, coefficient: float | None) -> Iterator[None]:
     config = model.config.get_text_config()
     if not hasattr(config, "output_router_logits"):
         if coefficient:
-            what = f"model.{_COEFFICIENT} = {coefficient}, but {config.model_type} has no router whose loss it weighs"
+            what = f"model.{_COEFFICIENT} = {coefficient}, but {config.model_type} has no router loss"
             raise ModelError(what, where=f"model.{_COEFFICIENT}", fix=f"Remove it: --set model.{_COEFFICIENT}=None.")
         yield
         return

@@ -85,7 +85,7 @@ def prompt_text(tokenizer: Any, messages: list[Message], *, asks: bool = True) -
         raise
     except Exception as error:  # a template is someone else's program: it can raise whatever it likes
         told = str(error).rstrip(".") or type(error).__name__
-        raise DataError(f"the chat template refuses the conversation: {told}") from error
+        raise DataError(f"the chat template rejects the conversation: {told}") from error
 
 
 def prompt_ids(tokenizer: Any, messages: list[Message]) -> torch.Tensor:

@@ -157,9 +157,7 @@ class Guard:
             self._say(f"Job {job.id} is not requeued: {refusal}.")
             return
         # Said before: Slurm ends this process for it.
-        self._say(
-            f"Job {job.id} goes back into the queue: restart {job.num_restarts + 1} of at most {job.max_requeues}."
-        )
+        self._say(f"Job {job.id} is requeued: restart {job.num_restarts + 1} of at most {job.max_requeues}.")
         slurm.requeue(job.id)
 
     def _say(self, line: str) -> None:

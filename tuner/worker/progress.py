@@ -68,7 +68,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         try:
             self.run.log_metrics(line)
         except DiskError as error:  # a full disk is no reason to lose the steps since the last checkpoint
-            warn(self.run, f"{error} Training goes on without this line: {line}")
+            warn(self.run, f"{error} Training continues without this line: {line}")
 
     def _measured(self, tokens: float) -> Logs:
         """Return tokens per second of all ranks since the last call, what of the GPUs that uses, and memory."""
@@ -163,7 +163,7 @@ def _said(logs: Logs, num_ranks: int) -> Iterator[str]:
     if logs.get("grad_norm") is not None:
         yield f"grad {logs['grad_norm']:.3g}"
     yield f"lr {logs.get('learning_rate', 0.0):.2e}"
-    yield f"{logs['tokens_per_second'] / num_ranks:,.0f} tokens/s" + (" a rank" if num_ranks > 1 else "")
+    yield f"{logs['tokens_per_second'] / num_ranks:,.0f} tokens/s" + (" per rank" if num_ranks > 1 else "")
     if "mfu" in logs:
         yield f"MFU {logs['mfu']:.0%}"
     yield f"{logs['memory_bytes'] / GIB:.1f} GiB"

@@ -119,10 +119,10 @@ def check_data(point: ResumePoint | None, prepared: Prepared) -> None:
     saved, current = point.checkpoint.facts.get("data", {}) if point else {}, data_of(prepared)
     if point and any(saved[key] != current[key] for key in saved):
         now, before = (f"{one['rows']:,} rows of {one['tokens']:,} tokens" for one in (current, saved))
-        now = "other rows, or the same in another order," if now == before else now
-        what = f"the data are {now} by now, and {point.path.name} was trained on {before}"
-        fix = "Put the data back as they were, or start a new run without --resume."
-        raise DataError(f"{what}: its place in them means nothing", where="train_dataloader.dataset", fix=fix)
+        now = "other rows, or in another order" if now == before else now
+        what = f"the data has changed: it is now {now}, and {point.path.name} was trained on {before}"
+        fix = "Restore the data, or start a new run without --resume."
+        raise DataError(what, where="train_dataloader.dataset", fix=fix)
 
 
 def _source(checkpoint: Path) -> Path:
@@ -191,8 +191,8 @@ def data_alone(checkpoint: Path | None) -> Iterator[None]:
         yield
     except pickle.UnpicklingError as error:
         found = next((line for line in str(error).splitlines() if "GLOBAL" in line or "class" in line), "")
-        what = f"a file of {checkpoint} holds code, and not only weights and numbers: {found.strip()}"
-        raise RunDirectoryError(what, where="--resume", fix="Take a checkpoint of your own.") from error
+        what = f"a file of {checkpoint} holds code, not only weights and numbers: {found.strip()}"
+        raise RunDirectoryError(what, where="--resume", fix="Use a checkpoint of your own.") from error
 
 
 class LoadCheckpoint:

@@ -50,7 +50,7 @@ def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard) -> None:
 def _show(config: RecipeConfig, run: RunDirectory, guard: Guard) -> None:
     assert config.val_dataloader is not None
     if config.objective.type == "reward":
-        print("log.num_samples is not used: a model that scores gives no answers.", flush=True)
+        print("log.num_samples is ignored: a reward model gives no answers.", flush=True)
         return
     asked = prompts(config.val_dataloader.dataset, config.log.num_samples, config.objective.type)
     if not asked:  # plain text asks nothing

@@ -34,8 +34,8 @@ def configured(config: RecipeConfig, num_ranks: int, model: Any) -> ParallelismC
     facts, size = model.config.get_text_config(), config.train_cfg.sequence_parallel_size
     attention = compat.attention_of(model)
     if facts.model_type not in KINDS:
-        what = f"a {facts.model_type} model is not known to compute the same where {size} ranks share samples"
-        raise ModelError(what, where=SHARED_BY, fix="Leave it at 1.")
+        what = f"sequence parallelism over {size} ranks is not tested with {facts.model_type} models"
+        raise ModelError(what, where=SHARED_BY, fix="Set it to 1.")
     if problem := forgets_window(config, facts.to_dict(), attention):
         raise problem
     handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation=attention)

@@ -66,7 +66,7 @@ def make_model(facts: Architecture, tokenizer: Any, folder: Path, seed: int) -> 
         small = shrink(facts, -(-len(tokenizer) // 64) * 64)
         config = config_of(small)
     except ValueError as error:
-        what = f"no small model of model_type {facts.model_type!r} can be made: {error}"
+        what = f"cannot build a small model of model_type {facts.model_type!r}: {error}"
         raise ModelError(what, where="architecture", fix="Train it without a smoke test.") from error
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(config, name, getattr(tokenizer, name))
@@ -124,7 +124,7 @@ def _outputs(folder: Path, scores: bool) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = _load(folder, scores).eval()(**tokenizer(_TEXT, return_tensors="pt")).logits
     if not found.isfinite().all():
-        raise TunerError(f"{folder.name} reloads to outputs that are no numbers")
+        raise TunerError(f"{folder.name} reloads with non-finite outputs")
     return found
 
 

@@ -26,8 +26,8 @@ def tile(model: Any, config: RecipeConfig) -> None:
     """
     text = model.config.get_text_config()
     if text.model_type not in KINDS:
-        what = f"the MLPs of a {text.model_type} model are not known to take their tokens one by one"
-        raise ModelError(what, where="train_cfg.tiled_mlp", fix="--set tiled_mlp=False.")
+        what = f"tiled_mlp is not tested with {text.model_type} models"
+        raise ModelError(what, where="train_cfg.tiled_mlp", fix="Use --set tiled_mlp=False.")
     for layer in decoder_layers(model):
         layer.mlp.forward = partial(_in_tiles, layer.mlp.forward, num_tiles(config, text.hidden_size))
 

@@ -48,7 +48,7 @@ class Tracker(TrainerCallback):  # type: ignore[misc]
             why = f"{type(error).__name__}: {error}"
         self._inner = None
         self._thread.shutdown(wait=False, cancel_futures=True)
-        warn(self._run, f"the tracker {self.name} is off from here on: {why}")
+        warn(self._run, f"the tracker {self.name} is disabled for the rest of the run: {why}")
         return None
 
 

@@ -94,7 +94,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     with saver.waited_for(), resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if consensus.stopped_at:
-        again = f"Go on: {shlex.join(('tuner', 'train', str(run.recipe), '--resume', str(run.path)))}"
+        again = f"Resume: {shlex.join(('tuner', 'train', str(run.recipe), '--resume', str(run.path)))}"
         raise Stopped(f"at step {consensus.stopped_at} on request; its checkpoint is saved", fix=again)
     moves.check()
     guard.heart.beat("saving the result")
@@ -198,18 +198,24 @@ def _finish(
     run.write_status("done", exit_code=0, seconds=round(seconds, 1), **facts)
     print(f"Trained {step} steps in {seconds:.0f} s.", flush=True)
     if facts.get("num_compiled_graphs") == 0:
-        warn(run, "torch.compile found nothing in this model that it could compile: the steps ran uncompiled.")
+        warn(run, "torch.compile compiled nothing in this model: the steps ran uncompiled.")
     if step < trainer.state.max_steps:
-        print(f"It ended early, of {trainer.state.max_steps} steps: the validation loss got no lower.", flush=True)
+        print(
+            (
+                f"Early stopping ended the run before step {trainer.state.max_steps}: the "
+                "validation loss no longer improved."
+            ),
+            flush=True,
+        )
     if best:
-        print(f"The result has the weights of step {best}, whose validation loss is the lowest.", flush=True)
+        print(f"The result has the weights of step {best}, with the lowest validation loss.", flush=True)
     elif config.checkpoint.save_best and (wanted := best_step(trainer.state)) not in (None, step):
-        gone = f"the validation loss was the lowest at step {wanted}, whose checkpoint is not in this run"
+        gone = f"the validation loss was the lowest at step {wanted}, but its checkpoint is missing"
         warn(run, f"{gone}: the result has the weights of step {step}.")
     if config.log.num_samples and config.val_dataloader:
         show_samples(config, run, guard)
     elif config.log.num_samples:
-        print("No samples: log.num_samples asks the prompts of val_dataloader, and there is none.", flush=True)
+        print("No samples: log.num_samples uses the prompts of val_dataloader, and it is not set.", flush=True)
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
     print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run.recipe))} --set lr=...")
     use = "eval" if config.objective.type == "reward" else "chat"

@@ -247,7 +247,7 @@ def _lay_out(settings: TrainingArguments, config: RecipeConfig, model: Any) -> N
     for key in () if settings.padding_free else LOADERS:
         loader = getattr(config, key)
         if loader and loader.dataset.packing:
-            what = f"packed samples may see each other in a {model.config.get_text_config().model_type} model"
+            what = f"packed samples may attend to each other in a {model.config.get_text_config().model_type} model"
             where = f"{key}.dataset.packing"
             raise ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
 

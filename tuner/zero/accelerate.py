@@ -51,8 +51,8 @@ class LeftOut(NamedTuple):
 
 _BY_TORCHRUN = "each node starts its own ranks: --nnodes, --node-rank, --master-addr, or tuner submit"
 _NO_TPU = "tuner trains on GPUs and CPUs"
-_NO_FP8 = "tuner computes in bf16, fp16 or fp32: the machine's own choice stands"
-_COMPILES = "the recipe compiles: --set torch_compile=True"
+_NO_FP8 = "tuner computes in bf16, fp16 or fp32, as the machine allows"
+_COMPILES = "the recipe sets it: --set torch_compile=True"
 LEFT_OUT: Mapping[str, LeftOut] = {
     "command_file": LeftOut(_NO_TPU),
     "commands": LeftOut(_NO_TPU),
@@ -61,15 +61,15 @@ LEFT_OUT: Mapping[str, LeftOut] = {
     "dynamo_backend": LeftOut(_COMPILES, ("NO",)),
     "dynamo_config": LeftOut(_COMPILES),
     "enable_cpu_affinity": LeftOut("--bind-cores-to-rank does it"),
-    "fp16": LeftOut(f"an older word of accelerate's: write {DTYPE}"),
+    "fp16": LeftOut(f"accelerate's old name: use {DTYPE}"),
     "fp8_config": LeftOut(_NO_FP8),
     "fsdp_config": LeftOut("DeepSpeed shards by itself"),
-    "gpu_ids": LeftOut("CUDA_VISIBLE_DEVICES says which GPUs are used", ("all",)),
-    "main_training_function": LeftOut("the trainer is tuner's", ("main",)),
+    "gpu_ids": LeftOut("CUDA_VISIBLE_DEVICES selects the GPUs", ("all",)),
+    "main_training_function": LeftOut("tuner uses its own trainer", ("main",)),
     "megatron_lm_config": LeftOut("tuner trains with DeepSpeed"),
     "mpirun_config": LeftOut("torchrun starts the ranks"),
-    "parallelism_config": LeftOut("which ranks share samples, the recipe says: --set sequence_parallel_size=2"),
-    "rdzv_backend": LeftOut("torchrun's rendezvous is chosen by the launcher", ("static", "c10d")),
+    "parallelism_config": LeftOut("the recipe sets it: --set sequence_parallel_size=2"),
+    "rdzv_backend": LeftOut("the launcher chooses torchrun's rendezvous", ("static", "c10d")),
     "same_network": LeftOut("nothing depends on it", (True,)),
     "tpu_env": LeftOut(_NO_TPU),
     "tpu_name": LeftOut(_NO_TPU),
@@ -87,10 +87,10 @@ LEFT_OUT_OF_DEEPSPEED: Mapping[str, LeftOut] = {
     "deepspeed_moe_layer_cls_names": LeftOut("transformers knows which layers hold experts"),
     "deepspeed_multinode_launcher": LeftOut(_BY_TORCHRUN, ("standard",)),
     "enable_msamp": LeftOut(_NO_FP8),
-    "is_train_batch_min": LeftOut("the batch is the recipe's", (True,)),
+    "is_train_batch_min": LeftOut("the recipe sets the batch", (True,)),
     "msamp_opt_level": LeftOut(_NO_FP8, ("O1",)),
     "transformer_moe_cls_names": LeftOut("transformers knows which layers hold experts"),
-    "zero3_init_flag": LeftOut("the worker loads weights as the stage needs it", (True,)),
+    "zero3_init_flag": LeftOut("the worker loads weights as the ZeRO stage needs them", (True,)),
 }
 """Keys of `deepspeed_config`."""
 
@@ -146,12 +146,12 @@ class _Config:
     def deepspeed(self) -> dict[str, Any]:
         """Return the block about DeepSpeed; where ranks only share data, that of stage 0."""
         if (where := self.values.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
-            fix = "tuner submit starts a job of Slurm; elsewhere, start tuner on each node."
-            raise self.wrong(f"compute_environment = {where!r} starts a job of its own", "compute_environment", fix=fix)
+            fix = "tuner submit starts a Slurm job; elsewhere, start tuner on each node."
+            raise self.wrong(f"compute_environment = {where!r} would start its own job", "compute_environment", fix=fix)
         inner = self.values.get(_DEEPSPEED) or {}
         kind = str(self.values.get("distributed_type") or ("DEEPSPEED" if inner else "NO")).upper()
         if not isinstance(inner, dict):
-            raise self.wrong(f"{_DEEPSPEED} = {brief_repr(inner)} is no block", _DEEPSPEED)
+            raise self.wrong(f"{_DEEPSPEED} = {brief_repr(inner)} is not a block", _DEEPSPEED)
         if kind in _NO_ZERO or (kind == "FALSE"):  # YAML reads NO without quotes as false
             return {"zero_stage": 0}
         if kind != "DEEPSPEED":
@@ -176,7 +176,7 @@ class _Config:
         for key, value in found.items():
             of_nothing = not value or str(value).lower() in ("no", "false", "none")
             if key in table and not of_nothing and value not in table[key].harmless:
-                what = f"{key} = {brief_repr(value)} has no counterpart and was left out: {table[key].why}"
+                what = f"{key} = {brief_repr(value)} has no counterpart and is ignored: {table[key].why}"
                 yield self.wrong(what, *block, key)
 
     def base(self, inner: Mapping[str, Any]) -> tuple[str, list[Layer]]:
@@ -216,14 +216,17 @@ class _Config:
         if word not in _DTYPES:
             raise self.wrong(f"{DTYPE} = {brief_repr(said)} is not no, bf16, fp16 or fp8", DTYPE)
         if _DTYPES[word] is None:
-            return None, (self.wrong(f"{DTYPE} = {word} has no counterpart and was left out: {_NO_FP8}", DTYPE),)
+            return None, (self.wrong(f"{DTYPE} = {word} has no counterpart and is ignored: {_NO_FP8}", DTYPE),)
         return _DTYPES[word], ()
 
     def launch(self) -> LaunchFlags:
         machines = self._count("num_machines", 1) or 1
         processes = self._count("num_processes", 1)
         if processes is not None and processes % machines:
-            what = f"num_processes = {processes} cannot be shared by num_machines = {machines}: it counts all of them"
+            what = (
+                f"num_processes = {processes} cannot be divided by num_machines = {machines}: "
+                "it is the number on all machines"
+            )
             raise self.wrong(what, "num_processes")
         ip = self.values.get("main_process_ip")
         return LaunchFlags(
@@ -242,6 +245,6 @@ class _Config:
         if isinstance(value, str) and value.isdecimal():
             value = int(value)
         if type(value) is not int or value < least:
-            fix = f"Write a whole number from {least} on."
-            raise self.wrong(f"{key} = {brief_repr(value)} is not a count that fits", key, fix=fix)
+            fix = f"Use a whole number, {least} or more."
+            raise self.wrong(f"{key} = {brief_repr(value)} is not a valid number", key, fix=fix)
         return value

@@ -39,7 +39,7 @@ def optimizer(block: Mapping[str, Any]) -> Wish:
     known: dict[str, Any] = {key: params[key] for key in ("lr", "betas", "eps", "weight_decay") if key in params}
     notes = [f"a recipe has no {key}." for key in params if key not in (*known, *_MODES)]
     if kind is None:
-        return Wish({}, (f"no type of optim_wrapper.optimizer is {block['type']!r}.", *notes))
+        return Wish({}, (f"optim_wrapper.optimizer does not support {block['type']!r}.", *notes))
     values: dict[str, Any] = {"type": kind, **known}
     return Wish({f"{prefix}{key}": value for key, value in values.items()}, tuple(notes))
 
@@ -48,14 +48,14 @@ def scheduler(block: Mapping[str, Any]) -> Wish:
     """Return what a scheduler block asks for; its steps become a part of all steps where it says how many those are."""
     params, kind = _params(block), _SCHEDULES.get(block["type"])
     if kind is None:
-        return Wish({}, (f"no type of param_scheduler has the shape of {block['type']}.",))
+        return Wish({}, (f"param_scheduler has no counterpart of {block['type']}.",))
     values: dict[str, Any] = {"param_scheduler.type": kind}
     warmup, total = params.get("warmup_num_steps"), params.get("total_num_steps")
     notes = []
     if warmup and total and warmup < total:
         values["param_scheduler.warmup_ratio"] = warmup / total
     elif warmup:
-        notes.append(f"its warm-up is a part of all steps: param_scheduler.warmup_ratio = {warmup} / all steps.")
+        notes.append(f"its warmup is a share of all steps: param_scheduler.warmup_ratio = {warmup} / all steps.")
     if isinstance(params.get("warmup_max_lr"), int | float):
         values["optim_wrapper.optimizer.lr"] = params["warmup_max_lr"]
     return Wish(values, tuple(notes))

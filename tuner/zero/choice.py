@@ -135,8 +135,8 @@ def _of_dict(value: dict[str, Any], where: str, sources: Mapping[Keys, Place]) -
         return replace(below, value=value)
     base, at = value.pop(BASE), str(sources.get((BASE,), where))
     if not isinstance(base, str) or base == AUTO:
-        fix = "Name a preset, 'none', or a file; --ds changes values over 'auto'."
-        raise DeepSpeedConfigError(f"base = {base!r} is no config to change", where=at, fix=fix)
+        fix = "Use a preset, 'none', or a file; --ds changes values of 'auto'."
+        raise DeepSpeedConfigError(f"base = {base!r} is not a config that can be changed", where=at, fix=fix)
     changed = overlay.laid(open_config(base, at), [Layer(value, below.place)])
     return replace(changed, name=where, preset=None)
 
@@ -146,7 +146,7 @@ def _yaml(path: Path) -> Document:
     from tuner.zero import accelerate, roll
 
     name = str(path)
-    fix = "Name a preset, a DeepSpeed JSON, an accelerate config, or a preset of ROLL's."
+    fix = "Use a preset, a DeepSpeed JSON, an accelerate config, or a ROLL preset."
     found = yaml_text.read(path, error=DeepSpeedConfigError, fix=fix)
     if found.values.keys() & set(accelerate.MARKS):
         return _of_accelerate(accelerate.read(found, name), path)
@@ -184,7 +184,7 @@ def _refuse_contradictions(said: Said, document: Document) -> None:
 
 def _unknown_preset(choice: str, where: str) -> DeepSpeedConfigError:
     if choice in catalog.names("recipes") or catalog.suggest(choice) == choice:
-        fix = f"{choice!r} is a recipe. Write: tuner train {choice} --deepspeed PRESET."
+        fix = f"{choice!r} is a recipe. Use: tuner train {choice} --deepspeed PRESET."
         return DeepSpeedConfigError(f"no preset {choice!r}", where=where, fix=fix)
     known = (*catalog.presets(), *(name.removeprefix("deepspeed_") for name in catalog.presets()), AUTO, NONE)
     listed = ", ".join((*catalog.presets(), AUTO, NONE))

@@ -132,10 +132,10 @@ def _auto(field: Field, path: str, parsed: str) -> str:
         return "auto"
     fix = f"Write {expected(field)}."
     if path == "zero_optimization.stage":
-        raise Misfit("is read by DeepSpeed as 0, that is no ZeRO at all", fix)
+        raise Misfit("is read by DeepSpeed as 0, which means no ZeRO at all", fix)
     if parsed == "pydantic":
         raise Misfit(f"is silently read by DeepSpeed as its default, {show(field.get('default'))}", fix)
-    raise Misfit("is taken by DeepSpeed for a plain string, which fails later", fix)
+    raise Misfit("is read by DeepSpeed as a plain string, which fails later", fix)
 
 
 def expected(field: Field) -> str:

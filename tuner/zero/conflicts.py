@@ -36,7 +36,7 @@ def check_rules(config: Config, findings: Findings, *, to_run: bool) -> None:
         if rule.holds(config) and to_run:
             findings.problem(rule.keys, rule.what, rule.fix)
         elif rule.holds(config):
-            findings.warn(rule.keys, f"{rule.what}: no run is started with it", rule.fix)
+            findings.warn(rule.keys, f"{rule.what}: a run with it does not start", rule.fix)
     for path, (why, fix) in INERT.items():
         if not is_off(lookup(config, path)):
             findings.warn(path, f"{'.'.join(path)} has no effect here: {why}", fix)
@@ -46,7 +46,7 @@ def _drop_inert_offload(config: Config, findings: Findings) -> None:
     for block, first in (("offload_param", 3), ("offload_optimizer", 1)):
         if stage(config) < first and device(config, block) != "none":
             what = f"zero_optimization.{block} has no effect at stage {stage(config)} and was dropped"
-            findings.warn((ZERO, block), what, f"It works from stage {first} on.")
+            findings.warn((ZERO, block), what, f"It needs stage {first} or higher.")
             del config[ZERO][block]
 
 
@@ -82,13 +82,13 @@ def _unknown_optimizer(name: str, own: dict[str, Any], torch: dict[str, Any]) ->
         return f"DeepSpeed's 1-bit optimizers were removed; there is no {name!r}", 'Write "AdamW".'
     spelt = {choice.lower() for choice in torch}
     names = [*torch, *(choice for choice in own if choice not in spelt)]
-    return f"there is no optimizer {name!r}", did_you_mean(name, names) or f"Write one of {', '.join(names)}."
+    return f"there is no optimizer {name!r}", did_you_mean(name, names) or f"Use one of {', '.join(names)}."
 
 
 def _params(params: Config, known: list[str] | None, findings: Findings, check_block: CheckBlock) -> Config:
     at = ("optimizer", "params")
     if "max_grad_norm" in params:
-        what = "max_grad_norm is no param of DeepSpeed's optimizers"
+        what = "max_grad_norm is not a parameter of DeepSpeed's optimizers"
         findings.problem((*at, "max_grad_norm"), what, "Use gradient_clipping.")
         params = {key: value for key, value in params.items() if key != "max_grad_norm"}
     typed = schema()["optimizer_params"]
@@ -107,9 +107,7 @@ def check_scheduler(config: Config, findings: Findings, check_block: CheckBlock)
     if name is None:
         findings.problem(("scheduler",), "scheduler has no type; DeepSpeed would silently ignore it", "Add its type.")
     elif name not in known:
-        fix = (
-            did_you_mean(str(name), known) or f"Write one of {', '.join(known)}; the recipe's param_scheduler has more."
-        )
+        fix = did_you_mean(str(name), known) or f"Use one of {', '.join(known)}; the recipe's param_scheduler has more."
         findings.problem(("scheduler", "type"), f"DeepSpeed has no scheduler {show(name)}", fix)
     elif isinstance(params, dict):
         field = {"keys": known[name]["keys"], "parsed": "legacy"}
@@ -151,7 +149,7 @@ def check_device(value: Config, device: str, where: Callable[[Keys], str], *, ra
     group = lookup(value, _GROUP, 1)
     if stage(value) == 3 and ranks % min(group, ranks) != 0:
         what = f"{named(_GROUP, group)} does not divide the number of ranks, {ranks}"
-        raise DeepSpeedConfigError(what, where=where(_GROUP), fix="Write the number of GPUs of a node.")
+        raise DeepSpeedConfigError(what, where=where(_GROUP), fix="Use the number of GPUs of a node.")
     for keys in CUDA_ONLY:
         if device != "cuda" and lookup(value, keys) is True:
             what = f"{named(keys, True)} needs an NVIDIA GPU, and this run is on a {device.upper()}"

@@ -38,7 +38,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _STRING = json.JSONDecoder()
 _WORDS = {"true": True, "false": False, "null": None}
 _NEARLY = {"True": "true", "False": "false", "None": "null", "TRUE": "true", "FALSE": "false", "yes": "true"}
-_STRING_FIX = 'Strings stand in double quotes; write \\\\ for a backslash, \\" for a quote and \\n for a new line.'
+_STRING_FIX = 'Strings need double quotes; write \\\\ for a backslash, \\" for a quote and \\n for a new line.'
 _NOT_FINITE = {"NaN", "Infinity", "-Infinity", "nan", "inf", "-inf", "+Infinity", "-NaN"}
 
 
@@ -178,7 +178,7 @@ class _Parser:
             self.fail(f"the file holds more than {MAX_VALUES} values", "Give a DeepSpeed config, not another file.")
         if character in ("{", "["):
             if depth >= MAX_DEPTH:
-                self.fail(f"the file nests deeper than {MAX_DEPTH}", "DeepSpeed's configs nest at most 8 deep.")
+                self.fail(f"the file is nested deeper than {MAX_DEPTH}", "DeepSpeed configs are nested at most 8 deep.")
             return self.object(keys, depth + 1) if character == "{" else self.array(keys, depth + 1)
         if character == '"':
             return self.string()
@@ -218,7 +218,7 @@ class _Parser:
         if (*keys, key) in self.offsets:
             line, column = self.position(self.offsets[(*keys, key)])
             first = f"first at {self.name}:{line}:{column}"
-            self.fail(f"the key {key!r} stands here a second time ({first})", "Keep one of the two.", at)
+            self.fail(f"the key {key!r} appears a second time ({first})", "Keep one of the two.", at)
         self.offsets[(*keys, key)] = at
         return key
 
@@ -235,7 +235,7 @@ class _Parser:
         line, column = self.position(start)
         opening = self.text[start]
         what = f"the file ends inside the {opening!r} opened at {self.name}:{line}:{column}"
-        self.fail(what, f"Close it with {closing}; the file may be cut off.")
+        self.fail(what, f"Close it with {closing}; the file may be truncated.")
 
     def string(self) -> str:
         if cheap := _CHEAP_STRING.match(self.text, self.at):
@@ -246,7 +246,7 @@ class _Parser:
             value, self.at = _STRING.raw_decode(self.text, start)
         except json.JSONDecodeError as error:
             reason = f"{error.msg[:1].lower()}{error.msg[1:]}".removesuffix(" starting at").removesuffix(" at")
-            self.fail(f"wrong string: {reason}", _STRING_FIX, error.pos)
+            self.fail(f"invalid string: {reason}", _STRING_FIX, error.pos)
         if _SURROGATE.search(value):
             self.fail("half of a surrogate pair in a string", "Write the character itself, in UTF-8.", start)
         return str(value)
@@ -259,7 +259,7 @@ class _Parser:
         if isinstance(value, float) and not math.isfinite(value):
             self.fail(f"{literal} is too large for a number", "Write a finite number.", start)
         if isinstance(value, int) and not -_INT_LIMIT <= value < _INT_LIMIT:
-            self.fail(f"{literal} does not fit into 64 bits", "Write a smaller number.", start)
+            self.fail(f"{literal} does not fit in 64 bits", "Write a smaller number.", start)
         return value
 
     def word(self) -> Any:

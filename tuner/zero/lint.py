@@ -76,10 +76,10 @@ def _block(block: dict[str, Any], keys: Keys, field: Field, findings: Findings, 
         if name is None:
             findings.problem(at, *_unknown(at, field["keys"]))
         elif name in result:
-            findings.problem(at, f"{written} is another spelling of {name}, which is there too", "Keep one of the two.")
+            findings.problem(at, f"{written} is another spelling of {name}, and both are set", "Keep one of the two.")
         else:
             if field["keys"].get(written, {}).get("deprecated"):
-                findings.warn(at, f"{written} is deprecated in DeepSpeed", f"Write {name}.")
+                findings.warn(at, f"{written} is deprecated in DeepSpeed", f"Use {name}.")
             known = field["keys"][name]
             _entry(result, name, f"{path}{name}", value, at, known, field["parsed"], findings)
     return result

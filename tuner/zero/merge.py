@@ -80,7 +80,7 @@ class _Merger:
         if old != AUTO and old != value:
             overridden = (Overridden(old, self.document.place(keys)),)
             where = self.document.where(keys)
-            self.warnings.append(f"{dotted} = {value!r} from {source} wins over {old!r} in {where}.{note}")
+            self.warnings.append(f"{dotted} = {value!r} from {source} overrides {old!r} in {where}.{note}")
         block[keys[-1]] = value
         self.origins[dotted] = Origin.derived(source, overridden)
 
@@ -107,7 +107,7 @@ class _Merger:
         source = f"detected: {precision.reason}"
         if precision.asked:
             source = self.recipe_source("optim_wrapper.dtype")
-        note = " The compute type is the machine's and the recipe's to choose (--set dtype=...)."
+        note = " The machine and the recipe set the compute type (--set dtype=...)."
         for block in ("bf16", "fp16"):
             self.own((block, "enabled"), precision.dtype == block, source, note=note)
         named = (self.config.get("data_types") or {}).get("param_dtype")
@@ -143,7 +143,7 @@ class _Merger:
             return DEEPSPEED_OPTIMIZERS.get(optimizer.type)
         if optimizer.type != "AdamW" or optimizer.loraplus_lr_ratio:
             what = f"{'.'.join(keys)} with offload_optimizer needs optimizer.type AdamW, and no LoRA+"
-            raise DeepSpeedConfigError(what, where=self.document.where(keys), fix="Remove it, or take AdamW.")
+            raise DeepSpeedConfigError(what, where=self.document.where(keys), fix="Remove it, or use AdamW.")
         return "AdamW"
 
     def _check_kernels(self, kind: str, hardware: Hardware) -> None:
@@ -152,15 +152,13 @@ class _Merger:
             return
         where = self.recipe_source("optim_wrapper.optimizer.type")
         if kind in ("Lamb", "FusedAdam"):
-            fix = "Take AdamW, which has a fused kernel on both, or a machine with a GPU."
-            raise MachineError(f"DeepSpeed's {kind} has GPU kernels alone", where=where, fix=fix)
+            fix = "Use AdamW, which has a fused kernel on both, or a machine with a GPU."
+            raise MachineError(f"DeepSpeed's {kind} needs a GPU", where=where, fix=fix)
         if kind == "Lion" and device(self.config, "offload_optimizer") == NONE:
-            fix = "Take AdamW, a machine with a GPU, or --deepspeed deepspeed_zero2_offload."
-            raise MachineError("DeepSpeed's Lion has kernels for GPUs, and for offloading", where=where, fix=fix)
+            fix = "Use AdamW, a machine with a GPU, or --deepspeed deepspeed_zero2_offload."
+            raise MachineError("DeepSpeed's Lion needs a GPU or offloading", where=where, fix=fix)
         if not hardware.has_compiler:
-            raise MachineError(
-                f"DeepSpeed's {kind} is compiled at its first step", where=where, fix=f"Install {_TOOLS}."
-            )
+            raise MachineError(f"DeepSpeed's {kind} needs a compiler", where=where, fix=f"Install {_TOOLS}.")
 
     def scheduler(self) -> None:
         theirs = self.config.pop("scheduler", None)
@@ -172,8 +170,8 @@ class _Merger:
         if not flags and not wish.notes:
             return
         notes = "".join(f" Note: {note}" for note in wish.notes)
-        take = f" To take the JSON's values: {flags}" if flags else ""
-        self.warnings.append(f"{block}: the recipe wins over {self.document.where((block,))}.{notes}{take}")
+        take = f" To use the JSON's values: {flags}" if flags else ""
+        self.warnings.append(f"{block}: the recipe overrides {self.document.where((block,))}.{notes}{take}")
 
     def buckets(self) -> None:
         zero = self.config.setdefault("zero_optimization", {"stage": 0})
@@ -184,7 +182,7 @@ class _Merger:
             if key.startswith("stage3") and zero.get("stage") != 3:
                 del zero[key]
             elif facts is None:
-                self.own(("zero_optimization", key), unknown, "DeepSpeed's default: the hidden size is not known")
+                self.own(("zero_optimization", key), unknown, "DeepSpeed's default: the hidden size is unknown")
             else:
                 value, formula = _bucket(key, facts.hidden_size)
                 self.own(("zero_optimization", key), value, f"derived: {formula}, hidden size h = {facts.hidden_size}")
@@ -212,7 +210,7 @@ class _Merger:
             )
             if not hardware.has_compiler:
                 self.warnings.append(
-                    "the offloaded optimizer runs as torch's Adam, several times slower than DeepSpeedCPUAdam: "
+                    "the offloaded optimizer uses torch's Adam, several times slower than DeepSpeedCPUAdam: "
                     f"building that needs {_TOOLS}."
                 )
                 self._needs_no_cpu_adam()
@@ -233,18 +231,20 @@ class _Merger:
         key = "train_cfg.torch_compile"
         asked, source = self.recipe.config.train_cfg.torch_compile, self.recipe_source(key)
         if asked and not hardware.has_compiler:
-            raise MachineError(f"torch.compile needs {_TOOLS}, which are not here", where=source, fix="Install them.")
+            raise MachineError(
+                f"torch.compile needs {_TOOLS}, which are not installed", where=source, fix="Install them."
+            )
         if asked == "deepcompile" or lookup(self.config, ("compile", "deepcompile")):
-            note = f" To take it: --set {key}=deepcompile."
+            note = f" To use it: --set {key}=deepcompile."
             self.own(("compile", "deepcompile"), asked == "deepcompile", source, note=note)
         if asked != "deepcompile":
             return
         if not hardware.gpus:
             fix = f"--set {key}=True compiles without it."
-            raise MachineError("DeepCompile runs on NVIDIA GPUs alone", where=source, fix=fix)
+            raise MachineError("DeepCompile needs NVIDIA GPUs", where=source, fix=fix)
         if stage(self.config) not in STEPPING:
             what = f"DeepCompile works at ZeRO stage 1, 2 and 3, and this is stage {stage(self.config)}"
-            raise DeepSpeedConfigError(what, where=source, fix="Take --deepspeed zero1, zero2 or zero3.")
+            raise DeepSpeedConfigError(what, where=source, fix="Use --deepspeed zero1, zero2 or zero3.")
 
     def rest(self) -> None:
         zero = self.config["zero_optimization"]
@@ -257,7 +257,7 @@ class _Merger:
         for keys in list(_autos(self.config)):
             _delete(self.config, keys)
             where = self.document.where(keys)
-            self.warnings.append(f"{'.'.join(keys)} = 'auto' in {where} is dropped: DeepSpeed's own default holds.")
+            self.warnings.append(f"{'.'.join(keys)} = 'auto' in {where} is dropped: DeepSpeed's own default applies.")
         for dotted, _ in leaves(self.config):
             keys = tuple(dotted.split("."))
             self.origins.setdefault(dotted, self.document.origin(keys))

@@ -34,7 +34,7 @@ class Obsolete:
     off: tuple[Any, ...] = ()
 
 
-_REMOVED = "was removed from DeepSpeed, which refuses the key"
+_REMOVED = "was removed from DeepSpeed, which rejects the key"
 _DEPRECATED = "is deprecated in DeepSpeed"
 _COMMENT = ("_", "//", "#")
 _NEVER = "was never read by DeepSpeed"
@@ -94,7 +94,7 @@ def drop_comments(value: dict[str, Any], findings: Findings) -> None:
     for keys in found:
         lookup(value, keys[:-1]).pop(keys[-1], None)  # an alias of YAML is the same block in two places
     names = ", ".join(".".join(keys) for keys in found)
-    what = f"{names}: DeepSpeed reads no key that begins with an underscore or a slash; dropped as a comment"
+    what = f"{names}: DeepSpeed ignores keys that begin with an underscore or a slash; dropped as a comment"
     findings.warn(found[0], what, "A comment starts with //.")
 
 

@@ -62,7 +62,7 @@ def of_flag(text: str) -> Layer:
     """
     key, equals, value = text.partition("=")
     if not equals:
-        raise DeepSpeedConfigError(f"{text!r} has no '='", where=FLAG, fix=f"Write {FLAG} KEY=VALUE.")
+        raise DeepSpeedConfigError(f"{text!r} has no '='", where=FLAG, fix=f"Use {FLAG} KEY=VALUE.")
     where = f"{FLAG} {text}"
     keys = _found(key.strip(), where)
     return Layer.at(Place(Kind.FLAG, where), nested(keys, _value(value, known_keys().get(".".join(keys)), where)))
@@ -93,7 +93,7 @@ def _found(key: str, where: str) -> Keys:
     if tails:
         more = "" if len(tails) <= _MAX_TOLD else f" or one of {len(tails) - _MAX_TOLD} others"
         told = f"{' or '.join(tails[:_MAX_TOLD])}{more}"
-        raise DeepSpeedConfigError(f"{key!r} could be {told}", where=where, fix="Write more of the key.")
+        raise DeepSpeedConfigError(f"{key!r} could be {told}", where=where, fix="Use a longer part of the key.")
     _refuse(key, where)
 
 
@@ -106,7 +106,7 @@ def _is_free(keys: Keys) -> bool:
 def _refuse(key: str, where: str) -> NoReturn:
     known = known_keys()
     hint = did_you_mean(key, [*known, *(one.rpartition(".")[2] for one in known)])
-    fix = hint or f"Known at the top: {', '.join(schema()['keys'])}."
+    fix = hint or f"Known top-level keys: {', '.join(schema()['keys'])}."
     raise DeepSpeedConfigError(f"DeepSpeed has no key {key!r}", where=where, fix=fix)
 
 

@@ -34,8 +34,8 @@ def decide(wanted: str, hardware: Hardware) -> Precision:
         MachineError: fp16 on a CPU, which DeepSpeed refuses.
     """
     if wanted == "fp16" and not hardware.gpus:
-        fix = "--set dtype=fp32, or bf16."
-        raise MachineError("fp16 training needs a GPU, none is visible", where="optim_wrapper.dtype", fix=fix)
+        fix = "Use --set dtype=fp32, or bf16."
+        raise MachineError("fp16 training needs a GPU, and none is visible", where="optim_wrapper.dtype", fix=fix)
     if wanted != "auto":
         slow = wanted == "bf16" and hardware.gpus and not hardware.has_native_bf16
         reason = "optim_wrapper.dtype" + (", emulated on this GPU" if slow else "")
@@ -43,7 +43,7 @@ def decide(wanted: str, hardware: Hardware) -> Precision:
     if not hardware.gpus:
         return Precision("fp32", "no GPU: a CPU computes fp32 fastest and exactly")
     if not hardware.has_nvidia:
-        return Precision("bf16", f"accelerators of {hardware.maker} compute in bf16")
+        return Precision("bf16", f"{hardware.maker} accelerators compute in bf16")
     weakest = min(gpu.compute_capability for gpu in hardware.gpus)
     shown = ".".join(map(str, weakest))
     if hardware.has_native_bf16:

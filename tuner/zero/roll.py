@@ -34,7 +34,7 @@ def read(found: Yaml, path: Path, name: str) -> Document:
 
     value, _ = interpolation.resolved(merged.values, wrong, at=at)
     if not isinstance(value, dict):
-        raise DeepSpeedConfigError(f"{'.'.join(at)} is no DeepSpeed config", where=merged.place_of(at), fix=_FIX)
+        raise DeepSpeedConfigError(f"{'.'.join(at)} is not a DeepSpeed config", where=merged.place_of(at), fix=_FIX)
     named = lookup(merged.values, at)
     written = tuple(named[2:-1].split(".")) if isinstance(named, str) else at
     sources: dict[jsonfile.Keys, Origin] = {}
@@ -45,7 +45,7 @@ def read(found: Yaml, path: Path, name: str) -> Document:
     return Document(value, name, sources=sources)
 
 
-_FIX = "Name a preset (zero3), a DeepSpeed JSON, an accelerate config, or a preset of ROLL's."
+_FIX = "Use a preset (zero3), a DeepSpeed JSON, an accelerate config, or a ROLL preset."
 
 
 def _role(merged: Merged) -> Keys | None:
@@ -66,9 +66,9 @@ def _preset(merged: Merged, name: str) -> Keys:
         return (presets[0],)
     if presets:
         what = f"{name} holds several DeepSpeed configs: {', '.join(presets)}"
-        raise DeepSpeedConfigError(what, where=name, fix="Name the file of one of them.")
-    fix = f"It says what to train: tuner train {name}." if foreign.trains(Path(name)) else _FIX
-    raise DeepSpeedConfigError(f"{name} holds no DeepSpeed config", where=name, fix=fix)
+        raise DeepSpeedConfigError(what, where=name, fix="Give the file of one of them.")
+    fix = f"It is a training config: tuner train {name}." if foreign.trains(Path(name)) else _FIX
+    raise DeepSpeedConfigError(f"{name} has no DeepSpeed config", where=name, fix=fix)
 
 
 def _is_config(value: Any) -> bool:

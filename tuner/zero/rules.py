@@ -168,7 +168,7 @@ RULES: tuple[Rule, ...] = (
         Rule(
             (block, f"{block}_master_weights_and_grads"),
             partial(needs_cpu_adam, block=block),
-            f"{block}.{block}_master_weights_and_grads needs the optimizer on the CPU, and as DeepSpeed's own CPU Adam",
+            f"{block}.{block}_master_weights_and_grads needs the optimizer on the CPU, with DeepSpeed's own CPU Adam",
             'Add "offload_optimizer": {"device": "cpu"} and "zero_force_ds_cpu_optimizer": true'
             + (", or set bf16.bf16_optimizer_states." if block == "bf16" else "."),
             "runtime/zero/stage_1_and_2.py, _enforce_cpu_offload; stage3.py, _enforce_optimizer_offload",
@@ -224,7 +224,7 @@ RULES: tuple[Rule, ...] = (
         Rule(
             (key,),
             partial(_scales_before, key=key),
-            f"{key} does not work with reduce_scatter at ZeRO stage 2 and 3, where that is on by itself",
+            f"{key} does not work with reduce_scatter at ZeRO stage 2 and 3, where it is on by default",
             "Remove it, or set zero_optimization.reduce_scatter to false.",
             "runtime/zero/stage_1_and_2.py and stage3.py, __init__",
         )
@@ -233,14 +233,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         (ZERO, "legacy_stage1"),
         lambda config: is_on(config, ZERO, "legacy_stage1") and stage(config) in STEPPING,
-        "zero_optimization.legacy_stage1 is gone from DeepSpeed, which ends at its start",
+        "zero_optimization.legacy_stage1 was removed from DeepSpeed, which fails at start",
         "Remove it.",
         "runtime/engine.py, _configure_zero_optimizer",
     ),
     Rule(
         ("checkpoint", "load_universal"),
         lambda config: is_on(config, "checkpoint", "load_universal"),
-        "checkpoint.load_universal reads universal checkpoints alone, a run saves ordinary ones: no run could resume",
+        "checkpoint.load_universal reads only universal checkpoints, and runs save ordinary ones: no run could resume",
         "Remove it.",
     ),
 )

@@ -24,8 +24,8 @@ UNRUNNABLE: tuple[Rule, ...] = (
     Rule(
         ("tensor_parallel", "autotp_size"),
         lambda config: lookup(config, ("tensor_parallel", "autotp_size"), 0) > 1,
-        "tensor_parallel.autotp_size above 1 trains, and then each rank saves its own part of the weights, which "
-        "nothing loads",
+        "tensor_parallel.autotp_size above 1 trains, but each rank then saves its own part of the weights, and "
+        "nothing can load them",
         "Remove it; ZeRO stage 3 shards the weights too.",
     ),
     Rule(
@@ -37,7 +37,7 @@ UNRUNNABLE: tuple[Rule, ...] = (
     Rule(
         ("autotuning", "enabled"),
         lambda config: is_on(config, "autotuning", "enabled"),
-        "autotuning ends the process after the few steps that it measures",
+        "autotuning ends the process after its measurement",
         "Remove it; tuner plan compares the levels.",
     ),
     Rule(
@@ -51,7 +51,7 @@ UNRUNNABLE: tuple[Rule, ...] = (
     Rule(
         ("managed_gradient_accumulation",),
         lambda config: config.get("managed_gradient_accumulation") is False,
-        "managed_gradient_accumulation = false leaves to the caller what Hugging Face's accelerate tells DeepSpeed",
+        "managed_gradient_accumulation = false does not work with Hugging Face's accelerate, which tells DeepSpeed",
         "Remove it; the recipe's optim_wrapper.accumulative_counts accumulates.",
         "runtime/engine.py, set_gradient_accumulation_boundary",
     ),

@@ -1,3 +1,3 @@
-"""The last two decoder layers alone are trained; the rest is frozen."""
+"""Train only the last two decoder layers; the rest is frozen."""
 
 train_cfg = dict(trainable_layers=2)

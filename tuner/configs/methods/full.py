@@ -1,1 +1,1 @@
-"""Every weight is trained."""
+"""Train all weights."""

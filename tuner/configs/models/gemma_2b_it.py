@@ -1,4 +1,4 @@
-"""Gemma 2B Instruct, Google's chat model; it knows no system turns."""
+"""Gemma 2B Instruct, Google's chat model; it does not support system turns."""
 
 model = dict(path="google/gemma-2b-it")
 architecture = "gemma_2b"

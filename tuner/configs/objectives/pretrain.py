@@ -1,3 +1,3 @@
-"""Continued pre-training: the loss is taken on every token of plain text."""
+"""Continued pre-training: the loss covers every token of plain text."""
 
 objective = dict(type="pretrain")

@@ -1,1 +1,1 @@
-"""Supervised fine-tuning: the loss is taken on the assistant's turns alone. The default; not written in names."""
+"""Supervised fine-tuning: the loss covers only the assistant's turns. The default; left out of names."""

@@ -43,11 +43,11 @@ def detect(rows: Sequence[Row], place: str, *, columns: Columns | None = None, o
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
-        what = f"the row format cannot be told from the columns {names(mapped[0])}"
+        what = f"cannot detect the row format from the columns {names(mapped[0])}"
         raise DataError(what, where=place, fix=_closest(mapped[0]))
     either = " or ".join(map(repr, fitting))
     what = f"the columns {names(mapped[0])} could be of format {either}"
-    raise DataError(what, where=place, fix=f"Set dataset.format to the one that is meant: {either}.")
+    raise DataError(what, where=place, fix=f"Set dataset.format to the right one: {either}.")
 
 
 def mixed(
@@ -61,8 +61,8 @@ def mixed(
         return None
     count = sum(map(len, places_by_shape.values()))
     shapes = ", ".join(f"{len(some):,} of {shape} (the first at {some[0]})" for shape, some in places_by_shape.items())
-    fix = "Give all rows one shape, or write each shape into a file of its own and list the files in dataset.mixture."
-    return MixedShapes(f"its rows have several shapes, of the first {count:,} rows {shapes}", where=place, fix=fix)
+    fix = "Use the same columns in all rows, or put each kind into its own file and list the files in dataset.mixture."
+    return MixedShapes(f"its rows have different columns: of the first {count:,} rows {shapes}", where=place, fix=fix)
 
 
 def _shape(row: Row, place: str, columns: Columns | None, objective: str) -> str:
@@ -79,7 +79,7 @@ def _shape(row: Row, place: str, columns: Columns | None, objective: str) -> str
 def _closest(row: Row) -> str:
     alike = {name: sum(nearest(str(one), known.columns) is not None for one in row) for name, known in FORMATS.items()}
     best = max(alike, key=lambda name: alike[name])
-    closest = f"The nearest is {best!r}, which needs {FORMATS[best].needs}. " if alike[best] else ""
+    closest = f"The nearest format is {best!r}, which needs {FORMATS[best].needs}. " if alike[best] else ""
     return f"{closest}Rename the columns with dataset.columns, or set dataset.format to one of {', '.join(FORMATS)}."
 
 
@@ -140,8 +140,8 @@ def _with_system(sample: Sample, system: str | None, place: str) -> Sample:
     if not system:
         return sample
     if isinstance(sample, str):
-        what = "dataset.system is set, and a plain text has no system turn"
-        raise DataError(what, where=place, of_row=True, fix="Unset dataset.system, or take a format of chats.")
+        what = "dataset.system is set, but plain text has no system turn"
+        raise DataError(what, where=place, of_row=True, fix="Unset dataset.system, or use a chat format.")
     turns = sample.messages if isinstance(sample, Chat) else sample.prompt
     if any(turn["role"] == "system" for turn in turns):
         return sample

@@ -55,7 +55,7 @@ def text(value: Any, what: str) -> str:
         other = next((part.get("type") for part in value if part.get("type") != "text"), None)
         if other is None:
             return "".join(text(part.get("text"), what) for part in value)
-        raise Misfit(f"{what} holds a part of type {other!r}, and only 'text' can be trained on")
+        raise Misfit(f"{what} has a part of type {other!r}, and only 'text' is supported")
     if not isinstance(value, str):
         raise Misfit(f"{what} is {kind(value)}, not text")
     # json reads "\ud83d" alone without complaint; the tokenizer would fail on it, far from the row.

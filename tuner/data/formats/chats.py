@@ -122,7 +122,7 @@ def _content(turn: Row, number: int) -> str:
 
 def _tool_calls(calls: Any, number: int) -> list[Any]:
     if not isinstance(calls, list | tuple) or not all(isinstance(call, dict) for call in calls):
-        raise Misfit(f"tool_calls of turn {number} are no list of objects")
+        raise Misfit(f"tool_calls of turn {number} is not a list of objects")
     return [_tool_call(call) for call in calls]
 
 
@@ -187,7 +187,7 @@ def _pair_of_columns(row: Row) -> tuple[str, str] | None:
     pairs = [pair for pair in QUESTIONS_AND_ANSWERS if pair[0] in row and pair[1] in row]
     if len(pairs) > 1:
         either = " or ".join(f"{question!r} and {reply!r}" for question, reply in pairs)
-        raise Misfit(f"question and answer could be {either}; name them with dataset.columns")
+        raise Misfit(f"question and answer could be {either}; set them with dataset.columns")
     return pairs[0] if pairs else None
 
 
@@ -208,8 +208,8 @@ def _history(row: Row) -> list[Message]:
         raise Misfit(f"history is {cells.kind(history)}, not a list")
     for number, past in enumerate(history, 1):
         if not isinstance(past, list | tuple) or len(past) != 2:
-            raise Misfit(f"number {number} of its history is no question with its answer")
-        question, reply = (cells.text(text, f"number {number} of history") for text in past)
+            raise Misfit(f"item {number} of its history is not a question with its answer")
+        question, reply = (cells.text(text, f"item {number} of history") for text in past)
         messages += [user(question), answer(reply)]
     return messages
 
@@ -233,7 +233,7 @@ def prompt_of(row: Row, name: str) -> list[Message]:
     if not messages:
         raise Misfit(f"{name!r} is an empty list")
     if messages[-1]["role"] == "assistant":
-        raise Misfit(f"{name!r} ends with the assistant's turn, so that it leaves nothing to answer")
+        raise Misfit(f"{name!r} ends with the assistant's turn, so nothing is left to answer")
     return [*leading_system(row, messages), *messages]
 
 

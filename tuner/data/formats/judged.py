@@ -68,7 +68,7 @@ def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
     while alike and alike[-1][0]["role"] == "assistant":
         alike.pop()
     if not alike:
-        raise Misfit("'chosen' and 'rejected' are conversations that do not begin with the same turns")
+        raise Misfit("'chosen' and 'rejected' do not begin with the same turns")
     return len(alike)
 
 

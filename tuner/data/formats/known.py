@@ -158,7 +158,7 @@ def user_function(name: str) -> Callable[[Row], Any]:
         fix = "Install the package, or put its folder on PYTHONPATH."
         raise DataError(f"cannot import {module!r}: {error}", where="dataset.format", fix=fix) from error
     if not callable(imported):
-        fix = "Name a function as 'my_package.my_module:my_function'."
+        fix = "Write it as 'my_package.my_module:my_function'."
         raise DataError(f"{module} has no function {function!r}", where="dataset.format", fix=fix)
     return imported  # type: ignore[no-any-return]
 
@@ -181,7 +181,7 @@ def sample_of(name: str, row: Row, place: str) -> Sample:
             "Return a text, a list of messages, or a row of format 'messages', 'prompt_completion', 'preference' "
             "or 'feedback'."
         )
-        raise DataError(f"{name} returned no sample: {error}", where=place, of_row=True, fix=fix) from error
+        raise DataError(f"{name} did not return a sample: {error}", where=place, of_row=True, fix=fix) from error
 
 
 # The first column that one of a user's rows has tells what it is.

@@ -17,7 +17,7 @@ _COLUMN = re.compile(r"(?:image|video|audio|sound|pixel_value)(?:s|_?(?:path|url
 """The columns that data sets of vision and speech hold their media in."""
 _PLACEHOLDER = re.compile(r"^[ \t]*<(image|video|audio)>|<(image|video|audio)>[ \t]*$", re.MULTILINE)
 """LLaVA's and LLaMA-Factory's stand at an edge of a line; HTML's element in running text does not."""
-_FIX = "Take the row out, or train on data of text alone: this trains no images, video or sound."
+_FIX = "Remove the row, or use text-only data: images, video and sound are not supported."
 
 
 def refuse(row: Row, sample: Sample, read: Collection[str], place: str) -> None:
@@ -34,14 +34,14 @@ def refuse(row: Row, sample: Sample, read: Collection[str], place: str) -> None:
     """
     column = next((name for name, value in row.items() if _is_media(name) and name not in read and _holds(value)), None)
     if column is not None:
-        what = f"the column {column!r} holds something that is no text, which would be left out of the training"
+        what = f"the column {column!r} holds something that is not text and would be ignored"
         raise DataError(what, where=place, of_row=True, fix=_FIX)
     for number, text in _questions(sample):
         placeholder = _PLACEHOLDER.search(text)
         kind = placeholder and (placeholder[1] or placeholder[2])
         # A pair of tags is the markup that the question is about.
         if kind and f"</{kind}>" not in text:
-            what = f"turn {number} has the placeholder '<{kind}>', which would be trained on as these letters"
+            what = f"turn {number} has the placeholder '<{kind}>', which would be trained on as plain text"
             raise DataError(what, where=place, of_row=True, fix=_FIX)
 
 

@@ -58,8 +58,8 @@ def _sources(source: str, row: Row) -> set[str]:
 
 def _check(source: str, row: Row, name: str, place: str) -> None:
     if source not in row:
-        what = f"dataset.columns takes {name!r} from {source!r}, and the row has no such column, only {names(row)}"
-        raise DataError(what, where=place, of_row=True, fix=did_you_mean(source, map(str, row)) or "Name one of them.")
+        what = f"dataset.columns maps {source!r} to {name!r}, and the row has no such column, only {names(row)}"
+        raise DataError(what, where=place, of_row=True, fix=did_you_mean(source, map(str, row)) or "Use one of them.")
 
 
 def _filled(source: str, row: Row, place: str) -> str:
@@ -70,12 +70,12 @@ def _filled(source: str, row: Row, place: str) -> str:
         # Counted first: the same column may be named any number of times.
         lengths = accumulate(len(part(match)) for match in _PLACE.finditer(source))
         if any(so_far > limits.MAX_SAMPLE_BYTES for so_far in lengths):
-            raise limits.too_long(f"what dataset.columns makes of {source!r}", place)
+            raise limits.too_long(f"the text of dataset.columns {source!r}", place)
         return _PLACE.sub(part, source)
     except Misfit as misfit:
-        fix = f"Take columns of text for {source!r}, or correct the row."
+        fix = f"Use text columns for {source!r}, or correct the row."
         raise DataError(
-            f"dataset.columns cannot make a text of it: {misfit}", where=place, of_row=True, fix=fix
+            f"dataset.columns cannot turn it into text: {misfit}", where=place, of_row=True, fix=fix
         ) from misfit
 
 

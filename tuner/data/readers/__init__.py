@@ -20,7 +20,7 @@ _TEXT = {
 }
 _TABLES = (".parquet", ".arrow")
 KINDS = (*_TEXT, *_TABLES)
-KNOWN_KINDS = f"Known kinds: {', '.join(KINDS)}, and text packed as {', '.join(PACKED)}."
+KNOWN_KINDS = f"Supported: {', '.join(KINDS)}, and text compressed as {', '.join(PACKED)}."
 """What messages say of them."""
 
 

@@ -121,8 +121,8 @@ def _refuse_object(window: _Window) -> None:
         return
     key = next((name for name, one in (value or {}).items() if isinstance(one, list)), None)
     held = "" if key is None else f", with a list under {key!r}"
-    what = f"the file is one object over many lines{held}, and not rows"
-    fix = "Write the list of rows alone, as [...], or each row as an object on a line of its own."
+    what = f"the file is one object over many lines{held}, not rows"
+    fix = "Save only the list of rows, as [...], or one object per line."
     raise DataError(what, where=f"{window.path}:{line}", fix=fix)
 
 
@@ -142,15 +142,15 @@ def _read_array(window: _Window, on_error: OnError) -> Iterator[PlacedRow]:
     end, line = window.next(), window.line()
     window.at += 1
     if end != "]" or window.next():
-        what = "',' or ']' is missing after a row" if end else "the array ends in the middle"
-        raise DataError(what, where=f"{window.path}:{line}", fix="Write the file again, or correct it.")
+        what = "',' or ']' is missing after a row" if end else "the array is truncated"
+        raise DataError(what, where=f"{window.path}:{line}", fix="Correct the file, or create it again.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) != len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in one object")
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} appears twice in one object")
     return row
 
 
@@ -161,7 +161,7 @@ def _decode(decode: Callable[[], Any], path: Path, line: int) -> Any:
         return decode()
     except json.JSONDecodeError as error:
         torn = error.pos >= len(error.doc) or error.msg.startswith("Unterminated")
-        what = "the row ends in the middle" if torn else f"no valid JSON at column {error.colno}: {error.msg}"
+        what = "the row is truncated" if torn else f"invalid JSON at column {error.colno}: {error.msg}"
         raise DataError(what, where=f"{path}:{line if torn else line + error.lineno - 1}", fix=fix) from error
     except RecursionError as error:
         raise DataError("the row is nested too deeply", where=f"{path}:{line}", fix=fix) from error

@@ -37,7 +37,7 @@ def read(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
                     yield f"{path}, row {number}", row
     except MemoryError as error:
         limit = limits.MAX_BYTES_AT_ONCE // 1024**2
-        what = f"the rows from here on unfold to more than {limit:,} MiB of memory"
+        what = f"the next rows need more than {limit:,} MiB of memory"
         raise DataError(what, where=f"{path}, row {number + 1}", fix="Split them into smaller ones.") from error
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # dates that Python has not
         raise unreadable(path, path.suffix.lstrip(".").capitalize(), error) from error

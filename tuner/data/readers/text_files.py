@@ -27,11 +27,11 @@ MAX_ROW_BYTES = 32 * 1024**2
 """Of one row of text: far above any sample, and what keeps a packed file of a few kilobytes from filling the memory."""
 BYTES_AT_ONCE = 1 << 20
 _MAGIC = {
-    b"\x1f\x8b": ("packed with gzip", "Name it '{}.gz'."),
-    b"\x28\xb5\x2f\xfd": ("packed with zstd", "Name it '{}.zst'."),
-    b"BZh": ("packed with bzip2", "Name it '{}.bz2'."),
+    b"\x1f\x8b": ("compressed with gzip", "Rename it to '{}.gz'."),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "Rename it to '{}.zst'."),
+    b"BZh": ("compressed with bzip2", "Rename it to '{}.bz2'."),
     b"PK\x03\x04": ("a zip archive", "Unpack it."),
-    b"PAR1": ("a Parquet file", "Name it '{}.parquet'."),
+    b"PAR1": ("a Parquet file", "Rename it to '{}.parquet'."),
 }
 """What no text begins with: what such a file is, and what to do with it."""
 _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -69,7 +69,7 @@ def _stream(path: Path) -> io.BufferedReader:
 def _refuse_other_kinds(path: Path, start: bytes) -> None:
     name, fix = next((facts for magic, facts in _MAGIC.items() if start.startswith(magic)), ("", ""))
     if name:
-        what = f"the file is {name}, and its name ends in {path.suffix!r}"
+        what = f"the file is {name}, but its name ends in {path.suffix!r}"
         raise DataError(what, where=path, fix=fix.format(path.name))
 
 
@@ -123,7 +123,7 @@ def read_csv(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
                 yield where, dict(zip(header, record, strict=True))
             start, length = reader.line_num + 1, 0
     except csv.Error as error:
-        raise DataError(f"no valid CSV: {error}", where=f"{path}:{start}", fix="Correct the row's quotes.") from error
+        raise DataError(f"invalid CSV: {error}", where=f"{path}:{start}", fix="Correct the row's quotes.") from error
 
 
 def _checked_header(where: str, names: list[str]) -> list[str]:
@@ -135,14 +135,14 @@ def _checked_header(where: str, names: list[str]) -> list[str]:
     other = next((mark for mark in _OTHER_SEPARATORS if len(names) == 1 and mark in names[0]), None)
     if other:
         what = f"the columns are separated by {_OTHER_SEPARATORS[other]}: {names[0]}"
-        raise DataError(what, where=where, fix="Write the file again with commas between the columns.")
+        raise DataError(what, where=where, fix="Save the file with commas between the columns.")
     refuse_repeated(names, where)
     return names
 
 
 def _other_width(where: str, header: list[str], record: list[str]) -> DataError:
-    what = f"the row has {len(record)} fields where the header names {len(header)}: {', '.join(header)}"
-    return DataError(what, where=where, fix="Put quotes around fields that hold commas or line breaks.")
+    what = f"the row has {len(record)} fields and the header has {len(header)}: {', '.join(header)}"
+    return DataError(what, where=where, fix="Put quotes around fields that contain commas or line breaks.")
 
 
 def too_long(path: Path, line: int) -> DataError:
@@ -154,7 +154,9 @@ def too_long(path: Path, line: int) -> DataError:
 def unreadable(path: Path, kind: str, error: Exception) -> DataError:
     """Return the error of a file that is not what its name says, or that the operating system does not give."""
     reason = str(error).strip().splitlines()[0].rstrip(".")
-    return DataError(f"no readable {kind} file: {reason}", where=path, fix="Correct the path, or write the file again.")
+    return DataError(
+        f"cannot read the {kind} file: {reason}", where=path, fix="Correct the path, or create the file again."
+    )
 
 
 def refuse_repeated(columns: Sequence[str], where: object) -> None:

@@ -25,34 +25,37 @@ def attention(run: ResolvedRun) -> Iterator[Finding]:
     wanted = run.recipe.config.model.attn_implementation
     if wanted not in libraries.FLASH:
         return
-    instead = "--set model.attn_implementation=sdpa, which packs and masks the same."
+    instead = "--set model.attn_implementation=sdpa, which packs and masks the same way."
     package, needed, _ = libraries.FLASH[wanted]
     weakest = min((gpu.compute_capability for gpu in run.hardware.gpus), default=None)
     if weakest is None:
-        yield MachineError(f"{wanted} needs a GPU, none is visible", where=_WHERE, fix=instead)
+        yield MachineError(f"{wanted} needs a GPU, and none is visible", where=_WHERE, fix=f"Use {instead}")
     elif not run.hardware.has_nvidia:
-        what = f"{wanted} is compiled for NVIDIA's GPUs, and those here are of {run.hardware.maker}"
-        yield MachineError(what, where=_WHERE, fix=instead)
+        what = f"{wanted} needs NVIDIA GPUs, and this machine has {run.hardware.maker} ones"
+        yield MachineError(what, where=_WHERE, fix=f"Use {instead}")
     elif weakest < needed:
-        has = f"compute capability {needed[0]}.{needed[1]} or more, and a GPU here has {weakest[0]}.{weakest[1]}"
-        yield MachineError(f"{wanted} needs {has}", where=_WHERE, fix=instead)
+        has = (
+            f"compute capability {needed[0]}.{needed[1]} or more, and a GPU of this "
+            f"machine has {weakest[0]}.{weakest[1]}"
+        )
+        yield MachineError(f"{wanted} needs {has}", where=_WHERE, fix=f"Use {instead}")
     # transformers 5 takes the hub's kernel where `kernels` is installed instead (modeling_utils.py).
     elif not any(map(libraries.is_installed, (package, "kernels"))):
-        yield MachineError(f"{wanted} needs the package {package}", where=_WHERE, fix=f"Install it, or {instead}")
+        yield MachineError(f"{wanted} needs the package {package}", where=_WHERE, fix=f"Install it, or use {instead}")
     if run.precision.dtype == "fp32":
-        fix = f"--set dtype=bf16, or {instead}"
-        yield RecipeError(f"{wanted} computes in bf16 and fp16, and this run in fp32", where=_WHERE, fix=fix)
+        fix = f"Use --set dtype=bf16, or {instead}"
+        yield RecipeError(f"{wanted} needs bf16 or fp16, and this run uses fp32", where=_WHERE, fix=fix)
 
 
 def offloading(run: ResolvedRun) -> Iterator[Finding]:
     """Find activations that are to leave a GPU which is not there, or an objective for which TRL cannot move them."""
-    where, fix = "train_cfg.activation_offloading", "--set activation_offloading=False."
+    where, fix = "train_cfg.activation_offloading", "Use --set activation_offloading=False."
     if not run.recipe.config.train_cfg.activation_offloading:
         return
     if run.recipe.config.objective.type == "orpo":
-        yield RecipeError("TRL offloads activations of the other objectives, not of orpo", where=where, fix=fix)
+        yield RecipeError("TRL does not support activation offloading for orpo", where=where, fix=fix)
     if not run.hardware.gpus:
-        yield MachineError("activations are offloaded from GPUs, none is visible", where=where, fix=fix)
+        yield MachineError("activation offloading needs a GPU, and none is visible", where=where, fix=fix)
 
 
 def four_bits(run: ResolvedRun) -> Iterator[Finding]:
@@ -61,19 +64,21 @@ def four_bits(run: ResolvedRun) -> Iterator[Finding]:
     Source: bitsandbytes 0.50, README, "Accelerator support": CUDA, ROCm, XPU, Gaudi and CPUs.
     """
     if run.recipe.config.quantization is not None and run.hardware.device in ("npu", "mps"):
-        what = f"bitsandbytes stores no weights in few bits on accelerators of {run.hardware.maker}"
-        yield MachineError(what, where="quantization", fix="Take the method lora: --set quantization=None.")
+        what = f"bitsandbytes does not support quantized weights on {run.hardware.maker} accelerators"
+        yield MachineError(what, where="quantization", fix="Use the method lora: --set quantization=None.")
 
 
 def liger(run: ResolvedRun) -> Iterator[Finding]:
     """Find Liger's kernels asked for without a GPU, or without their package."""
-    where, fix = "model.use_liger_kernel", "--set use_liger_kernel=False, which computes the same."
+    where, fix = "model.use_liger_kernel", "Use --set use_liger_kernel=False, which computes the same."
     if run.recipe.config.model.use_liger_kernel is not True:
         return
     if not run.hardware.gpus:
-        yield MachineError("Liger's kernels need a GPU, none is visible", where=where, fix=fix)
+        yield MachineError("Liger kernels need a GPU, and none is visible", where=where, fix=fix)
     elif not libraries.is_installed("liger_kernel"):
-        yield MachineError("liger-kernel is not installed", where=where, fix=f"pip install liger-kernel, or {fix}")
+        yield MachineError(
+            "liger-kernel is not installed", where=where, fix=f"Install it (pip install liger-kernel). {fix}"
+        )
 
 
 def precision(run: ResolvedRun) -> Iterator[Finding]:
@@ -81,11 +86,11 @@ def precision(run: ResolvedRun) -> Iterator[Finding]:
     used = _used(run) if run.hardware.has_nvidia else ()
     slow = sorted({gpu.name for gpu in used if gpu.compute_capability < (8, 0)})
     if run.precision.dtype == "bf16" and slow:
-        yield f"bf16 is emulated on {', '.join(slow)}, several times slower than fp16: --set dtype=fp16."
+        yield f"bf16 is emulated on {', '.join(slow)} and several times slower than fp16: --set dtype=fp16."
     for gpu in {gpu.name: gpu for gpu in used}.values():
         problem = libraries.cuda_problem(gpu.compute_capability)
         if problem:
-            fix = "Install torch from PyTorch's index of another CUDA version."
+            fix = "Install torch from PyTorch's index for another CUDA version."
             yield MachineError(f"torch has no kernels for {gpu.name}: {problem}", where="torch", fix=fix)
 
 
@@ -113,7 +118,7 @@ def too_old_driver(has: tuple[int, int] | None, built: str | None) -> Iterator[M
     Source: NVIDIA, CUDA Compatibility, "Minor Version Compatibility".
     """
     if has and built and has[0] < int(built.split(".")[0]):
-        what = f"torch is built for CUDA {built}, and the driver knows CUDA {has[0]}.{has[1]} and older"
+        what = f"torch is built for CUDA {built}, and the driver supports CUDA up to {has[0]}.{has[1]}"
         fix = f"Update NVIDIA's driver, or install torch from PyTorch's index for CUDA {has[0]}."
         yield MachineError(what, where="NVIDIA's driver", fix=fix)
 
@@ -132,12 +137,13 @@ def _busy(gpu: Gpu, use: GpuUse, needed: float, *, ignored: bool) -> Iterator[Fi
     taken = gpu.memory_bytes - use.free_bytes
     if not others and taken < _HIDDEN_BYTES:
         return
-    whose = (
-        ", ".join(f"pid {pid} has {gib(size)}" for pid, size in others) or "processes that are not visible from here"
-    )
+    whose = ", ".join(f"pid {pid} has {gib(size)}" for pid, size in others) or "processes that are not visible here"
     text = f"{gpu.name} ({gpu.uuid}) is in use: {whose}; {gib(use.free_bytes)} of {gib(gpu.memory_bytes)} are free"
     if needed > use.free_bytes and not ignored:
-        fix = "Wait for them or end them, choose other GPUs with CUDA_VISIBLE_DEVICES, or start with --ignore-fit."
+        fix = (
+            "Wait until they end, stop them, choose other GPUs with CUDA_VISIBLE_DEVICES, or "
+            "start anyway with --ignore-fit."
+        )
         yield MachineError(f"{text}, and the run needs about {gib(needed)}", where="the GPUs", fix=fix)
     else:
         yield f"{text}."

@@ -49,7 +49,7 @@ def _gather(answers: queue.Queue[Finding | None], count: int) -> Iterator[Findin
             # A server that drips a byte a second passes every time-out of the client; a thread's answer can be left.
             finding = answers.get(timeout=DEADLINE_S)
         except queue.Empty:
-            yield f"the Hugging Face hub did not answer within {DEADLINE_S:g} s; the run will ask it again."
+            yield f"the Hugging Face hub did not answer within {DEADLINE_S:g} s; the run will try again."
             return
         if finding is not None:
             yield finding
@@ -73,7 +73,7 @@ def _cached(kind: str, name: str, revision: str | None) -> Path | None:
 
 
 def _offline(name: str) -> MachineError:
-    fix = "Unset HF_HUB_OFFLINE, fetch it first (hf download), or name a local folder with --model."
+    fix = "Unset HF_HUB_OFFLINE, download it first (hf download), or give a local folder with --model."
     return MachineError(f"{name!r} is not in the cache, and HF_HUB_OFFLINE is set", where="model.path", fix=fix)
 
 
@@ -87,25 +87,25 @@ def _ask(kind: str, name: str, revision: str | None) -> Finding | None:
     try:
         get_hf_file_metadata(url, timeout=DEADLINE_S)
     except errors.GatedRepoError:
-        fix = f"Ask for it at {constants.ENDPOINT}/{name}, then log in with `hf auth login` or set HF_TOKEN."
-        return wrong(f"{name!r} is gated, and this user may not read it", where=where, fix=fix)
+        fix = f"Request access at {constants.ENDPOINT}/{name}, then log in with `hf auth login` or set HF_TOKEN."
+        return wrong(f"{name!r} is gated, and this user has no access", where=where, fix=fix)
     except errors.RevisionNotFoundError:
-        return wrong(f"{name!r} has no revision {revision!r}", where="model.revision", fix="Name one that it has.")
+        return wrong(f"{name!r} has no revision {revision!r}", where="model.revision", fix="Use one that it has.")
     except errors.RepositoryNotFoundError:
-        fix = "Correct the id; a private one needs `hf auth login` or HF_TOKEN."
-        return wrong(f"the hub has no {kind} {name!r} that this user may read", where=where, fix=fix)
+        fix = "Correct the id. A private one needs `hf auth login` or HF_TOKEN."
+        return wrong(f"the hub has no {kind} {name!r}, or this user has no access to it", where=where, fix=fix)
     except errors.RemoteEntryNotFoundError:
-        fix = "Name a model in the format of transformers; GGUF and adapters have no config.json."
+        fix = "Use a model in the transformers format; GGUF files and adapters have no config.json."
         return wrong(f"{name!r} holds no {_FILES[kind]}", where=where, fix=fix) if kind == "model" else None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None
         if status in (401, 403):
-            fix = "Log in with `hf auth login` or set HF_TOKEN to a token that may read it."
-            return wrong(f"the hub refuses {name!r} to this user ({status})", where=where, fix=fix)
-        return f"the Hugging Face hub answers {status} for {name!r}; the run will ask it again."
+            fix = "Log in with `hf auth login`, or set HF_TOKEN to a token with access."
+            return wrong(f"the hub denies access to {name!r} ({status})", where=where, fix=fix)
+        return f"the Hugging Face hub answers {status} for {name!r}; the run will try again."
     except (httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ReadError):
-        return f"the Hugging Face hub did not answer for {name!r}; the run will ask it again."
+        return f"the Hugging Face hub did not answer for {name!r}; the run will try again."
     except httpx.TransportError as error:
-        fix = "Check the network and its proxy, fetch it elsewhere (hf download), or name a local folder."
+        fix = "Check the network and the proxy, download it elsewhere (hf download), or give a local folder."
         return MachineError(f"the hub cannot be reached for {name!r}: {error}", where=where, fix=fix)
     return None

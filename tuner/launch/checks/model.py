@@ -48,7 +48,7 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
     config = read_json_object(place / "config.json")
     if not config:
         yield ModelError(
-            f"{str(place / 'config.json')!r} is no JSON object, or an empty one", where=_WHERE, fix="Fetch it again."
+            f"{str(place / 'config.json')!r} is not a JSON object, or is empty", where=_WHERE, fix="Download it again."
         )
         return
     kind = config.get("model_type")
@@ -58,9 +58,9 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
     trusted = run.recipe.config.model.trust_remote_code
     if "auto_map" in config and not trusted:
         fix = "Set model.trust_remote_code=True and model.revision to a commit that you have read."
-        yield ModelError(f"model_type {kind!r} needs code of its own", where=_WHERE, fix=fix)
+        yield ModelError(f"model_type {kind!r} needs remote code", where=_WHERE, fix=fix)
     elif not trusted:
-        hint = did_you_mean(str(kind), known) or "A newer transformers may have it."
+        hint = did_you_mean(str(kind), known) or "A newer transformers may support it."
         yield ModelError(f"transformers has no language model of model_type {kind!r}", where=_WHERE, fix=hint)
 
 
@@ -79,19 +79,22 @@ def missing_weights(place: Path) -> Iterator[ModelError]:
     files = _weight_files(place)
     if not files:
         adapter = (place / "adapter_config.json").exists()
-        what = f"{str(place)!r} holds an adapter, and no base model" if adapter else f"{str(place)!r} holds no weights"
+        what = f"{str(place)!r} holds an adapter and no base model" if adapter else f"{str(place)!r} holds no weights"
         yield ModelError(
-            what, where=_WHERE, fix="Name a folder with model.safetensors, or with an index and its shards."
+            what, where=_WHERE, fix="Give a folder with model.safetensors, or with an index and its shards."
         )
     pickled = next((file for file in files if file.name.endswith((".bin", ".bin.index.json"))), None)
     if pickled:
-        what = f"{str(place)!r} holds its weights as pickles ({pickled.name}), which can hold code: safetensors only"
-        fix = "Take the model's repository with safetensors, or load and save it once with transformers."
+        what = (
+            f"{str(place)!r} holds its weights as pickles ({pickled.name}), which can run "
+            "code; tuner loads only safetensors"
+        )
+        fix = "Use a revision of the model with safetensors, or convert it: load and save it once with transformers."
         yield ModelError(what, where=_WHERE, fix=fix)
     for file in files:
         problem = _cut_off(file)
         if problem:
-            yield ModelError(f"{file} {problem}", where=_WHERE, fix="Fetch the model again.")
+            yield ModelError(f"{file} {problem}", where=_WHERE, fix="Download the model again.")
 
 
 def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
@@ -102,16 +105,16 @@ def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
     names = {file: set(_safetensors_header(file) or ()) for file in _weight_files(place)}
     for name, file in sorted(_index(place).items()):
         if name not in names.get(place / file, ()):
-            what = f"{place / file} lacks {name}, which the index says is there"
-            yield ModelError(what, where=_WHERE, fix="Fetch the model again.")
+            what = f"{place / file} lacks {name}, which the index lists"
+            yield ModelError(what, where=_WHERE, fix="Download the model again.")
             return
     numbers = {
         int(part) for in_file in names.values() for name in in_file for part in name.split(".") if part.isdecimal()
     }
     lacking = sorted(set(range(num_layers)) - numbers)
     if lacking and 0 in numbers:
-        what = f"{str(place)!r} holds no weights of layer {lacking[0]}, and its config.json counts {num_layers} layers"
-        yield ModelError(what, where=_WHERE, fix="Fetch the model again, with all its files.")
+        what = f"{str(place)!r} has no weights for layer {lacking[0]}, and its config.json has {num_layers} layers"
+        yield ModelError(what, where=_WHERE, fix="Download the model again, with all its files.")
 
 
 def tokens(run: ResolvedRun) -> Iterator[Finding]:
@@ -140,8 +143,8 @@ def chat_template(run: ResolvedRun) -> Iterator[Finding]:
     if place is None or config.model.chat_template or config.objective.type == "pretrain":
         return
     if paths.is_file(place / "tokenizer_config.json") and template.own(place) is None:
-        what = f"{str(place)!r} has no chat template, as base models have none"
-        fix = "Name one: --set model.chat_template=chatml, or a path to a .jinja file."
+        what = f"{str(place)!r} has no chat template, as is usual for base models"
+        fix = "Set one: --set model.chat_template=chatml, or a path to a .jinja file."
         yield ModelError(what, where="model.chat_template", fix=fix)
 
 
@@ -168,9 +171,9 @@ def context(run: ResolvedRun) -> Iterator[Finding]:
         return
     family = FAMILIES.get(architecture.model_type)
     if family and family.positions is not None:
-        then = f"a longer sample ends the run, for it has learned no more positions: --set {where}={limit}."
+        then = f"a longer sample ends the run, because the model has no more positions. Use --set {where}={limit}."
     else:
-        then = "unless its RoPE is scaled, it has never seen such positions."
+        then = "unless its RoPE is scaled, the model was never trained on such positions."
     yield f"{where} = {longest} is more than the model's context of {limit} tokens: {then}"
 
 
@@ -181,7 +184,10 @@ def packed(run: ResolvedRun) -> Iterator[Finding]:
         return
     for key, loader in config.loaders.items():
         if loader.dataset.packing:
-            where, what = f"{key}.dataset.packing", "packed samples may see each other in a model with code of its own"
+            where, what = (
+                f"{key}.dataset.packing",
+                "packed samples may attend to each other in a model with remote code",
+            )
             yield ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
 
 
@@ -191,7 +197,7 @@ def kernels(run: ResolvedRun) -> Iterator[Finding]:
     kind = architecture.model_type if architecture else read_type(place) if place else None
     lacks = libraries.missing_kernels(libraries.KERNELS_OF.get(kind or "", ())) if run.hardware.gpus else ""
     if lacks:
-        yield f"a {kind} model is much faster on GPUs with kernels that are not installed: pip install {lacks}."
+        yield f"a {kind} model trains much faster with GPU kernels that are not installed: pip install {lacks}."
 
 
 def known_types(*, scores: bool) -> frozenset[str]:
@@ -250,9 +256,9 @@ def _cut_off(file: Path) -> str | None:
         with file.open("rb") as stream:
             start = stream.read(64)
             if start.startswith(_LFS):
-                return "is a pointer of Git LFS, not the weights (git lfs pull)"
+                return "is a Git LFS pointer, not the weights (git lfs pull)"
             if file.suffix == ".json":
-                return "is no index of shards"
+                return "is not an index of shards"
             return None if file.suffix != ".safetensors" else _cut_off_safetensors(start[:8], size, file)
     except FileNotFoundError:
         return "is missing"
@@ -263,12 +269,12 @@ def _cut_off(file: Path) -> str | None:
 def _cut_off_safetensors(start: bytes, size: int, file: Path) -> str | None:
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > min(size, _MAX_HEADER_BYTES):
-        return f"is cut off: it ends after {size} bytes, in its header"
+        return f"is truncated: it ends after {size} bytes, inside its header"
     header = _safetensors_header(file)
     if header is None:
-        return "has no header of safetensors"
+        return "has no safetensors header"
     whole = 8 + length + max(header.values(), default=0)
-    return f"is cut off: it has {size} of {whole} bytes" if size < whole else None
+    return f"is truncated: it has {size} of {whole} bytes" if size < whole else None
 
 
 def _safetensors_header(file: Path) -> dict[str, int] | None:

@@ -56,10 +56,10 @@ def conversion(run: ResolvedRun) -> Iterator[Finding]:
     # It stays until the next checkpoint is whole.
     needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(run)
     if free < needed:
-        what = f"{gib(free)} are free, and {point.path.name} needs {gib(needed)} to be written as these ranks load it"
+        what = f"{gib(free)} are free, and converting {point.path.name} for these ranks needs {gib(needed)}"
         saved = point.checkpoint.facts
         savers = f"{saved['world_size']} ranks and --deepspeed {saved['deepspeed']}"
-        fix = f"Free space, choose another --work-dir, or take the {savers} that saved it."
+        fix = f"Free space, choose another --work-dir, or use the {savers} that saved it."
         yield DiskError(f"{what}, until the next one is saved", where=place, fix=fix)
 
 
@@ -137,11 +137,12 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
     needed = _batches_bytes(run) * ranks
     if needed > free:
         what = f"{gib(free)} of shared memory are free, and the batches of the dataloader workers need {gib(needed)}"
-        fix = "--set train_dataloader.num_workers=0, or a larger one: docker run --shm-size=8g, or --ipc=host."
+        fix = "Use --set train_dataloader.num_workers=0, or enlarge it: docker run --shm-size=8g, or --ipc=host."
         yield MachineError(what, where=SHM, fix=fix)
     elif run.hardware.gpus and ranks > 1 and free < _NCCL_SHM_BYTES:
         yield (
-            f"{SHM} has {gib(free)} free; where GPUs are not linked NCCL needs up to 1 GiB: docker run --shm-size=1g, "
+            f"{SHM} has {gib(free)} free, and NCCL needs up to 1 GiB between GPUs without a "
+            "link: docker run --shm-size=1g, "
             "or --ipc=host."
         )
 
@@ -160,7 +161,7 @@ def host_memory(run: ResolvedRun) -> Iterator[Finding]:
         return
     if not run.hardware.gpus and needed > there and not run.request.ignore_fit:
         what = f"on a CPU this run needs {gib(needed)} for weights and optimizer states, and the host has {gib(there)}"
-        fix = "Take a GPU, a smaller model, or LoRA. To start it all the same: --ignore-fit."
+        fix = "Use a GPU, a smaller model, or LoRA. To start anyway: --ignore-fit."
         yield MachineError(what, where="the memory here", fix=fix)
         return
     free = hardware.available_host_bytes()

@@ -45,7 +45,9 @@ def installed(run: ResolvedRun) -> Iterator[Finding]:
 
 def _missing(package: str | None, where: str) -> Iterator[Finding]:
     if package and importlib.util.find_spec(package) is None:
-        yield MachineError(f"{package} is not installed", where=where, fix=f"pip install {package}, or switch it off")
+        yield MachineError(
+            f"{package} is not installed", where=where, fix=f"Install it (pip install {package}) or switch it off"
+        )
 
 
 def compiles(run: ResolvedRun) -> Iterator[Finding]:
@@ -63,7 +65,7 @@ def shadows(run: ResolvedRun) -> Iterator[Finding]:
         yield f"PYTHONPATH is set: Python looks for modules in {', '.join(folders)} first{what}."
     for folder in dict.fromkeys((Path.cwd(), Path(run.environ.get("HOME") or Path.cwd()))):
         if (folder / _DEEPSPEED_ENV).is_file() and NODE not in run.environ:
-            yield f"{folder / _DEEPSPEED_ENV} is not read: tuner reads it where --hostfile starts several hosts."
+            yield f"{folder / _DEEPSPEED_ENV} is ignored: tuner reads it only with --hostfile and several hosts."
 
 
 def forgotten_nodes(run: ResolvedRun) -> Iterator[Finding]:
@@ -72,13 +74,13 @@ def forgotten_nodes(run: ResolvedRun) -> Iterator[Finding]:
         return
     nodes = slurm.num_nodes_outside_srun(run.environ)
     if nodes > 1:
-        all_of_them = "srun ... tuner train ... --launcher slurm takes all"
-        yield f"this job of Slurm has {nodes} nodes, and the run takes one: {all_of_them}."
+        all_of_them = "srun ... tuner train ... --launcher slurm uses all"
+        yield f"this Slurm job has {nodes} nodes, and the run uses one: {all_of_them}."
     with suppress(TunerError):  # half of what a cluster says is --launcher env's to refuse
         of_cluster = variables.nodes(run.environ).get("--nnodes", {})
         for name, number in of_cluster.items():
             if number != "1" and run.topology.launcher != "env":
-                yield f"{name} says {number} nodes, and the run takes one: --launcher env takes all."
+                yield f"{name} is {number} nodes, and the run uses one: --launcher env uses all."
 
 
 def port(run: ResolvedRun) -> Iterator[Finding]:
@@ -95,8 +97,8 @@ def port(run: ResolvedRun) -> Iterator[Finding]:
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-            what = f"port {number} cannot be listened on: {os.strerror(error.errno)}"
-            fix = f"Give all nodes another one, such as --master-port {max(number, 1024) + 1}."
+            what = f"cannot listen on port {number}: {os.strerror(error.errno)}"
+            fix = f"Use another one on all nodes, such as --master-port {max(number, 1024) + 1}."
             yield MachineError(what, where="--master-port / MASTER_PORT / PORT", fix=fix)
 
 

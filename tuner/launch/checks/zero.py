@@ -25,7 +25,7 @@ from tuner.machine.hardware import Hardware
 from tuner.zero import guards, measurements, needs
 
 _LIBAIO = "apt install libaio-dev, or dnf install libaio-devel"
-_THERE = "on the machine that trains, which is not seen from here"
+_THERE = "on the machine that trains, which cannot be checked from here"
 _IN_MEMORY = "swap to memory: device = cpu"
 _FP32_AND_GRADIENT = 8
 """Bytes of a trained weight in fp32 and of its gradient, which are on the disk beside the optimizer's own state."""
@@ -69,7 +69,7 @@ def lacks(
     for keys, package in needs.packages(config):
         if importlib.util.find_spec(package) is None:
             what = f"{'.'.join(keys)} is true, and {package} is not installed"
-            yield MachineError(what, where=where(keys), fix=f"pip install {package}, or switch it off.")
+            yield MachineError(what, where=where(keys), fix=f"Install it (pip install {package}) or switch it off.")
     for keys, path in measurements.places(config):
         if problem := _unwritable(path, direct=False):
             yield _no_folder(keys, path, problem, where)
@@ -83,16 +83,16 @@ def lacks(
 
 
 def _no_folder(keys: needs.Keys, path: Path, problem: str, where: Callable[[needs.Keys], str]) -> DiskError:
-    return DiskError(f"{'.'.join(keys)} = {str(path)!r}: {problem}", where=where(keys), fix="Name another folder.")
+    return DiskError(f"{'.'.join(keys)} = {str(path)!r}: {problem}", where=where(keys), fix="Use another folder.")
 
 
 def _no_libaio(here: Hardware, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return what is missing of what DeepSpeed swaps with, and how to get it; None where all is here."""
     if not here.has_compiler:
         tools = "g++ and ninja, and nvcc beside GPUs"
-        return f"DeepSpeed builds what it swaps to disks with, and {tools} are not here", f"Install {tools}"
+        return f"DeepSpeed compiles the op that swaps to disk, and {tools} are not installed", f"Install {tools}"
     if not hardware.has_libaio(environ):
-        what = "DeepSpeed swaps to disks with libaio, and the library or its header libaio.h is not here"
+        what = "DeepSpeed swaps to disk with libaio, and the library or its header libaio.h is not installed"
         return what, f"{_LIBAIO} (outside the system's folders: CFLAGS and LDFLAGS)"
     return None
 
@@ -110,8 +110,8 @@ def swap_space(run: ResolvedRun) -> Iterator[Finding]:
         free[disk] = (place, shutil.disk_usage(place).free)
     for disk, (place, there) in free.items():
         if there < wanted[disk]:
-            what = f"{gib(there)} are free, and what this run swaps to the disk needs {gib(wanted[disk])}"
-            yield DiskError(what, where=place, fix=f"Free space, name another nvme_path, or {_IN_MEMORY}.")
+            what = f"{gib(there)} are free, and this run swaps {gib(wanted[disk])} to the disk"
+            yield DiskError(what, where=place, fix=f"Free space, use another nvme_path, or {_IN_MEMORY}.")
 
 
 def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
@@ -122,11 +122,11 @@ def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
         place = existing(path)
         if _unwritable(place, direct=True):
             continue
-        speed = f"{path} takes {disks.write_bytes_per_s(place) / 1e9:.1f} GB/s of what the run swaps"
+        speed = f"{path} takes {disks.write_bytes_per_s(place) / 1e9:.1f} GB/s of writes"
         if disks.is_memory(place):
-            yield f"{path} is in memory ({disks.file_system(place)}), of which swapping there frees none."
+            yield f"{path} is in memory ({disks.file_system(place)}), so swapping there frees none."
         elif disks.is_network(place):
-            yield f"{speed}, and is on another machine ({disks.file_system(place)}): name a local disk."
+            yield f"{speed}, and is on another machine ({disks.file_system(place)}): use a local disk."
         else:
             yield f"{speed}, measured for half a second."
 
