@@ -72,7 +72,7 @@ def _entry(t: Translation, given: Given, number: int, entry: dict[str, Any]) -> 
     told = {"path", "name", "split", "train_on_split", "type", "data_files", "field", "text_column", "field_messages"}
     known = told | set(_QUESTIONS) | _LEFT | {"message_property_mappings"}
     if unknown := entry.keys() - known:
-        key = min(unknown)
+        key = min(map(str, unknown))
         raise t.document.wrong(f"Axolotl has no key {key!r} in a data set", (*keys, key), did_you_mean(key, known))
     for key in sorted(entry.keys() & _LEFT):
         if entry[key] is not None:

@@ -18,6 +18,7 @@ from tuner.importers.training_arguments import (
     held_out,
     model,
     same,
+    target,
     truth,
     weights_type,
 )
@@ -38,7 +39,7 @@ def stage(t: Translation, given: Given) -> None:
     """Take what is learned; `pref_loss` says more of DPO."""
     word, loss = str(given.value), str(t.value("pref_loss", "sigmoid"))
     if word not in _OBJECTIVES:
-        raise t.wrong(given, "no stage of LLaMA-Factory", f"Known: {', '.join(_OBJECTIVES)}.")
+        raise given.wrong("no stage of LLaMA-Factory", f"Known: {', '.join(_OBJECTIVES)}.")
     ours = "orpo" if word == "dpo" and loss == "orpo" else _OBJECTIVES[word]
     if ours is None:
         t.obstacle = "tuner learns from rows, never from a reward model: the source's stage is ppo"
@@ -86,13 +87,13 @@ def finetuning_type(t: Translation, given: Given) -> None:
         t.set(given, "adapter.use_dora", False, "tuner has no OFT: LoRA adapters instead", changed=True)
         return
     elif word != "full":
-        raise t.wrong(given, "no finetuning_type of LLaMA-Factory", "Known: lora, oft, freeze, full.")
+        raise given.wrong("no finetuning_type of LLaMA-Factory", "Known: lora, oft, freeze, full.")
     t.note(given, Outcome.TAKEN if word == t.method else Outcome.TRANSLATED, f"method {t.method}")
 
 
 def quantization_bit(t: Translation, given: Given) -> None:
     """Take 4 or 8 bits."""
-    bits = int(given.value)
+    bits = given.whole()
     ours = bits if bits in (4, 8) else 4
     why = None if bits == ours else f"bitsandbytes stores 4 or 8 bits, not {bits}"
     t.set(given, "quantization.bits", ours, why, changed=bits != ours)
@@ -104,16 +105,9 @@ def quantization_method(t: Translation, given: Given) -> None:
     t.leave(given, "always so" if word in ("bnb", "bitsandbytes") else f"tuner quantizes with bitsandbytes, not {word}")
 
 
-def target(t: Translation, given: Given) -> None:
-    """Take the layers that are adapted."""
-    words = given.value if isinstance(given.value, list) else [one.strip() for one in str(given.value).split(",")]
-    t.set(given, "adapter.target_modules", "all-linear" if words[0] in ("all", "all-linear") else words)
-
-
 def modules(t: Translation, given: Given) -> None:
     """Take modules that are trained whole beside the adapter."""
-    words = given.value if isinstance(given.value, list) else [one.strip() for one in str(given.value).split(",")]
-    t.set(given, "adapter.modules_to_save", words)
+    t.set(given, "adapter.modules_to_save", given.words())
 
 
 def packing(t: Translation, given: Given) -> None:
@@ -156,7 +150,7 @@ def early_stopping(t: Translation, given: Given) -> None:
 
 def freeze_layers(t: Translation, given: Given) -> None:
     """Take how many of the last layers are trained."""
-    if t.method == "freeze" and int(given.value) > 0:
+    if t.method == "freeze" and given.whole() > 0:
         t.set(given, "train_cfg.trainable_layers", given.value)
     else:
         t.leave(given, "the last layers alone can be trained, with finetuning_type freeze")
@@ -169,7 +163,7 @@ def rslora(t: Translation, given: Given) -> None:
 
 def pissa(t: Translation, given: Given) -> None:
     """Begin an adapter with the largest part of the base, found in `pissa_iter` rounds; -1 is all of it, exactly."""
-    rounds = t.value("pissa_iter", 16)
+    rounds = t.whole("pissa_iter", 16)
     if truth(given.value):
         t.set(given, "adapter.init_lora_weights", "pissa" if rounds == -1 else f"pissa_niter_{rounds}")
     else:
@@ -183,7 +177,7 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     method = said.get("finetuning_type") or "lora"
     is_adapter = method in ("lora", "oft")
     of_adapter = {"lora_rank": rank, "lora_dropout": 0.0, "lora_target": "all"} if is_adapter else {}
-    if is_adapter and str(rank).isdigit():
+    if is_adapter and str(rank).isdecimal():
         of_adapter["lora_alpha"] = 2 * int(rank)
     general = training_arguments.no_warmup(training_arguments.DEFAULTS, document)
     general.pop("gradient_checkpointing")

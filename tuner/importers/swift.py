@@ -11,13 +11,13 @@ from typing import Any
 
 from tuner.importers import training_arguments
 from tuner.importers.document import Document
-from tuner.importers.training_arguments import NUM_PROC, attention, held_out, model, truth, weights_type
+from tuner.importers.training_arguments import NUM_PROC, attention, held_out, model, target, truth, weights_type
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes import paths
 from tuner.recipes.aliases import Alias, by_word
 
 _RLHF = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward"}
-_DATASET = re.compile(r"(?P<path>.+?)(?::(?P<name>[^:#/]+))?(?:#(?P<rows>\d+))?")
+_DATASET = re.compile(r"(?P<path>.+?)(?::(?P<name>[^:#/]+))?(?:#(?P<rows>\d{1,15}))?", re.DOTALL)
 _ADAPTERS = {"lora", "dora", "lora_llm"}
 
 
@@ -53,27 +53,23 @@ def rlhf_type(t: Translation, given: Given) -> None:
 
 def datasets(t: Translation, given: Given) -> None:
     """Take each data set, with its subset and its number of rows."""
-    words = given.value if isinstance(given.value, list) else str(given.value).split()
+    words = given.words(None)
+    if not words:
+        raise given.wrong("names no data set")
     for word in words:
-        found = _DATASET.fullmatch(str(word))
+        found = _DATASET.fullmatch(word)
         assert found is not None, "every text has a path"
         rows = int(found["rows"]) if found["rows"] else None
         if found["rows"] == "0":
-            raise t.wrong(given, "no rows are asked for", "Write #N with N above 0.")
+            raise given.wrong("no rows are asked for", "Write #N with N above 0.")
         made = {"path": found["path"], "name": found["name"], "split": "train", "max_rows": rows}
         (t.validation if given.key == "val_dataset" else t.datasets).append(made)
-    on_hub = [str(word) for word in words if paths.local(str(word).partition("#")[0].partition(":")[0]) is None]
+    on_hub = [word for word in words if paths.local(word.partition("#")[0].partition(":")[0]) is None]
     if on_hub and not truth(t.value("use_hf")):
         why = "ids are ModelScope's in ms-swift, and the Hugging Face hub's here"
-        t.note(given, Outcome.CHANGED, f"data {' '.join(map(str, words))}", why)
+        t.note(given, Outcome.CHANGED, f"data {' '.join(words)}", why)
     else:
-        t.note(given, Outcome.TRANSLATED, f"data {' '.join(map(str, words))}")
-
-
-def target(t: Translation, given: Given) -> None:
-    """Take the layers that are adapted."""
-    words = given.value if isinstance(given.value, list) else str(given.value).split(",")
-    t.set(given, "adapter.target_modules", "all-linear" if words[0] in ("all-linear", "ALL", "auto") else words)
+        t.note(given, Outcome.TRANSLATED, f"data {' '.join(words)}")
 
 
 def setting(*objectives: str) -> Rule:

@@ -98,7 +98,7 @@ def component(t: Translation, given: Given) -> None:
 def checkpoint_dir(t: Translation, given: Given) -> None:
     """Take the weights' folder."""
     if _UNKNOWN.search(str(given.value)):
-        raise t.wrong(given, "names nothing in this file", "Write the folder out.")
+        raise given.wrong("names nothing in this file", "Write the folder out.")
     t.model = Given(given.key, str(given.value).rstrip("/").removesuffix("/original"), given.where, given.keys)
 
 
@@ -107,6 +107,8 @@ def dataset(t: Translation, given: Given) -> None:
     value = given.value if isinstance(given.value, dict) else {}
     name = str(value.get("_component_") or "").rpartition(".")[2]
     if isinstance(given.value, list):
+        if not given.value:
+            raise given.wrong("names no data set")
         for number, one in enumerate(given.value):
             dataset(t, Given(given.key, one, given.where, (*given.keys, str(number))))
         return
@@ -148,7 +150,7 @@ def _columns(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def modules(t: Translation, given: Given) -> None:
     """Take the layers that are adapted, and those of the feed-forward block where that is adapted too."""
-    words = [_MODULES.get(str(word), str(word)) for word in given.value]
+    words = [_MODULES.get(word, word) for word in given.words()]
     words += ["gate_proj", "up_proj", "down_proj"] if lookup(t.document.values, ("model", "apply_lora_to_mlp")) else []
     t.set(given, "adapter.target_modules", words)
 

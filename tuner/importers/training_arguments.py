@@ -31,9 +31,9 @@ def same(words: str) -> dict[str, Rule]:
 
 def epochs(t: Translation, given: Given) -> None:
     """Take whole epochs; a part of one counts as one."""
-    number = float(given.value) if str(given.value).replace(".", "", 1).isdigit() else None
-    if number is None or number <= 0:
-        raise t.wrong(given, "no number of epochs above 0")
+    number = given.number()
+    if number <= 0:
+        raise given.wrong("the number of epochs must be above 0")
     if number != int(number):
         why = f"epochs are whole: {math.ceil(number)}; a part of one: --set max_steps=STEPS"
         t.set(given, "train_cfg.max_epochs", math.ceil(number), why, changed=True)
@@ -43,7 +43,7 @@ def epochs(t: Translation, given: Given) -> None:
 
 def warmup_ratio(t: Translation, given: Given) -> None:
     """Take a part of all steps; it stands back where steps are named too."""
-    if float(t.value("warmup_steps", 0) or 0) > 0:
+    if t.number("warmup_steps", 0) > 0:
         t.leave(given, "warmup_steps is named too, and wins")
     else:
         t.set(given, RATIO, given.value)
@@ -51,9 +51,11 @@ def warmup_ratio(t: Translation, given: Given) -> None:
 
 def warmup_steps(t: Translation, given: Given) -> None:
     """Take steps of warm-up; below 1 they are a part of all steps (transformers 5)."""
-    steps = float(given.value)
+    steps = given.number()
+    if steps < 0:
+        raise given.wrong("the number of steps must be 0 or more")
     if steps == 0 and not given.is_default:
-        t.set(given, RATIO, float(t.value("warmup_ratio", 0.0)))
+        t.set(given, RATIO, t.number("warmup_ratio", 0.0))
     elif 0 < steps < 1:
         t.set(given, RATIO, steps)
     elif steps >= 1:
@@ -86,22 +88,29 @@ def optimizer(t: Translation, given: Given) -> None:
 
 def betas(t: Translation, given: Given) -> None:
     """Take both of Adam's betas at once."""
-    both = float(t.value("adam_beta1", 0.9)), float(t.value("adam_beta2", 0.999))
-    t.set(given, f"{_OPTIMIZER}.betas", both)
+    t.set(given, f"{_OPTIMIZER}.betas", (t.number("adam_beta1", 0.9), t.number("adam_beta2", 0.999)))
 
 
 def clipping(t: Translation, given: Given) -> None:
     """Take the largest norm; 0 is no clipping."""
-    if float(given.value) > 0:
+    if given.number() > 0:
         t.set(given, "optim_wrapper.clip_grad.max_norm", given.value)
     else:
         t.set(given, "optim_wrapper.clip_grad", None)
 
 
+def target(t: Translation, given: Given) -> None:
+    """Take the layers that are adapted."""
+    words = given.words()
+    if not words:
+        raise given.wrong("names no layer", "Write all-linear, or the names of layers such as q_proj, v_proj.")
+    is_all = words[0] in ("all", "ALL", "all-linear", "auto")
+    t.set(given, "adapter.target_modules", "all-linear" if is_all else words)
+
+
 def trackers(t: Translation, given: Given) -> None:
     """Take the trackers that there are."""
-    names = given.value if isinstance(given.value, list) else str(given.value).split(",")
-    names = [name.strip() for name in map(str, names) if name.strip() not in ("none", "all", "")]
+    names = [name for name in given.words() if name not in ("none", "all")]
     unknown = [name for name in names if name not in get_args(Tracker)]
     why = f"there is no tracker {', '.join(unknown)}" if unknown else None
     t.set(given, "log.trackers", [name for name in names if name not in unknown], why, changed=bool(unknown))
@@ -111,8 +120,7 @@ def interval(ours: str) -> Rule:
     """Return the rule of a number of steps; a part of all steps is none."""
 
     def rule(t: Translation, given: Given) -> None:
-        number = float(given.value)
-        if number >= 1:
+        if given.number() >= 1:
             t.set(given, ours, given.value)
         else:
             t.leave(given, "steps decide, and a part of all steps is known once the data is read")
@@ -122,7 +130,7 @@ def interval(ours: str) -> Rule:
 
 def kept(t: Translation, given: Given) -> None:
     """Take how many checkpoints stay; no limit is a large number."""
-    number = int(given.value)
+    number = given.whole()
     t.set(given, "checkpoint.max_keep_ckpts", number if number > 0 else 1000)
 
 
@@ -202,7 +210,7 @@ def best(t: Translation, given: Given) -> None:
 
 def held_out(t: Translation, given: Given) -> None:
     """Take the part of the rows that validates; a number of rows is none."""
-    part = float(given.value)
+    part = given.number()
     if 0 < part < 1:
         t.set(given, f"{_LOADER}.dataset.val_split", part)
     elif part == 0:
@@ -218,7 +226,7 @@ def val_batch(t: Translation, given: Given) -> None:
 
 def smoothing(t: Translation, given: Given) -> None:
     """Label smoothing of the cross entropy is nothing that tuner has; 0 is none."""
-    t.leave(given, "tuner smooths no labels" if float(given.value) else "none: always so")
+    t.leave(given, "tuner smooths no labels" if given.number() else "none: always so")
 
 
 _DOES = "the command does it"

@@ -105,14 +105,14 @@ def scheduler(t: Translation, given: Given) -> None:
     """Take a warm-up that is linear, and the course after it."""
     stages = given.value if isinstance(given.value, list) else [given.value]
     stages = [one for one in stages if isinstance(one, dict)]
-    epochs = float(lookup(t.document.values, ("train_cfg", "max_epochs")) or 1)
+    epochs = t.number("train_cfg.max_epochs", 1) or 1
     warm = next((one for one in stages if _last(one.get("type")) == "LinearLR" and len(stages) > 1), None)
     main: dict[str, Any] = next((one for one in stages if one is not warm), {})
     kinds = {"CosineAnnealingLR": "cosine", "LinearLR": "linear", "ConstantLR": "constant", "PolyLR": "polynomial"}
     kind = kinds.get(_last(main.get("type")), "cosine")
     t.set(given, "param_scheduler.type", kind, f"of {', '.join(_last(one.get('type')) for one in stages)}")
     # In epochs, unless it says otherwise: its `end` is warmup_ratio x max_epochs.
-    end = float(warm.get("end") or 0) if warm else 0.0
+    end = Given(f"{given.key}.end", warm.get("end") or 0, given.where, given.keys).number() if warm else 0.0
     if warm and warm.get("by_epoch") is False:
         t.warmup_steps = Given(given.key, end, given.where, given.keys)
     else:
@@ -124,7 +124,7 @@ def scheduler(t: Translation, given: Given) -> None:
 def dataset(t: Translation, given: Given) -> None:
     """Take the data, one set or several, and how it becomes samples."""
     if not isinstance(given.value, dict):
-        raise t.wrong(given, "no data set")
+        raise given.wrong("no data set")
     _dataset(t, given, given.value, given.keys)
     t.note(given, Outcome.TRANSLATED, f"{len(t.datasets)} data sets")
 
@@ -150,7 +150,8 @@ def _dataset(t: Translation, given: Given, value: Mapping[str, Any], keys: Keys)
     t.check_block("where rows come from", source, (*keys, "dataset"), _OF_SOURCE, "type ignore_verifications data_dir")
     made = _rows(t, source, value)
     if value.get("max_dataset_length"):
-        made["max_rows"] = int(value["max_dataset_length"])
+        keys = (*keys, "max_dataset_length")
+        made["max_rows"] = Given(".".join(keys), value[keys[-1]], t.document.where(keys), keys).whole()
     t.datasets.append(made)
 
 
