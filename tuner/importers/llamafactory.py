@@ -17,6 +17,7 @@ from tuner.importers.training_arguments import (
     compute_type,
     held_out,
     model,
+    own_template,
     same,
     target,
     truth,
@@ -123,9 +124,8 @@ def packing(t: Translation, given: Given) -> None:
 def template(t: Translation, given: Given) -> None:
     """Take the chat template only for a model of which the catalog knows none."""
     word = str(given.value)
-    known = t.model is not None and catalog.part_named(str(t.model.value))
-    if known or word not in _TEMPLATES:
-        t.leave(given, "the chat template is the model's own, or its part's of the catalog: --set model.chat_template")
+    if word not in _TEMPLATES or catalog.part_named(str(t.value("model_name_or_path"))):
+        own_template(t, given)
     else:
         t.set(given, "model.chat_template", _TEMPLATES[word])
 

@@ -217,7 +217,6 @@ def _defaults(document: Document) -> Mapping[str, Any]:
 _PIPELINE = "belongs to the pipeline of rollouts and rewards, which tuner has not"
 _DISTIL = "belongs to distillation, which tuner has not"
 _RUN = "each run gets its own run directory: --work-dir DIR"
-_TEMPLATE = "the chat template is the model's own: --set model.chat_template"
 _OF_ROLE: Mapping[str, Rule] = {
     "strategy_args.strategy_name": strategy,
     "strategy_args.strategy_config": strategy_config,
@@ -249,7 +248,7 @@ _OF_ROLE: Mapping[str, Rule] = {
     "training_args.dataloader_num_workers": Alias("train_dataloader.num_workers"),
     "training_args.*": "tuner decides it",
     "data_args.file_name": files,
-    "data_args.template": _TEMPLATE,
+    "data_args.template": training_arguments.own_template,
     "data_args.dataset_dir": "files are named by their own paths",
     "data_args.preprocessing_num_workers": NUM_PROC,
     "data_args.*": _PIPELINE,
@@ -265,7 +264,7 @@ _REASONS = {
     "tracker_kwargs.*": "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)",
     "num_gpus_per_node num_nodes": "the launcher decides it: --nproc-per-node, --nnodes",
     "resume_from_checkpoint": "tuner train --resume auto",
-    "global_template model_download_type": _TEMPLATE,
+    "model_download_type": "the Hugging Face hub's own variables decide it (HF_HOME, HF_TOKEN)",
     "prompt_key query_key response_key system_key chosen_key rejected_key question_key answer_key": (
         "the data set's columns"
     ),
@@ -294,6 +293,7 @@ TABLE: Mapping[str, Rule] = {
     "logging_steps": training_arguments.interval("log.interval"),
     "eval_steps": training_arguments.interval("train_cfg.val_interval"),
     "max_ckpt_to_keep": training_arguments.kept,
+    "global_template": training_arguments.own_template,
     "sequence_length": Alias("train_dataloader.dataset.max_length"),
     "_packing": Alias("train_dataloader.dataset.packing"),
     "track_with": tracker,

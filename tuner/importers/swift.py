@@ -11,7 +11,16 @@ from typing import Any
 
 from tuner.importers import training_arguments
 from tuner.importers.document import Document
-from tuner.importers.training_arguments import NUM_PROC, attention, held_out, model, target, truth, weights_type
+from tuner.importers.training_arguments import (
+    NUM_PROC,
+    attention,
+    held_out,
+    model,
+    own_template,
+    target,
+    truth,
+    weights_type,
+)
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes import paths
 from tuner.recipes.aliases import Alias, by_word
@@ -90,7 +99,7 @@ def adapters(t: Translation, given: Given) -> None:
     if t.method == "full":
         t.leave(given, "every weight is trained: merge it into the model first (tuner export --merge)")
     else:
-        t.set(given, "adapter.path", given.value[0] if isinstance(given.value, list) else str(given.value))
+        t.set(given, "adapter.path", given.value[0] if isinstance(given.value, list) and given.value else given.value)
 
 
 def system(t: Translation, given: Given) -> None:
@@ -154,7 +163,7 @@ _REASONS = {
     "model_type task_type problem_type num_labels init_strategy device_map max_memory max_model_len": (
         "transformers' Auto classes find it"
     ),
-    "template template_backend use_chat_template agent_template response_prefix enable_thinking norm_bbox": (
+    "template_backend use_chat_template agent_template response_prefix enable_thinking norm_bbox": (
         "the chat template is the model's own: --set model.chat_template"
     ),
     "preserve_thinking add_non_thinking_prefix disable_ignore_empty_think stop_words": "the chat template decides it",
@@ -235,6 +244,7 @@ TABLE: Mapping[str, Rule] = {
     "val_dataset": datasets,
     "split_dataset_ratio": held_out,
     "system": system,
+    "template": own_template,
     "max_length": max_length,
     "gradient_accumulation_steps": accumulation,
     "packing": Alias("train_dataloader.dataset.packing"),

@@ -6,12 +6,14 @@ The words with the same meaning in all of them are `recipes.aliases`'; here stan
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
 from tuner.importers import deepspeed
 from tuner.importers.document import Document
-from tuner.importers.translation import Given, Rule, Tool, Translation
+from tuner.importers.training_arguments_left_out import LAUNCH, NOT, REASONS
+from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes.aliases import ALIASES, Alias, by_word
 from tuner.recipes.optimizer import OptimizerType
 from tuner.recipes.schema import ParamScheduler, Tracker
@@ -200,6 +202,20 @@ def model(t: Translation, given: Given) -> None:
     t.model = given
 
 
+def own_template(t: Translation, given: Given) -> None:
+    """Say that the model's own chat template writes the prompts, in place of the one that is named.
+
+    Templates are named after the model's family: one that begins otherwise (`alpaca`, `default`) writes other prompts.
+    """
+    named = t.model or next((one for one in t.given.values() if t.tool.table.get(one.key) is model), None)
+    family = re.match("[a-z]+", str(given.value).lower())
+    if named and family and family[0] in str(named.value).lower().rpartition("/")[2]:
+        t.leave(given, "the chat template is the model's own, or its part's of the catalog: --set model.chat_template")
+    else:
+        why = "prompts are written with the model's own chat template: --set model.chat_template=NAME takes another"
+        t.note(given, Outcome.CHANGED, why=why)
+
+
 def best(t: Translation, given: Given) -> None:
     """Save the best where the source does."""
     if truth(given.value):
@@ -228,57 +244,6 @@ def smoothing(t: Translation, given: Given) -> None:
     """Label smoothing of the cross entropy is nothing that tuner has; 0 is none."""
     t.leave(given, "tuner smooths no labels" if given.number() else "none: always so")
 
-
-_DOES = "the command does it"
-_LAUNCH = "the launcher decides it: --nproc-per-node, --nnodes, --node-rank, --master-addr"
-_MADE = "tuner makes it so by itself"
-_OWN = "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)"
-_HUB = "tuner uploads nothing: tuner export RUN DEST, then hf upload"
-_NOT = "tuner does not do that"
-_SAVES = "tuner saves so that a run can go on, at steps"
-_DATA = "tuner reads and prepares rows its own way, once"
-_SPEED = "a matter of speed or memory alone, which tuner settles by itself"
-_REASONS = {
-    "output_dir overwrite_output_dir": "each run gets its own run directory: --work-dir DIR",
-    "do_train do_eval do_predict local_rank resume_from_checkpoint": f"{_DOES}: tuner train, --resume",
-    "ddp_timeout": "tuner ends a run that stands still: train_cfg.hang_timeout",
-    "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend": _MADE,
-    "fsdp fsdp_* accelerator_config parallelism_config use_cpu no_cuda": (
-        "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does"
-    ),
-    "run_name logging_dir project trackio_*": _OWN,
-    "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision": _HUB,
-    "log_level log_level_replica log_on_each_node logging_first_step logging_nan_inf_filter disable_tqdm debug": (
-        "tuner logs its own way: metrics.jsonl in the run directory, tuner report"
-    ),
-    "include_tokens_per_second include_num_input_tokens_seen skip_memory_metrics plot_loss": (
-        "always in the run's metrics"
-    ),
-    "save_only_model": "a checkpoint is always resumable; weights alone: tuner export RUN DEST",
-    "save_on_each_node enable_jit_checkpoint save_safetensors ignore_data_skip save_first_step": _SAVES,
-    "restore_callback_states_from_checkpoint": _SAVES,
-    "data_seed full_determinism": "one seed decides: randomness.seed",
-    "dataloader_drop_last dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor": _DATA,
-    "dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names": _DATA,
-    "train_sampling_strategy length_column_name group_by_length dispatch_batches split_batches": (
-        "tuner shuffles rows by the seed, and packs them"
-    ),
-    "gradient_checkpointing_kwargs activation_checkpointing_kwargs": "the form without reentrance is taken",
-    "lr_scheduler_kwargs": "the schedules have no settings but warmup_ratio, and end at 0",
-    "neftune_noise_alpha optim_args optim_target_modules average_tokens_across_devices": _NOT,
-    "tf32 use_cache torch_compile_backend torch_compile_mode torch_compile_options": _SPEED,
-    "liger_kernel_config torch_empty_cache_steps auto_find_batch_size": _SPEED,
-    "eval_delay eval_on_start eval_do_concat_batches eval_use_gather_object eval_accumulation_steps": (
-        "validation is the loss alone, at train_cfg.val_interval"
-    ),
-    "prediction_loss_only include_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval": (
-        "validation is the loss alone, in the compute type"
-    ),
-    "metric_for_best_model greater_is_better": "the validation's loss decides what is best",
-    "trust_remote_code": "transformers' own classes are taken; code of the hub needs a commit as model.revision",
-    "accelerate_config num_processes num_machines machine_rank main_process_ip main_process_port": _LAUNCH,
-}
-"""Words without a counterpart -> why."""
 
 TABLE: Mapping[str, Rule] = {
     "weight_decay": Alias(f"{_OPTIMIZER}.weight_decay"),
@@ -312,7 +277,7 @@ TABLE: Mapping[str, Rule] = {
     "load_best_model_at_end": best,
     "use_liger_kernel": LIGER,
     "deepspeed": deepspeed.chosen,
-    **by_word(_REASONS),
+    **by_word(REASONS),
 }
 
 DEFAULTS: Mapping[str, Any] = {
@@ -342,7 +307,7 @@ def no_warmup(defaults: Mapping[str, Any], document: Document) -> dict[str, Any]
 
 TOOL = Tool(
     "TrainingArguments",
-    {**TABLE, "model_name_or_path": model, "_n_gpu": _LAUNCH, "mp_parameters": _NOT},
+    {**TABLE, "model_name_or_path": model, "_n_gpu": LAUNCH, "mp_parameters": NOT},
     defaults=lambda document: no_warmup(DEFAULTS, document),
     keys="training_arguments",
 )

@@ -29,13 +29,12 @@ _FORMATS = {
     "msagent_react_map_fn": "msagent",
     "moss_map_fn": "moss",
 }
-_TEMPLATES = {"default": "xtuner_default", "internlm_chat": "internlm", "internlm2_chat": "internlm2"}
 _OF_DATASET = {
     *("type", "dataset", "datasets", "datasets_cfg", "max_length", "pack_to_max_length", "max_dataset_length"),
-    *("dataset_map_fn",),
+    *("dataset_map_fn", "template_map_fn"),
 }
 _LEFT_OF_DATASET = (
-    "tokenizer template_map_fn use_varlen_attn shuffle_before_pack remove_unused_columns do_dataset_tokenization split "
+    "tokenizer use_varlen_attn shuffle_before_pack remove_unused_columns do_dataset_tokenization split "
     "rename_maps input_ids_with_output with_image_token map_num_proc num_proc is_dpo is_reward reward_token_id "
     "max_packed_length packed_length seed data_path data_paths data_file bot_name image_folder image_folders "
     "image_processor pad_image_to_square model_path template dataset_cfg tokenize_ftdp_dir mode concat_to_max_length"
@@ -143,6 +142,10 @@ def _dataset(t: Translation, given: Given, value: Mapping[str, Any], keys: Keys)
         if value.get(name) is not None:
             place = Given(f"{given.key}.{name}", value[name], t.document.where((*keys, name)), (*keys, name))
             t.set(place, f"train_dataloader.dataset.{ours}", value[name])
+    if template := lookup(value, ("template_map_fn", "template")):
+        inner_keys = (*keys, "template_map_fn", "template")
+        place = Given(".".join(inner_keys), _last(template), t.document.where(inner_keys), inner_keys)
+        training_arguments.own_template(t, place)
     source = value.get("dataset")
     if not isinstance(source, dict):
         t.obstacle = t.obstacle or "its data is of a kind that tuner does not read: name yours with --data"
