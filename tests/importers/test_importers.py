@@ -204,6 +204,14 @@ def test_a_config_of_xtuner_is_the_catalogs_recipe_of_its_name() -> None:
     assert _loaded(imported) == dict(leaves(loading.load(imported.base).values))
 
 
+def test_iterations_of_xtuner_are_micro_batches() -> None:
+    more = "default_hooks = dict(checkpoint=dict(interval=500), logger=dict(interval=10))\n"
+    found = _loaded(_imported(XTUNER.replace("max_epochs=max_epochs)", "max_iters=160)") + more, "config.py"))
+
+    assert found["train_cfg.max_steps"] == 10
+    assert (found["checkpoint.interval"], found["log.interval"]) == (32, 1)
+
+
 def test_a_command_line_of_trl_means_what_its_config_would() -> None:
     words = "trl dpo --model_name_or_path Qwen/Qwen3-8B --dataset_name a/b --beta 0.2 --use_peft --lora_r=32 --no_bf16"
     imported = tools.read(words.split())

@@ -5,6 +5,7 @@ Names set above and used below are only how a value is written; what nothing use
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -86,15 +87,6 @@ def bits(t: Translation, given: Given) -> None:
         t.leave(given, "always so" if not given.value else "without an adapter nothing is quantized")
 
 
-def names(ours: str) -> Rule:
-    """Return the rule of a list of modules."""
-
-    def rule(t: Translation, given: Given) -> None:
-        t.set(given, ours, list(given.value) if isinstance(given.value, tuple) else given.value)
-
-    return rule
-
-
 def optimizer_type(t: Translation, given: Given) -> None:
     """Take the optimizer's class."""
     training_arguments.optimizer(t, Given(given.key, _last(given.value), given.where, given.keys))
@@ -113,7 +105,7 @@ def scheduler(t: Translation, given: Given) -> None:
     # In epochs, unless it says otherwise: its `end` is warmup_ratio x max_epochs.
     end = Given(f"{given.key}.end", warm.get("end") or 0, given.where, given.keys).number() if warm else 0.0
     if warm and warm.get("by_epoch") is False:
-        t.warmup_steps = Given(given.key, end, given.where, given.keys)
+        t.warmup_steps = Given(given.key, end / _micro_batches(t), given.where, given.keys)
     else:
         t.set(given, "param_scheduler.warmup_ratio", min(1.0, end / epochs))
     if main.get("eta_min"):
@@ -190,19 +182,23 @@ def _of_catalog(path: str) -> dict[str, Any] | None:
     return None
 
 
-def checkpoints(t: Translation, given: Given) -> None:
-    """Take how many checkpoints stay."""
-    training_arguments.kept(t, given)
+def _micro_batches(t: Translation) -> int:
+    """Return how many of mmengine's iterations make an optimizer step: an iteration is a micro-batch."""
+    return max(1, t.whole("optim_wrapper.accumulative_counts", 1))
 
 
-def seed(t: Translation, given: Given) -> None:
-    """Take the seed."""
-    t.set(given, "randomness.seed", given.value)
+def iterations(ours: str) -> Rule:
+    """Return the rule of a number of iterations, as optimizer steps; -1 is none."""
 
+    def rule(t: Translation, given: Given) -> None:
+        number, each = given.whole(), _micro_batches(t)
+        if number < 1:
+            t.leave(given, "it is off")
+        else:
+            why = f"{number} micro-batches, {each} of them an optimizer step" if each > 1 else None
+            t.set(given, ours, math.ceil(number / each), why)
 
-def dtype(t: Translation, given: Given) -> None:
-    """Under DeepSpeed XTuner takes what the GPUs can, whatever stands here."""
-    t.leave(given, "under DeepSpeed XTuner decides by the GPUs, and so does tuner")
+    return rule
 
 
 def variable(t: Translation, given: Given) -> None:
@@ -257,6 +253,7 @@ _HOOKS = (
 )
 _CODE = "transformers' own classes are taken; code of the hub needs a commit as model.revision"
 _OWN = "tuner decides it"
+_DTYPE = "under DeepSpeed XTuner takes what the GPUs can, whatever stands here, and so does tuner"
 _OPTIMIZER = "optim_wrapper.optimizer"
 
 _REASONS = {
@@ -293,7 +290,7 @@ TABLE: Mapping[str, Rule] = {
     "model.type": model_type,
     "model.llm.pretrained_model_name_or_path": training_arguments.model,
     "model.llm.trust_remote_code": _CODE,
-    "model.llm.torch_dtype": dtype,
+    "model.llm.torch_dtype": _DTYPE,
     "model.llm.type": "transformers' Auto classes find it",
     "model.llm.attn_implementation": Alias("model.attn_implementation"),
     "model.llm.quantization_config.load_in_4bit": bits,
@@ -303,8 +300,8 @@ TABLE: Mapping[str, Rule] = {
     "model.lora.r": Alias("adapter.r"),
     "model.lora.lora_alpha": Alias("adapter.lora_alpha"),
     "model.lora.lora_dropout": Alias("adapter.lora_dropout"),
-    "model.lora.target_modules": names("adapter.target_modules"),
-    "model.lora.modules_to_save": names("adapter.modules_to_save"),
+    "model.lora.target_modules": Alias("adapter.target_modules"),
+    "model.lora.modules_to_save": Alias("adapter.modules_to_save"),
     "model.beta": setting,
     "model.loss_type": setting,
     "model.label_smoothing": setting,
@@ -323,16 +320,16 @@ TABLE: Mapping[str, Rule] = {
     f"{_OPTIMIZER}.weight_decay": Alias(f"{_OPTIMIZER}.weight_decay"),
     "optim_wrapper.clip_grad.max_norm": Alias("optim_wrapper.clip_grad.max_norm"),
     "optim_wrapper.accumulative_counts": Alias("optim_wrapper.accumulative_counts"),
-    "optim_wrapper.dtype": dtype,
+    "optim_wrapper.dtype": _DTYPE,
     "param_scheduler": scheduler,
     "sequence_parallel_size": training_arguments.SHARED_SAMPLES,
     "train_cfg.max_epochs": training_arguments.epochs,
-    "train_cfg.max_iters": Alias("train_cfg.max_steps"),
+    "train_cfg.max_iters": iterations("train_cfg.max_steps"),
     "custom_hooks": _HOOK,
-    "default_hooks.logger.interval": Alias("log.interval"),
-    "default_hooks.checkpoint.interval": training_arguments.interval("checkpoint.interval"),
-    "default_hooks.checkpoint.max_keep_ckpts": checkpoints,
-    "randomness.seed": seed,
+    "default_hooks.logger.interval": iterations("log.interval"),
+    "default_hooks.checkpoint.interval": iterations("checkpoint.interval"),
+    "default_hooks.checkpoint.max_keep_ckpts": training_arguments.kept,
+    "randomness.seed": Alias("randomness.seed"),
     "visualizer": "trackers: log.trackers=tensorboard",
     "resume": "tuner train --resume auto",
     "load_from": "tuner train --resume CHECKPOINT",
