@@ -415,6 +415,8 @@ BAD = [
     ("an unknown key", "config.yaml", f"{_LF}lora_rnk: 8\n", "config.yaml:4"),
     ("a text for a number", "config.yaml", f"{_LF}learning_rate: fast\n", "config.yaml:4"),
     ("a number out of range", "config.yaml", f"{_LF}learning_rate: -1\n", "config.yaml:4"),
+    ("a number without end", "config.yaml", f"{_LF}lora_rank: 0x{'f' * 6000}\n", "config.yaml:4"),
+    ("another one", "config.py", f"import xtuner\nx = 0x{'f' * 6000}\n", "config.py:2"),
     ("a key twice", "config.yaml", f"{_LF}stage: sft\n", "config.yaml:4"),
     ("a circle", "config.yaml", "checkpointer: 1\nmetric_logger: 1\na: ${b}\nb: ${a}\n", "config.yaml:3"),
     ("code for GPUs", "config.yaml", "pretrain: x\nactor_train:\n  device_mapping: exit()\n", "config.yaml:3"),
