@@ -53,6 +53,7 @@ def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides:
 def plan(
     recipe: Source = None,
     *,
+    deepspeed: PathLike | Mapping[str, Any] | None = None,
     gpus: int | None = None,
     gpu: str | None = None,
     gpu_memory: str | None = None,
@@ -68,6 +69,7 @@ def plan(
 
     Args:
         recipe: As for `load_recipe`, and so are the overrides.
+        deepspeed: As for `train`; what it needs is the plan's `chosen`.
         gpus: GPUs of each node; where nothing is said of them, those of this machine, or eight A100.
         gpu: Their product, such as "a100-80g".
         gpu_memory: Their memory, such as "80GB", in place of the product.
@@ -84,10 +86,11 @@ def plan(
     """
     from tuner.launch import planning
 
-    loaded = load_recipe(recipe, allow_code=allow_code, **overrides)
+    asked, named = _asked_with(recipe, deepspeed, overrides, allow_code)
+    loaded = loading.load(asked.name, asked.overrides, allow_code=asked.allow_code)
     swap = None if nvme is None else os.fspath(nvme)
     wanted = planning.Wanted(gpus, gpu, gpu_memory, nodes, host_memory, swap, interconnect, utilisation)
-    return planning.make(loaded, wanted, os.environ)  # effect: as the command line
+    return planning.make(loaded, wanted, os.environ, named)  # effect: as the command line
 
 
 def check(

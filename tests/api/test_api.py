@@ -139,10 +139,12 @@ def test_a_wrong_override_is_told_as_the_command_line_tells_it(given: dict[str, 
 
 
 def test_plan_and_check_return_what_their_commands_print(command: Tuner) -> None:
-    planned = command("plan", TINY, "--gpus", 2, "--gpu", "h100", "--set", "max_steps=30", "--json")
+    planned = command(
+        "plan", TINY, "--gpus", 2, "--gpu", "h100", "--deepspeed", "zero2", "--set", "max_steps=30", "--json"
+    )
     checked = command("check", TINY, "--set", "lr=-1", "--json")
 
-    plan = tuner.plan(TINY, gpus=2, gpu="h100", max_steps=30)
+    plan = tuner.plan(TINY, gpus=2, gpu="h100", deepspeed="zero2", max_steps=30)
     found = tuner.check(TINY, lr=-1)
 
     assert json.loads(json.dumps(plan.to_json())) == json.loads(planned.out)

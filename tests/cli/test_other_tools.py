@@ -278,6 +278,7 @@ def test_a_typo_is_near_to_what_was_meant_or_to_nothing(key: str, meant: str | N
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown.yaml": ("anything: x\n", ("is YAML", "a name or a .py file")),
     "accelerate.yaml": ("distributed_type: DEEPSPEED\n", ("accelerate", "--deepspeed ./accelerate.yaml")),
+    "misprint.yaml": ("stage: sft\nfinetuning_type: [lora\n", ("not valid YAML", "misprint.yaml:")),
 }
 
 
@@ -299,6 +300,16 @@ IMPORTED = {
     "trl.yaml": ("model_name_or_path: x\ndataset_name: a/b\n", "TRL"),
     "mine_copy.py": ("from xtuner.model import SupervisedFinetune\nmodel = dict(type=SupervisedFinetune)\n", "XTuner"),
 }
+
+
+def test_a_config_of_xtuner_as_a_base_is_refused_with_its_import(tuner: Tuner) -> None:
+    Path("theirs.py").write_text(IMPORTED["mine_copy.py"][0])
+    Path("mine.py").write_text('_base_ = "theirs.py"\n')
+
+    result = tuner("show", "./mine.py")
+
+    assert result.code == 2
+    assert "tuner import theirs.py" in result.err
 
 
 @pytest.mark.parametrize("command", ["plan", "copy"])

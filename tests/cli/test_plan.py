@@ -182,3 +182,32 @@ def test_a_plan_of_ranks_that_share_samples_counts_groups(tuner: Tuner) -> None:
     assert shared["tokens_per_step"] == apart["tokens_per_step"]
     refused = tuner("plan", FULL, "--gpus", "8", "--gpu", "h100", "--set", "sequence_parallel_size=3")
     assert refused.code == 2 and "cannot be grouped by 3" in refused.err
+
+
+def test_a_chosen_config_stands_beside_the_levels(tuner: Tuner, tmp_path: Path) -> None:
+    machines = ("--gpus", "8", "--gpu", "a100-80g", "--set", "batch_size=1", "--set", "gradient_checkpointing=True")
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 3, "overlap_comm": True}}))
+
+    preset = plan(tuner, FULL, *machines, "--deepspeed", "zero3")
+    changed = plan(tuner, FULL, *machines, "--deepspeed", "zero3", "--ds", "zero_optimization.overlap_comm=false")
+    own = plan(tuner, FULL, *machines, "--deepspeed", str(file))
+    shown = tuner("plan", FULL, *machines, "--ds", "stage=2")
+
+    assert plan(tuner, FULL, *machines)["chosen"] is None
+    assert preset["chosen"]["gpu_bytes"] == preset["presets"]["deepspeed_zero3"]["gpu_bytes"]
+    assert changed["chosen"]["gpu_bytes"]["total"] < preset["chosen"]["gpu_bytes"]["total"]
+    assert own["chosen"]["name"] == str(file)
+    assert [line.split()[-1] for line in shown.out.splitlines() if line.split()[:1] in (["none"], ["fits"])] == [
+        "chosen",
+        "yes",
+    ]
+
+
+def test_a_chosen_config_that_does_not_hold_is_one_message(tuner: Tuner) -> None:
+    typo = tuner("plan", FULL, "--gpu", "h100", "--deepspeed", "zero3", "--ds", "zero_optimization.overlap_com=true")
+    longest = tuner("plan", FULL, "--gpu", "h100", "--deepspeed", "zero3", "--max-context")
+
+    assert (typo.code, longest.code) == (2, 2)
+    assert "overlap_comm" in typo.err
+    assert "--max-context" in longest.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from tests.each import each
 from tests.importers.keys import OF_TOOL
 from tuner.errors import TunerError
 from tuner.importers import known_keys, recipe_text, tools
-from tuner.importers.document import walk
-from tuner.importers.recipe import Imported
-from tuner.importers.translation import Outcome
+from tuner.importers.document import Document, Keys, walk
+from tuner.importers.recipe import Imported, finished
+from tuner.importers.translation import Outcome, Tool, Translation
 from tuner.recipes import loading
-from tuner.recipes.merging import leaves
+from tuner.recipes.merging import leaves, nested
 
 ROWS, OPTIMIZER = "train_dataloader.dataset", "optim_wrapper.optimizer"
 
@@ -201,6 +202,14 @@ def test_a_config_of_xtuner_is_the_catalogs_recipe_of_its_name() -> None:
 
     assert imported.base == "internlm2_chat_7b_qlora_oasst1_e3"
     assert _loaded(imported) == dict(leaves(loading.load(imported.base).values))
+
+
+def test_iterations_of_xtuner_are_micro_batches() -> None:
+    more = "default_hooks = dict(checkpoint=dict(interval=500), logger=dict(interval=10))\n"
+    found = _loaded(_imported(XTUNER.replace("max_epochs=max_epochs)", "max_iters=160)") + more, "config.py"))
+
+    assert found["train_cfg.max_steps"] == 10
+    assert (found["checkpoint.interval"], found["log.interval"]) == (32, 1)
 
 
 def test_a_command_line_of_trl_means_what_its_config_would() -> None:
@@ -406,6 +415,8 @@ BAD = [
     ("an unknown key", "config.yaml", f"{_LF}lora_rnk: 8\n", "config.yaml:4"),
     ("a text for a number", "config.yaml", f"{_LF}learning_rate: fast\n", "config.yaml:4"),
     ("a number out of range", "config.yaml", f"{_LF}learning_rate: -1\n", "config.yaml:4"),
+    ("a number without end", "config.yaml", f"{_LF}lora_rank: 0x{'f' * 6000}\n", "config.yaml:4"),
+    ("another one", "config.py", f"import xtuner\nx = 0x{'f' * 6000}\n", "config.py:2"),
     ("a key twice", "config.yaml", f"{_LF}stage: sft\n", "config.yaml:4"),
     ("a circle", "config.yaml", "checkpointer: 1\nmetric_logger: 1\na: ${b}\nb: ${a}\n", "config.yaml:3"),
     ("code for GPUs", "config.yaml", "pretrain: x\nactor_train:\n  device_mapping: exit()\n", "config.yaml:3"),
@@ -430,6 +441,35 @@ def test_what_cannot_be_imported_is_one_message_with_its_line(why: str, name: st
     assert caught.value.exit_code == 2
     assert str(caught.value.where).startswith(where) or where in caught.value.what
     assert not Path("ran").exists()
+
+
+WRONG: tuple[Any, ...] = ("fast", "1e400", [], ["fast", {}], {"fast": 1}, True, float("nan"), -1, 10**400, None)
+"""What no key, or few, may hold."""
+
+
+def _wrong(tool: Tool, name: str) -> Iterator[tuple[Keys, Any]]:
+    """Yield every key of a tool's examples and table with some of the wrong values, and each value with many keys."""
+    of_examples = {keys[: end + 1] for keys, _ in walk(OF_TOOL.get(name, {}), {}) for end in range(len(keys))}
+    # A reason alone looks at no value; ROLL's roles share their rules.
+    looked_at = {key for key, rule in tool.table.items() if not isinstance(rule, str) and "*" not in key}
+    of_table = {tuple(key.split(".")) for key in looked_at if not key.startswith(("student.", "sft_train."))}
+    for at, keys in enumerate(sorted(of_examples | of_table)):
+        yield from ((keys, value) for value in WRONG[at % 3 :: 3])
+
+
+@each(tools.NAMES)
+def test_a_wrong_value_of_any_key_is_a_recipe_or_one_message(name: str) -> None:
+    tool = tools.tool_named(name)
+    for keys, value in _wrong(tool, name):
+        try:
+            translation = Translation(tool.begin(Document(nested(keys, value), "config.yaml")), tool)
+            translation.run()
+            finished(translation)
+        except TunerError as error:
+            assert error.where or error.fix, (keys, value)
+        except Exception as error:
+            error.add_note(f"{'.'.join(keys)} = {value!r:.40}")
+            raise
 
 
 def test_a_config_that_is_not_utf_8_is_refused() -> None:
@@ -461,3 +501,29 @@ def test_no_environment_variable_is_read_into_a_recipe(monkeypatch: pytest.Monke
     text = "checkpointer: {checkpoint_dir: '${oc.env:SECRET}'}\nmetric_logger: {log_dir: x}\n"
 
     assert os.environ["SECRET"] not in recipe_text.text(_imported(text))
+
+
+PROMPTS = [
+    ("base_model: x\nsequence_len: 8\ndatasets: [{path: a/b, type: alpaca}]\n", "datasets[0].type", "### Instruction"),
+    (
+        "base_model: x\nrl: dpo\nsequence_len: 8\ndatasets: [{path: a/b, type: chatml.ultra}]\n",
+        "datasets[0].type",
+        "ChatML",
+    ),
+    (f"{_LF}template: alpaca\n", "template", "own chat template"),
+    ("model: Qwen/Qwen3-8B\ntuner_type: lora\ntrain_type: lora\ntemplate: default\n", "template", "own chat template"),
+    (f"{_TUNE}dataset: {{_component_: torchtune.datasets.alpaca_dataset}}\n", "dataset", "### Instruction"),
+]
+
+
+@each(PROMPTS)
+def test_a_prompt_that_the_tool_writes_otherwise_is_told(text: str, key: str, how: str) -> None:
+    changed = [one for one in _imported(text).entries if one.outcome is Outcome.CHANGED and one.given.key == key]
+
+    assert how in str(changed[0].why)
+
+
+def test_a_template_of_the_models_family_is_its_own() -> None:
+    told = {one.given.key: one.outcome for one in _imported(f"{_LF}template: qwen3_nothink\n").entries}
+
+    assert told["template"] is Outcome.LEFT_OUT

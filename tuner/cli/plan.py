@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +11,7 @@ import click
 from tuner.cli import complete, targets
 from tuner.cli.options import override_options, overrides
 from tuner.cli.say import say, say_table, wrapped
+from tuner.errors import UsageError
 
 if TYPE_CHECKING:
     from tuner.fit.levels import Fit, Machines
@@ -43,6 +44,7 @@ _LONGEST = (
 
 @click.command()
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
+@targets.deepspeed_option
 @targets.machine_options
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of each GPU, such as 80GB.")
 @click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB.")
@@ -60,6 +62,7 @@ _LONGEST = (
 @override_options
 def command(
     recipe: str | None,
+    deepspeed: str | None,
     gpus: int | None,
     gpu: str | None,
     gpu_memory: str | None,
@@ -73,7 +76,10 @@ def command(
     allow_code: bool,
     **changes: Any,
 ) -> None:
-    """Show the memory that RECIPE needs on each GPU and host for every preset, and which fits."""
+    """Show the memory that RECIPE needs on each GPU and host for every preset, and which fits.
+
+    With --deepspeed or --ds, the table also shows that config.
+    """
     from tuner.files import dump_json
     from tuner.launch import planning
     from tuner.recipes import loading
@@ -81,10 +87,13 @@ def command(
     loaded = loading.load(recipe, overrides(**changes), allow_code=allow_code)
     wanted = planning.Wanted(gpus, gpu, gpu_memory, nodes, host_memory, nvme, interconnect, utilisation)
     if max_context:
+        if deepspeed or loaded.ds:
+            fix = "Take one of them out; every level is tried."
+            raise UsageError("both ask for levels", where="--max-context and --deepspeed", fix=fix)
         place = planning.place_of(wanted, loaded.config.optim_wrapper.dtype, os.environ)
         _show_longest(loaded, place.machines, place.name, as_json=as_json)
         return
-    plan = planning.make(loaded, wanted, os.environ)
+    plan = planning.make(loaded, wanted, os.environ, deepspeed)
     if as_json:
         click.echo(dump_json(plan.to_json()), nl=False)
     elif plan.report:
@@ -138,7 +147,10 @@ def _print(made: Report, plan: Plan) -> None:
     chosen = [] if made.config == plan.recipe.config else [f"split: {made.config.split}"]
     _print_head(plan, _size(made, plan.on), *chosen)
     click.secho("Peak GiB on each GPU in a step, and GiB on each host", italic=True)
-    say_table(_memory_rows(made), bold=made.fits.index(made.recommended) + 1 if made.recommended else None)
+    bold = made.fits.index(made.recommended) + 1 if made.recommended else None
+    say_table(_memory_rows(made.fits, plan.chosen.fit if plan.chosen else None), bold=bold)
+    if plan.chosen:
+        say(wrapped(f"chosen: {plan.chosen.fit.level}, split: {plan.chosen.split}"))
     for line in _advice(made):
         say(wrapped(line))
     if made.steps:
@@ -174,19 +186,20 @@ def _advice(made: Report) -> Iterator[str]:
         yield f"  {number}. {change.what}: {f'{change.flags} --deepspeed {change.level}'.strip()}"
 
 
-def _memory_rows(made: Report) -> Iterator[list[str]]:
+def _memory_rows(levels: Sequence[Fit], chosen: Fit | None) -> Iterator[list[str]]:
     """Yield a column for each level: six levels and their longest line stand in 80 columns, eleven sizes do not."""
-    yield ["", *(fit.level.removeprefix("deepspeed_") for fit in made.fits)]
+    fits = [*levels, *([chosen] if chosen else [])]
+    yield ["", *(fit.level.removeprefix("deepspeed_") for fit in levels), *(["chosen"] if chosen else [])]
     for title, keys in _PARTS.items():
-        sizes = (sum(fit.peak.gpu.get(key, 0.0) for key in keys) for fit in made.fits)
+        sizes = (sum(fit.peak.gpu.get(key, 0.0) for key in keys) for fit in fits)
         yield [title, *(f"{size / 2**30:.2f}" for size in sizes)]
     for title, totals in (
-        ("total", [fit.peak.gpu_bytes for fit in made.fits]),
-        ("spare", [fit.spare_gpu_bytes for fit in made.fits]),
-        ("host", [fit.peak.host_bytes for fit in made.fits]),
+        ("total", [fit.peak.gpu_bytes for fit in fits]),
+        ("spare", [fit.spare_gpu_bytes for fit in fits]),
+        ("host", [fit.peak.host_bytes for fit in fits]),
     ):
         yield [title, *(f"{size / 2**30:.1f}" for size in totals)]
-    yield ["fits", *map(_verdict, made.fits)]
+    yield ["fits", *map(_verdict, fits)]
 
 
 def _verdict(fit: Fit) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("recipe", required=False, shell_complete=complete.recipes)
+@click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @click.option(
     "--steps", type=click.IntRange(2), default=6, show_default=True, help="Optimizer steps for each candidate."

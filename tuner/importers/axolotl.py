@@ -81,8 +81,7 @@ def bits(t: Translation, given: Given) -> None:
 
 def target(t: Translation, given: Given) -> None:
     """Take the layers that are adapted, a list of names or one pattern."""
-    words = given.value if isinstance(given.value, list) else str(given.value)
-    t.set(given, "adapter.target_modules", words)
+    t.set(given, "adapter.target_modules", given.value if isinstance(given.value, str) else given.words())
 
 
 def linear(t: Translation, given: Given) -> None:

@@ -23,6 +23,15 @@ _FORMATS = {
     "llama3": None,
 }
 """The first word of its `type` -> our format; None: told from the columns."""
+_ALPACA = "Alpaca's text (### Instruction: ... ### Response: ...)"
+_WRITTEN = {
+    **dict.fromkeys(("alpaca", "gpteacher", "oasst", "reflection"), _ALPACA),
+    "alpaca_chat": "USER: ... ASSISTANT: ...",
+    "sharegpt": "the template that `conversation` names, else Vicuna's",
+    "chatml": "ChatML",
+    "llama3": "Llama 3's chat template",
+}
+"""The first word of its `type` -> how Axolotl writes its prompts, where that is not with `chat_template`."""
 _QUESTIONS = {"field_instruction": "instruction", "field_input": "input", "field_output": "output"}
 _LEFT = frozenset(
     (
@@ -72,7 +81,7 @@ def _entry(t: Translation, given: Given, number: int, entry: dict[str, Any]) -> 
     told = {"path", "name", "split", "train_on_split", "type", "data_files", "field", "text_column", "field_messages"}
     known = told | set(_QUESTIONS) | _LEFT | {"message_property_mappings"}
     if unknown := entry.keys() - known:
-        key = min(unknown)
+        key = min(map(str, unknown))
         raise t.document.wrong(f"Axolotl has no key {key!r} in a data set", (*keys, key), did_you_mean(key, known))
     for key in sorted(entry.keys() & _LEFT):
         if entry[key] is not None:
@@ -116,6 +125,9 @@ def _shape(t: Translation, given: Given, number: int, entry: dict[str, Any]) -> 
 
 def _named_shape(t: Translation, given: Given, number: int, entry: dict[str, Any], type_: str) -> dict[str, Any]:
     word = type_.partition(".")[0].partition(":")[0]
+    if (written := _WRITTEN.get(word)) and t.objective != "pretrain":
+        why = f"Axolotl writes prompts as {written}, tuner with the model's chat template"
+        _note_type(t, given, number, type_, _FORMATS[word], why)
     if t.objective != "sft" and t.objective != "pretrain":
         columns = {key: str(entry[f"field_{key}"]) for key in ("chosen", "rejected") if entry.get(f"field_{key}")}
         return {"format": None, "columns": _renamed(columns)}
@@ -127,9 +139,19 @@ def _named_shape(t: Translation, given: Given, number: int, entry: dict[str, Any
     if word in ("chat_template", "sharegpt", "chatml", "llama3"):
         return _chat(entry)
     if word not in _FORMATS and word:
-        place = Given(f"datasets[{number}].type", type_, t.document.where((*given.keys, str(number), "type")))
-        t.note(place, Outcome.CHANGED, "format None", "tuner detects the format from the columns")
+        why = "tuner detects the format from the columns, and writes prompts with the model's chat template"
+        _note_type(t, given, number, type_, None, why)
     return {"format": format_}
+
+
+def _note_type(t: Translation, given: Given, number: int, type_: str, format_: str | None, why: str) -> None:
+    keys = (*given.keys, str(number), "type")
+    t.note(
+        Given(f"{given.key}[{number}].type", type_, t.document.where(keys), keys),
+        Outcome.CHANGED,
+        f"format {format_}",
+        why,
+    )
 
 
 def _chat(entry: dict[str, Any]) -> dict[str, Any]:

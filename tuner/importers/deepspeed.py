@@ -58,7 +58,7 @@ def _parsed(t: Translation, given: Given, text: str) -> dict[str, Any]:
     try:
         return jsonfile.parse(text, given.where).value
     except DeepSpeedConfigError as error:
-        raise t.wrong(given, error.what, error.fix) from None
+        raise given.wrong(error.what, error.fix) from None
 
 
 def text(value: Any) -> str | None:

@@ -17,7 +17,9 @@ from tuner.importers.training_arguments import (
     compute_type,
     held_out,
     model,
+    own_template,
     same,
+    target,
     truth,
     weights_type,
 )
@@ -38,7 +40,7 @@ def stage(t: Translation, given: Given) -> None:
     """Take what is learned; `pref_loss` says more of DPO."""
     word, loss = str(given.value), str(t.value("pref_loss", "sigmoid"))
     if word not in _OBJECTIVES:
-        raise t.wrong(given, "not a LLaMA-Factory stage", f"Known: {', '.join(_OBJECTIVES)}.")
+        raise given.wrong("not a LLaMA-Factory stage", f"Known: {', '.join(_OBJECTIVES)}.")
     ours = "orpo" if word == "dpo" and loss == "orpo" else _OBJECTIVES[word]
     if ours is None:
         t.obstacle = "tuner trains on rows, not on a reward model's scores: the source's stage is ppo"
@@ -86,13 +88,13 @@ def finetuning_type(t: Translation, given: Given) -> None:
         t.set(given, "adapter.use_dora", False, "tuner does not support OFT: it uses LoRA", changed=True)
         return
     elif word != "full":
-        raise t.wrong(given, "not a LLaMA-Factory finetuning_type", "Known: lora, oft, freeze, full.")
+        raise given.wrong("not a LLaMA-Factory finetuning_type", "Known: lora, oft, freeze, full.")
     t.note(given, Outcome.TAKEN if word == t.method else Outcome.TRANSLATED, f"method {t.method}")
 
 
 def quantization_bit(t: Translation, given: Given) -> None:
     """Take 4 or 8 bits."""
-    bits = int(given.value)
+    bits = given.whole()
     ours = bits if bits in (4, 8) else 4
     why = None if bits == ours else f"bitsandbytes supports 4 or 8 bits, not {bits}"
     t.set(given, "quantization.bits", ours, why, changed=bits != ours)
@@ -109,16 +111,9 @@ def quantization_method(t: Translation, given: Given) -> None:
     )
 
 
-def target(t: Translation, given: Given) -> None:
-    """Take the layers that are adapted."""
-    words = given.value if isinstance(given.value, list) else [one.strip() for one in str(given.value).split(",")]
-    t.set(given, "adapter.target_modules", "all-linear" if words[0] in ("all", "all-linear") else words)
-
-
 def modules(t: Translation, given: Given) -> None:
     """Take modules that are trained whole beside the adapter."""
-    words = given.value if isinstance(given.value, list) else [one.strip() for one in str(given.value).split(",")]
-    t.set(given, "adapter.modules_to_save", words)
+    t.set(given, "adapter.modules_to_save", given.words())
 
 
 def packing(t: Translation, given: Given) -> None:
@@ -134,9 +129,8 @@ def packing(t: Translation, given: Given) -> None:
 def template(t: Translation, given: Given) -> None:
     """Take the chat template only for a model of which the catalog knows none."""
     word = str(given.value)
-    known = t.model is not None and catalog.part_named(str(t.model.value))
-    if known or word not in _TEMPLATES:
-        t.leave(given, "tuner uses the model's own chat template, or the catalog's for it: --set model.chat_template")
+    if word not in _TEMPLATES or catalog.part_named(str(t.value("model_name_or_path"))):
+        own_template(t, given)
     else:
         t.set(given, "model.chat_template", _TEMPLATES[word])
 
@@ -161,7 +155,7 @@ def early_stopping(t: Translation, given: Given) -> None:
 
 def freeze_layers(t: Translation, given: Given) -> None:
     """Take how many of the last layers are trained."""
-    if t.method == "freeze" and int(given.value) > 0:
+    if t.method == "freeze" and given.whole() > 0:
         t.set(given, "train_cfg.trainable_layers", given.value)
     else:
         t.leave(given, "only the last layers can be trained, with finetuning_type freeze")
@@ -174,7 +168,7 @@ def rslora(t: Translation, given: Given) -> None:
 
 def pissa(t: Translation, given: Given) -> None:
     """Begin an adapter with the largest part of the base, found in `pissa_iter` rounds; -1 is all of it, exactly."""
-    rounds = t.value("pissa_iter", 16)
+    rounds = t.whole("pissa_iter", 16)
     if truth(given.value):
         t.set(given, "adapter.init_lora_weights", "pissa" if rounds == -1 else f"pissa_niter_{rounds}")
     else:
@@ -188,7 +182,7 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     method = said.get("finetuning_type") or "lora"
     is_adapter = method in ("lora", "oft")
     of_adapter = {"lora_rank": rank, "lora_dropout": 0.0, "lora_target": "all"} if is_adapter else {}
-    if is_adapter and str(rank).isdigit():
+    if is_adapter and str(rank).isdecimal():
         of_adapter["lora_alpha"] = 2 * int(rank)
     general = training_arguments.no_warmup(training_arguments.DEFAULTS, document)
     general.pop("gradient_checkpointing")

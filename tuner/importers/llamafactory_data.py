@@ -27,9 +27,10 @@ _PARENTS = 4
 
 def datasets(t: Translation, given: Given) -> None:
     """Take the data sets that are named, each as it is registered."""
-    names = given.value if isinstance(given.value, list) else str(given.value).split(",")
     registry = _registry(t)
-    found = [one for name in names if str(name).strip() if (one := _one(t, given, str(name).strip(), registry))]
+    found = [one for name in given.words() if (one := _one(t, given, name, registry))]
+    if not given.words():
+        raise given.wrong("names no data set")
     if not found:
         return
     (t.datasets if given.key == "dataset" else t.validation).extend(found)
@@ -46,7 +47,8 @@ def system(t: Translation, given: Given) -> None:
 
 def max_samples(t: Translation, given: Given) -> None:
     """Take how many rows of each data set there are, counted together in a mixture."""
-    if len(t.value("dataset", "").split(",")) > 1:
+    named = t.given.get("dataset")
+    if named and len(named.words()) > 1:
         t.note(
             given,
             Outcome.CHANGED,
@@ -59,12 +61,12 @@ def max_samples(t: Translation, given: Given) -> None:
 
 def settle(t: Translation) -> None:
     """Give every data set the system turn and the number of rows that the config says of all."""
-    said, most = t.value("default_system"), t.value("max_samples")
+    said, most = t.value("default_system"), t.whole("max_samples", 0)
     for one in (*t.datasets, *t.validation):
         if said and not one.get("system"):
             one["system"] = str(said)
         if most:
-            one["max_rows"] = min(int(most), one.get("max_rows") or int(most))
+            one["max_rows"] = min(most, one.get("max_rows") or most)
 
 
 def _registry(t: Translation) -> Document | None:

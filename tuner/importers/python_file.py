@@ -125,6 +125,8 @@ class _Reader:
         if depth > MAX_DEPTH or self.count > MAX_VALUES:
             raise self.wrong("nested too deep, or too many values", node)
         match node:
+            case ast.Constant(value=int() as value) if abs(value) > MAX_NUMBER:
+                raise self.wrong("a number out of range", node)
             case ast.Constant(value=bool() | int() | float() | str() | None as value):
                 return value
             case ast.Name(id=word):

@@ -122,7 +122,7 @@ def _settle_warmup(t: Translation) -> None:
     if given is None:
         return
     if steps:
-        t.set(given, key, min(1.0, float(given.value) / steps), f"{given.value} of {steps} steps")
+        t.set(given, key, min(1.0, given.number() / steps), f"{given.value} of {steps} steps")
     else:
         why = f"the share of all steps is only known after the data is read; tuner uses 0.03 for {given.value} steps"
         t.set(given, key, 0.03, why, changed=True)

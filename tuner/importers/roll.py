@@ -91,7 +91,7 @@ def device_mapping(t: Translation, given: Given) -> None:
 
 
 def _gpus(t: Translation, given: Given, text: str) -> list[int]:
-    wrong = t.wrong(given, "not a list of GPUs", "Use list(range(0,8)) or [0, 1]: it is read, never evaluated.")
+    wrong = given.wrong("not a list of GPUs", "Use list(range(0,8)) or [0, 1]: it is read, never evaluated.")
     try:
         return _listed(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -122,7 +122,7 @@ def _number(node: ast.expr) -> int:
 def files(t: Translation, given: Given) -> None:
     """Take the role's files, with the columns that the root names."""
     said = t.document.values
-    words = given.value if isinstance(given.value, list) else [given.value]
+    words = given.words()
     keys = {"prompt_key": "instruction", "query_key": "input", "response_key": "output", "system_key": "system"}
     if t.objective == "dpo":
         keys = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
@@ -131,19 +131,13 @@ def files(t: Translation, given: Given) -> None:
     columns = {ours: str(said[key]) for key, ours in keys.items() if said.get(key) and str(said[key]) != ours}
     format_ = "preference" if t.objective == "dpo" else "alpaca" if keys.keys() & said.keys() else None
     for word in words:
-        t.datasets.append({"path": str(word), "format": format_, "columns": columns or None, "split": "train"})
+        t.datasets.append({"path": word, "format": format_, "columns": columns or None, "split": "train"})
     t.note(given, Outcome.TRANSLATED, f"{len(words)} data sets")
 
 
 def tracker(t: Translation, given: Given) -> None:
     """Take the tracker."""
     training_arguments.trackers(t, replace(given, value=str(given.value).replace("stdout", "none")))
-
-
-def target(t: Translation, given: Given) -> None:
-    """Take the layers that are adapted, which stand in one text."""
-    words = [word.strip() for word in str(given.value).split(",")]
-    t.set(given, "adapter.target_modules", "all-linear" if words[0] in ("all", "all-linear") else words)
 
 
 def checkpointing(t: Translation, given: Given) -> None:
@@ -161,7 +155,7 @@ def max_steps(t: Translation, given: Given) -> None:
     if t.obstacle:
         t.leave(given, "counts the pipeline's rollouts, not optimizer steps")
     else:
-        t.set(given, "train_cfg.max_steps", given.value if float(given.value) > 0 else None)
+        t.set(given, "train_cfg.max_steps", given.value if given.number() > 0 else None)
 
 
 def dpo(name: str) -> Rule:
@@ -186,9 +180,9 @@ def dtype(t: Translation, given: Given) -> None:
 
 def betas(t: Translation, given: Given) -> None:
     """Take both of Adam's betas at once."""
-    role = given.keys[0]
-    both = [lookup(t.document.values, (role, "training_args", f"adam_beta{number}")) for number in (1, 2)]
-    t.set(given, "optim_wrapper.optimizer.betas", (float(both[0] or 0.9), float(both[1] or 0.999)))
+    arguments = f"{given.keys[0]}.training_args"
+    both = (t.number(f"{arguments}.adam_beta1", 0.9), t.number(f"{arguments}.adam_beta2", 0.999))
+    t.set(given, "optim_wrapper.optimizer.betas", both)
 
 
 def ratio(t: Translation, given: Given) -> None:
@@ -201,10 +195,10 @@ def ratio(t: Translation, given: Given) -> None:
 
 def _defaults(document: Document) -> Mapping[str, Any]:
     role = _role(document)
-    arguments = lookup(document.values, (role, "training_args")) or {}
     adapter = {f"{role}.model_args.lora_alpha": 32, f"{role}.model_args.lora_target": "all-linear"}
     is_lora = bool(lookup(document.values, (role, "model_args", "lora_rank")))
-    warm = {} if {"warmup_steps", "warmup_ratio"} & set(arguments) else {f"{role}.training_args.warmup_ratio": 0.0}
+    said = [lookup(document.values, (role, "training_args", key)) for key in ("warmup_steps", "warmup_ratio")]
+    warm = {} if any(value is not None for value in said) else {f"{role}.training_args.warmup_ratio": 0.0}
     return {
         f"{role}.training_args.per_device_train_batch_size": 8,
         f"{role}.training_args.gradient_accumulation_steps": 1,
@@ -223,7 +217,6 @@ def _defaults(document: Document) -> Mapping[str, Any]:
 _PIPELINE = "belongs to the pipeline of rollouts and rewards, which tuner does not support"
 _DISTIL = "belongs to distillation, which tuner does not support"
 _RUN = "each run gets its own run directory: --work-dir DIR"
-_TEMPLATE = "tuner uses the model's own chat template: --set model.chat_template"
 _OF_ROLE: Mapping[str, Rule] = {
     "strategy_args.strategy_name": strategy,
     "strategy_args.strategy_config": strategy_config,
@@ -237,7 +230,7 @@ _OF_ROLE: Mapping[str, Rule] = {
     "model_args.lora_rank": Alias("adapter.r"),
     "model_args.lora_alpha": Alias("adapter.lora_alpha"),
     "model_args.lora_dropout": Alias("adapter.lora_dropout"),
-    "model_args.lora_target": target,
+    "model_args.lora_target": training_arguments.target,
     "model_args.model_name_or_path": told_with("the role's weights"),
     "model_args.ulysses_size": training_arguments.SHARED_SAMPLES,
     "model_args.*": "tuner reads it from the model's folder",
@@ -255,7 +248,7 @@ _OF_ROLE: Mapping[str, Rule] = {
     "training_args.dataloader_num_workers": Alias("train_dataloader.num_workers"),
     "training_args.*": "tuner sets it",
     "data_args.file_name": files,
-    "data_args.template": _TEMPLATE,
+    "data_args.template": training_arguments.own_template,
     "data_args.dataset_dir": "files are given by their own paths",
     "data_args.preprocessing_num_workers": NUM_PROC,
     "data_args.*": _PIPELINE,
@@ -271,7 +264,7 @@ _REASONS = {
     "tracker_kwargs.*": "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)",
     "num_gpus_per_node num_nodes": "the launcher sets it: --nproc-per-node, --nnodes",
     "resume_from_checkpoint": "tuner train --resume auto",
-    "global_template model_download_type": _TEMPLATE,
+    "model_download_type": "the Hugging Face hub's own variables decide it (HF_HOME, HF_TOKEN)",
     "prompt_key query_key response_key system_key chosen_key rejected_key question_key answer_key": (
         "the data set's columns"
     ),
@@ -300,6 +293,7 @@ TABLE: Mapping[str, Rule] = {
     "logging_steps": training_arguments.interval("log.interval"),
     "eval_steps": training_arguments.interval("train_cfg.val_interval"),
     "max_ckpt_to_keep": training_arguments.kept,
+    "global_template": training_arguments.own_template,
     "sequence_length": Alias("train_dataloader.dataset.max_length"),
     "_packing": Alias("train_dataloader.dataset.packing"),
     "track_with": tracker,

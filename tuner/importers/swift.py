@@ -11,13 +11,22 @@ from typing import Any
 
 from tuner.importers import training_arguments
 from tuner.importers.document import Document
-from tuner.importers.training_arguments import NUM_PROC, attention, held_out, model, truth, weights_type
+from tuner.importers.training_arguments import (
+    NUM_PROC,
+    attention,
+    held_out,
+    model,
+    own_template,
+    target,
+    truth,
+    weights_type,
+)
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes import paths
 from tuner.recipes.aliases import Alias, by_word
 
 _RLHF = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward"}
-_DATASET = re.compile(r"(?P<path>.+?)(?::(?P<name>[^:#/]+))?(?:#(?P<rows>\d+))?")
+_DATASET = re.compile(r"(?P<path>.+?)(?::(?P<name>[^:#/]+))?(?:#(?P<rows>\d{1,15}))?", re.DOTALL)
 _ADAPTERS = {"lora", "dora", "lora_llm"}
 
 
@@ -53,27 +62,23 @@ def rlhf_type(t: Translation, given: Given) -> None:
 
 def datasets(t: Translation, given: Given) -> None:
     """Take each data set, with its subset and its number of rows."""
-    words = given.value if isinstance(given.value, list) else str(given.value).split()
+    words = given.words(None)
+    if not words:
+        raise given.wrong("names no data set")
     for word in words:
-        found = _DATASET.fullmatch(str(word))
-        assert found is not None, "every entry has a path"
+        found = _DATASET.fullmatch(word)
+        assert found is not None, "every text has a path"
         rows = int(found["rows"]) if found["rows"] else None
         if found["rows"] == "0":
-            raise t.wrong(given, "no rows are requested", "Use #N with N above 0.")
+            raise given.wrong("no rows are requested", "Use #N with N above 0.")
         made = {"path": found["path"], "name": found["name"], "split": "train", "max_rows": rows}
         (t.validation if given.key == "val_dataset" else t.datasets).append(made)
-    on_hub = [str(word) for word in words if paths.local(str(word).partition("#")[0].partition(":")[0]) is None]
+    on_hub = [word for word in words if paths.local(word.partition("#")[0].partition(":")[0]) is None]
     if on_hub and not truth(t.value("use_hf")):
         why = "ids are ModelScope's in ms-swift and the Hugging Face hub's in tuner"
-        t.note(given, Outcome.CHANGED, f"data {' '.join(map(str, words))}", why)
+        t.note(given, Outcome.CHANGED, f"data {' '.join(words)}", why)
     else:
-        t.note(given, Outcome.TRANSLATED, f"data {' '.join(map(str, words))}")
-
-
-def target(t: Translation, given: Given) -> None:
-    """Take the layers that are adapted."""
-    words = given.value if isinstance(given.value, list) else str(given.value).split(",")
-    t.set(given, "adapter.target_modules", "all-linear" if words[0] in ("all-linear", "ALL", "auto") else words)
+        t.note(given, Outcome.TRANSLATED, f"data {' '.join(words)}")
 
 
 def setting(*objectives: str) -> Rule:
@@ -94,7 +99,7 @@ def adapters(t: Translation, given: Given) -> None:
     if t.method == "full":
         t.leave(given, "all weights are trained: merge it into the model first (tuner export --merge)")
     else:
-        t.set(given, "adapter.path", given.value[0] if isinstance(given.value, list) else str(given.value))
+        t.set(given, "adapter.path", given.value[0] if isinstance(given.value, list) and given.value else given.value)
 
 
 def system(t: Translation, given: Given) -> None:
@@ -158,7 +163,7 @@ _REASONS = {
     "model_type task_type problem_type num_labels init_strategy device_map max_memory max_model_len": (
         "transformers' Auto classes detect it"
     ),
-    "template template_backend use_chat_template agent_template response_prefix enable_thinking norm_bbox": (
+    "template_backend use_chat_template agent_template response_prefix enable_thinking norm_bbox": (
         "tuner uses the model's own chat template: --set model.chat_template"
     ),
     "preserve_thinking add_non_thinking_prefix disable_ignore_empty_think stop_words": "the chat template sets it",
@@ -241,6 +246,7 @@ TABLE: Mapping[str, Rule] = {
     "val_dataset": datasets,
     "split_dataset_ratio": held_out,
     "system": system,
+    "template": own_template,
     "max_length": max_length,
     "gradient_accumulation_steps": accumulation,
     "packing": Alias("train_dataloader.dataset.packing"),

@@ -5,7 +5,6 @@ The only module that knows all the tools; it writes nothing.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from importlib import import_module
@@ -33,8 +32,6 @@ _PROGRAMS = {"trl": "trl", "llamafactory-cli": "llamafactory", "axolotl": "axolo
 """Program on a command line -> what is said after --from."""
 NAMES = tuple(_TOOLS)
 _YAML, _JSON, _SHELL = (".yaml", ".yml"), (".json",), (".sh", ".bash")
-_MAX_BYTES = 64_000
-_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
 
 
 def read(words: Sequence[str], tool: str | None = None) -> Imported:
@@ -62,19 +59,12 @@ def is_config(path: Path) -> bool:
     if path.suffix in _SHELL:
         return True
     if path.suffix == ".py":
-        return bool(_XTUNER.search(_beginning(path)))
+        return foreign.imports_xtuner(path)
     try:
         return path.suffix in (*_YAML, *_JSON) and bool(_told(yaml_file.read(path)))
     except RecipeError:
-        return False
-
-
-def _beginning(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            return stream.read(_MAX_BYTES).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
+        # Told from the keys alone: what is wrong inside is said when it is read for good.
+        return foreign.trains(path)
 
 
 def _document(words: Sequence[str]) -> Document:

@@ -29,6 +29,11 @@ _DATASETS = {
     "wikitext_dataset": ("EleutherAI/wikitext_document_level", "text"),
 }
 """Builder -> the data set that it reads, and its format."""
+_ALPACA = {"alpaca_dataset", "alpaca_cleaned_dataset"}
+_ALPACA_PROMPT = (
+    "torchtune writes Alpaca's text (### Instruction: ...) into the prompt, and takes the loss on it too; "
+    "tuner writes the question alone, with the chat template, and takes the loss on the answer"
+)
 _OWN = {"chat_dataset", "instruct_dataset", "preference_dataset", "text_completion_dataset", "multimodal_chat_dataset"}
 _OF_DATASET = {
     *("_component_", "split", "data_files", "source", "conversation_style", "packed", "train_on_input", "column_map"),
@@ -100,18 +105,20 @@ def component(t: Translation, given: Given) -> None:
 def checkpoint_dir(t: Translation, given: Given) -> None:
     """Take the weights' folder."""
     if _UNKNOWN.search(str(given.value)):
-        raise t.wrong(given, "is not defined in this file", "Write out the folder.")
+        raise given.wrong("is not defined in this file", "Write out the folder.")
     t.model = Given(given.key, str(given.value).rstrip("/").removesuffix("/original"), given.where, given.keys)
 
 
 def dataset(t: Translation, given: Given) -> None:
     """Take the data set that a builder reads."""
-    value = given.value if isinstance(given.value, dict) else {}
-    name = str(value.get("_component_") or "").rpartition(".")[2]
-    if isinstance(given.value, list):
+    if isinstance(given.value, list) and given.value:
         for number, one in enumerate(given.value):
             dataset(t, Given(given.key, one, given.where, (*given.keys, str(number))))
         return
+    if not isinstance(given.value, dict):
+        raise given.wrong("not a data set")
+    value = given.value
+    name = str(value.get("_component_") or "").rpartition(".")[2]
     t.check_block("a data set", value, given.keys, _OF_DATASET, _LEFT_OF_DATASET)
     split = str(value.get("split") or "train")
     files = value.get("data_files")
@@ -134,7 +141,9 @@ def dataset(t: Translation, given: Given) -> None:
     t.note(given, Outcome.TRANSLATED, f"data {made['path']}")
     if value.get("packed") is not None and not is_validation:
         t.set(given, "train_dataloader.dataset.packing", value["packed"])
-    if value.get("train_on_input"):
+    if name in _ALPACA:
+        t.note(given, Outcome.CHANGED, "format alpaca", _ALPACA_PROMPT)
+    elif value.get("train_on_input"):
         t.note(given, Outcome.CHANGED, why="train_on_input: the loss covers only the answers")
 
 
@@ -150,7 +159,7 @@ def _columns(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def modules(t: Translation, given: Given) -> None:
     """Take the layers that are adapted, and those of the feed-forward block where that is adapted too."""
-    words = [_MODULES.get(str(word), str(word)) for word in given.value]
+    words = [_MODULES.get(word, word) for word in given.words()]
     words += ["gate_proj", "up_proj", "down_proj"] if lookup(t.document.values, ("model", "apply_lora_to_mlp")) else []
     t.set(given, "adapter.target_modules", words)
 
@@ -184,11 +193,6 @@ def clip(t: Translation, given: Given) -> None:
 def dtype(t: Translation, given: Given) -> None:
     """Take bf16 or fp32."""
     t.set(given, "optim_wrapper.dtype", given.value)
-
-
-def val_steps(t: Translation, given: Given) -> None:
-    """Take when it is validated."""
-    t.set(given, "train_cfg.val_interval", given.value)
 
 
 def loss_setting(name: str) -> Rule:
@@ -242,7 +246,7 @@ TABLE: Mapping[str, Rule] = {
     "dataset": dataset,
     "dataset_val": dataset,
     "batch_size_val": training_arguments.val_batch,
-    "run_val_every_n_steps": val_steps,
+    "run_val_every_n_steps": Alias("train_cfg.val_interval"),
     "seed": Alias("randomness.seed"),
     "shuffle": "rows are shuffled by the seed",
     "optimizer._component_": optimizer,

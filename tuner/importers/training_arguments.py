@@ -6,12 +6,14 @@ The words with the same meaning in all of them are `recipes.aliases`'; here stan
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
 from tuner.importers import deepspeed
 from tuner.importers.document import Document
-from tuner.importers.translation import Given, Rule, Tool, Translation
+from tuner.importers.training_arguments_left_out import LAUNCH, NOT, REASONS
+from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
 from tuner.recipes.aliases import ALIASES, Alias, by_word
 from tuner.recipes.optimizer import OptimizerType
 from tuner.recipes.schema import ParamScheduler, Tracker
@@ -31,9 +33,9 @@ def same(words: str) -> dict[str, Rule]:
 
 def epochs(t: Translation, given: Given) -> None:
     """Take whole epochs; a part of one counts as one."""
-    number = float(given.value) if str(given.value).replace(".", "", 1).isdigit() else None
-    if number is None or number <= 0:
-        raise t.wrong(given, "no number of epochs above 0")
+    number = given.number()
+    if number <= 0:
+        raise given.wrong("the number of epochs must be above 0")
     if number != int(number):
         why = f"epochs are whole numbers: {math.ceil(number)}; for part of one: --set max_steps=STEPS"
         t.set(given, "train_cfg.max_epochs", math.ceil(number), why, changed=True)
@@ -43,7 +45,7 @@ def epochs(t: Translation, given: Given) -> None:
 
 def warmup_ratio(t: Translation, given: Given) -> None:
     """Take a part of all steps; it stands back where steps are named too."""
-    if float(t.value("warmup_steps", 0) or 0) > 0:
+    if t.number("warmup_steps", 0) > 0:
         t.leave(given, "warmup_steps is set too and overrides it")
     else:
         t.set(given, RATIO, given.value)
@@ -51,9 +53,11 @@ def warmup_ratio(t: Translation, given: Given) -> None:
 
 def warmup_steps(t: Translation, given: Given) -> None:
     """Take steps of warm-up; below 1 they are a part of all steps (transformers 5)."""
-    steps = float(given.value)
+    steps = given.number()
+    if steps < 0:
+        raise given.wrong("the number of steps must be 0 or more")
     if steps == 0 and not given.is_default:
-        t.set(given, RATIO, float(t.value("warmup_ratio", 0.0)))
+        t.set(given, RATIO, t.number("warmup_ratio", 0.0))
     elif 0 < steps < 1:
         t.set(given, RATIO, steps)
     elif steps >= 1:
@@ -86,22 +90,29 @@ def optimizer(t: Translation, given: Given) -> None:
 
 def betas(t: Translation, given: Given) -> None:
     """Take both of Adam's betas at once."""
-    both = float(t.value("adam_beta1", 0.9)), float(t.value("adam_beta2", 0.999))
-    t.set(given, f"{_OPTIMIZER}.betas", both)
+    t.set(given, f"{_OPTIMIZER}.betas", (t.number("adam_beta1", 0.9), t.number("adam_beta2", 0.999)))
 
 
 def clipping(t: Translation, given: Given) -> None:
     """Take the largest norm; 0 is no clipping."""
-    if float(given.value) > 0:
+    if given.number() > 0:
         t.set(given, "optim_wrapper.clip_grad.max_norm", given.value)
     else:
         t.set(given, "optim_wrapper.clip_grad", None)
 
 
+def target(t: Translation, given: Given) -> None:
+    """Take the layers that are adapted."""
+    words = given.words()
+    if not words:
+        raise given.wrong("names no layer", "Write all-linear, or the names of layers such as q_proj, v_proj.")
+    is_all = words[0] in ("all", "ALL", "all-linear", "auto")
+    t.set(given, "adapter.target_modules", "all-linear" if is_all else words)
+
+
 def trackers(t: Translation, given: Given) -> None:
     """Take the trackers that there are."""
-    names = given.value if isinstance(given.value, list) else str(given.value).split(",")
-    names = [name.strip() for name in map(str, names) if name.strip() not in ("none", "all", "")]
+    names = [name for name in given.words() if name not in ("none", "all")]
     unknown = [name for name in names if name not in get_args(Tracker)]
     why = f"tuner has no tracker {', '.join(unknown)}" if unknown else None
     t.set(given, "log.trackers", [name for name in names if name not in unknown], why, changed=bool(unknown))
@@ -111,8 +122,7 @@ def interval(ours: str) -> Rule:
     """Return the rule of a number of steps; a part of all steps is none."""
 
     def rule(t: Translation, given: Given) -> None:
-        number = float(given.value)
-        if number >= 1:
+        if given.number() >= 1:
             t.set(given, ours, given.value)
         else:
             t.leave(given, "intervals are in steps, and a share of all steps is only known after the data is read")
@@ -122,7 +132,7 @@ def interval(ours: str) -> Rule:
 
 def kept(t: Translation, given: Given) -> None:
     """Take how many checkpoints stay; no limit is a large number."""
-    number = int(given.value)
+    number = given.whole()
     t.set(given, "checkpoint.max_keep_ckpts", number if number > 0 else 1000)
 
 
@@ -192,6 +202,20 @@ def model(t: Translation, given: Given) -> None:
     t.model = given
 
 
+def own_template(t: Translation, given: Given) -> None:
+    """Say that the model's own chat template writes the prompts, in place of the one that is named.
+
+    Templates are named after the model's family: one that begins otherwise (`alpaca`, `default`) writes other prompts.
+    """
+    named = t.model or next((one for one in t.given.values() if t.tool.table.get(one.key) is model), None)
+    family = re.match("[a-z]+", str(given.value).lower())
+    if named and family and family[0] in str(named.value).lower().rpartition("/")[2]:
+        t.leave(given, "the chat template is the model's own, or its part's of the catalog: --set model.chat_template")
+    else:
+        why = "prompts are written with the model's own chat template: --set model.chat_template=NAME takes another"
+        t.note(given, Outcome.CHANGED, why=why)
+
+
 def best(t: Translation, given: Given) -> None:
     """Save the best where the source does."""
     if truth(given.value):
@@ -202,7 +226,7 @@ def best(t: Translation, given: Given) -> None:
 
 def held_out(t: Translation, given: Given) -> None:
     """Take the part of the rows that validates; a number of rows is none."""
-    part = float(given.value)
+    part = given.number()
     if 0 < part < 1:
         t.set(given, f"{_LOADER}.dataset.val_split", part)
     elif part == 0:
@@ -218,59 +242,8 @@ def val_batch(t: Translation, given: Given) -> None:
 
 def smoothing(t: Translation, given: Given) -> None:
     """Label smoothing of the cross entropy is nothing that tuner has; 0 is none."""
-    t.leave(given, "tuner does not smooth labels" if float(given.value) else "none: the default")
+    t.leave(given, "tuner does not smooth labels" if given.number() else "none: the default")
 
-
-_DOES = "the command does it"
-_LAUNCH = "the launcher sets it: --nproc-per-node, --nnodes, --node-rank, --master-addr"
-_MADE = "tuner does this automatically"
-_OWN = "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)"
-_HUB = "tuner uploads nothing: tuner export RUN DEST, then hf upload"
-_NOT = "tuner does not support this"
-_SAVES = "tuner saves resumable checkpoints, at steps"
-_DATA = "tuner prepares rows once, in its own way"
-_SPEED = "affects only speed or memory; tuner sets it automatically"
-_REASONS = {
-    "output_dir overwrite_output_dir": "each run gets its own run directory: --work-dir DIR",
-    "do_train do_eval do_predict local_rank resume_from_checkpoint": f"{_DOES}: tuner train, --resume",
-    "ddp_timeout": "tuner ends a run without progress: train_cfg.hang_timeout",
-    "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend": _MADE,
-    "fsdp fsdp_* accelerator_config parallelism_config use_cpu no_cuda": (
-        "tuner trains with DeepSpeed: --deepspeed zero3 splits the weights as FSDP does"
-    ),
-    "run_name logging_dir project trackio_*": _OWN,
-    "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision": _HUB,
-    "log_level log_level_replica log_on_each_node logging_first_step logging_nan_inf_filter disable_tqdm debug": (
-        "tuner has its own logs: metrics.jsonl in the run directory, tuner report"
-    ),
-    "include_tokens_per_second include_num_input_tokens_seen skip_memory_metrics plot_loss": (
-        "always in the run's metrics"
-    ),
-    "save_only_model": "a checkpoint is always resumable; for only the weights: tuner export RUN DEST",
-    "save_on_each_node enable_jit_checkpoint save_safetensors ignore_data_skip save_first_step": _SAVES,
-    "restore_callback_states_from_checkpoint": _SAVES,
-    "data_seed full_determinism": "there is one seed: randomness.seed",
-    "dataloader_drop_last dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor": _DATA,
-    "dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names": _DATA,
-    "train_sampling_strategy length_column_name group_by_length dispatch_batches split_batches": (
-        "tuner shuffles rows by the seed, and packs them"
-    ),
-    "gradient_checkpointing_kwargs activation_checkpointing_kwargs": "tuner uses the non-reentrant form",
-    "lr_scheduler_kwargs": "schedules have only warmup_ratio and end at 0",
-    "neftune_noise_alpha optim_args optim_target_modules average_tokens_across_devices": _NOT,
-    "tf32 use_cache torch_compile_backend torch_compile_mode torch_compile_options": _SPEED,
-    "liger_kernel_config torch_empty_cache_steps auto_find_batch_size": _SPEED,
-    "eval_delay eval_on_start eval_do_concat_batches eval_use_gather_object eval_accumulation_steps": (
-        "validation computes only the loss, at train_cfg.val_interval"
-    ),
-    "prediction_loss_only include_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval": (
-        "validation computes only the loss, in the compute type"
-    ),
-    "metric_for_best_model greater_is_better": "the best checkpoint is the one with the lowest validation loss",
-    "trust_remote_code": "tuner uses transformers' own classes; remote code needs a commit as model.revision",
-    "accelerate_config num_processes num_machines machine_rank main_process_ip main_process_port": _LAUNCH,
-}
-"""Words without a counterpart -> why."""
 
 TABLE: Mapping[str, Rule] = {
     "weight_decay": Alias(f"{_OPTIMIZER}.weight_decay"),
@@ -304,7 +277,7 @@ TABLE: Mapping[str, Rule] = {
     "load_best_model_at_end": best,
     "use_liger_kernel": LIGER,
     "deepspeed": deepspeed.chosen,
-    **by_word(_REASONS),
+    **by_word(REASONS),
 }
 
 DEFAULTS: Mapping[str, Any] = {
@@ -334,7 +307,7 @@ def no_warmup(defaults: Mapping[str, Any], document: Document) -> dict[str, Any]
 
 TOOL = Tool(
     "TrainingArguments",
-    {**TABLE, "model_name_or_path": model, "_n_gpu": _LAUNCH, "mp_parameters": _NOT},
+    {**TABLE, "model_name_or_path": model, "_n_gpu": LAUNCH, "mp_parameters": NOT},
     defaults=lambda document: no_warmup(DEFAULTS, document),
     keys="training_arguments",
 )

@@ -5,6 +5,7 @@ It knows no tool: `Tool` holds a tool's table, and the modules named after tools
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -43,6 +44,36 @@ class Given:
     where: str
     keys: Keys = ()
     is_default: bool = False
+
+    def wrong(self, why: str, fix: str | None = None) -> RecipeError:
+        """Return an error about the value."""
+        return RecipeError(f"{self.key} = {brief_repr(self.value)}: {why}", where=self.where, fix=fix)
+
+    def number(self) -> float:
+        """Return a finite number; a text of digits is one too.
+
+        Raises:
+            RecipeError: the value is none.
+        """
+        return _number(self.value, self)
+
+    def whole(self) -> int:
+        """Return a whole number; raises as `number` does."""
+        return _whole(self.value, self)
+
+    def words(self, separator: str | None = ",") -> list[str]:
+        """Return the texts of a list, or the parts of one text, without blanks around them.
+
+        Args:
+            separator: Between the parts of a text; None: blanks.
+
+        Raises:
+            RecipeError: the value is neither.
+        """
+        parts = str(self.value).split(separator) if isinstance(self.value, str | int | float) else self.value
+        if not isinstance(parts, list | tuple) or not all(isinstance(one, str | int | float) for one in parts):
+            raise self.wrong("not a text or a list of texts")
+        return [word for one in parts if (word := str(one).strip())]
 
 
 @dataclass(frozen=True)
@@ -111,6 +142,16 @@ class Translation:
         given = self.given.get(key)
         return default if given is None or given.value is None else given.value
 
+    def number(self, key: str, default: float) -> float:
+        """Return the number at a key, or `default` where the source says nothing; raises as `Given.number` does."""
+        given = self.given.get(key)
+        return default if given is None or given.value is None else given.number()
+
+    def whole(self, key: str, default: int) -> int:
+        """Return the whole number at a key; else as `number`."""
+        given = self.given.get(key)
+        return default if given is None or given.value is None else given.whole()
+
     def set(self, given: Given, ours: str, value: Any, why: str | None = None, *, changed: bool = False) -> None:
         """Let a value be this one of ours. A default never takes the place of what was written.
 
@@ -156,10 +197,6 @@ class Translation:
                 raise self.document.wrong(f"{self.tool.name} has no key {str(name)!r} in {what}", place, fix)
             if name not in read and inner is not None:
                 self.leave(Given(".".join(place), inner, self.document.where(place), place), OF_A_BLOCK)
-
-    def wrong(self, given: Given, why: str, fix: str | None = None) -> RecipeError:
-        """Return an error about a value."""
-        return RecipeError(f"{given.key} = {brief_repr(given.value)}: {why}", where=given.where, fix=fix)
 
     def run(self) -> None:
         """Translate every key of the document.
@@ -256,17 +293,16 @@ def coerced(value: Any, keys: Keys, given: Given) -> Any:
     options = _options(annotation)
     if value is None or annotation is None or str in options:
         return _listed(value, options) if isinstance(value, str) else value
-    what = RecipeError(f"{given.key} = {brief_repr(given.value)} is no {{}}", where=given.where)
-    if Literal in options and isinstance(value, str) and value.isdigit():
+    if Literal in options and isinstance(value, str) and value.isdecimal():
         return int(value)
     if isinstance(value, list | tuple) and keys[-1] in _NUMBERS:
-        return [_number(one, what) for one in value]
+        return [_number(one, given) for one in value]
     if bool in options:
-        return _truth(value, what)
+        return _truth(value, given)
     if int in options and float not in options:
-        return _whole(value, what)
+        return _whole(value, given)
     if float in options:
-        return _number(value, what)
+        return _number(value, given)
     return _listed(value, options) if isinstance(value, str) else value
 
 
@@ -285,30 +321,27 @@ def _listed(value: str, options: set[Any]) -> Any:
     return [value] if options & {list, tuple} and not options & {str, Literal} else value
 
 
-def _no(error: RecipeError, kind: str) -> RecipeError:
-    return RecipeError(error.what.format(kind), where=error.where)
-
-
-def _truth(value: Any, error: RecipeError) -> bool:
+def _truth(value: Any, given: Given) -> bool:
     if isinstance(value, bool):
         return value
     word = str(value).lower()
     if word not in ("true", "false", "yes", "no", "1", "0"):
-        raise _no(error, "truth: true or false")
+        raise given.wrong("neither true nor false")
     return word in ("true", "yes", "1")
 
 
-def _number(value: Any, error: RecipeError) -> float:
+def _number(value: Any, given: Given) -> float:
     try:
-        if isinstance(value, bool):
-            raise ValueError
-        return value if isinstance(value, int | float) else float(value)
-    except (TypeError, ValueError):
-        raise _no(error, "number") from None
+        number = value if isinstance(value, int | float) else float(value)
+        if not isinstance(value, bool) and math.isfinite(number):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise given.wrong("not a finite number")
 
 
-def _whole(value: Any, error: RecipeError) -> int:
-    number = _number(value, error)
-    if number != number or number in (float("inf"), float("-inf")) or number != int(number):
-        raise _no(error, "whole number")
+def _whole(value: Any, given: Given) -> int:
+    number = _number(value, given)
+    if number != int(number):
+        raise given.wrong("not a whole number")
     return int(number)

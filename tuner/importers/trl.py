@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.importers import training_arguments
 from tuner.importers.document import Document, Keys
-from tuner.importers.training_arguments import NUM_PROC, attention, model, same, truth, weights_type
+from tuner.importers.training_arguments import NUM_PROC, attention, model, same, target, truth, weights_type
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
 from tuner.recipes.aliases import Alias, by_word
 from tuner.recipes.objective import objectives_with
@@ -74,7 +74,7 @@ def mixture(t: Translation, given: Given) -> None:
     """Take every data set of a mixture, whatever its split: TRL joins them all."""
     found = given.value.get("datasets") if isinstance(given.value, dict) else given.value
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise t.wrong(given, "not a list of data sets", "Use a list of path, name, split, columns.")
+        raise given.wrong("not a list of data sets", "Use a list of path, name, split, columns.")
     if isinstance(given.value, dict):
         t.check_block("a mixture", given.value, given.keys, {"datasets", "test_split_size"}, "seed")
     lists = (*given.keys, "datasets") if isinstance(given.value, dict) else given.keys
@@ -93,11 +93,12 @@ def _one_of_mixture(t: Translation, one: Mapping[str, Any], keys: Keys) -> None:
     files = one.get("data_files")
     name = one.get("config") or one.get("name")
     weight = one.get("weight") or one.get("fraction")
+    share = Given(".".join((*keys, "weight")), weight, t.document.where(keys), keys)
     made = {
         "path": str(files if isinstance(files, str) and path in ("json", "csv", "parquet", "text") else path),
         "name": None if name == "default" else name,
         "split": str(one.get("split") or "train"),
-        "weight": float(weight) if weight not in (None, 1, 1.0) else None,
+        "weight": share.number() if weight not in (None, 1, 1.0) else None,
     }
     t.datasets.append(made)
     if one.get("columns"):
@@ -123,12 +124,6 @@ def bits(number: int) -> Callable[[Translation, Given], None]:
             )
 
     return rule
-
-
-def target(t: Translation, given: Given) -> None:
-    """Take the layers that are adapted."""
-    words = given.value if isinstance(given.value, list) else [one.strip() for one in str(given.value).split(",")]
-    t.set(given, "adapter.target_modules", "all-linear" if words[0] in ("all-linear", "all") else words)
 
 
 def scheduler_settings(t: Translation, given: Given) -> None:

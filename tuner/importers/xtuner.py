@@ -5,6 +5,7 @@ Names set above and used below are only how a value is written; what nothing use
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -29,13 +30,12 @@ _FORMATS = {
     "msagent_react_map_fn": "msagent",
     "moss_map_fn": "moss",
 }
-_TEMPLATES = {"default": "xtuner_default", "internlm_chat": "internlm", "internlm2_chat": "internlm2"}
 _OF_DATASET = {
     *("type", "dataset", "datasets", "datasets_cfg", "max_length", "pack_to_max_length", "max_dataset_length"),
-    *("dataset_map_fn",),
+    *("dataset_map_fn", "template_map_fn"),
 }
 _LEFT_OF_DATASET = (
-    "tokenizer template_map_fn use_varlen_attn shuffle_before_pack remove_unused_columns do_dataset_tokenization split "
+    "tokenizer use_varlen_attn shuffle_before_pack remove_unused_columns do_dataset_tokenization split "
     "rename_maps input_ids_with_output with_image_token map_num_proc num_proc is_dpo is_reward reward_token_id "
     "max_packed_length packed_length seed data_path data_paths data_file bot_name image_folder image_folders "
     "image_processor pad_image_to_square model_path template dataset_cfg tokenize_ftdp_dir mode concat_to_max_length"
@@ -87,15 +87,6 @@ def bits(t: Translation, given: Given) -> None:
         t.leave(given, "tuner always does this" if not given.value else "weights are only quantized with an adapter")
 
 
-def names(ours: str) -> Rule:
-    """Return the rule of a list of modules."""
-
-    def rule(t: Translation, given: Given) -> None:
-        t.set(given, ours, list(given.value) if isinstance(given.value, tuple) else given.value)
-
-    return rule
-
-
 def optimizer_type(t: Translation, given: Given) -> None:
     """Take the optimizer's class."""
     training_arguments.optimizer(t, Given(given.key, _last(given.value), given.where, given.keys))
@@ -105,16 +96,16 @@ def scheduler(t: Translation, given: Given) -> None:
     """Take a warm-up that is linear, and the course after it."""
     stages = given.value if isinstance(given.value, list) else [given.value]
     stages = [one for one in stages if isinstance(one, dict)]
-    epochs = float(lookup(t.document.values, ("train_cfg", "max_epochs")) or 1)
+    epochs = t.number("train_cfg.max_epochs", 1) or 1
     warm = next((one for one in stages if _last(one.get("type")) == "LinearLR" and len(stages) > 1), None)
     main: dict[str, Any] = next((one for one in stages if one is not warm), {})
     kinds = {"CosineAnnealingLR": "cosine", "LinearLR": "linear", "ConstantLR": "constant", "PolyLR": "polynomial"}
     kind = kinds.get(_last(main.get("type")), "cosine")
     t.set(given, "param_scheduler.type", kind, f"of {', '.join(_last(one.get('type')) for one in stages)}")
     # In epochs, unless it says otherwise: its `end` is warmup_ratio x max_epochs.
-    end = float(warm.get("end") or 0) if warm else 0.0
+    end = Given(f"{given.key}.end", warm.get("end") or 0, given.where, given.keys).number() if warm else 0.0
     if warm and warm.get("by_epoch") is False:
-        t.warmup_steps = Given(given.key, end, given.where, given.keys)
+        t.warmup_steps = Given(given.key, end / _micro_batches(t), given.where, given.keys)
     else:
         t.set(given, "param_scheduler.warmup_ratio", min(1.0, end / epochs))
     if main.get("eta_min"):
@@ -124,7 +115,7 @@ def scheduler(t: Translation, given: Given) -> None:
 def dataset(t: Translation, given: Given) -> None:
     """Take the data, one set or several, and how it becomes samples."""
     if not isinstance(given.value, dict):
-        raise t.wrong(given, "no data set")
+        raise given.wrong("no data set")
     _dataset(t, given, given.value, given.keys)
     t.note(given, Outcome.TRANSLATED, f"{len(t.datasets)} data sets")
 
@@ -143,6 +134,10 @@ def _dataset(t: Translation, given: Given, value: Mapping[str, Any], keys: Keys)
         if value.get(name) is not None:
             place = Given(f"{given.key}.{name}", value[name], t.document.where((*keys, name)), (*keys, name))
             t.set(place, f"train_dataloader.dataset.{ours}", value[name])
+    if template := lookup(value, ("template_map_fn", "template")):
+        inner_keys = (*keys, "template_map_fn", "template")
+        place = Given(".".join(inner_keys), _last(template), t.document.where(inner_keys), inner_keys)
+        training_arguments.own_template(t, place)
     source = value.get("dataset")
     if not isinstance(source, dict):
         t.obstacle = t.obstacle or "tuner does not support its data: give yours with --data"
@@ -152,7 +147,8 @@ def _dataset(t: Translation, given: Given, value: Mapping[str, Any], keys: Keys)
     )
     made = _rows(t, source, value)
     if value.get("max_dataset_length"):
-        made["max_rows"] = int(value["max_dataset_length"])
+        keys = (*keys, "max_dataset_length")
+        made["max_rows"] = Given(".".join(keys), value[keys[-1]], t.document.where(keys), keys).whole()
     t.datasets.append(made)
 
 
@@ -190,19 +186,23 @@ def _of_catalog(path: str) -> dict[str, Any] | None:
     return None
 
 
-def checkpoints(t: Translation, given: Given) -> None:
-    """Take how many checkpoints stay."""
-    training_arguments.kept(t, given)
+def _micro_batches(t: Translation) -> int:
+    """Return how many of mmengine's iterations make an optimizer step: an iteration is a micro-batch."""
+    return max(1, t.whole("optim_wrapper.accumulative_counts", 1))
 
 
-def seed(t: Translation, given: Given) -> None:
-    """Take the seed."""
-    t.set(given, "randomness.seed", given.value)
+def iterations(ours: str) -> Rule:
+    """Return the rule of a number of iterations, as optimizer steps; -1 is none."""
 
+    def rule(t: Translation, given: Given) -> None:
+        number, each = given.whole(), _micro_batches(t)
+        if number < 1:
+            t.leave(given, "it is off")
+        else:
+            why = f"{number} micro-batches, {each} of them an optimizer step" if each > 1 else None
+            t.set(given, ours, math.ceil(number / each), why)
 
-def dtype(t: Translation, given: Given) -> None:
-    """Under DeepSpeed XTuner takes what the GPUs can, whatever stands here."""
-    t.leave(given, "under DeepSpeed XTuner chooses by the GPUs, and so does tuner")
+    return rule
 
 
 def variable(t: Translation, given: Given) -> None:
@@ -257,6 +257,7 @@ _HOOKS = (
 )
 _CODE = "tuner uses transformers' own classes; remote code needs a commit as model.revision"
 _OWN = "tuner sets it"
+_DTYPE = "under DeepSpeed XTuner chooses by the GPUs, and so does tuner"
 _OPTIMIZER = "optim_wrapper.optimizer"
 
 _REASONS = {
@@ -293,7 +294,7 @@ TABLE: Mapping[str, Rule] = {
     "model.type": model_type,
     "model.llm.pretrained_model_name_or_path": training_arguments.model,
     "model.llm.trust_remote_code": _CODE,
-    "model.llm.torch_dtype": dtype,
+    "model.llm.torch_dtype": _DTYPE,
     "model.llm.type": "transformers' Auto classes detect it",
     "model.llm.attn_implementation": Alias("model.attn_implementation"),
     "model.llm.quantization_config.load_in_4bit": bits,
@@ -303,8 +304,8 @@ TABLE: Mapping[str, Rule] = {
     "model.lora.r": Alias("adapter.r"),
     "model.lora.lora_alpha": Alias("adapter.lora_alpha"),
     "model.lora.lora_dropout": Alias("adapter.lora_dropout"),
-    "model.lora.target_modules": names("adapter.target_modules"),
-    "model.lora.modules_to_save": names("adapter.modules_to_save"),
+    "model.lora.target_modules": Alias("adapter.target_modules"),
+    "model.lora.modules_to_save": Alias("adapter.modules_to_save"),
     "model.beta": setting,
     "model.loss_type": setting,
     "model.label_smoothing": setting,
@@ -323,16 +324,16 @@ TABLE: Mapping[str, Rule] = {
     f"{_OPTIMIZER}.weight_decay": Alias(f"{_OPTIMIZER}.weight_decay"),
     "optim_wrapper.clip_grad.max_norm": Alias("optim_wrapper.clip_grad.max_norm"),
     "optim_wrapper.accumulative_counts": Alias("optim_wrapper.accumulative_counts"),
-    "optim_wrapper.dtype": dtype,
+    "optim_wrapper.dtype": _DTYPE,
     "param_scheduler": scheduler,
     "sequence_parallel_size": training_arguments.SHARED_SAMPLES,
     "train_cfg.max_epochs": training_arguments.epochs,
-    "train_cfg.max_iters": Alias("train_cfg.max_steps"),
+    "train_cfg.max_iters": iterations("train_cfg.max_steps"),
     "custom_hooks": _HOOK,
-    "default_hooks.logger.interval": Alias("log.interval"),
-    "default_hooks.checkpoint.interval": training_arguments.interval("checkpoint.interval"),
-    "default_hooks.checkpoint.max_keep_ckpts": checkpoints,
-    "randomness.seed": seed,
+    "default_hooks.logger.interval": iterations("log.interval"),
+    "default_hooks.checkpoint.interval": iterations("checkpoint.interval"),
+    "default_hooks.checkpoint.max_keep_ckpts": training_arguments.kept,
+    "randomness.seed": Alias("randomness.seed"),
     "visualizer": "trackers: log.trackers=tensorboard",
     "resume": "tuner train --resume auto",
     "load_from": "tuner train --resume CHECKPOINT",

@@ -10,16 +10,16 @@ from tuner.errors import ModelError, UsageError
 from tuner.fit import gpu_catalog, sizes, summary
 from tuner.fit.communication import Cluster
 from tuner.fit.gpu_catalog import KnownGpu
-from tuner.fit.levels import Machines
+from tuner.fit.levels import Fit, Machines
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.split import possible
 from tuner.launch import counting, steps, targets
 from tuner.launch.steps import Steps
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware
-from tuner.machine.topology import Batch
+from tuner.machine.topology import Batch, Topology
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import RecipeConfig, Split
 from tuner.zero import precision
 
 
@@ -49,6 +49,20 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """What the DeepSpeed config needs that is asked for.
+
+    `split` is what `tuner train` takes with that config, where the recipe leaves it open; the levels' may be another.
+    """
+
+    fit: Fit
+    split: Split
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.fit.level, "split": self.split._asdict(), **self.fit.to_json()}
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a recipe needs on machines, and which levels fit.
 
@@ -56,7 +70,8 @@ class Plan:
         on: The machines in words.
         report: Memory, levels and traffic; None where the model's size is not known, and `unknown` says why.
         steps: The optimizer steps of the run.
-        warnings: What to say of the recipe and of too few steps.
+        warnings: What to say of the recipe, of too few steps and of the DeepSpeed config.
+        chosen: The DeepSpeed config that is asked for beside the levels; None where none is, or nothing is known of it.
     """
 
     recipe: Recipe
@@ -65,6 +80,7 @@ class Plan:
     unknown: ModelError | None
     steps: Steps
     warnings: tuple[str, ...]
+    chosen: Chosen | None = None
 
     @property
     def recommended(self) -> str | None:
@@ -76,20 +92,25 @@ class Plan:
         """Return the plan as plain values; sizes are whole bytes."""
         empty: dict[str, Any] = {"recipe": self.recipe.name, "parameters": None, "presets": {}, "recommended": None}
         value = summary.to_json(self.report) if self.report else empty
+        value |= {"chosen": self.chosen.to_json() if self.chosen else None}
         return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Machines as `fit` calculates with them, their GPU as a product where it is one, and what to call them."""
+    """Machines as `fit` calculates with them, one node of them, their GPU where it is a product, and their name."""
 
     machines: Machines
+    node: Hardware
     product: KnownGpu | None
     name: str
 
 
-def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str]) -> Plan:
+def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: str | None = None) -> Plan:
     """Work out what a recipe needs.
+
+    Args:
+        deepspeed: What `--deepspeed` says; None where the recipe decides.
 
     Raises:
         TunerError: what is asked for contradicts itself, or there is no formula for the model's architecture.
@@ -100,10 +121,30 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str]) -> Plan:
         config = recipe.config.with_split(possible(recipe.config, ranks)[0])
         counted, warnings = _steps(recipe, config, ranks)
         told = f"the memory is not known: {unknown.what}. {unknown.fix or ''}".strip()
-        return Plan(recipe, place.name, None, unknown, counted, (told, *warnings))
+        _, more = _chosen(recipe, deepspeed, place)
+        return Plan(recipe, place.name, None, unknown, counted, _each_once(told, *warnings, *more))
     assumed = Cluster.of(place.product, wanted.nodes) if place.product else None
     report = summary.make(recipe, place.machines, _cluster(wanted, place.product), assumed)
-    return Plan(recipe, place.name, report, None, *_steps(recipe, report.config, ranks))
+    counted, warnings = _steps(recipe, report.config, ranks)
+    chosen, more = _chosen(recipe, deepspeed, place)
+    return Plan(recipe, place.name, report, None, counted, _each_once(*warnings, *more), chosen)
+
+
+def _chosen(recipe: Recipe, deepspeed: str | None, place: Place) -> tuple[Chosen | None, tuple[str, ...]]:
+    """Return what the DeepSpeed config needs that a flag or the recipe names, and what is to be said of it."""
+    if deepspeed is None and recipe.config.deepspeed == "auto" and not recipe.ds:
+        return None, ()
+    from tuner.launch.resolve_recipe import resolve_recipe  # a fifth of a plan's time, of no use to the levels alone
+
+    machines = place.machines
+    topology = Topology("torchrun", machines.num_nodes, 0, machines.gpus_per_node, machines.world_size)
+    made = resolve_recipe(recipe, deepspeed, topology, place.node, ignore_fit=True)
+    fit = Chosen(replace(made.fit, machines=machines), made.recipe.config.split) if made.fit else None
+    return fit, made.warnings
+
+
+def _each_once(*lines: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lines))
 
 
 def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
@@ -135,7 +176,7 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
     machines = Machines(count, node.smallest_gpu_bytes, wanted.nodes, host_bytes, weight_bytes)
     product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
     name = f"{wanted.nodes} x {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
-    return Place(replace(machines, nvme_path=wanted.nvme or ""), product, name)
+    return Place(replace(machines, nvme_path=wanted.nvme or ""), node, product, name)
 
 
 def _cluster(wanted: Wanted, product: KnownGpu | None) -> Cluster | None:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from tuner.errors import RecipeError
-from tuner.recipes import catalog
 
 YAML = (".yaml", ".yml")
 _MAX_BYTES = 64_000
@@ -69,11 +68,6 @@ MARKS: Mapping[str, Collection[str]] = {
 _SHARED = "training-arguments"
 _OF_ALL = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps")
 """Words that several tools have: they are of transformers' own where no key is another's."""
-_SHOWN = {"llamafactory": "LLaMA-Factory", "axolotl": "Axolotl", "roll": "ROLL", "trl": "TRL"}
-_TAKE_A_NAME = (
-    "Use a recipe's name (tuner list) and pass your changes with --set, under the same names: "
-    "--set learning_rate=1e-4 --set lora_rank=8; the model is --model PATH, the data --data FILE."
-)
 _IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
 
 
@@ -98,34 +92,24 @@ def trains(path: Path) -> bool:
 
 def yaml_error(name: str) -> RecipeError:
     """Return the refusal of a YAML file in place of a recipe."""
-    found = tool(Path(name))
-    whose = f"a config of {_SHOWN.get(found, found)}, in YAML" if found else "YAML"
-    what = f"{name!r} is {whose}; a recipe is a name or a .py file"
-    if found != _ACCELERATE:
-        return RecipeError(what, where="the recipe's name", fix=_TAKE_A_NAME)
-    fix = f"It is a launch config. Use: tuner train RECIPE --deepspeed {name}."
-    return RecipeError(what, where="the recipe's name", fix=fix)
+    what, where = f"{name!r} is YAML; a recipe is a name or a .py file", "the recipe's name"
+    if tool(Path(name)) == _ACCELERATE:
+        fix = f"It is a launch config of accelerate. Use: tuner train RECIPE --deepspeed {name}."
+        return RecipeError(what, where=where, fix=fix)
+    return RecipeError(what, where=where, fix=f"Turn another tool's config into a recipe: tuner import {name}.")
 
 
 def xtuner_error(path: Path, where: object) -> RecipeError | None:
-    """Return the refusal of a config of XTuner's, whose values are XTuner's own classes; None where it is none."""
-    if not _IMPORTS_XTUNER.search(_beginning(path)):
+    """Return the refusal of a config of XTuner's as the base of a recipe; None where the file is none."""
+    if not imports_xtuner(path):
         return None
-    named = _recipe_named(path.stem)
-    fix = (
-        f"Train the recipe of that name: tuner train {named}. Pass the file's changes with --set."
-        if named
-        else f"{_TAKE_A_NAME} tuner copy NAME mine.py writes a recipe as a file."
-    )
-    return RecipeError("this is an XTuner config, which contains XTuner's own classes", where=where, fix=fix)
+    what = "this is an XTuner config, which contains XTuner's own classes"
+    return RecipeError(what, where=where, fix=f"Turn it into a recipe: tuner import {path} -o {path.stem}_recipe.py.")
 
 
-def _recipe_named(name: str) -> str | None:
-    try:
-        catalog.read(name)
-    except RecipeError:
-        return None
-    return name
+def imports_xtuner(path: Path) -> bool:
+    """Say whether a Python file is a config of XTuner's."""
+    return bool(_IMPORTS_XTUNER.search(_beginning(path)))
 
 
 def _beginning(path: Path) -> str:

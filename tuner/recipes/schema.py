@@ -5,7 +5,8 @@ Values and defaults stand in `configs/base.py`; a field has a default here only 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from pydantic_core import core_schema as core
@@ -305,7 +306,8 @@ class RecipeConfig(Block):
         return train_cfg
 
 
-def schema_keys() -> dict[Keys, Any]:
+@cache
+def schema_keys() -> Mapping[Keys, Any]:
     """Return every key of the schema, by path, with its annotation; where blocks exclude each other, that of any."""
     found: dict[Keys, Any] = {}
 

@@ -121,6 +121,8 @@ class _Reader:
         if node.tag in (f"{_STANDARD}timestamp", f"{_STANDARD}binary"):
             return node.value
         try:
-            return self.scalars.construct_object(node)
+            value = self.scalars.construct_object(node)
+            str(value)  # Python writes no whole number of more than 4,300 digits, which hexadecimal digits can make
         except (ValueError, yaml.YAMLError) as reason:
-            raise self.wrong(f"{node.value[:40]!r} is not a value: {reason}", node) from None
+            raise self.wrong(f"{node.value[:40]!r} is not a value: {str(reason).partition(';')[0]}", node) from None
+        return value
