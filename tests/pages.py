@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from tests.launch.plans import TINY, checkpoint, written_run
 from tuner.cli import tuner
+from tuner.recipes import catalog
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -61,6 +63,7 @@ def lay_out(folder: Path, text: str) -> None:
     for name in ("my-model", "my-qwen", "runs/sft-merged"):
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text("{}")
+    shutil.copytree(catalog.CONFIGS / "assets" / "tiny", folder / "acme-7b")
     for name in ("RUN", "runs/first", "work_dirs/RECIPE/TIME"):
         checkpoint(written_run(folder / name).path, 500)
     _result_of_a_run(folder / "runs" / "sft" / "final")

@@ -46,7 +46,7 @@ def test_the_pages_show_every_command_and_enough_of_everything() -> None:
 
     assert {words.split()[0] for words in shown} == set(COMMANDS)
     assert len(shown) > 150
-    assert (len(RECIPES), len(PARTS)) == (4, 2)
+    assert (len(RECIPES), len(PARTS)) == (5, 3)
     assert len(SHOWN) == 6
 
 

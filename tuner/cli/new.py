@@ -80,7 +80,6 @@ def _size(facts: dict[str, Any]) -> str:
 def dataset(name: str, path: str, split: str, row_format: str | None, columns: tuple[str, ...]) -> None:
     """Write the data-set part NAME from a look at the first rows of the data."""
     from tuner.data import first_look, formats
-    from tuner.errors import DataError
     from tuner.recipes import new_part
 
     dest = _dest("datasets", name)
@@ -89,8 +88,8 @@ def dataset(name: str, path: str, split: str, row_format: str | None, columns: t
     renamed = _columns(columns)
     try:
         found = first_look.look(path, split, row_format, renamed)
-    except DataError as error:
-        error.fix = (error.fix or "").replace("dataset.columns", "--column").replace("dataset.format", "--format")
+    except first_look.UnknownFormat as error:
+        error.fix = f"{error.fix} Here that is --column OURS=THEIRS, or --format NAME."
         raise
     where = _lasting(path)
     count = f", {found.num_rows:,} row{'s' * (found.num_rows != 1)}" if found.is_all else ""

@@ -11,10 +11,15 @@ from dataclasses import dataclass
 
 from tuner.data import formats, sources
 from tuner.data.pipeline import DETECT_ROWS
+from tuner.data.readers.text_files import Row
 from tuner.data.sample import KINDS
 from tuner.errors import DataError
 
 MAX_ROWS = 1_000
+
+
+class UnknownFormat(DataError):
+    """Rows whose columns do not tell their format."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ def look(path: str, split: str, row_format: str | None, columns: Mapping[str, st
         columns: A format's column -> the data set's.
 
     Raises:
-        DataError: nothing can be read there, the format cannot be told, or no row fits it.
+        UnknownFormat: the format is to be told from the columns, and cannot be.
+        DataError: nothing can be read there, or no row fits the format.
         MachineError: the hub cannot be reached.
     """
     errors: list[DataError] = []
@@ -47,7 +53,7 @@ def look(path: str, split: str, row_format: str | None, columns: Mapping[str, st
         raise errors[0]
     is_all, rows = len(rows) <= MAX_ROWS, rows[:MAX_ROWS]
     first = [row for _, row in rows[:DETECT_ROWS]]
-    name = row_format or formats.detect(first, source.place, columns=columns)
+    name = row_format or _detected(first, source.place, columns)
     samples = 0
     for place, row in rows:
         try:
@@ -63,3 +69,10 @@ def look(path: str, split: str, row_format: str | None, columns: Mapping[str, st
     kind = formats.named(name).kind
     objectives = tuple(objective for objective, kinds in KINDS.items() if kind in kinds)
     return FirstLook(name, there, objectives, samples + len(errors), len(errors), is_all)
+
+
+def _detected(rows: list[Row], place: str, columns: Mapping[str, str]) -> str:
+    try:
+        return formats.detect(rows, place, columns=columns)
+    except DataError as error:
+        raise UnknownFormat(error.what, where=error.where, fix=error.fix) from error

@@ -53,7 +53,7 @@ def max_samples(t: Translation, given: Given) -> None:
             given,
             Outcome.CHANGED,
             "max_rows",
-            "in the source this many of each data set; in tuner their sum, of all rows",
+            "of each data set there, of all rows together here",
         )
     else:
         t.note(given, Outcome.TRANSLATED, "train_dataloader.dataset.max_rows")

@@ -170,27 +170,30 @@ def _files(kind: str, cwd: str, stamped: tuple[tuple[Folder, int], ...]) -> Mapp
 def _listed(folder: Folder, kind: str) -> Iterator[tuple[str, Path]]:
     """Yield the name and the file of everything in a folder that is meant to be a part of a kind."""
     place, suffix = folder.of(kind), _SUFFIXES.get(kind, ".py")
-    try:
-        names = os.listdir(place)  # noqa: PTH208 (every command asks for 600 names)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        what = f"the folder cannot be read: {error.strerror}"
-        raise UsageError(what, where=place, fix="Correct its permissions, or use another catalog.") from error
-    for name in names:
+    for name in _entries(place):
         if name.endswith(suffix) and not name.startswith(("_", ".")):  # __init__.py of a package's folder
             yield name.removesuffix(suffix), Path(place, name)
 
 
+def _entries(place: str) -> list[str]:
+    """Return the names in a folder; none where it is not there."""
+    try:
+        return os.listdir(place)  # noqa: PTH208 (every command asks for 600 names)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        what = f"the folder cannot be read: {error.strerror}"
+        raise UsageError(what, where=place, fix="Correct its permissions, or use another catalog.") from error
+
+
 def misplaced() -> Iterator[RecipeError]:
-    """Yield what stands in a catalog of the user's and can be no part: an unknown folder, a name of other letters."""
+    """Yield what in a user's catalog is not read: a folder nearly named as a kind, a file not named as a part."""
     for folder in folders():
         if folder.kind is Kind.PACKAGE:
             continue
-        for entry in sorted(Path(folder.path).iterdir()):
-            if entry.is_dir() and entry.name not in KINDS and not entry.name.startswith(("_", ".")):
-                fix = did_you_mean(entry.name, KINDS) or f"Known: {', '.join(KINDS)}."
-                yield RecipeError(f"{entry.name!r} is not a kind of part", where=entry, fix=fix)
+        for name in sorted({*_entries(folder.path)}.difference(KINDS)):
+            if fix := did_you_mean(name, KINDS):
+                yield RecipeError(f"{name!r} is not a kind of part", where=Path(folder.path, name), fix=fix)
         for kind in KINDS:
             for name, path in sorted(_listed(folder, kind)):
                 if not NAME.fullmatch(name):
