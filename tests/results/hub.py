@@ -21,7 +21,11 @@ class Hub:
     """Keeps what is uploaded; refuses what `refused` says, and drops the connection at status 0."""
 
     def __init__(self) -> None:
-        self.user: dict[str, Any] = {"name": "me", "orgs": [{"name": "my-org"}], "auth": {"accessToken": {}}}
+        self.user: dict[str, Any] = {
+            "name": "me",
+            "orgs": [{"name": "my-org"}],
+            "auth": {"accessToken": {"role": "write"}},
+        }
         self.files: dict[str, bytes] | None = None
         """Of the repository; None where there is none."""
         self.private = False
@@ -30,7 +34,8 @@ class Hub:
         self.asked: list[str] = []
         self.sent = b""
         """All bodies."""
-        self.tokens: set[str | None] = set()
+        self.tokens: dict[str, str | None] = {}
+        """Path -> the header with the token that came with it."""
         self._large: dict[str, bytes] = {}
 
     @property
@@ -99,7 +104,7 @@ def serving(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             path = self.path.split("?")[0]
             hub.asked.append(f"{self.command} {path}")
             hub.sent += body
-            hub.tokens.add(self.headers.get("Authorization") if path.startswith("/api/") else None)
+            hub.tokens[path] = self.headers.get("Authorization")
             status, told = hub.answer(self.command, path, body)
             if status == 0:
                 self.close_connection = True

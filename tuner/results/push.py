@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, constants, get_token
 from huggingface_hub.errors import (
@@ -40,7 +41,7 @@ class Repository:
     name: str
     """`OWNER/NAME`."""
     private: bool
-    """Asked to be; one that is public already stays so."""
+    """To be created private; one that exists stays as it is."""
     files: frozenset[str] | None
     """What it holds; None for one that does not exist yet."""
 
@@ -57,19 +58,14 @@ def check(name: str, *, private: bool) -> Repository:
         raise MachineError("HF_HUB_OFFLINE is set, and an upload needs the hub", where=FLAG, fix="Unset it.")
     if get_token() is None:
         raise MachineError("there is no token for the Hugging Face hub", where=FLAG, fix=_LOG_IN)
-    api, owner = HfApi(), name.split("/")[0]
+    api = HfApi()
     with _explained(name):
         user = api.whoami()
         try:
             found = api.model_info(name)
         except RepositoryNotFoundError:  # or a private one of someone else, which the hub tells nobody
             found = None
-    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise MachineError("the token for the Hugging Face hub is read-only", where=FLAG, fix=_LOG_IN)
-    owners = [user["name"], *(group["name"] for group in user.get("orgs", ()))]
-    if found is None and owner.lower() not in map(str.lower, owners):
-        what = f"{owner!r} is neither the user of this token nor one of their organizations"
-        raise UsageError(what, where=FLAG, fix=f"Use one of: {', '.join(owners)}.")
+    _check_user(user, name.split("/")[0])
     if found and private and not found.private:
         fix = f"Make it private first: hf repos settings {name} --private. Or remove --private."
         raise UsageError(f"{name} already exists and is public", where="--private", fix=fix)
@@ -84,6 +80,17 @@ def _check_name(name: str) -> None:
         raise UsageError(str(error).rstrip("."), where=FLAG, fix="Use OWNER/NAME, such as my-org/my-model.") from None
     if "/" not in name:
         raise UsageError(f"{name!r} has no owner", where=FLAG, fix=f"Use OWNER/NAME, such as my-org/{name}.")
+
+
+def _check_user(user: dict[str, Any], owner: str) -> None:
+    role = user.get("auth", {}).get("accessToken", {}).get("role")
+    if role == "read":
+        raise MachineError("the token for the Hugging Face hub is read-only", where=FLAG, fix=_LOG_IN)
+    owners = [user["name"], *(group["name"] for group in user.get("orgs", ()))]
+    # A fine-grained token need not tell all organizations that it may write to: the hub's answer decides there.
+    if role == "write" and owner.lower() not in map(str.lower, owners):
+        what = f"{owner!r} is neither the user of this token nor one of their organizations"
+        raise UsageError(what, where=FLAG, fix=f"Use one of: {', '.join(owners)}.")
 
 
 def upload(folder: Path, exported: Exported, repository: Repository, again: str = _AGAIN) -> str:

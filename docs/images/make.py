@@ -1,0 +1,81 @@
+"""Makes the README's pictures of a real run: the terminal as SVG, and a screenshot of the run's report.
+
+    python docs/images/make.py            # trains tiny_full_sample_e3, two minutes on two cores
+    python docs/images/make.py RUN        # the report of a run that is there already
+
+The screenshot needs Chromium (or Chrome) on PATH. What the terminal shows is what the command printed, to the letter.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+HERE = Path(__file__).parent
+WIDTH = 120
+"""Columns of the terminal."""
+RECIPE = "tiny_full_sample_e3"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SIZE = "1280,1300"
+"""Pixels of the report that are shown."""
+
+
+def record(run: Path) -> None:
+    """Train, and write what the terminal showed."""
+    shown = ["tuner", "train", RECIPE]
+    # FORCE_COLOR: the output goes through a pipe, so that a progress bar does not draw over itself.
+    env = {**os.environ, "COLUMNS": str(WIDTH), "FORCE_COLOR": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", *shown, "--work-dir", run.name]
+    done = subprocess.run(command, cwd=run.parent, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(done.stdout)
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
+    console.print(Text("$ " + " ".join([*shown, "--work-dir", run.name]), style="bold"))
+    console.print(Text.from_ansi(done.stdout))
+    svg = console.export_svg(title="tuner")
+    # An image in a page may load nothing: the font would be fetched from a CDN, in vain.
+    (HERE / "terminal.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), encoding="utf-8")
+
+
+def photograph(run: Path) -> None:
+    """Write a screenshot of a run's report."""
+    subprocess.run([sys.executable, "-m", "tuner", "report", run], check=True)
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        sys.exit(f"None of {', '.join(BROWSERS)} is on PATH.")
+    flags = ["--headless", "--hide-scrollbars", f"--window-size={SIZE}", f"--screenshot={HERE / 'report.png'}"]
+    if os.getuid() == 0:
+        flags.append("--no-sandbox")  # Chromium does not start as root otherwise, as in a container
+    # Plotly draws after the page has loaded.
+    subprocess.run(
+        [browser, *flags, "--virtual-time-budget=10000", f"file://{run / 'report.html'}"],
+        check=True,
+        capture_output=True,
+    )
+
+
+def main() -> None:
+    """Make both pictures, or that of the report alone."""
+    if len(sys.argv) > 1:
+        photograph(Path(sys.argv[1]).absolute())
+        return
+    folder = Path(tempfile.gettempdir()) / "pictures"  # the report shows where the run is
+    folder.mkdir()
+    try:
+        record(folder / "my-run")
+        photograph(folder / "my-run")
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
