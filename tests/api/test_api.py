@@ -156,6 +156,23 @@ def test_check_takes_a_deepspeed_config_as_a_dict() -> None:
     assert "stag" in tuner.check(TINY, deepspeed={"zero_optimization": {"stag": 2}}).findings[0].what
 
 
+@each(
+    [
+        (lambda: tuner.train(TINY, on_oom="Retry"), "on_oom = 'Retry' is none of 'stop', 'retry'"),
+        (lambda: tuner.train(TINY, grace_s=float("nan")), "grace_s = nan is not a number from 0 on"),
+        (lambda: tuner.plan(TINY, gpus=0), "gpus = 0 is not a number from 1 on"),
+        (lambda: tuner.check(TINY, nodes=-1), "nodes = -1 is not a number from 1 on"),
+        (lambda: tuner.export("run", "out", layout="onnx"), "layout = 'onnx' is none of 'published', 'llama', 'gguf'"),
+        (lambda: tuner.chat("run", max_new_tokens=0), "max_new_tokens = 0 is not a number from 1 on"),
+    ]
+)
+def test_what_click_refuses_of_a_flag_is_refused_of_its_argument(call: Callable[[], object], what: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        call()
+
+    assert caught.value.what == what
+
+
 # Training, with a few lines of Python for the ranks
 
 
