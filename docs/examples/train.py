@@ -1,4 +1,4 @@
-"""Train a small model from Python, look at the run, ask its result and export it. Half a minute on a CPU; no model hub."""
+"""Train a small model from Python, look at the run, ask its result and export it: half a minute on a CPU, no hub."""
 
 import tuner
 
