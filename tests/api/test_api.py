@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -273,3 +274,19 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path, ranks: Any) -> None:
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="is no run directory"):
         tuner.Run(tmp_path)
+
+
+# The page about it
+
+
+def test_the_pages_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.jsonl").write_text('{"text": "a"}\n')
+    page = (Path(tuner.__file__).parents[1] / "docs/python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    light = [block for block in blocks if "train(" not in block]  # what trains is in docs/examples, which is run too
+
+    for block in light:
+        exec(block, {"tuner": tuner})  # noqa: S102  our own page
+
+    assert (len(light), len(blocks)) == (2, 4)
