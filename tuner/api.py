@@ -234,14 +234,14 @@ def export(
     Raises:
         TunerError: there is nothing to export, or it cannot be written; `dest` is untouched then.
     """
+    _check_choices(Layout, layout=layout)
+    _check_choices(DType, dtype=dtype)
     from tuner.fit.sizes import parse_bytes
     from tuner.results import gguf, random_state
     from tuner.results.export import Options
     from tuner.results.export import export as write
     from tuner.results.saved import check_dest, find
 
-    _check_choices(Layout, layout=layout)
-    _check_choices(DType, dtype=dtype)
     most, folder = parse_bytes(max_shard_size, "max_shard_size"), Path(dest)
     check_dest(folder)
     options = Options(merge, dtype, most, None if base is None else os.fspath(base), layout)
@@ -280,12 +280,12 @@ def chat(
     Raises:
         TunerError: there is no such model, or it cannot answer.
     """
+    _check_numbers(0, temperature=temperature, top_p=top_p, seed=seed)
+    _check_numbers(1, max_new_tokens=max_new_tokens)
     from tuner.machine.hardware import detect
     from tuner.results import chat as chats
     from tuner.worker.generation import Settings
 
-    _check_numbers(0, temperature=temperature, top_p=top_p, seed=seed)
-    _check_numbers(1, max_new_tokens=max_new_tokens)
     named = None if adapter is None else os.fspath(adapter)
     settings = Settings(max_new_tokens, temperature, top_p)
     here = detect(os.environ)  # effect: as the command line
