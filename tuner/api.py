@@ -6,14 +6,15 @@ Neither the environment, the working directory nor the random numbers of the cal
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tuner.errors import TunerError, visible
+from tuner.errors import TunerError, UsageError, visible
 from tuner.recipes import loading, python_values
 from tuner.recipes.recipe import Asked, Overrides, Recipe
 from tuner.results.run import Run, RunFailed, require_done
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Recipe", "Run", "RunFailed", "TunerError", "chat", "check", "export", "load_recipe", "plan", "train"]
 
 PathLike = str | os.PathLike[str]
+OnOom = Literal["stop", "retry"]
 DType = Literal["bf16", "fp16", "fp32"]
+Layout = Literal["published", "llama", "gguf"]
 Source = PathLike | Recipe | None
 """What a recipe is named by: its name or file, a model in its place, a `Recipe`; None: the overrides name a model."""
 
@@ -86,6 +89,7 @@ def plan(
     """
     from tuner.launch import planning
 
+    _check_numbers(1, gpus=gpus, nodes=nodes)
     asked, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     loaded = loading.load(asked.name, asked.overrides, allow_code=asked.allow_code)
     swap = None if nvme is None else os.fspath(nvme)
@@ -124,6 +128,7 @@ def check(
     from tuner.launch import checking
     from tuner.launch.run import Request
 
+    _check_numbers(1, gpus=gpus, nodes=nodes)
     asked, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     request = Request(asked.name, asked.overrides, named, allow_code=asked.allow_code)
     return checking.check(request, (gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
@@ -137,7 +142,7 @@ def train(
     resume: PathLike | None = None,
     resume_weights: bool = False,
     nproc_per_node: int | None = None,
-    on_oom: Literal["stop", "retry"] = "stop",
+    on_oom: OnOom = "stop",
     max_restarts: int = 0,
     grace_s: float = 300.0,
     ignore_fit: bool = False,
@@ -176,6 +181,9 @@ def train(
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags
 
+    _check_choices(OnOom, on_oom=on_oom)
+    _check_numbers(0, max_restarts=max_restarts, grace_s=grace_s)
+    _check_numbers(1, nproc_per_node=nproc_per_node)
     asked, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     request = Request(
         asked.name,
@@ -210,7 +218,7 @@ def export(
     base: PathLike | None = None,
     dtype: DType | None = None,
     max_shard_size: str = "5GB",
-    layout: Literal["published", "llama", "gguf"] = "published",
+    layout: Layout = "published",
 ) -> Exported:
     """Write what a run trained to the folder `dest`, for transformers and peft alone, as `tuner export` does.
 
@@ -229,6 +237,8 @@ def export(
     Raises:
         TunerError: there is nothing to export, or it cannot be written; `dest` is untouched then.
     """
+    _check_choices(Layout, layout=layout)
+    _check_choices(DType, dtype=dtype)
     from tuner.fit.sizes import parse_bytes
     from tuner.results import gguf, random_state
     from tuner.results.export import Options
@@ -273,6 +283,8 @@ def chat(
     Raises:
         TunerError: there is no such model, or it cannot answer.
     """
+    _check_numbers(0, temperature=temperature, top_p=top_p, seed=seed)
+    _check_numbers(1, max_new_tokens=max_new_tokens)
     from tuner.machine.hardware import detect
     from tuner.results import chat as chats
     from tuner.worker.generation import Settings
@@ -305,3 +317,18 @@ def _asked_with(
     if isinstance(deepspeed, Mapping):
         return _asked(recipe, {**overrides, "deepspeed": dict(deepspeed)}, allow_code), None
     return _asked(recipe, overrides, allow_code), None if deepspeed is None else os.fspath(deepspeed)
+
+
+def _check_numbers(least: int, **given: float | None) -> None:
+    """Refuse what click refuses of the flags of these names: less than `least`, NaN and infinity."""
+    for name, value in given.items():
+        if value is not None and not least <= value < math.inf:
+            raise UsageError(f"{name} = {value} is not a number from {least} on", where=name, fix="Give another.")
+
+
+def _check_choices(choices: Any, **given: str | None) -> None:
+    """Refuse a word that is none of a `Literal`'s."""
+    for name, value in given.items():
+        if value is not None and value not in get_args(choices):
+            known = ", ".join(map(repr, get_args(choices)))
+            raise UsageError(f"{name} = {value!r} is none of {known}", where=name, fix="Take one of them.")

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -158,6 +159,23 @@ def test_check_takes_a_deepspeed_config_as_a_dict() -> None:
     assert "stag" in tuner.check(TINY, deepspeed={"zero_optimization": {"stag": 2}}).findings[0].what
 
 
+@each(
+    [
+        (lambda: tuner.train(TINY, on_oom="Retry"), "on_oom = 'Retry' is none of 'stop', 'retry'"),
+        (lambda: tuner.train(TINY, grace_s=float("nan")), "grace_s = nan is not a number from 0 on"),
+        (lambda: tuner.plan(TINY, gpus=0), "gpus = 0 is not a number from 1 on"),
+        (lambda: tuner.check(TINY, nodes=-1), "nodes = -1 is not a number from 1 on"),
+        (lambda: tuner.export("run", "out", layout="onnx"), "layout = 'onnx' is none of 'published', 'llama', 'gguf'"),
+        (lambda: tuner.chat("run", max_new_tokens=0), "max_new_tokens = 0 is not a number from 1 on"),
+    ]
+)
+def test_what_click_refuses_of_a_flag_is_refused_of_its_argument(call: Callable[[], object], what: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        call()
+
+    assert caught.value.what == what
+
+
 # Training, with a few lines of Python for the ranks
 
 
@@ -258,3 +276,19 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path, ranks: Any) -> None:
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="is no run directory"):
         tuner.Run(tmp_path)
+
+
+# The page about it
+
+
+def test_the_pages_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.jsonl").write_text('{"text": "a"}\n')
+    page = (Path(tuner.__file__).parents[1] / "docs/python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    light = [block for block in blocks if "train(" not in block]  # what trains is in docs/examples, which is run too
+
+    for block in light:
+        exec(block, {"tuner": tuner})  # noqa: S102  our own page
+
+    assert (len(light), len(blocks)) == (2, 4)

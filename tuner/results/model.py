@@ -200,10 +200,16 @@ def tokenizer_of(spec: ModelSpec) -> Any:
 
 
 def quantization_of(spec: ModelSpec, bits: int | None) -> Quantization | None:
-    """Return in how many bits the base is loaded, as asked or else as it was trained on; None: 16."""
+    """Return in how many bits the base is loaded, as asked or else as it was trained on; None: 16.
+
+    Raises:
+        UsageError: weights cannot have so many.
+    """
     trained = spec.recipe.quantization if spec.recipe and spec.adapter else None
     if bits is None or (trained and trained.bits == bits):
         return trained
+    if bits not in (4, 8, 16):
+        raise UsageError(f"bits = {bits!r}: weights have 4, 8 or 16", where="bits", fix="Take one of them.")
     return None if bits == 16 else Quantization.model_validate({"bits": bits})
 
 
