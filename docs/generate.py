@@ -1,6 +1,7 @@
 """Fills the site with what the code owns. MkDocs calls it as a hook (`mkdocs.yml`); nothing that it makes is committed.
 
-`<!-- generated: NAME -->` in a page becomes the text of `GENERATED[NAME]`. The home pages are the two READMEs.
+The text between `<!-- generated: NAME -->` and `<!-- end -->` in a page is for readers of the source; the site has
+`GENERATED[NAME]` there. The home pages are the two READMEs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 HOME = {"index.md": "README.md", "zh.md": "README_zh-CN.md"}
 _SIGNAL = 128
 _ByKey = dict[tuple[str, ...], str]
-_MARK = re.compile(r"<!-- generated: (?P<name>[a-z -]+) -->")
+_MARK = re.compile(r"<!-- generated: (?P<name>[a-z -]+) -->\n.*?<!-- end -->", re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^):#]+)(?P<anchor>#[^)]*)?\)")
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "`True` or `False`", Any: "any value", dict: "dict"}
 
