@@ -44,7 +44,7 @@ def test_the_commands_of_a_page_work_in_their_order(page: str, tmp_path: Path) -
 def test_the_pages_show_every_command_and_enough_of_everything() -> None:
     shown = [words for text in TEXTS.values() for _, words in pages.commands(text)]
 
-    assert {words.split()[0] for words in shown} == set(COMMANDS)
+    assert set(COMMANDS) <= {words.split()[0] for words in shown}
     assert len(shown) > 150
     assert (len(RECIPES), len(PARTS)) == (4, 2)
     assert len(SHOWN) == 6
