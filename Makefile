@@ -60,8 +60,9 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/hadolint docker/*.Dockerfile
 
+# Not --quiet: --strict counts the warnings that are shown.
 docs: install
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build *.egg-info

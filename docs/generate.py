@@ -1,6 +1,7 @@
 """Fills the site with what the code owns. MkDocs calls it as a hook (`mkdocs.yml`); nothing that it makes is committed.
 
-`<!-- generated: NAME -->` in a page becomes the text of `GENERATED[NAME]`. The home pages are the two READMEs.
+The text between `<!-- generated: NAME -->` and `<!-- end -->` in a page is for readers of the source; the site has
+`GENERATED[NAME]` there. The home pages are the two READMEs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import click
 
 from tests.worker.families import METHODS, examples
-from tuner.cli import COMMANDS, parts, tuner
+from tuner.cli import COMMANDS, explain, parts, tuner
 from tuner.data.formats import FORMATS
 from tuner.data.sample import KINDS
 from tuner.errors import TunerError
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 HOME = {"index.md": "README.md", "zh.md": "README_zh-CN.md"}
+_SIGNAL = 128
 _ByKey = dict[tuple[str, ...], str]
-_MARK = re.compile(r"<!-- generated: (?P<name>[a-z -]+) -->")
+_MARK = re.compile(r"<!-- generated: (?P<name>[a-z -]+) -->\n.*?<!-- end -->", re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^):#]+)(?P<anchor>#[^)]*)?\)")
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "`True` or `False`", Any: "any value", dict: "dict"}
 
@@ -213,15 +215,21 @@ def _comment_above(source: str, line: int) -> str:
 
 
 def _exit_codes() -> str:
-    by_code: dict[int, list[type[TunerError]]] = defaultdict(list)
+    """Return what each exit code means, with the errors that have it; those of signals are one row."""
+    of_code: dict[int, list[str]] = defaultdict(list)
+    for code, one in explain.explanations().items():
+        of_code[min(one.exit_code, _SIGNAL)].append(f"[`{code}`](errors.md#{code})")
+    means: dict[int, list[str]] = defaultdict(list)
     for error in _errors(TunerError):
-        by_code[error.exit_code].append(error)
-    rows: list[Sequence[object]] = [(0, "Done.", "")]
-    for number, errors in sorted(by_code.items()):
-        told = " ".join(dict.fromkeys(inspect.cleandoc(error.__doc__ or "").splitlines()[0] for error in errors))
-        rows.append((number, told, _code(dict.fromkeys(error.code for error in errors))))
-    rows.append(("128 + n", "A process was killed by signal n: 137 is SIGKILL, 143 is SIGTERM.", ""))
-    return _table(("code", "what happened", "errors"), rows)
+        means[error.exit_code].append(inspect.cleandoc(error.__doc__ or "").splitlines()[0])
+    told = {0: "Done.", **{code: " ".join(dict.fromkeys(lines)) for code, lines in sorted(means.items())}}
+    rows = [(f"`{code}`", what, ", ".join(of_code[code])) for code, what in told.items()]
+    last = (
+        f"`{_SIGNAL}` + n",
+        "Signal n killed a process: 137 is SIGKILL, 143 is SIGTERM.",
+        ", ".join(of_code[_SIGNAL]),
+    )
+    return _table(("code", "what happened", "errors"), [*rows, last])
 
 
 def _errors(error: type[TunerError]) -> Iterator[type[TunerError]]:
@@ -317,6 +325,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "commands": _commands,
     "keys": _keys,
     "exit codes": _exit_codes,
+    "errors": explain.markdown,
     "models": _models,
     "families": _families,
     "chat templates": _chat_templates,

@@ -43,7 +43,7 @@ def test_what_the_readme_links_to_is_there() -> None:
     links = re.findall(r"\]\(([^)#]+)", README.read_text(encoding="utf-8"))
 
     assert len(links) > 30
-    assert [link for link in links if not README.with_name(link).exists()] == []
+    assert [link for link in links if not (README.parent / link).exists()] == []
 
 
 def test_both_readmes_show_the_same_commands_and_code_in_the_same_order() -> None:

@@ -20,7 +20,7 @@ _FETCHED = re.compile(
 
 def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
     """Build the site of a checkout, as `make docs` does."""
-    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]  # --quiet counts no warning
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(argv, cwd=root, env=env, capture_output=True, text=True, timeout=300)
 

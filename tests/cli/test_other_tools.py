@@ -403,9 +403,9 @@ def test_the_quickstart_ends_with_how_tuner_is_called_next() -> None:
 
 def test_what_is_installed_by_name_is_this_project_and_not_another_of_the_index() -> None:
     root = Path(tuner_package.__file__).parents[1]
-    pages = [root / "README.md", root / "README_zh-CN.md", *(root / "docs").glob("*.md")]
+    pages = [root / "README.md", root / "README_zh-CN.md", *(root / "docs").rglob("*.md")]
     code = [path for path in (root / "tuner").rglob("*.py") if "configs" not in path.parts]
 
     assert 'name="tuner-deepspeed"' in (root / "setup.py").read_text(encoding="utf-8")
-    texts = {path.name: path.read_text(encoding="utf-8") for path in (*pages, *code)}
+    texts = {str(path): path.read_text(encoding="utf-8") for path in (*pages, *code)}
     assert [name for name, text in texts.items() if re.search(r"pip install '?tuner[\['\s]", text)] == []

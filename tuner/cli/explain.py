@@ -62,12 +62,8 @@ def explanations() -> dict[str, Explanation]:
 
 
 def markdown() -> str:
-    """Return the page of the documentation that lists the codes."""
-    lines = [
-        "# Errors by their code",
-        "",
-        "Every error message starts with its code; `tuner explain CODE` prints the same as this page.",
-    ]
+    """Return a section for each code; docs/reference/errors.md is made of them."""
+    lines = []
     for one in explanations().values():
         lines += [
             "",
