@@ -73,6 +73,7 @@ def plan(
     Args:
         recipe: As for `load_recipe`, and so are the overrides.
         deepspeed: As for `train`; what it needs is the plan's `chosen`.
+        deepspeed: As for `train`: `chosen` is then what that config needs, beside the levels.
         gpus: GPUs of each node; where nothing is said of them, those of this machine, or eight A100.
         gpu: Their product, such as "a100-80g".
         gpu_memory: Their memory, such as "80GB", in place of the product.
@@ -323,7 +324,7 @@ def _check_numbers(least: int, **given: float | None) -> None:
     """Refuse what click refuses of the flags of these names: less than `least`, NaN and infinity."""
     for name, value in given.items():
         if value is not None and not least <= value < math.inf:
-            raise UsageError(f"{name} = {value} is not a number from {least} on", where=name, fix="Give another.")
+            raise UsageError(f"{name} = {value} is out of range", where=name, fix=f"Use a number of at least {least}.")
 
 
 def _check_choices(choices: Any, **given: str | None) -> None:
@@ -331,4 +332,4 @@ def _check_choices(choices: Any, **given: str | None) -> None:
     for name, value in given.items():
         if value is not None and value not in get_args(choices):
             known = ", ".join(map(repr, get_args(choices)))
-            raise UsageError(f"{name} = {value!r} is none of {known}", where=name, fix="Take one of them.")
+            raise UsageError(f"{name} = {value!r} is not one of {known}", where=name, fix="Use one of them.")
