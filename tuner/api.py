@@ -323,7 +323,7 @@ def _check_numbers(least: int, **given: float | None) -> None:
     """Refuse what click refuses of the flags of these names: less than `least`, NaN and infinity."""
     for name, value in given.items():
         if value is not None and not least <= value < math.inf:
-            raise UsageError(f"{name} = {value} is not a number from {least} on", where=name, fix="Give another.")
+            raise UsageError(f"{name} = {value} is not a number of {least} or more", where=name, fix="Use one that is.")
 
 
 def _check_choices(choices: Any, **given: str | None) -> None:
@@ -331,4 +331,4 @@ def _check_choices(choices: Any, **given: str | None) -> None:
     for name, value in given.items():
         if value is not None and value not in get_args(choices):
             known = ", ".join(map(repr, get_args(choices)))
-            raise UsageError(f"{name} = {value!r} is none of {known}", where=name, fix="Take one of them.")
+            raise UsageError(f"{name} = {value!r} is not one of {known}", where=name, fix="Use one of them.")
