@@ -170,7 +170,7 @@ def test_a_word_in_a_recipe_file_is_told_the_key(tuner: Tuner) -> None:
     top, inner = tuner("show", "./mine.py"), tuner("show", "./inner.py")
 
     assert "'learning_rate'. In ./mine.py:2. It is called optim_wrapper.optimizer.lr in tuner." in top.err
-    assert "'adapter.lora_rank'. In ./inner.py:2. It is adapter.r here." in inner.err
+    assert "'adapter.lora_rank'. In ./inner.py:2. It is called adapter.r in tuner." in inner.err
 
 
 # What is typed; what the one message must hold.

@@ -152,7 +152,7 @@ def test_columns_of_other_names_are_named_once(tuner: Tuner) -> None:
     tuner("new", "dataset", "asked", "--from", "asked.jsonl", "--column", "prompt=asked", "--column", "completion=told")
 
     assert refused.code == 2
-    assert "Here that is --column OURS=THEIRS, or --format NAME." in refused.err
+    assert "With tuner new, use --column OURS=THEIRS or --format NAME." in refused.err
     assert 'columns=dict(prompt="asked", completion="told")' in Path("tuner_configs/datasets/asked.py").read_text()
     assert tuner("data", "tiny_lora_asked_e1").code == 0
 

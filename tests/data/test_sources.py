@@ -145,7 +145,7 @@ def test_files_of_a_url_are_read_through_datasets(tmp_path: Path) -> None:
     source = sources._files_of_url(f"file://{tmp_path}/a*.jsonl")
 
     assert [row["text"] for _, row in source.read()] == ["a1.jsonl", "a2.jsonl"]
-    with pytest.raises(DataError, match="has an unsupported file type"):
+    with pytest.raises(DataError, match="have an unsupported file type"):
         sources._files_of_url("hf://datasets/owner/name/a.zip")
 
 

@@ -102,7 +102,7 @@ def test_a_model_that_leaks_between_packed_samples_does_not_pack() -> None:
 
     assert found.config.train_dataloader.dataset.packing is False
     assert any("packing is changed to False" in warning for warning in found.warnings)
-    with pytest.raises(RecipeError, match="see each other"):
+    with pytest.raises(RecipeError, match="attend to each other"):
         recipe(f"{LINEAR}_full_alpaca_e3", "packing=True")
 
 
@@ -123,7 +123,7 @@ def test_a_folder_says_its_model_type_where_its_facts_are_not_all_known(kind: st
     assert found.config.adapter is not None
     assert found.config.adapter.target_modules == ODD_LINEARS[kind]
     assert any(f"packed samples may attend to each other in a {kind} model" in warning for warning in found.warnings)
-    with pytest.raises(RecipeError, match="see each other"):
+    with pytest.raises(RecipeError, match="attend to each other"):
         load("tiny_lora_sample_e1", Overrides(model=folder, pairs=[("--set", "train_dataloader.dataset.packing=True")]))
 
 

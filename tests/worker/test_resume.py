@@ -163,7 +163,7 @@ def test_data_that_are_others_than_the_checkpoints_are_refused_with_both_counts(
     with pytest.raises(DataError) as caught:
         resume.check_data(_point(checkpoint), prepared(num_rows, num_tokens))
 
-    assert f"{num_rows:,} rows of {num_tokens:,} tokens by now" in str(caught.value)
+    assert f"it is now {num_rows:,} rows of {num_tokens:,} tokens" in str(caught.value)
     assert "checkpoint-2 was trained on 100 rows of 5,000 tokens" in str(caught.value)
 
 

@@ -203,7 +203,7 @@ def test_packed_rows_of_a_model_that_turns_out_not_to_keep_samples_apart_are_ref
     config, made = load("tiny_full_sample_e1").config, AutoModelForCausalLM.from_config(brought("jamba"))
     settings = SFTConfig(tmp_path, **QUIET)
 
-    with pytest.raises(ModelError, match="see each other in a jamba model") as caught:
+    with pytest.raises(ModelError, match="attend to each other in a jamba model") as caught:
         trainers._lay_out(settings, config, made)
 
     assert "--set train_dataloader.dataset.packing=False" in str(caught.value)

@@ -92,7 +92,7 @@ REFUSED = {
     "a name of nothing": (PIPELINE.replace("${deepspeed_zero3}", "${deepspeed_zero9}"), "is not defined", 9),
     "a file outside": ("defaults: [../../outside@_here_]\n", "outside", 1),
     "no package": ("defaults: [../config/deepspeed_zero3]\n", "@_here_", 1),
-    "a list of defaults that is none": ("defaults: mine\n", "no list", 1),
+    "a list of defaults that is none": ("defaults: mine\n", "not a list", 1),
     "several presets": (PRESET + PRESET.replace("zero3", "zero2"), "several", None),
     "another strategy": (PIPELINE.replace("deepspeed_train", "megatron_train"), "megatron_train", 8),
     "a config of another tool": ("base_model: x\nsequence_len: 3\nmicro_batch_size: 1\n", "tuner train", None),

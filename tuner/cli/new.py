@@ -89,7 +89,7 @@ def dataset(name: str, path: str, split: str, row_format: str | None, columns: t
     try:
         found = first_look.look(path, split, row_format, renamed)
     except first_look.UnknownFormat as error:
-        error.fix = f"{error.fix} Here that is --column OURS=THEIRS, or --format NAME."
+        error.fix = f"{error.fix} With tuner new, use --column OURS=THEIRS or --format NAME."
         raise
     where = _lasting(path)
     count = f", {found.num_rows:,} row{'s' * (found.num_rows != 1)}" if found.is_all else ""

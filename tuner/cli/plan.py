@@ -88,8 +88,8 @@ def command(
     wanted = planning.Wanted(gpus, gpu, gpu_memory, nodes, host_memory, nvme, interconnect, utilisation)
     if max_context:
         if deepspeed or loaded.ds:
-            fix = "Take one of them out; every level is tried."
-            raise UsageError("both ask for levels", where="--max-context and --deepspeed", fix=fix)
+            fix = "Remove one of them; every level is tried."
+            raise UsageError("both choose levels", where="--max-context and --deepspeed", fix=fix)
         place = planning.place_of(wanted, loaded.config.optim_wrapper.dtype, os.environ)
         _show_longest(loaded, place.machines, place.name, as_json=as_json)
         return

@@ -126,7 +126,7 @@ def _shape(t: Translation, given: Given, number: int, entry: dict[str, Any]) -> 
 def _named_shape(t: Translation, given: Given, number: int, entry: dict[str, Any], type_: str) -> dict[str, Any]:
     word = type_.partition(".")[0].partition(":")[0]
     if (written := _WRITTEN.get(word)) and t.objective != "pretrain":
-        why = f"Axolotl writes prompts as {written}, tuner with the model's chat template"
+        why = f"Axolotl renders prompts as {written}, tuner with the model's chat template"
         _note_type(t, given, number, type_, _FORMATS[word], why)
     if t.objective != "sft" and t.objective != "pretrain":
         columns = {key: str(entry[f"field_{key}"]) for key in ("chosen", "rejected") if entry.get(f"field_{key}")}
@@ -139,7 +139,7 @@ def _named_shape(t: Translation, given: Given, number: int, entry: dict[str, Any
     if word in ("chat_template", "sharegpt", "chatml", "llama3"):
         return _chat(entry)
     if word not in _FORMATS and word:
-        why = "tuner detects the format from the columns, and writes prompts with the model's chat template"
+        why = "tuner detects the format from the columns and renders prompts with the model's chat template"
         _note_type(t, given, number, type_, None, why)
     return {"format": format_}
 

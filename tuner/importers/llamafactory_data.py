@@ -30,7 +30,7 @@ def datasets(t: Translation, given: Given) -> None:
     registry = _registry(t)
     found = [one for name in given.words() if (one := _one(t, given, name, registry))]
     if not given.words():
-        raise given.wrong("names no data set")
+        raise given.wrong("has no data set")
     if not found:
         return
     (t.datasets if given.key == "dataset" else t.validation).extend(found)
@@ -53,7 +53,7 @@ def max_samples(t: Translation, given: Given) -> None:
             given,
             Outcome.CHANGED,
             "max_rows",
-            "of each data set there, of all rows together here",
+            "in the source for each data set, in tuner for all rows together",
         )
     else:
         t.note(given, Outcome.TRANSLATED, "train_dataloader.dataset.max_rows")

@@ -264,7 +264,7 @@ _REASONS = {
     "tracker_kwargs.*": "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)",
     "num_gpus_per_node num_nodes": "the launcher sets it: --nproc-per-node, --nnodes",
     "resume_from_checkpoint": "tuner train --resume auto",
-    "model_download_type": "the Hugging Face hub's own variables decide it (HF_HOME, HF_TOKEN)",
+    "model_download_type": "the Hugging Face hub's own variables set it (HF_HOME, HF_TOKEN)",
     "prompt_key query_key response_key system_key chosen_key rejected_key question_key answer_key": (
         "the data set's columns"
     ),

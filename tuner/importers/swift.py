@@ -64,7 +64,7 @@ def datasets(t: Translation, given: Given) -> None:
     """Take each data set, with its subset and its number of rows."""
     words = given.words(None)
     if not words:
-        raise given.wrong("names no data set")
+        raise given.wrong("has no data set")
     for word in words:
         found = _DATASET.fullmatch(word)
         assert found is not None, "every text has a path"

@@ -31,8 +31,8 @@ _DATASETS = {
 """Builder -> the data set that it reads, and its format."""
 _ALPACA = {"alpaca_dataset", "alpaca_cleaned_dataset"}
 _ALPACA_PROMPT = (
-    "torchtune writes Alpaca's text (### Instruction: ...) into the prompt, and takes the loss on it too; "
-    "tuner writes the question alone, with the chat template, and takes the loss on the answer"
+    "torchtune renders Alpaca's text (### Instruction: ...) and computes the loss on it too; "
+    "tuner renders only the question, with the chat template, and computes the loss on the answer"
 )
 _OWN = {"chat_dataset", "instruct_dataset", "preference_dataset", "text_completion_dataset", "multimodal_chat_dataset"}
 _OF_DATASET = {

@@ -105,7 +105,7 @@ def target(t: Translation, given: Given) -> None:
     """Take the layers that are adapted."""
     words = given.words()
     if not words:
-        raise given.wrong("names no layer", "Write all-linear, or the names of layers such as q_proj, v_proj.")
+        raise given.wrong("has no layer", "Use all-linear, or the names of layers such as q_proj, v_proj.")
     is_all = words[0] in ("all", "ALL", "all-linear", "auto")
     t.set(given, "adapter.target_modules", "all-linear" if is_all else words)
 
@@ -210,9 +210,11 @@ def own_template(t: Translation, given: Given) -> None:
     named = t.model or next((one for one in t.given.values() if t.tool.table.get(one.key) is model), None)
     family = re.match("[a-z]+", str(given.value).lower())
     if named and family and family[0] in str(named.value).lower().rpartition("/")[2]:
-        t.leave(given, "the chat template is the model's own, or its part's of the catalog: --set model.chat_template")
+        t.leave(given, "tuner uses the model's own chat template, or the catalog's for it: --set model.chat_template")
     else:
-        why = "prompts are written with the model's own chat template: --set model.chat_template=NAME takes another"
+        why = (
+            "tuner renders prompts with the model's own chat template; for another one: --set model.chat_template=NAME"
+        )
         t.note(given, Outcome.CHANGED, why=why)
 
 

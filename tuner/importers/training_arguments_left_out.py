@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_DOES = "the command does it"
+_DOES = "the command itself does it"
 LAUNCH = "the launcher sets it: --nproc-per-node, --nnodes, --node-rank, --master-addr"
 _MADE = "tuner does this automatically"
 _OWN = "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)"
