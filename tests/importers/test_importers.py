@@ -373,6 +373,14 @@ MEANT = [
     ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\ncontext_parallel_size: 2\n", "train_cfg.sequence_parallel_size", 2),
     ("model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\n", "adapter.target_modules", ["q_proj", "v_proj"]),
     ("model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nneat_packing: true\n", f"{ROWS}.packing", True),
+    ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\n", "train_dataloader.batch_size", 1),
+    ("model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\n", "train_cfg.gradient_checkpointing", True),
+    (
+        "checkpointer: {checkpoint_dir: Qwen/Qwen3-8B}\nmetric_logger: {}\n"
+        "model: {_component_: torchtune.models.qwen3.lora_qwen3_8b, lora_attn_modules: [q_proj]}\n",
+        "adapter.lora_dropout",
+        0.0,
+    ),
 ]
 
 

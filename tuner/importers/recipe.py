@@ -16,7 +16,7 @@ from tuner.recipes.explain import validate
 from tuner.recipes.merging import Layer, Merged, leaves, lookup, nested
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
-from tuner.recipes.recipe import read_base
+from tuner.recipes.recipe import read_base, read_split
 from tuner.recipes.schema import LOADERS
 
 _TRAIN, _VAL = LOADERS
@@ -62,8 +62,11 @@ def finished(t: Translation) -> Imported:
     epochs = t.values.get(_EPOCHS) or 1
     objective = t.objective
     below = Merged()
-    base_file = read_base()
+    parts = catalog.Parts(part, objective, t.method, dataset or _CUSTOM, epochs) if part else None
+    base_file, split = read_base(), read_split()
     below.lay(Layer(base_file.values, base_file.place))
+    if parts and not catalog.is_of_xtuner(parts.name):
+        below.lay(Layer(split.values, split.place))
     for kind, name in (("models", part), ("methods", t.method), ("objectives", objective), ("datasets", dataset)):
         if name is not None:
             source = read_part(kind, name)
@@ -79,7 +82,6 @@ def finished(t: Translation) -> Imported:
     architecture_constraints.settle(merged, model_facts.kind_of(merged))
     _settle_validation(t, merged)
     _check(merged)
-    parts = catalog.Parts(part, objective, t.method, dataset or _CUSTOM, epochs) if part else None
     if parts:
         below.lay(Layer.at(Place(Kind.NAME, parts.name), nested(_EPOCHS, epochs)))
     values = _difference(t, merged, below if parts else _base_alone(), bool(architecture))

@@ -177,22 +177,12 @@ def schedule(t: Translation, given: Given) -> None:
     t.set(given, "param_scheduler.type", kind)
 
 
-def rank(ours: str) -> Rule:
-    """Return the rule of a setting of LoRA."""
-    return Alias(f"adapter.{ours}")
-
-
 def clip(t: Translation, given: Given) -> None:
     """Take the largest norm."""
     if given.value == "none":
         t.set(given, "optim_wrapper.clip_grad", None)
     else:
         t.set(given, "optim_wrapper.clip_grad.max_norm", given.value)
-
-
-def dtype(t: Translation, given: Given) -> None:
-    """Take bf16 or fp32."""
-    t.set(given, "optim_wrapper.dtype", given.value)
 
 
 def loss_setting(name: str) -> Rule:
@@ -207,9 +197,21 @@ def loss_setting(name: str) -> Rule:
     return rule
 
 
+def output_layer(t: Translation, given: Given) -> None:
+    """LoRA of the head: the loss in chunks multiplies by the head's own weight."""
+    if training_arguments.truth(given.value):
+        t.note(given, Outcome.CHANGED, why="the output layer gets no adapter in tuner")
+    else:
+        t.leave(given, "always so")
+
+
 def _defaults(document: Document) -> Mapping[str, Any]:
     said = document.values
+    # As every lora_* builder of torchtune 0.6 has them.
+    of_adapter = {"model.lora_rank": 8, "model.lora_alpha": 16, "model.lora_dropout": 0.0}
+    is_adapter = _METHOD.search(str(lookup(said, ("model", "_component_")) or ""))
     return {
+        **(of_adapter if is_adapter else {}),
         "batch_size": 1,
         "gradient_accumulation_steps": 1,
         "epochs": 1,
@@ -231,11 +233,12 @@ _RUN = "each run gets its own run directory: --work-dir DIR"
 
 TABLE: Mapping[str, Rule] = {
     "model._component_": component,
-    "model.lora_rank": rank("r"),
-    "model.lora_alpha": rank("lora_alpha"),
-    "model.lora_dropout": rank("lora_dropout"),
+    "model.lora_rank": Alias("adapter.r"),
+    "model.lora_alpha": Alias("adapter.lora_alpha"),
+    "model.lora_dropout": Alias("adapter.lora_dropout"),
     "model.lora_attn_modules": modules,
     "model.apply_lora_to_mlp": told_with("lora_attn_modules"),
+    "model.apply_lora_to_output": output_layer,
     "model.use_dora": "the method says it",
     "model.*": "tuner reads it from the model's folder",
     "checkpointer.checkpoint_dir": checkpoint_dir,
@@ -277,7 +280,7 @@ TABLE: Mapping[str, Rule] = {
     "log_*": "always in the run's metrics",
     "metric_logger.*": "metrics.jsonl, and log.trackers=wandb",
     "device": "tuner uses the available accelerator",
-    "dtype": dtype,
+    "dtype": Alias("optim_wrapper.dtype"),
     "enable_activation_checkpointing": Alias("train_cfg.gradient_checkpointing"),
     "enable_activation_offloading": Alias("train_cfg.activation_offloading"),
     "activation_offloading_use_streams": _SPEED,

@@ -35,7 +35,7 @@ from tuner.recipes.explain import validate
 from tuner.recipes.merging import Layer, Merged, leaves
 from tuner.recipes.origin import DEFAULT, Kind, Place
 from tuner.recipes.part import read_part
-from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base
+from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_split
 from tuner.recipes.recipe_file import RecipeFile, read_file
 from tuner.recipes.schema import LOADERS, RecipeConfig
 
@@ -114,7 +114,7 @@ def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
     base = read_base()
     yield Layer(base.values, base.place)
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
-    yield layer_of(_split())
+    yield layer_of(read_split())
     yield _part_layer("methods", method)
     yield _part_layer("objectives", objective)
     if overrides.method is None:
@@ -246,7 +246,7 @@ def _named_layers(
         yield from _file_layers(source, allow_code, read, depth)
     else:
         if not (above and above.kind is Kind.PACKAGE) and not catalog.is_of_xtuner(name):
-            yield layer_of(_split())
+            yield layer_of(read_split())
         for kind, part in reading.base.kinds():
             yield _part_layer(kind, part)
     if reading.epochs:
@@ -257,10 +257,6 @@ def _named_layers(
 
 def _part_layer(kind: str, name: str) -> Layer:
     return layer_of(read_part(kind, name))._replace(warning=catalog.shadowing(kind, name))
-
-
-def _split() -> RecipeFile:
-    return read_file(catalog.SPLIT, "configs/split.py", Kind.PACKAGE)
 
 
 def _file_layers(source: _RecipeSource, allow_code: bool, read: Iterator[int], depth: int = 0) -> Iterator[Layer]:

@@ -109,6 +109,11 @@ def read_base() -> RecipeFile:
     return read_file(catalog.BASE, "configs/base.py", Kind.PACKAGE)
 
 
+def read_split() -> RecipeFile:
+    """Return the file of a step's split in composed recipes that are not XTuner's, which lies next above the base."""
+    return read_file(catalog.SPLIT, "configs/split.py", Kind.PACKAGE)
+
+
 def _difference(base: Any, values: dict[str, Any]) -> dict[str, Any]:
     differing: dict[str, Any] = {}
     for key, value in values.items():
