@@ -243,7 +243,8 @@ def _named_layers(
     if isinstance(reading.base, str):
         file = catalog.part_file("recipes", reading.base)
         source = _RecipeSource(file.path, file.shown, file.folder.kind, reading.base)
-        yield from _file_layers(source, allow_code, read, depth)
+        # A recipe of the package builds on composed names alone, so it begins no circle.
+        yield from _file_layers(source, allow_code, read, 0 if file.is_ours else depth)
     else:
         if not (above and above.kind is Kind.PACKAGE) and not catalog.is_of_xtuner(name):
             yield layer_of(read_split())
