@@ -23,7 +23,8 @@ from rich.text import Text
 HERE = Path(__file__).parent
 WIDTH = 120
 """Columns of the terminal."""
-RECIPE = "tiny_full_sample_e3"
+TRAIN = ("tuner", "train", "tiny_full_sample_e3", "--set", "log.interval=100", "--set", "num_samples=4")
+"""The quickstart, in as many lines as a picture has room for."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SIZE = "1280,1300"
 """Pixels of the report that are shown."""
@@ -31,15 +32,21 @@ SIZE = "1280,1300"
 
 def record(run: Path) -> None:
     """Train, and write what the terminal showed."""
-    shown = ["tuner", "train", RECIPE]
+    shown = [*TRAIN, "--work-dir", run.name]
     # FORCE_COLOR: the output goes through a pipe, so that a progress bar does not draw over itself.
     env = {**os.environ, "COLUMNS": str(WIDTH), "FORCE_COLOR": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", *shown, "--work-dir", run.name]
-    done = subprocess.run(command, cwd=run.parent, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", *shown],
+        cwd=run.parent,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     if done.returncode:
         sys.exit(done.stdout)
     console = Console(record=True, width=WIDTH, file=io.StringIO())
-    console.print(Text("$ " + " ".join([*shown, "--work-dir", run.name]), style="bold"))
+    console.print(Text("$ " + " ".join(shown), style="bold"))
     console.print(Text.from_ansi(done.stdout))
     svg = console.export_svg(title="tuner")
     # An image in a page may load nothing: the font would be fetched from a CDN, in vain.
