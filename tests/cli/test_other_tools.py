@@ -170,7 +170,7 @@ def test_a_word_in_a_recipe_file_is_told_the_key(tuner: Tuner) -> None:
     top, inner = tuner("show", "./mine.py"), tuner("show", "./inner.py")
 
     assert "'learning_rate'. In ./mine.py:2. It is called optim_wrapper.optimizer.lr in tuner." in top.err
-    assert "'adapter.lora_rank'. In ./inner.py:2. It is adapter.r here." in inner.err
+    assert "'adapter.lora_rank'. In ./inner.py:2. It is called adapter.r in tuner." in inner.err
 
 
 # What is typed; what the one message must hold.
@@ -342,7 +342,7 @@ def test_code_whose_imports_are_missing_is_one_message(tuner: Tuner, name: str) 
 
     assert (result.code, result.out, len(result.messages)) == (2, "", 1)
     assert "Traceback" not in result.err
-    assert ("more than data" if name == "xtuner" else "No module named 'not_installed_here'") in result.err
+    assert ("is not plain data" if name == "xtuner" else "No module named 'not_installed_here'") in result.err
 
 
 def test_with_json_a_mistake_is_one_object_on_standard_error(tuner: Tuner) -> None:
