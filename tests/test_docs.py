@@ -61,8 +61,9 @@ def test_the_pages_show_every_command_and_enough_of_everything() -> None:
 
     assert set(COMMANDS) <= {words.split()[0] for words in shown}
     assert len(shown) > 150
-    assert (len(RECIPES), len(PARTS)) == (5, 3)
-    assert len(SHOWN) == 6
+    assert len(RECIPES) >= 4
+    assert len(PARTS) >= 2
+    assert len(SHOWN) >= 6
 
 
 def test_every_part_command_and_key_is_on_a_generated_page() -> None:
