@@ -165,7 +165,10 @@ def test_check_takes_a_deepspeed_config_as_a_dict() -> None:
         (lambda: tuner.train(TINY, grace_s=float("nan")), "grace_s = nan is out of range"),
         (lambda: tuner.plan(TINY, gpus=0), "gpus = 0 is out of range"),
         (lambda: tuner.check(TINY, nodes=-1), "nodes = -1 is out of range"),
-        (lambda: tuner.export("run", "out", layout="onnx"), "layout = 'onnx' is not one of 'published', 'llama', 'gguf'"),
+        (
+            lambda: tuner.export("run", "out", layout="onnx"),
+            "layout = 'onnx' is not one of 'published', 'llama', 'gguf'",
+        ),
         (lambda: tuner.chat("run", max_new_tokens=0), "max_new_tokens = 0 is out of range"),
     ]
 )
