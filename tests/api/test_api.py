@@ -161,12 +161,15 @@ def test_check_takes_a_deepspeed_config_as_a_dict() -> None:
 
 @each(
     [
-        (lambda: tuner.train(TINY, on_oom="Retry"), "on_oom = 'Retry' is none of 'stop', 'retry'"),
-        (lambda: tuner.train(TINY, grace_s=float("nan")), "grace_s = nan is not a number from 0 on"),
-        (lambda: tuner.plan(TINY, gpus=0), "gpus = 0 is not a number from 1 on"),
-        (lambda: tuner.check(TINY, nodes=-1), "nodes = -1 is not a number from 1 on"),
-        (lambda: tuner.export("run", "out", layout="onnx"), "layout = 'onnx' is none of 'published', 'llama', 'gguf'"),
-        (lambda: tuner.chat("run", max_new_tokens=0), "max_new_tokens = 0 is not a number from 1 on"),
+        (lambda: tuner.train(TINY, on_oom="Retry"), "on_oom = 'Retry' is not one of 'stop', 'retry'"),
+        (lambda: tuner.train(TINY, grace_s=float("nan")), "grace_s = nan is not a number of 0 or more"),
+        (lambda: tuner.plan(TINY, gpus=0), "gpus = 0 is not a number of 1 or more"),
+        (lambda: tuner.check(TINY, nodes=-1), "nodes = -1 is not a number of 1 or more"),
+        (
+            lambda: tuner.export("run", "out", layout="onnx"),
+            "layout = 'onnx' is not one of 'published', 'llama', 'gguf'",
+        ),
+        (lambda: tuner.chat("run", max_new_tokens=0), "max_new_tokens = 0 is not a number of 1 or more"),
     ]
 )
 def test_what_click_refuses_of_a_flag_is_refused_of_its_argument(call: Callable[[], object], what: str) -> None:
