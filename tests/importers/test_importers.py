@@ -100,6 +100,7 @@ train_dataloader = dict(
 )
 optim_wrapper = dict(optimizer=dict(lr=1e-4), accumulative_counts=1)
 param_scheduler = dict(type="cosine", warmup_ratio=0.1)
+train_cfg = dict(gradient_checkpointing=True)
 log = dict(interval=500)
 """
     )
