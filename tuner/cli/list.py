@@ -126,7 +126,7 @@ def _others() -> Parts:
 
 def _tell_mistakes(parts: Parts, *, is_all: bool) -> None:
     """Tell what is wrong with parts of the user's own catalog, and which stand before others of their name."""
-    own = [(kind, name) for kind, names in parts.items() for name in names if _folder(kind, name)]
+    own = [(kind, name) for kind, names in parts.items() for name in _own(kind) if name in names]
     if not own and not catalog_folders.has_own():
         return
     from tuner.cli.parts import mistake
@@ -138,10 +138,10 @@ def _tell_mistakes(parts: Parts, *, is_all: bool) -> None:
         say(f"NOTE: {told}", err=True)
 
 
-def _folder(kind: str, name: str) -> str:
-    """Return the folder of a part of the user's own as the list shows it; nothing for one of the package."""
-    file = catalog.part_file(kind, name)
-    return "" if file.is_ours else f"({file.folder.origin})"
+def _own(kind: str) -> dict[str, str]:
+    """Return the parts of the user's own, each with its folder as the list shows it."""
+    files = catalog_folders.files(kind).items()
+    return {name: visible(f"({file.folder.origin})") for name, file in files if not file.is_ours}
 
 
 def _print_json(parts: Parts) -> None:
@@ -149,9 +149,7 @@ def _print_json(parts: Parts) -> None:
     from tuner.files import dump_json
 
     told: dict[str, Any] = {kind: {name: details(kind, name) for name in names} for kind, names in parts.items()}
-    own = {
-        kind: {name: details(kind, name) for name in names if _folder(kind, name)} for kind, names in _others().items()
-    }
+    own = {kind: {name: details(kind, name) for name in _own(kind)} for kind in _others()}
     click.echo(dump_json({**told, "presets": catalog.presets(), "own": own}), nl=False)
 
 
@@ -160,8 +158,9 @@ def _print_summaries(parts: Parts) -> None:
     lines: list[str] = []
     for kind, names in parts.items():
         lines.append(f"{kind}:")
+        own = _own(kind)
         for name in names:
-            told = f"{catalog.summary(kind, name)} {_folder(kind, name)}".strip()
+            told = f"{catalog.summary(kind, name)} {own.get(name, '')}".strip()
             lines.append(wrapped(f"  {name:<{width}}  {visible(told)}", " " * (width + 4)))
     if set(parts) == set(catalog.KINDS):
         for title, names in _titled(_others()):
@@ -172,8 +171,8 @@ def _print_summaries(parts: Parts) -> None:
 def _titled(parts: Parts) -> Iterator[tuple[str, list[str]]]:
     """Yield what a kind is called and its names, each of the user's own with its folder."""
     for kind, names in parts.items():
-        title = {PRESETS: "presets", TEMPLATES: "chat templates"}.get(kind, kind)
-        yield title, [f"{name} {visible(_folder(kind, name))}".strip() for name in names]
+        title, own = {PRESETS: "presets", TEMPLATES: "chat templates"}.get(kind, kind), _own(kind)
+        yield title, [f"{name} {own.get(name, '')}".strip() for name in names]
 
 
 def _print_compactly(parts: Parts) -> None:

@@ -8,7 +8,6 @@ It reads names and first lines only; which folders hold parts says `catalog_fold
 
 from __future__ import annotations
 
-import ast
 import difflib
 import os
 import re
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import RecipeError, did_you_mean, nearest
-from tuner.files import read_named_text
 from tuner.recipes import catalog_folders, xtuner_names
 from tuner.recipes.catalog_folders import ASSET as ASSET
 from tuner.recipes.catalog_folders import CONFIGS as CONFIGS
@@ -125,7 +123,7 @@ def text_of(kind: str, name: str) -> str:
     if file.is_ours:
         return file.path.read_text(encoding="utf-8")
     try:
-        return read_named_text(file.path, RecipeError, max_bytes=_MAX_BYTES, fix="", name=file.shown)
+        return _read(file.path, file.shown, fix="")
     except RecipeError:
         return ""  # whoever needs what it holds reads it, and is told what is wrong
 
@@ -143,11 +141,13 @@ def summary(kind: str, name: str) -> str:
     if not file.is_ours:
         return _first_line(text_of(kind, name))
     # `tuner list` asks for 600, which all begin with it.
-    with file.path.open(encoding="utf-8") as stream:
+    with open(file.full, encoding="utf-8") as stream:  # noqa: PTH123
         return stream.readline().strip().strip('"').strip()
 
 
 def _first_line(text: str) -> str:
+    import ast  # 7 ms, for the user's own parts alone
+
     try:
         return next(iter((ast.get_docstring(ast.parse(text)) or "").splitlines()), "")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -170,7 +170,13 @@ def chat_template(name: str) -> str:
             where="model.chat_template",
             fix=f"{did_you_mean(name, known)} Known: {', '.join(known)}, or a path to a .jinja file.".strip(),
         )
-    return read_named_text(path, RecipeError, max_bytes=_MAX_BYTES, fix="Name another template.", name=str(path))
+    return _read(path, str(path), fix="Name another template.")
+
+
+def _read(path: Path, shown: str, fix: str) -> str:
+    from tuner.files import read_named_text  # 10 ms for hashlib, which a list of names does without
+
+    return read_named_text(path, RecipeError, max_bytes=_MAX_BYTES, fix=fix, name=shown)
 
 
 def with_epochs(name: str) -> tuple[str, int | None]:

@@ -69,13 +69,21 @@ class Folder(NamedTuple):
         return os.path.join(PACKAGE if is_ours else self.path, kind)  # noqa: PTH118 (asked for with every name)
 
 
+_OURS = Folder(str(CONFIGS), OURS, Kind.PACKAGE)
+
+
 class PartFile(NamedTuple):
     """The file of a part, what messages call it, and the folders whose part of the same name it shadows."""
 
-    path: Path
+    full: str
     shown: str
     folder: Folder
     shadowed: tuple[Folder, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """Where it is, from the root; made when it is asked for, as a list of 600 names takes long over Paths."""
+        return Path(self.full)
 
     @property
     def is_ours(self) -> bool:
@@ -111,9 +119,8 @@ def folders() -> tuple[Folder, ...]:
     Raises:
         UsageError: `--catalog` or TUNER_CATALOG names no folder.
     """
-    ours = Folder(str(CONFIGS), OURS, Kind.PACKAGE)
     if _ours_alone:
-        return (ours,)
+        return (_OURS,)
     variable = os.environ.get(VARIABLE, "")  # effect: where the user keeps parts
     named = [("--catalog", path) for path in _given]
     named += [(VARIABLE, Path(text)) for text in variable.split(os.pathsep) if text]
@@ -126,7 +133,7 @@ def folders() -> tuple[Folder, ...]:
     for folder in map(str, own):
         different.setdefault(os.path.realpath(folder), folder)  # it may be named twice
     users = [Folder(path, path, Kind.FILE) for path in different.values()]
-    return (*users, *_installed(tuple(sys.path)), ours)
+    return (*users, *_installed(tuple(sys.path)), _OURS)
 
 
 def has_own() -> bool:
@@ -162,17 +169,17 @@ def _files(kind: str, cwd: str, stamped: tuple[tuple[Folder, int], ...]) -> Mapp
                 first = found[name]
                 found[name] = first._replace(shadowed=(*first.shadowed, folder))
             elif NAME.fullmatch(name):
-                shown = path.relative_to(PACKAGE) if folder.kind is Kind.PACKAGE else path
-                found[name] = PartFile(Path(cwd, path), str(shown), folder)
+                shown = path.removeprefix(f"{PACKAGE}/") if folder.kind is Kind.PACKAGE else path
+                found[name] = PartFile(os.path.join(cwd, path), shown, folder)  # noqa: PTH118
     return dict(sorted(found.items()))
 
 
-def _listed(folder: Folder, kind: str) -> Iterator[tuple[str, Path]]:
+def _listed(folder: Folder, kind: str) -> Iterator[tuple[str, str]]:
     """Yield the name and the file of everything in a folder that is meant to be a part of a kind."""
     place, suffix = folder.of(kind), _SUFFIXES.get(kind, ".py")
     for name in _entries(place):
         if name.endswith(suffix) and not name.startswith(("_", ".")):  # __init__.py of a package's folder
-            yield name.removesuffix(suffix), Path(place, name)
+            yield name.removesuffix(suffix), f"{place}/{name}"
 
 
 def _entries(place: str) -> list[str]:
