@@ -25,6 +25,7 @@ setup(
             "deepspeed_presets/*.json",
             "zero/*.json",
             "report/*.html",
+            "report/*.js",
         ],
     },
     entry_points={"console_scripts": ["tuner = tuner.cli:main"]},

@@ -186,6 +186,23 @@ def test_a_function_of_an_installed_package_is_no_row_function(tuner: Tuner, com
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.usefixtures("nothing_starts", "environment")
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_a_command_that_a_recipe_names_runs_only_where_the_user_allows_it(
+    tuner: Tuner, command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(f"_base_ = '{TINY}'\nlog = dict(notify='touch canary')\n")
+
+    result = tuner(command, "./mine.py")
+
+    assert result.code == 2
+    assert "log.notify = 'touch canary' names a command" in result.out + result.err
+    assert "mine.py:2" in result.out + result.err and "--allow-code" in result.out + result.err
+    assert tuner("train", "./mine.py", "--dry-run", "--allow-code").code == 0
+    assert tuner("train", "./mine.py", "--dry-run", "--set", "notify=true").code == 0, "what is typed is the user's"
+    assert not (tmp_path / "canary").exists()
+
+
 @pytest.mark.usefixtures("nothing_starts")
 def test_a_base_whose_path_reads_like_a_flag_is_a_file_all_the_same(tuner: Tuner, tmp_path: Path) -> None:
     (tmp_path / "--set x").mkdir()

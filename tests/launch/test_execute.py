@@ -10,8 +10,8 @@ import pytest
 
 from tests.launch.plans import made, task
 from tests.launch.rank import process
-from tuner.errors import RunDirectoryError
-from tuner.launch import render
+from tuner.errors import MachineError, RunDirectoryError
+from tuner.launch import builds, render
 from tuner.launch.execute import execute
 from tuner.runs import directory
 
@@ -43,6 +43,34 @@ def test_the_directory_is_there_before_the_ranks_are(tmp_path: Path, monkeypatch
     assert code == 0
     files = render.files(plan)
     assert {name: (run / name).read_text(encoding="utf-8") for name in files} == files
+
+
+@pytest.mark.parametrize(("does", "state", "code"), [("sys.exit(3)", "failed", 3), ("sys.exit(0)", "done", 0)])
+def test_a_run_that_ended_runs_the_users_command_once(
+    does: str, state: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said = tmp_path / "run", tmp_path / "said"
+    plan = made(f"log.notify=['sh', '-c', 'cat >> {said}']", work_dir=run, environ=os.environ)
+    monkeypatch.setattr(render, "argv", lambda _: process(run, does))
+
+    assert execute(plan) == code
+
+    (told,) = map(json.loads, said.read_text().splitlines())
+    assert (told["event"], told["state"], told["exit_code"], told["run"]) == ("ended", state, code, str(run))
+
+
+def test_a_run_that_does_not_start_runs_the_users_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise MachineError("no compiler")
+
+    said = tmp_path / "said"
+    plan = made(f"log.notify=['sh', '-c', 'cat >> {said}']", work_dir=tmp_path / "run", environ=os.environ)
+    monkeypatch.setattr(builds, "build", fails)
+
+    with pytest.raises(MachineError):
+        execute(plan)
+
+    assert json.loads(said.read_text())["message"].startswith("bad-environment: no compiler")
 
 
 def test_the_plans_variables_reach_the_ranks_over_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

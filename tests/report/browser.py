@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 
@@ -56,12 +58,12 @@ class Browser:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def open(self, file: Path, width: int, height: int, *, dark: bool = False) -> None:
-        """Show a file at a width in CSS pixels, and wait until it is drawn."""
+    def open(self, page: Path | str, width: int, height: int, *, dark: bool = False) -> None:
+        """Show a file or an address at a width in CSS pixels, and wait until it is drawn."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=file.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         self.wait_for("document.readyState == 'complete' && location.href != 'about:blank'")
         frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))"
         assert self.value(frames) == 1
@@ -78,6 +80,18 @@ class Browser:
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
+
+    def inaccessible(self) -> list[str]:
+        """Return what axe-core finds wrong with the page that is open, a line each: contrast, names, keyboard, order.
+
+        The test that asks is skipped where axe-core-python, which holds the script alone, is not installed.
+        """
+        axe = pytest.importorskip("axe_core_python.base", reason="axe-core-python is not installed (requirements.txt)")
+        self.call("Runtime.evaluate", expression=axe.AXE_SCRIPT)
+        found = self.value(
+            "axe.run().then(found => found.violations.map(one => [one.help, one.nodes.map(n => n.html)]))"
+        )
+        return [f"{what}: {str(node)[:200]}" for what, nodes in found for node in nodes]
 
     def screenshot(self, file: Path) -> None:
         """Write the whole page as a PNG."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tests.report import made
 from tests.report.browser import CHROMIUM, Browser
 from tuner.report import page
+from tuner.report.live import Server
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)"),
@@ -64,8 +67,17 @@ def test_the_page_is_whole(name: str, width: int, dark: bool, browser: Browser, 
     assert browser.value(colour(".xtick text", "fill")) == browser.value(colour(".soft", "color"))
 
 
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
+@pytest.mark.parametrize("name", ["one", "several"])
+def test_the_page_is_accessible(name: str, width: int, dark: bool, browser: Browser, reports: dict[str, Path]) -> None:
+    browser.open(reports[name], width, 900, dark=dark)
+
+    assert browser.inaccessible() == []
+
+
 def test_a_value_is_told_where_the_mouse_is(browser: Browser, reports: dict[str, Path]) -> None:
     browser.open(reports["several"], 1280, 900)
+    browser.value("document.querySelector('#chart-loss').scrollIntoView()")
     place = "(box => [box.x + box.width / 4, box.y + box.height / 2])"
     x, y = browser.value(f"{place}(document.querySelector('#chart-loss .nsewdrag').getBoundingClientRect())")
     for shift in (0, 2):
@@ -74,3 +86,92 @@ def test_a_value_is_told_where_the_mouse_is(browser: Browser, reports: dict[str,
     text = "document.querySelector('#chart-loss .hoverlayer').textContent"
     browser.wait_for(f"{text} != ''")
     assert "a/first" in browser.value(text) and "<b>b/second" in browser.value(text), "names of folders are text"
+
+
+ROWS = (
+    "[...document.querySelectorAll('#runs_table tr')].filter(row => !row.hidden).map(row => row.cells[0].textContent)"
+)
+SHOWN = "document.querySelector('#chart-loss').data.filter(line => line.visible).map(line => line.name)"
+
+
+def press(browser: Browser, key: str, code: int, text: str = "") -> None:
+    for kind in ("keyDown", "keyUp"):
+        more = {"text": text} if text and kind == "keyDown" else {}
+        browser.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **more)
+
+
+def test_runs_are_sorted_and_filtered_by_values_of_their_recipes_with_the_keyboard_alone(
+    browser: Browser, tmp_path: Path
+) -> None:
+    rates = {"high": "1e-4", "low": "1e-6", "middle": "9e-6"}
+    runs = [made.trained(tmp_path / name, f"lr={lr}", num_steps=20).path for name, lr in rates.items()]
+    page.write(runs, tmp_path / "all.html")
+    browser.open(tmp_path / "all.html", 1280, 900)
+    assert browser.value(ROWS) == ["high", "low", "middle"]
+
+    browser.value("document.querySelector('th[data-key$=\".lr\"] button').focus()")
+    press(browser, "Enter", 13, "\r")
+    assert browser.value(ROWS) == ["low", "middle", "high"]
+    press(browser, "Enter", 13, "\r")
+    assert browser.value(ROWS) == ["high", "middle", "low"]
+
+    browser.value("document.querySelector('#filter').focus()")
+    browser.call("Input.insertText", text="state=done lr<1e-5")
+    assert browser.value(ROWS) == ["middle", "low"]
+    assert browser.value("document.querySelector('#shown').textContent") == "2 of 3 runs"
+    assert browser.value(SHOWN) == ["low", "middle"]
+    browser.call("Input.insertText", text=" rl=1")
+    assert browser.value("document.querySelector('#shown').textContent") == "No column ends in rl."
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def serve(*paths: Path) -> Server:
+        servers.append(Server(paths))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return servers[-1]
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_page_that_is_watched_shows_what_is_new_without_being_loaded_again(
+    served: Callable[..., Server], browser: Browser, tmp_path: Path
+) -> None:
+    one, later = made.trained(tmp_path / "one", num_steps=40), tmp_path / "later"
+    one.write_status("running")
+    server = served(one.path, later)
+    browser.complaints.clear()
+    browser.asked.clear()
+    browser.open(server.url, 1280, 900)
+    browser.value("window.marked = 'never loaded again'")
+    assert browser.value(SHOWN) == ["one"]
+
+    one.log_metrics({"step": 41, "loss": 0.125})
+    one.log_metrics({"step": 41, "eval_loss": 0.25})
+    with one.metrics.open("a") as file:
+        file.write('{"step": 42, "lo')  # it is being written
+    one.ranks.mkdir()
+    one.log_warning("<b>the disk</b> is slow")
+    made.trained(later, num_steps=50)
+
+    browser.wait_for(f"{SHOWN}.length == 4")
+    assert sorted(browser.value(SHOWN)) == ["later", "later (validation)", "one", "one (validation)"]
+    of_one = "document.querySelector('#chart-loss').data.find(line => line.name == 'one')"
+    assert browser.value(f"[{of_one}.x.length, {of_one}.x.at(-1), {of_one}.y.at(-1)]") == [41, 41, 0.125]
+    assert browser.value("document.querySelector('#warnings li').textContent") == "<b>the disk</b> is slow"
+
+    shutil.rmtree(later)
+    browser.wait_for("document.querySelector('#runs_table').textContent.includes('damaged')")
+    assert browser.value("window.marked") == "never loaded again"
+    assert browser.complaints == []
+    assert {address.partition("?")[0] for address in browser.asked} == {server.url, f"{server.url}news"}
+    assert browser.inaccessible() == []
+
+    server.shutdown()
+    server.server_close()
+    browser.wait_for("document.querySelector('#live').textContent.startsWith('The connection is lost')")

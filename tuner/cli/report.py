@@ -1,26 +1,36 @@
-"""`tuner report`: what happened in one run or several, as one HTML file."""
+"""`tuner report`: what happened in one run or several, as one HTML file, or served while it happens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from tuner.cli import complete
 from tuner.cli.say import say
-from tuner.errors import RunDirectoryError, UsageError
+from tuner.errors import RunDirectoryError, UsageError, visible
 
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.files)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.")
-def command(runs: Sequence[str], output: Path | None) -> None:
+@click.option("--watch", is_flag=True, help="Serve it on this machine and keep it up to date, until Ctrl-C.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Port to serve it on, with --watch.  [default: a free one]")
+def command(runs: Sequence[str], output: Path | None, watch: bool, port: int | None) -> None:
     """Write what happened in RUN as one HTML file that needs no network: curves, memory, samples, restarts, warnings.
 
     Several runs are overlaid, with the values in which their recipes differ. The file is RUN/report.html; for several
     runs it is report.html here.
     """
+    if watch and output:
+        raise UsageError("--output with --watch", where="--output", fix="Leave one of them out.")
+    if port and not watch:
+        raise UsageError("--port without --watch", where="--port", fix="Add --watch, or leave --port out.")
+    if watch:
+        _watch(list(dict.fromkeys(_place(name) for name in runs)), port or 0)
+        return
     from tuner.report import page
     from tuner.runs.directory import RunDirectory
 
@@ -29,6 +39,33 @@ def command(runs: Sequence[str], output: Path | None) -> None:
     _check_free(file, page.MARK)
     page.write(paths, file.absolute())
     say(str(file))
+
+
+def _watch(paths: Sequence[Path], port: int) -> None:
+    from tuner.report.live import Server
+
+    try:
+        server = Server(paths, port)
+    except OSError as error:
+        fix = "Choose another, or leave --port out: a free one is taken."
+        raise UsageError(f"port {port} cannot be opened: {error.strerror}", where="--port", fix=fix) from None
+    with server:
+        say(server.url)
+        say("Ctrl-C ends it.", err=True)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def _place(name: str) -> Path:
+    """Return where a run is, or will be: one that starts later is shown from then on."""
+    from tuner.runs import listing
+
+    path = Path(name).absolute()
+    if path.exists() and not path.is_dir():
+        raise RunDirectoryError(f"{name!r} is a file", where="RUN", fix="Name a run's folder; tuner runs lists them.")
+    if not listing.looks_like_a_run(path):
+        say(f"{visible(name)} is no run directory yet; it is shown once its run has started.", err=True)
+    return path
 
 
 def _run(name: str) -> Path:

@@ -171,6 +171,9 @@ log = dict(
     trackers=(),
     # Validation prompts to answer after training, by the result and by the model before training; rank 0 loads both.
     num_samples=0,
+    # A command that runs when the run is done, failed or stopped, with the facts as JSON on its standard input: a
+    # line, or a list of words; no shell reads it. None: nothing runs. In a file it needs --allow-code (docs/runs.md).
+    notify=None,
 )
 
 # Seed of weights, data order and dropout.

@@ -133,6 +133,7 @@ def _recipe(report: Report, asked: Request, machines: Machines, environ: Mapping
             _config(report, lambda: choice.open_config(named, "--deepspeed"))
         return
     report.attempt(lambda: loading.refuse_functions(loaded, allow_code=asked.allow_code))
+    report.attempt(lambda: loading.refuse_command(loaded, allow_code=asked.allow_code))
     report.attempt(lambda: path_checks.check_model(loaded.config))
     report.attempt(lambda: path_checks.check_data(loaded.config))
     if template := loaded.config.model.chat_template:

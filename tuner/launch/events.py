@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from pathlib import Path
 from typing import Any
 
 from tuner.files import read_json_object
+from tuner.report import notify
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, Poller, write_all
 
 _STDOUT = 1
 _STARTED = ("name", "launch_id", "started", "world_size", "resume_step")
-_ENDED = ("state", "exit_code", "message", "step", "max_steps", "loss", "seconds")
 
 
 class Events:
@@ -36,7 +35,8 @@ class Events:
     @contextlib.contextmanager
     def printed(self):  # type: ignore[no-untyped-def]
         """Print the events of an attempt from its start until its ranks have ended."""
-        self._write("started", {"run": str(self._run.path), **self._facts(self._run.run, _STARTED)})
+        facts = read_json_object(self._run.run)
+        self._write("started", {"run": str(self._run.path), **{key: facts[key] for key in _STARTED if key in facts}})
         poller = Poller(self._look, "events")
         poller.start()
         try:
@@ -46,8 +46,7 @@ class Events:
 
     def end(self, code: int) -> None:
         """Print how the run ended; nothing comes after it."""
-        status = self._facts(self._run.status, _ENDED)
-        self._write("ended", {"run": str(self._run.path), **status, "exit_code": code})
+        self._write("ended", notify.facts(self._run, code))
 
     def _look(self, _: bool) -> None:
         while lines := self._metrics.read():
@@ -58,11 +57,6 @@ class Events:
             if path not in self._seen and checkpoints.inspect(path, hashes=False) is None:
                 self._seen.add(path)
                 self._write("checkpoint", {"step": step, "path": str(path)})
-
-    @staticmethod
-    def _facts(file: Path, keys: tuple[str, ...]) -> dict[str, Any]:
-        facts = read_json_object(file)
-        return {key: facts[key] for key in keys if key in facts}
 
     def _write(self, event: str, facts: dict[str, Any]) -> None:
         write_all(self._target, (json.dumps({"event": event, **facts}) + "\n").encode())

@@ -12,6 +12,7 @@ from tuner.launch.resolve import resolve_run
 from tuner.launch.run import ResolvedRun
 from tuner.machine import slurm
 from tuner.report import end
+from tuner.report.notify import Notice
 from tuner.runs import directory, lock
 from tuner.runs.directory import RunDirectory
 
@@ -24,19 +25,20 @@ def execute(resolved: ResolvedRun) -> int:
     """
     try:
         while True:
-            run = _directory(resolved)
+            run, leads = _directory(resolved), resolved.topology.leads
             if not resolved.topology.is_supervised:
-                with _failure_kept(run):
+                with _failure_kept(run, leads):
                     ranks.become(resolved, run)
-            prints_events, leads = resolved.request.prints_events, resolved.topology.leads
+            prints_events = resolved.request.prints_events
             events = Events(run) if prints_events and leads else None
             shown = events.printed() if events else nullcontext()
-            with _failure_kept(run, events), shown:
+            with _failure_kept(run, leads, events), shown:
                 code = ranks.run(resolved, run, shows_rank_0=not prints_events)  # else its lines are in its log
             following = retry.next_attempt(resolved, run, code, resolve_run)
             if following is None:
                 if leads:
-                    end.write(run)
+                    wait = end.tell(run, code)
+                    wait()
                 if events:
                     events.end(code)
                 return code
@@ -55,12 +57,14 @@ def _directory(resolved: ResolvedRun) -> RunDirectory:
 
 
 @contextmanager
-def _failure_kept(run: RunDirectory, events: Events | None = None) -> Iterator[None]:
-    """Let status.json, and the last event, say why no rank was started."""
+def _failure_kept(run: RunDirectory, leads: bool, events: Events | None = None) -> Iterator[None]:
+    """Let status.json, the user's command and the last event say why no rank was started."""
     try:
         yield
     except TunerError as error:
         run.write_status("failed", exit_code=error.exit_code, message=str(error))
+        if leads:
+            Notice(run, error.exit_code).wait()
         if events:
             events.end(error.exit_code)
         raise

@@ -103,6 +103,7 @@ def resolve_run(
 def _load(request: Request) -> Recipe:
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
     loading.refuse_functions(loaded, allow_code=request.allow_code)
+    loading.refuse_command(loaded, allow_code=request.allow_code)
     path_checks.check_model(loaded.config)
     path_checks.check_data(loaded.config)
     return loaded

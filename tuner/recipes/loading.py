@@ -174,6 +174,18 @@ def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
                     raise RecipeError(what, where=place, fix=fix)
 
 
+def refuse_command(recipe: Recipe, *, allow_code: bool) -> None:
+    """Refuse a command that the recipe names for `log.notify`; one that is typed after --set is the user's own.
+
+    Raises:
+        RecipeError: there is one, and code is not allowed.
+    """
+    notify, place = recipe.config.log.notify, recipe.origins["log.notify"].place
+    if notify and not allow_code and place.kind is not Kind.FLAG:
+        what = f"log.notify = {notify!r} names a command, which runs when the run ends"
+        raise RecipeError(what, where=place, fix="Look at that command, then add --allow-code.")
+
+
 def _is_installed(module: str) -> bool:
     """Return whether a module comes with Python or an installed package; nothing is imported to see it."""
     top = module.partition(".")[0]

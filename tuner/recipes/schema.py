@@ -5,7 +5,8 @@ Values and defaults stand in `configs/base.py`; a field has a default here only 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+import shlex
+from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
@@ -169,6 +170,27 @@ class Log(Block):
     interval: PositiveInt
     trackers: Annotated[tuple[Tracker, ...], Lax]
     num_samples: Annotated[int, Field(ge=0)]
+    notify: str | tuple[str, ...] | list[str] | None
+
+    @check_key("notify")
+    @classmethod
+    def _notify_is_a_command(cls, notify: Any, info: core.ValidationInfo) -> Any:
+        try:
+            words = _words(notify)
+        except ValueError as error:
+            raise ValueError(f"a command line has matching quotes ({error})") from None
+        if notify is not None and not (words and words[0]):
+            raise ValueError("the command is empty; write one, or None")
+        return notify
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words of `notify`, none where it is None."""
+        return _words(self.notify)
+
+
+def _words(command: str | Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(shlex.split(command) if isinstance(command, str) else command or ())
 
 
 class Randomness(Block):

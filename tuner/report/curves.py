@@ -1,16 +1,15 @@
-"""The curves of runs, each quantity in a chart of its own, drawn by Plotly in the browser.
+"""The curves of runs as charts: which quantity in which chart, which points are drawn, in which colour.
 
-It takes numbers and returns HTML; colours of text and grid are the page's, which knows light and dark.
+It takes numbers and returns data for the page's script, which draws it by Plotly; colours of text and grid are the
+page's, which knows light and dark. Runs may grow: what is new since some version is returned alone.
 """
 
 from __future__ import annotations
 
+import bisect
 import html
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
-
-import plotly.io
 
 from tuner.report.gathered import QUANTITIES, Gathered, Quantity
 from tuner.runs.metrics import Curve
@@ -18,82 +17,116 @@ from tuner.runs.metrics import Curve
 COLOURS = ("#3b7ddd", "#e0700f", "#1a9c55", "#cf3f80", "#8b62d4", "#0f9a9a", "#b08914", "#78808c")
 """Of the runs, told apart on white and on black; the ninth run begins again."""
 _MAX_POINTS = 2000
+_EVERYTHING = -1
 
 
-@dataclass(frozen=True)
-class Chart:
-    """One chart as HTML that needs Plotly's script in the page."""
+class Drawn:
+    """The points of a curve that are drawn: so many as can be told apart, and no peak is lost.
 
-    title: str
-    note: str
-    html: str
+    Of neighbours it takes the lowest and the highest. How many are neighbours is a power of two, so that a curve which
+    grows by a point changes its last few points alone, nearly always.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        """The last that changed anything."""
+        self._curve = Curve([], [])
+        self._num_seen = 0
+        self._restart(1)
+
+    def _restart(self, size: int) -> None:
+        self._size, self._places = size, list[int]()
+        self._versions: list[int] = []
+        """Of each place, when it was put there; they never decrease."""
+        self._num_settled, self._settled_places = 0, 0
+
+    def follow(self, curve: Curve, version: int) -> None:
+        """Take what is new in a curve, or another curve in its place."""
+        num_points = len(curve.steps)
+        if curve is self._curve and num_points == self._num_seen:
+            return
+        size = _num_neighbours(num_points)
+        if curve is not self._curve or size != self._size:
+            self._restart(size)
+        self._curve, self._num_seen, self.version = curve, num_points, version
+        del self._places[self._settled_places :], self._versions[self._settled_places :]
+        for first in range(self._num_settled, num_points, size):
+            part = curve.values[first : first + size]
+            kept = {first + part.index(min(part)), first + part.index(max(part))} | ({0} if first == 0 else set())
+            is_last = first + size >= num_points
+            self._places += sorted(kept | ({num_points - 1} if is_last else set()))
+            self._versions += [version] * (len(self._places) - len(self._versions))
+            if not is_last:
+                self._num_settled, self._settled_places = first + size, len(self._places)
+
+    def since(self, version: int) -> tuple[int, Curve]:
+        """Return from which point on it is another one than at a version, and those points."""
+        first = bisect.bisect_right(self._versions, version)
+        steps, values = self._curve
+        places = self._places[first:]
+        return first, Curve([steps[place] for place in places], [values[place] for place in places])
 
 
-def charts(runs: Sequence[Gathered]) -> list[Chart]:
-    """Return a chart for each quantity that any of the runs has logged."""
-    return [chart for quantity in QUANTITIES if (chart := _chart(quantity, runs))]
-
-
-def _chart(quantity: Quantity, runs: Sequence[Gathered]) -> Chart | None:
-    traces = [trace for index, run in enumerate(runs) for trace in _traces(quantity, run, index)]
-    if not traces:
-        return None
-    layout = {
-        "height": 260,
-        "margin": {"l": 56, "r": 12, "t": 8, "b": 36},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "showlegend": False,
-        "hovermode": "x unified",
-        "xaxis": {"title": {"text": "step"}, "rangemode": "tozero", "hoverformat": ",d"},
-        "yaxis": {
-            "exponentformat": quantity.exponents,
-            "rangemode": quantity.range,
-            "separatethousands": True,
-            "automargin": True,
-        },
-        "font": {"family": "system-ui, sans-serif", "size": 12},
-    }
-    drawn: str = plotly.io.to_html(
-        {"data": traces, "layout": layout},
-        config={"responsive": True, "displayModeBar": False},
-        include_plotlyjs=False,
-        full_html=False,
-        validate=False,
-        div_id=f"chart-{quantity.key.replace('/', '-')}",
-    )
-    is_validated = any(trace["line"]["dash"] == "dot" for trace in traces)
-    notes = ["dotted: validation"] if is_validated else []
-    return Chart(quantity.title, "; ".join([*notes, *filter(None, [quantity.note])]), drawn)
-
-
-def _traces(quantity: Quantity, run: Gathered, index: int) -> Iterator[dict[str, Any]]:
-    for key, dash, suffix in ((quantity.key, "solid", ""), (quantity.validation, "dot", " (validation)")):
-        curve = thinned(run.curves[key]) if key else Curve([], [])
-        if curve.steps:
-            yield {
-                "type": "scatter",
-                # A lone point has no line to be seen by.
-                "mode": "lines+markers" if len(curve.steps) < 30 else "lines",
-                "x": curve.steps,
-                "y": [value / quantity.unit for value in curve.values],
-                # Plotly reads tags in names, which come from folders.
-                "name": html.escape(f"{run.name}{suffix}"),
-                "line": {"color": COLOURS[index % len(COLOURS)], "width": 1.8, "dash": dash},
-                "marker": {"size": 5},
-                "hovertemplate": "%{y:.5~g}",
-            }
+def _num_neighbours(num_points: int) -> int:
+    size = 1
+    while num_points > _MAX_POINTS and 2 * num_points > size * _MAX_POINTS:
+        size *= 2
+    return size
 
 
 def thinned(curve: Curve) -> Curve:
-    """Return so many points as can be told apart: of neighbours the lowest and the highest, so that no peak is lost."""
-    steps, values = curve
-    if len(steps) <= _MAX_POINTS:
-        return curve
-    size = -(-2 * len(steps) // _MAX_POINTS)
-    kept = {0, len(steps) - 1}
-    for first in range(0, len(steps), size):
-        part = values[first : first + size]
-        kept |= {first + part.index(min(part)), first + part.index(max(part))}
-    places = sorted(kept)
-    return Curve([steps[place] for place in places], [values[place] for place in places])
+    """Return the points of a curve that are drawn."""
+    drawn = Drawn()
+    drawn.follow(curve, 0)
+    return drawn.since(_EVERYTHING)[1]
+
+
+class Charts:
+    """A chart for each quantity that any of the runs has logged."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[str, int], Drawn] = {}
+
+    def follow(self, runs: Sequence[Gathered], version: int) -> None:
+        """Take what is new in some runs, always the same ones."""
+        for index, run in enumerate(runs):
+            for key, curve in run.curves.items():
+                if curve.steps or (key, index) in self._lines:
+                    self._lines.setdefault((key, index), Drawn()).follow(curve, version)
+
+    def since(self, runs: Sequence[Gathered], version: int = _EVERYTHING) -> list[dict[str, Any]]:
+        """Return the charts in which something is new, each with its lines that have grown."""
+        found = (self._chart(place, runs, version) for place, _ in enumerate(QUANTITIES))
+        return [chart for chart in found if chart["lines"]]
+
+    def _chart(self, place: int, runs: Sequence[Gathered], version: int) -> dict[str, Any]:
+        quantity = QUANTITIES[place]
+        is_validated = any((quantity.validation, index) in self._lines for index, _ in enumerate(runs))
+        return {
+            "id": f"chart-{quantity.key.replace('/', '-')}",
+            "place": place,
+            "title": quantity.title,
+            "note": "; ".join([*(["dotted: validation"] if is_validated else []), *filter(None, [quantity.note])]),
+            "exponents": quantity.exponents,
+            "range": quantity.range,
+            "lines": [
+                self._line(quantity, key, index, runs[index].name, version)
+                for index, _ in enumerate(runs)
+                for key in (quantity.key, quantity.validation)
+                if (line := self._lines.get((key, index))) and line.version > version
+            ],
+        }
+
+    def _line(self, quantity: Quantity, key: str, index: int, name: str, version: int) -> dict[str, Any]:
+        first, (steps, values) = self._lines[key, index].since(version)
+        is_validation = key == quantity.validation
+        return {
+            "run": index,
+            # Plotly reads tags in names, which come from folders.
+            "name": html.escape(f"{name}{' (validation)' * is_validation}"),
+            "colour": COLOURS[index % len(COLOURS)],
+            "dash": "dot" if is_validation else "solid",
+            "from": first,
+            "x": steps,
+            "y": [value / quantity.unit for value in values],
+        }

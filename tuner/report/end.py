@@ -1,13 +1,22 @@
-"""The report that every run ends with; whatever is wrong with it changes nothing about the run.
+"""What every run ends with: its report, and the user's command.
 
-Whoever ends the run calls it: the command line after its ranks, or the rank that nobody supervises.
+Whatever is wrong with them changes nothing about the run. Whoever ends the run calls it: the command line after its
+ranks, or the rank that nobody supervises.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
+from tuner.report.notify import Notice
 from tuner.runs.directory import RunDirectory
+
+
+def tell(run: RunDirectory, exit_code: int) -> Callable[[], None]:
+    """Write the report and start the user's command; return what waits for it."""
+    write(run)
+    return Notice(run, exit_code).wait
 
 
 def write(run: RunDirectory) -> None:

@@ -61,6 +61,10 @@ QUANTITIES = (
 )
 
 
+KEYS = tuple(key for one in QUANTITIES for key in (one.key, one.validation) if key)
+"""Of metrics.jsonl, whose curves are shown."""
+
+
 @dataclass(frozen=True)
 class Gathered:
     """One run. `facts` and `status` are run.json and status.json, empty where they cannot be read.
@@ -99,9 +103,15 @@ class Gathered:
 
 
 def gather(paths: Sequence[Path]) -> list[Gathered]:
-    """Read run directories; each is named by where its path differs from the others'."""
+    """Read run directories."""
+    found = zip(map(RunDirectory, paths), names(paths), strict=True)
+    return [look(run, name, metrics.curves(run, KEYS)) for run, name in found]
+
+
+def names(paths: Sequence[Path]) -> list[str]:
+    """Return how runs are called: by where the path of each differs from the others'."""
     home = Path(os.path.commonpath([path.parent for path in paths]))
-    return [_gather(RunDirectory(path), str(path.relative_to(home))) for path in paths]
+    return [str(path.relative_to(home)) for path in paths]
 
 
 def recipe_differences(runs: Sequence[Gathered]) -> list[tuple[str, list[Any]]]:
@@ -121,13 +131,14 @@ def recipe_differences(runs: Sequence[Gathered]) -> list[tuple[str, list[Any]]]:
     return [(key, values) for key, values in found.items() if any(value is not None for value in values)]
 
 
-def _gather(run: RunDirectory, name: str) -> Gathered:
+def look(run: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathered:
+    """Read one run directory, or what there is of it; its curves have been read."""
     return Gathered(
         name=name,
         listed=listing.look(run.path, name),
         facts=_object(run, run.run),
         status=_object(run, run.status),
-        curves=metrics.curves(run, filter(None, (key for one in QUANTITIES for key in (one.key, one.validation)))),
+        curves=curves,
         samples=list(itertools.islice(_objects(run.samples), MAX_SAMPLES)),
         checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run.checkpoints)],
         attempts=[_attempt(folder) for folder in _earlier(run)],

@@ -1,27 +1,45 @@
 """The report as a page: one HTML file that asks no network, in light and dark, for a desk and for a phone.
 
-What runs hold is text from outside: the template escapes all of it, and the page forbids itself to load anything.
+What runs hold is text from outside: the templates escape all of it, and the page forbids itself to load anything, and
+to run any script but the two that are in it. `live` serves the same page.
 """
 
 from __future__ import annotations
 
 import shlex
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from tuner import __version__
 from tuner.files import write_text
-from tuner.report.curves import COLOURS, charts
+from tuner.report.curves import COLOURS, Charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, gather, hardware, listed, recipe_differences, table
 
 MARK = '<meta name="generator" content="tuner">'
 """Near the beginning of every report: what says so may be written over."""
+SECTIONS = (
+    "warnings",
+    "data",
+    "memory",
+    "deepspeed",
+    "recipe",
+    "samples",
+    "checkpoints",
+    "restarts",
+    "machine",
+)
+_ABOVE = ("title", "columns", "runs_table", "outcomes")
+_LIVE = "; connect-src 'self'"
 _GIB = 1024**3
 _MAX_REASONS = 20
 _LINES = {
@@ -46,44 +64,116 @@ def write(paths: Sequence[Path], file: Path) -> None:
     Raises:
         DiskError: the file cannot be written.
     """
-    # Names of files need not be UTF-8.
-    write_text(file, render(gather(paths)).encode(errors="backslashreplace").decode())
+    write_text(file, render(gather(paths)))
 
 
 def render(runs: Sequence[Gathered]) -> str:
-    """Return the page."""
+    """Return the page as a file, which needs nothing else."""
+    charts = Charts()
+    charts.follow(runs, 0)
+    return page(runs, parts(runs), {"version": 0, "charts": charts.since(runs)}, policy())
+
+
+def page(runs: Sequence[Gathered], shown: Mapping[str, str], given: Mapping[str, Any], allowed: str) -> str:
+    """Return the page.
+
+    Args:
+        runs: What it is about.
+        shown: Its `parts`.
+        given: What its script draws: `charts`, and the `version` that they are of.
+        allowed: Its `policy`.
+    """
+    text = _template("page.html").render(
+        mark=Markup(MARK),  # noqa: S704 (a constant)
+        version=__version__,
+        made=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
+        heading=_heading(runs),
+        runs=runs,
+        parts={name: Markup(html) for name, html in shown.items()},  # noqa: S704 (escaped when they were made)
+        sections=SECTIONS,
+        given=given,
+        policy=Markup(allowed),  # noqa: S704 (constants and hashes)
+        is_live=_LIVE in allowed,
+        plotly=Markup(_plotly()),  # noqa: S704 (the library's own script)
+        script=Markup(_script()),  # noqa: S704 (our own)
+    )
+    # Names of files need not be UTF-8.
+    return text.encode(errors="backslashreplace").decode()
+
+
+def parts(runs: Sequence[Gathered]) -> dict[str, str]:
+    """Return the inside of each element of the page that says something of the runs, by its id."""
+    differences = recipe_differences(runs)
+    module = _template("parts.html").make_module(
+        {
+            "heading": _heading(runs),
+            "runs": runs,
+            "colours": COLOURS,
+            "differences": differences,
+            "recipe_columns": _columns([key for key, _ in differences]) if len(runs) > 1 else [],
+            "estimates": [_memory(run) for run in runs],
+            "machines": [_machine(run.facts) for run in runs],
+            "ended_early": [_ended_early(run.status) for run in runs],
+            "best": [min(run.curves["eval_loss"].values, default=None) for run in runs],
+            "commands": [shlex.join(map(str, listed(run.facts, "command"))) for run in runs],
+            "resumes": [_resume(run) for run in runs],
+            "max_samples": MAX_SAMPLES,
+            "max_reasons": _MAX_REASONS,
+            "next_commands": [table(run.status, "diagnosis").get("next_command") for run in runs],
+        }
+    )
+    return {name: str(getattr(module, name)()).strip() for name in (*_ABOVE, *SECTIONS)}
+
+
+def policy(*, is_live: bool = False) -> str:
+    """Return what the page may do: run its two scripts and no other, and ask nobody, or the server that it is from."""
+    scripts = " ".join(f"'sha256-{_hash(text)}'" for text in (_plotly(), _script()))
+    alone = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:"
+    return f"{alone}; script-src {scripts}{_LIVE * is_live}"
+
+
+@cache
+def _plotly() -> str:
+    return str(get_plotlyjs())
+
+
+@cache
+def _script() -> str:
+    return files("tuner.report").joinpath("page.js").read_text(encoding="utf-8")
+
+
+@cache
+def _hash(script: str) -> str:
+    return b64encode(sha256(script.encode()).digest()).decode()
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("tuner.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"size": _size, "number": _number, "value": _value}
-    return environment.get_template("page.html").render(
-        mark=Markup(MARK),  # noqa: S704 (a constant)
-        version=__version__,
-        made=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
-        title=_title(runs),
-        runs=runs,
-        colours=COLOURS,
-        charts=charts(runs),
-        plotly=Markup(get_plotlyjs()),  # noqa: S704 (the library's own script)
-        differences=recipe_differences(runs),
-        memory=[_memory(run) for run in runs],
-        machines=[_machine(run.facts) for run in runs],
-        ended_early=[_ended_early(run.status) for run in runs],
-        best=[min(run.curves["eval_loss"].values, default=None) for run in runs],
-        commands=[shlex.join(map(str, listed(run.facts, "command"))) for run in runs],
-        resumes=[_resume(run.listed.path) for run in runs],
-        max_samples=MAX_SAMPLES,
-        max_reasons=_MAX_REASONS,
-        next_commands=[table(run.status, "diagnosis").get("next_command") for run in runs],
-    )
+    return environment
 
 
-def _title(runs: Sequence[Gathered]) -> str:
+def _template(name: str) -> Template:
+    return _environment().get_template(name)
+
+
+def _columns(keys: Sequence[str]) -> list[tuple[str, str]]:
+    """Return keys of a recipe with what is put over their columns: the last word, where no other one ends in it."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return [(key, end if ends.count(end) == 1 else key) for key, end in zip(keys, ends, strict=True)]
+
+
+def _heading(runs: Sequence[Gathered]) -> str:
     return str(runs[0].facts.get("name") or runs[0].name) if len(runs) == 1 else f"{len(runs)} runs"
 
 
-def _resume(run: str) -> str:
-    return shlex.join(("tuner", "train", f"{run}/recipe.py", "--resume", run))
+def _resume(run: Gathered) -> str:
+    path, log = run.listed.path, run.recipe.values["log"] if run.recipe else {}
+    allowed = ("--allow-code",) if log.get("notify") else ()
+    return shlex.join(("tuner", "train", f"{path}/recipe.py", "--resume", path, *allowed))
 
 
 def _ended_early(status: Mapping[str, Any]) -> bool:

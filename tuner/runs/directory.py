@@ -9,6 +9,7 @@ data.json       counts of the data's rows and tokens, and of samples that are no
 data_report.jsonl  one line for each of those samples: place, what happened, reason, tokens before and after
 ranks/          N.log for all that a rank prints, N.beat for its last sign of life, N.json for one that ended badly,
                 launcher-NODE.log for what came before those and from torchrun, warnings.jsonl for what rank 0 warned of
+                and notify.log for what the command of `log.notify` printed
 deepspeed/      what DeepSpeed measures where its config asks for that: wall_clock.jsonl, memory.jsonl,
                 communication.jsonl, deepspeed.log, flops_profiler.txt, csv/, tensorboard/
 attempts/       N/ for what an earlier attempt left, with checkpoints and metrics of steps that were taken again

@@ -45,21 +45,21 @@ def write_all(target: int | TextIO, data: bytes) -> None:
 
 
 class Growing:
-    """What is new in a file, from some place on; it need not be there yet."""
+    """What is new in a file, from some place on; it need not be there yet. `num_read` counts the bytes so far."""
 
     def __init__(self, file: Path, num_read: int = 0) -> None:
-        self._file, self._num_read = file, num_read
+        self._file, self.num_read = file, num_read
 
     def read(self, *, whole_lines: bool = True) -> bytes:
         """Return what is new, at most a megabyte; a line that has no end yet is left for later."""
         try:
             with self._file.open("rb") as stream:
-                stream.seek(self._num_read)
+                stream.seek(self.num_read)
                 data = stream.read(_CHUNK_BYTES)
         except OSError:
             return b""
         data = data[: data.rfind(b"\n") + 1] if whole_lines else data
-        self._num_read += len(data)
+        self.num_read += len(data)
         return data
 
 

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from tuner.files import load_json
 from tuner.runs.directory import RunDirectory
-from tuner.runs.follow import tail
+from tuner.runs.follow import Growing, tail
 
 Line = dict[str, Any]
-_PART_BYTES = 1 << 20
 _LARGEST = sys.float_info.max
 
 
@@ -26,30 +25,60 @@ class Curve(NamedTuple):
     values: list[float]
 
 
+class Curves:
+    """What was logged under some keys, without what is no finite number; `read` goes on where it last ended.
+
+    Args:
+        run: It need not be there yet.
+        keys: Of the lines.
+    """
+
+    def __init__(self, run: RunDirectory, keys: Iterable[str]) -> None:
+        self._file, self._keys = run.metrics, tuple(keys)
+        self._begin(None)
+
+    def _begin(self, inode: tuple[int, int] | None) -> None:
+        self._inode, self._new = inode, Growing(self._file)
+        self.by_key = {key: Curve([], []) for key in self._keys}
+        """The curves, which grow; others once the file has been replaced, as by a run that goes on from earlier."""
+
+    def read(self, *, whole_lines: bool = True) -> None:
+        """Add what is new; a line that has no end yet is left for later, or where nobody goes on with it, read too."""
+        try:
+            found = self._file.stat()
+        except OSError:  # removed: what was read stays until there is another one
+            self._inode = None
+            return
+        inode = found.st_dev, found.st_ino
+        if inode != self._inode or found.st_size < self._new.num_read:
+            self._begin(inode)
+        for lines in _in_parts(self._new, whole_lines=whole_lines):
+            for key, curve in self.by_key.items():
+                logged = _with_number(lines, key)
+                curve.steps.extend([line["step"] for line in logged])
+                curve.values.extend([line[key] for line in logged])
+
+
 def curves(run: RunDirectory, keys: Iterable[str]) -> dict[str, Curve]:
     """Return what was logged under some keys, without what is no finite number."""
-    found = {key: Curve([], []) for key in keys}
-    for lines in _in_parts(run):
-        for key, curve in found.items():
-            logged = _with_number(lines, key)
-            curve.steps.extend([line["step"] for line in logged])
-            curve.values.extend([line[key] for line in logged])
-    return found
+    found = Curves(run, keys)
+    found.read()
+    found.read(whole_lines=False)
+    return found.by_key
 
 
 def every_line(run: RunDirectory) -> list[Line]:
     """Return every line, the earliest first; none of a run that has logged nothing."""
-    return [line for lines in _in_parts(run) for line in lines]
+    new = Growing(run.metrics)
+    parts = (lines for whole_lines in (True, False) for lines in _in_parts(new, whole_lines=whole_lines))
+    return [line for lines in parts for line in lines]
 
 
-def _in_parts(run: RunDirectory) -> Iterator[list[Line]]:
-    # In parts: 200,000 lines as objects take 240 MB, as curves alone 95.
-    try:
-        with run.metrics.open(encoding="utf-8", errors="replace") as stream:
-            while texts := stream.readlines(_PART_BYTES):
-                yield list(_lines(_parsed(texts)))
-    except OSError:
-        pass
+def _in_parts(new: Growing, *, whole_lines: bool) -> Iterator[list[Line]]:
+    # A megabyte at a time: 200,000 lines as objects take 240 MB, as curves alone 95.
+    while data := new.read(whole_lines=whole_lines):
+        texts = [text for text in data.decode(errors="replace").split("\n") if text.strip()]
+        yield list(_lines(_parsed(texts)))
 
 
 def _with_number(lines: Sequence[Line], key: str) -> list[Line]:

@@ -18,7 +18,7 @@ from tuner.worker.quiet import quiet_libraries
 
 def main() -> None:
     run, rank = RunDirectory(Path(sys.argv[1])), Rank.of(os.environ)
-    guard = Guard(run, rank, Job.of(os.environ), end.write)
+    guard = Guard(run, rank, Job.of(os.environ), end.tell)
     guard.install()
     guard.take_output()
     quiet_libraries()

@@ -47,11 +47,12 @@ class Guard:
         run: RunDirectory,
         rank: Rank,
         job: Job | None = None,
-        write_report: Callable[[RunDirectory], None] | None = None,
+        tell_end: Callable[[RunDirectory, int], Callable[[], None]] | None = None,
     ) -> None:
         self.run, self.rank, self.job = run, rank, job
-        self._write_report = write_report
-        """What a run that failed ends with, where no supervisor writes it."""
+        self._tell_end = tell_end
+        """What a run ends with where nobody supervises it; it returns what to wait for at the very end."""
+        self._wait_at_the_end: Callable[[], None] = lambda: None
         self.stop_requested = False
         self._insisted = False
         self.can_stop_at_a_step = False
@@ -172,6 +173,7 @@ class Guard:
         except BaseException as error:
             self._fail(error)
         self._teardown()
+        self._wait_at_the_end()
         self._leave(0)
 
     def _fail(self, error: BaseException) -> NoReturn:
@@ -187,6 +189,7 @@ class Guard:
         if exit_code == Stopped.exit_code:  # every rank stops at the same step, so all can leave together
             self._requeue(self.step)
             self._teardown()
+        self._wait_at_the_end()
         self._leave(exit_code)
 
     def _report(self, error: BaseException) -> dict[str, Any]:
@@ -213,9 +216,16 @@ class Guard:
         with contextlib.suppress(OSError, DiskError):
             os.write(self._told, f"{text}\n".encode())
             self.run.write_status(state, exit_code=exit_code, message=message, **facts)
-        if self._write_report:
-            self._write_report(self.run)
+        self.ended(exit_code)
         return exit_code
+
+    def ended(self, exit_code: int) -> None:
+        """Write the report and start the user's command, where no supervisor does; status.json says how the run ended.
+
+        The command is waited for when the job is back in its queue: between a time limit and SIGKILL there is no time.
+        """
+        if self._tell_end:
+            self._wait_at_the_end = self._tell_end(self.run, exit_code)
 
     @staticmethod
     def _teardown() -> None:

@@ -26,7 +26,6 @@ from tuner.machine.topology import Batch, Rank
 from tuner.models.load import load_model, load_reference, source, tokenizer_of
 from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
-from tuner.report import end
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
@@ -94,7 +93,8 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     with saver.waited_for(), resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if consensus.stopped_at:
-        again = f"Resume: {shlex.join(('tuner', 'train', str(run.recipe), '--resume', str(run.path)))}"
+        allowed = ("--allow-code",) if config.log.notify else ()
+        again = f"Resume: {shlex.join(('tuner', 'train', str(run.recipe), '--resume', str(run.path), *allowed))}"
         raise Stopped(f"at step {consensus.stopped_at} on request; its checkpoint is saved", fix=again)
     moves.check()
     guard.heart.beat("saving the result")
@@ -108,7 +108,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     if rank.rank == 0:
         _finish(run, config, trainer, guard, time.monotonic() - started, best)
         if not rank.supervised:
-            end.write(run)
+            guard.ended(0)
 
 
 def _join(rank: Rank, config: RecipeConfig) -> torch.device:

@@ -1,0 +1,175 @@
+"""The report, served while runs go on: to this machine alone, and to who knows the token in its address.
+
+A page that is open asks for what is new since what it has. Nothing is written, no file of a run is served as it is,
+and runs that are not there yet, half written or removed again are shown as what there is of them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingTCPServer
+from typing import Any
+from urllib.parse import parse_qs
+
+from tuner.report import page
+from tuner.report.curves import Charts
+from tuner.report.gathered import KEYS, Gathered, look, names
+from tuner.runs.directory import RunDirectory
+from tuner.runs.metrics import Curves
+
+_ADDRESS = "127.0.0.1"
+_HOSTS = ("127.0.0.1", "localhost")
+"""What a browser may call this machine. A page elsewhere whose own name is made to lead here sends another one."""
+_EVERY_S = 1.0
+_PATIENCE_S = 30.0
+_NOTHING = "default-src 'none'"
+
+
+class Watched:
+    """Some runs, looked at again at most once a second; each look that finds something new has a higher version."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._runs = [_Run(path, name) for path, name in zip(paths, names(paths), strict=True)]
+        self._found: list[Gathered] = []
+        self._charts, self._version, self._looked_s = Charts(), 0, 0.0
+        self._parts: dict[str, tuple[int, str]] = {}
+        """Each part of the page with the version in which it changed last."""
+        self._lock = threading.Lock()
+
+    def page(self) -> str:
+        """Return the whole page."""
+        with self._lock:
+            self._look()
+            given = {"version": self._version, "charts": self._charts.since(self._found)}
+            shown = {name: html for name, (_, html) in self._parts.items()}
+            return page.page(self._found, shown, given, page.policy(is_live=True))
+
+    def news(self, since: int) -> dict[str, Any]:
+        """Return what has changed since a version: points of curves, and whole parts of the page by their ids."""
+        with self._lock:
+            self._look()
+            changed = {name: html for name, (version, html) in self._parts.items() if version > since}
+            return {"version": self._version, "charts": self._charts.since(self._found, since), "parts": changed}
+
+    def _look(self) -> None:
+        if self._found and time.monotonic() - self._looked_s < _EVERY_S:
+            return
+        found = [run.look() for run in self._runs]
+        if [*map(id, found)] != [*map(id, self._found)]:
+            self._found, self._version = found, self._version + 1
+            self._charts.follow(found, self._version)
+            for name, html in page.parts(found).items():
+                if self._parts.get(name, (0, None))[1] != html:
+                    self._parts[name] = self._version, html
+        self._looked_s = time.monotonic()  # a look at many runs may take long: the next one waits after its end
+
+
+class _Run:
+    """One run, of which only what is new is read."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._run, self._name = RunDirectory(path), name
+        self._curves = Curves(self._run, KEYS)
+        self._times: tuple[int | None, ...] = ()
+        self._found: Gathered | None = None
+
+    def look(self) -> Gathered:
+        """Return what there is of it; the same object as before where nothing can have changed."""
+        self._curves.read()
+        run, curves = self._run, self._curves.by_key
+        files = (run.run, run.status, run.recipe, run.data, run.samples, run.warnings, run.checkpoints, run.metrics)
+        times = tuple(map(_changed, files))
+        # The process of one that runs may be gone, which no file of it says.
+        is_known = times == self._times and self._found is not None and self._found.listed.state != "running"
+        if not is_known:
+            self._times, self._found = times, look(run, self._name, curves)
+        assert self._found
+        return self._found
+
+
+def _changed(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+class Server(ThreadingTCPServer):
+    """Serves the page of some runs at `url`.
+
+    It is no http.server.HTTPServer, which asks the name service what this machine is called.
+
+    Args:
+        paths: Of the runs.
+        port: 0: a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, paths: Sequence[Path], port: int = 0) -> None:
+        self.watched, self.token = Watched(paths), secrets.token_urlsafe(24)
+        super().__init__((_ADDRESS, port), _Handler)
+        self.url = f"http://{_ADDRESS}:{self.server_address[1]}/{self.token}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Show the traceback of a bug; a browser that left early is none."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    server_version, sys_version = "tuner", ""
+    timeout = _PATIENCE_S
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        _, token, *rest = [*path.split("/", 2), ""]
+        host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+        if host not in _HOSTS or not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            self._refuse(HTTPStatus.FORBIDDEN)
+        elif rest == ["", ""]:
+            policy = f"{page.policy(is_live=True)}; frame-ancestors 'none'"
+            self._answer(HTTPStatus.OK, "text/html", self.server.watched.page(), policy)
+        elif rest[0] == "news" and (since := parse_qs(query).get("since", [""])[0]).isdecimal():
+            news = json.dumps(self.server.watched.news(int(since[:18])))
+            self._answer(HTTPStatus.OK, "application/json", news, _NOTHING)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND)
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self._answer(
+            status, "text/plain", f"{status.phrase}. The address is what tuner report --watch prints.\n", _NOTHING
+        )
+
+    def _answer(self, status: HTTPStatus, kind: str, text: str, policy: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Content-Security-Policy", policy),
+            ("Referrer-Policy", "no-referrer"),  # the address holds the token
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: each line would show the token."""

@@ -1,0 +1,133 @@
+"""`log.notify`: the user's command, run once when a run is done, failed or was stopped.
+
+It can neither fail the run nor hold it up: it has 30 seconds, and whatever is wrong with it is one line on standard
+error. The recipe was checked before the run started: a command of somebody else's is not there without --allow-code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess  # effect: the user's command, with which a launcher ends a run, and a rank that nobody supervises
+import sys
+import tempfile
+import time
+from typing import IO, Any
+
+from tuner.errors import Stopped, TunerError
+from tuner.files import read_json_object
+from tuner.runs.directory import RunDirectory
+from tuner.runs.follow import tail
+
+LIMIT_S = 30.0
+_REAP_S = 5.0
+"""A killed process that is in a write of a slow disk ends only when that returns."""
+_ENDED = ("state", "exit_code", "message", "step", "max_steps", "loss", "seconds")
+_MAX_VARIABLE = 4000
+"""Characters. The kernel starts no command with a variable of more than 128 KiB; the JSON holds the whole message."""
+
+
+def facts(run: RunDirectory, exit_code: int) -> dict[str, Any]:
+    """Return how a run ended: what `train --json` prints last, and the command reads."""
+    status = read_json_object(run.status)
+    if status.get("state") == "running":  # the disk was too full to say more
+        state = "stopped" if exit_code == Stopped.exit_code else "failed" if exit_code else "done"
+        status = {**status, "state": state}
+    found = {key: status[key] for key in _ENDED if key in status}
+    return {"run": str(run.path), **found, "exit_code": exit_code}
+
+
+class Notice:
+    """The command of a run, started with how the run ended; of several ranks that tell at once, only the first one's.
+
+    Args:
+        run: Ended, as its status.json says.
+        exit_code: Of the run.
+    """
+
+    def __init__(self, run: RunDirectory, exit_code: int) -> None:
+        self._log = run.ranks / "notify.log"
+        self._command = _command(run)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._deadline_s = time.monotonic() + LIMIT_S
+        try:
+            if self._command:
+                self._start(facts(run, exit_code))
+        except (OSError, ValueError) as error:  # ValueError: a NUL in a word or in a variable
+            self._say(f"cannot be started: {error}")
+
+    def wait(self) -> None:
+        """Wait until the command has ended, and kill it where it takes too long."""
+        if self._process is None:
+            return
+        try:
+            code = self._process.wait(max(0.0, self._deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._kill()
+            self._say(f"took more than {LIMIT_S:.0f} s and was killed")
+        except KeyboardInterrupt:
+            self._kill()
+            self._say("was interrupted")
+        else:
+            if code:
+                *_, last = ["", *tail(self._log).split("\n")[-2:-1]]
+                self._say(f"failed with exit code {code}{': ' * bool(last)}{last[:200]}")
+
+    def _start(self, ended: dict[str, Any]) -> None:
+        with contextlib.ExitStack() as files:
+            try:
+                output: IO[bytes] | int = files.enter_context(self._claimed())
+            except FileExistsError:  # another rank that failed at the same moment was faster
+                return
+            except OSError:  # the disk is full: that may be what there is to tell
+                output = subprocess.DEVNULL
+            # A file: a pipe would block on a command that does not read.
+            told = files.enter_context(tempfile.TemporaryFile())
+            told.write(json.dumps({"event": "ended", **ended}).encode() + b"\n")
+            told.seek(0)
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=told,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **_variables(ended)},  # effect: the command may need a token that is in it
+                start_new_session=True,  # it is killed whole, and Ctrl-C reaches it through us alone
+            )
+
+    def _claimed(self) -> IO[bytes]:
+        """Make the log, which only one process of a run can do."""
+        self._log.parent.mkdir(exist_ok=True)  # effect: a run that failed before its ranks has no such folder
+        return self._log.open("xb")  # effect: what the command prints has no other place
+
+    def _kill(self) -> None:
+        assert self._process
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(_REAP_S)
+
+    def _say(self, what: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal may be gone: that was why the run was to stop
+            line = f"WARNING: the command of log.notify, {shlex.join(self._command)!r}, {what}"
+            print(line, file=sys.stderr)  # effect: nobody else is left to say it
+
+
+def _command(run: RunDirectory) -> tuple[str, ...]:
+    from tuner.recipes import loading  # after the rank listens to signals, and not before
+
+    try:
+        return loading.load(str(run.recipe)).config.log.command
+    except (TunerError, OSError, ValueError):  # a run whose recipe cannot be read fails for that, and says so
+        return ()
+
+
+def _variables(ended: dict[str, Any]) -> dict[str, str]:
+    message = str(ended.get("message") or "")[:_MAX_VARIABLE].replace("\0", "")
+    return {
+        "TUNER_STATE": str(ended.get("state")),
+        "TUNER_EXIT_CODE": str(ended["exit_code"]),
+        "TUNER_RUN": ended["run"],
+        "TUNER_MESSAGE": message.encode(errors="backslashreplace").decode(),
+    }
