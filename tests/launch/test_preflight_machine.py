@@ -257,7 +257,7 @@ def test_a_disk_without_room_to_convert_the_checkpoint_is_refused(
 
     assert isinstance(error, DiskError)
     assert error.exit_code == 74
-    assert "are free, and checkpoint-2 needs " in str(error)
+    assert "are free, and converting checkpoint-2 for these ranks needs " in str(error)
     assert "take the 2 ranks and --deepspeed deepspeed_zero2 that saved it" in str(error)
     assert list(storage.conversion(plan)) == []
     assert list(storage.conversion(made(*batch))) == []
@@ -380,7 +380,7 @@ def test_a_port_in_use_is_refused_for_the_leader_alone() -> None:
         (error,) = system.port(made(flags={**flags, "node_rank": 0}))
 
         assert isinstance(error, MachineError)
-        assert f"port {number}cannot listen on port " in str(error)
+        assert f"cannot listen on port {number}" in str(error)
         assert list(system.port(made(flags={**flags, "node_rank": 1}))) == []
     assert list(system.port(made(flags={**flags, "node_rank": 0}))) == []
 

@@ -89,7 +89,7 @@ def test_a_model_with_its_own_code_needs_trust(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model_type": ', "\x00"])
 def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
-    assert "is no JSON object" in refusals(folder(tmp_path / "bad", text))
+    assert "is not a JSON object" in refusals(folder(tmp_path / "bad", text))
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_weights_that_are_cut_off_are_refused_wherever_they_end(tmp_path: Path, 
     file = place / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
 
-    assert "cut off" in refusals(place)
+    assert "truncated" in refusals(place)
 
 
 def test_a_pointer_of_git_lfs_is_told_with_its_command(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ def test_a_jsons_numbers_stand_where_the_recipe_says_auto(tmp_path: Path) -> Non
 
     assert split(taken)[:2] == (2, 3)
     assert taken.recipe.origins[MICRO].source == f"{path}:1:2"
-    assert not any("wins over" in warning for warning in taken.warnings)
+    assert not any("overrides" in warning for warning in taken.warnings)
     assert split(beaten)[:2] == (1, 16)
-    assert any("wins over 2" in warning for warning in beaten.warnings)
+    assert any("overrides 2" in warning for warning in beaten.warnings)
 
 
 def test_a_jsons_global_batch_stands_for_that_of_an_open_recipe(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_run_that_is_not_done_means_its_newest_valid_checkpoint_and_says_so(ru
     older, newest = checkpoint(run, 2, weights), checkpoint(run, 4, weights)
 
     assert (find(run.path).folder, find(run.path).step) == (newest, 4)
-    assert "checkpoint 4 of" in find(run.path).description and "not done" in find(run.path).description
+    assert "checkpoint 4 of" in find(run.path).description and "not finished" in find(run.path).description
     (newest / "model.safetensors").write_bytes(b"WEIGHTS")
     assert find(run.path).folder == older
     assert "checkpoint-4 is skipped: model.safetensors has changed" in find(run.path).description
@@ -102,7 +102,7 @@ def test_what_is_no_result_is_refused(tmp_path: Path, run: RunDirectory, weights
 def test_a_checkpoint_without_the_frozen_layers_is_told_apart(run: RunDirectory, weights: Path) -> None:
     (weights / "model.safetensors").rename(weights / "optimizer.pt")
 
-    with pytest.raises(UsageError, match=r"not the frozen layers.*Finish the run: tuner train .*--resume"):
+    with pytest.raises(UsageError, match=r"not the frozen ones.*Finish the run: tuner train .*--resume"):
         find(checkpoint(run, 2, weights))
 
 

@@ -119,8 +119,8 @@ def check_data(point: ResumePoint | None, prepared: Prepared) -> None:
     saved, current = point.checkpoint.facts.get("data", {}) if point else {}, data_of(prepared)
     if point and any(saved[key] != current[key] for key in saved):
         now, before = (f"{one['rows']:,} rows of {one['tokens']:,} tokens" for one in (current, saved))
-        now = "other rows, or in another order" if now == before else now
-        what = f"the data has changed: it is now {now}, and {point.path.name} was trained on {before}"
+        now = "other rows or another order" if now == before else now
+        what = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
         fix = "Restore the data, or start a new run without --resume."
         raise DataError(what, where="train_dataloader.dataset", fix=fix)
 
