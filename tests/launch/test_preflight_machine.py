@@ -258,7 +258,7 @@ def test_a_disk_without_room_to_convert_the_checkpoint_is_refused(
     assert isinstance(error, DiskError)
     assert error.exit_code == 74
     assert "are free, and converting checkpoint-2 for these ranks needs " in str(error)
-    assert "take the 2 ranks and --deepspeed deepspeed_zero2 that saved it" in str(error)
+    assert "use the 2 ranks and --deepspeed deepspeed_zero2 that saved it" in str(error)
     assert list(storage.conversion(plan)) == []
     assert list(storage.conversion(made(*batch))) == []
 
