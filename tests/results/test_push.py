@@ -130,7 +130,7 @@ def test_offline_the_hub_is_not_asked(hub: Hub, run: RunDirectory, monkeypatch: 
 def test_a_token_that_may_only_read_is_refused_before_anything_is_sent(hub: Hub, run: RunDirectory) -> None:
     hub.user["auth"] = {"accessToken": {"role": "read"}}
 
-    assert "may only read" in refusal(push(run)).what
+    assert "is read-only" in refusal(push(run)).what
     assert not hub.changed
 
 
@@ -211,7 +211,7 @@ def test_weights_that_would_be_loaded_beside_it_are_not_mixed_with_it(hub: Hub, 
 def test_a_public_repository_does_not_pass_for_a_private_one(hub: Hub, run: RunDirectory) -> None:
     hub.files = {}
 
-    assert "it is public" in refusal(push(run, "--private")).what
+    assert "already exists and is public" in refusal(push(run, "--private")).what
     assert not hub.changed
 
 
