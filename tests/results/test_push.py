@@ -211,7 +211,7 @@ def test_weights_that_would_be_loaded_beside_it_are_not_mixed_with_it(hub: Hub, 
 def test_a_public_repository_does_not_pass_for_a_private_one(hub: Hub, run: RunDirectory) -> None:
     hub.files = {}
 
-    assert "is public" in refusal(push(run, "--private")).what
+    assert "already exists and is public" in refusal(push(run, "--private")).what
     assert not hub.changed
 
 
