@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from docs import generate
+
 ROOT = Path(__file__).parents[1]
 _FETCHED = re.compile(
     r"<(?:script|img|iframe|source)[^>]+src=[\"']?(?:https?:)?//|<link[^>]+rel=[\"']?(?:stylesheet|preconnect|icon)[^>]+"
@@ -39,6 +41,13 @@ def test_the_site_has_every_page_and_asks_nothing_of_the_net(site: Path) -> None
     assert {page.stem for page in (ROOT / "docs").rglob("*.md")} <= {page.stem for page in pages}
     for file in (*pages, *site.rglob("*.css")):
         assert not _FETCHED.search(file.read_text(encoding="utf-8")), file
+
+
+def test_the_navigation_has_each_page_once() -> None:
+    pages = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    written = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+
+    assert sorted(pages) == sorted([*written, *generate.HOME])
 
 
 def test_nothing_is_left_to_generate_and_the_home_pages_are_the_readmes(site: Path) -> None:
