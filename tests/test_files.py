@@ -182,3 +182,8 @@ def test_a_folder_in_whose_place_a_link_to_nothing_is_cannot_be_made(tmp_path: P
             files.make_folder(folder)
     files.make_folder(tmp_path / "new" / "below")
     assert (tmp_path / "new" / "below").is_dir()
+
+
+def test_a_folder_that_takes_no_files_is_told() -> None:
+    with pytest.raises(DiskError, match="does not take new files"):
+        files.write_new_text(Path("/proc/mine.py"), "first")

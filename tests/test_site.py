@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from docs import generate
+from tests.report.browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parents[1]
 _FETCHED = re.compile(
@@ -55,6 +56,19 @@ def test_nothing_is_left_to_generate_and_the_home_pages_are_the_readmes(site: Pa
         assert "generated: " not in page.read_text(encoding="utf-8"), page
     for name in ("index.html", "zh.html"):
         assert "make quickstart" in (site / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
+@pytest.mark.parametrize(("width", "dark"), [(1300, False), (390, True)])
+def test_the_site_can_be_read_by_everybody(site: Path, tmp_path: Path, width: int, dark: bool) -> None:
+    tab = Browser(tmp_path / "chromium")
+    try:
+        for name in ("index", "start", "plan", "catalog", "reference/keys", "moving/xtuner"):
+            tab.open(site / f"{name}.html", width, 900, dark=dark)
+            assert tab.inaccessible() == [], name
+    finally:
+        tab.close()
 
 
 @pytest.mark.parametrize("broken", ["[a](nowhere.md)", "[a](start.md#nowhere)"])

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tuner.errors import DiskError, TunerError
 
@@ -103,13 +103,21 @@ def write_new_text(path: Path, text: str) -> None:
         FileExistsError: it exists; it is untouched.
         DiskError: it cannot be written; nothing is left of it.
     """
-    with disk_errors(path), path.open("x", encoding="utf-8", newline="\n") as stream:
+    with disk_errors(path), _opened(path) as stream:
         try:
             stream.write(text)
             stream.flush()
         except BaseException:
             path.unlink()  # half a recipe would be taken for a whole one
             raise
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("x", encoding="utf-8", newline="\n")
+    except FileNotFoundError as error:  # /proc and its like are folders in which nobody makes a file
+        fix = "Choose another folder."
+        raise DiskError(f"cannot write {path}: its folder does not take new files", fix=fix) from error
 
 
 def write_json(path: Path, value: Any) -> None:
