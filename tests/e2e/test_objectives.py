@@ -34,8 +34,8 @@ checkpoint = dict(interval=5)
 log = dict(interval=1, num_samples=0)
 """
 SIDES = ("chosen", "rejected")
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("dpo_lora", "orpo_rslora")]
-RUNS = ["dpo_full", "kto_freeze", *LONG]
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("kto_freeze", "dpo_lora", "orpo_rslora")]
+RUNS = ["dpo_full", *LONG]
 STAGES = {"dpo_full": "zero3", "reward_lora": "zero3"}
 ONE_RANK = ("reward_lora",)
 

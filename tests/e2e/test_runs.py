@@ -47,6 +47,7 @@ def test_resume_refuses_a_damaged_checkpoint_and_takes_a_done_run_for_done(tmp_p
     assert (damaged.code, "model.safetensors has changed" in damaged.text) == (2, True), damaged.text
 
 
+@pytest.mark.long
 def test_a_copied_recipe_and_the_one_in_the_run_directory_train_to_the_same_loss(tmp_path: Path) -> None:
     short = (
         "--set",

@@ -13,6 +13,7 @@ from tuner.runs import checkpoints
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long  # what it tries, and in which order: tests/launch/test_retry.py
 def test_retry_goes_on_from_the_checkpoint_with_the_losses_of_an_undisturbed_run(
     tmp_path: Path, undisturbed: Finished, faulty: Faulty
 ) -> None:

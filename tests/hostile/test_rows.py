@@ -186,7 +186,7 @@ def test_columns_that_are_not_what_they_say_are_refused(
 ) -> None:
     path = write(tmp_path / ("a.arrow" if write is _arrow else "a.parquet"), pa.table({"text": column}))
 
-    with pytest.raises(DataError, match="no readable"):
+    with pytest.raises(DataError, match="cannot read the"):
         list(sources.find(str(path)).read())
 
 

@@ -69,7 +69,7 @@ def test_a_run_in_a_hostile_folder_runs_nothing_there_and_writes_no_secret(tmp_p
     assert len(files) > 10
     assert [path for path in files if b"CANARY" in path.read_bytes()] == []
     assert {path for path in place.rglob("*")} == before
-    assert f"{place / '.deepspeed_env'} is not read" in text
+    assert f"{place / '.deepspeed_env'} is ignored" in text
     assert "WARNING: PYTHONPATH is set" in text
     (bad,) = map(json.loads, (run / "data_report.jsonl").read_text().splitlines())
     assert (bad["split"], bad["what"], bad["reason"]) == ("train", "bad", "the row is null, not an object")

@@ -95,7 +95,7 @@ def test_a_lock_that_a_process_holds_is_waited_for_until_it_dies(
 
     def kills_the_other(text: str) -> None:
         say(text)
-        if text.startswith(f"process {other.pid} compiles"):
+        if text.startswith(f"waiting for process {other.pid}"):
             assert lock.exists()
             other.kill()
             other.wait()

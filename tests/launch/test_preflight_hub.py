@@ -89,7 +89,7 @@ def test_a_model_that_may_be_read_is_asked_for_once_and_passes(serve: Serve) -> 
         (status(403, "GatedRepo"), "is gated"),
         (status(401, "RepoNotFound"), "no model 'someone/some-model', or this user has no access to it"),
         (status(404, "RepoNotFound"), "no model 'someone/some-model', or this user has no access to it"),
-        (status(404, "EntryNotFound"), "has no config.json"),
+        (status(404, "EntryNotFound"), "holds no config.json"),
         (status(404, "RevisionNotFound"), "has no revision"),
         (status(403), "(403)"),
     ],

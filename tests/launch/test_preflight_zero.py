@@ -138,7 +138,7 @@ def test_a_disk_too_small_for_what_is_swapped_is_refused(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, needed))
 
     assert isinstance(error, DiskError)
-    assert f"needs {needed / GIB:.1f} GiB" in str(error)
+    assert f"this run swaps {needed / GIB:.1f} GiB" in str(error)
     assert list(zero.swap_space(plan)) == []
 
 
@@ -190,7 +190,7 @@ def test_two_runs_never_swap_into_one_folder(planned: Callable[..., ResolvedRun]
     run = planned(_nvme(tmp_path / "swap", *BOTH))
 
     with swapped.removed_afterwards(run):
-        with pytest.raises(MachineError, match="another run swaps"), swapped.removed_afterwards(run):
+        with pytest.raises(MachineError, match="another run is swapping"), swapped.removed_afterwards(run):
             pass
         assert (tmp_path / "swap" / "zero_stage_3").is_dir()
 

@@ -128,7 +128,7 @@ def test_auto_passes_over_invalid_checkpoints_and_says_so(tmp_path: Path) -> Non
     found = made(resume="auto", work_dir=run)
 
     _resumed(found, run, good)
-    assert any("checkpoint-2 is passed over" in note for note in found.notes)
+    assert any("checkpoint-2 is skipped" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("resume", ["auto", "path"])
@@ -188,7 +188,9 @@ def test_auto_tells_of_another_run_that_can_go_on_where_the_newest_never_saved(t
     found = made(resume="auto")
 
     assert found.run_path == home / "begun by mistake"
-    assert any(f"{home / 'long'} has a checkpoint: --resume {home / 'long'} goes on" in note for note in found.notes)
+    assert any(
+        f"{home / 'long'} has a checkpoint: --resume {home / 'long'} resumes from it" in note for note in found.notes
+    )
 
 
 @pytest.mark.parametrize("resume", ["auto", "checkpoint-9"])
@@ -268,7 +270,7 @@ def test_ranks_that_cannot_share_the_global_batch_are_refused_with_the_arithmeti
         _resume(run, ranks=3)
 
     assert "16 / 3 = 5.333 samples per rank" in str(caught.value)
-    assert "Start 1, 2, 4, 8 or 16 ranks." in str(caught.value)
+    assert "Use 1, 2, 4, 8 or 16 ranks." in str(caught.value)
 
 
 def test_the_same_command_resumes_again_on_the_ranks_that_it_was_adapted_to(tmp_path: Path) -> None:
@@ -340,7 +342,7 @@ def test_states_that_cannot_be_dealt_out_anew_keep_the_number_of_ranks(tmp_path:
     with pytest.raises(RunDirectoryError) as caught:
         _resume(run, "optimizer.type=SGD", ranks=1)
 
-    assert "Start 2 ranks, or add --resume-weights" in str(caught.value)
+    assert "Use 2 ranks, or add --resume-weights" in str(caught.value)
     assert _way(_resume(run, "optimizer.type=SGD", ranks=1, resume_weights=True)) == "weights"
 
 
@@ -355,7 +357,7 @@ def test_another_stage_moves_weights_alone_and_only_when_asked(tmp_path: Path, o
 
     with pytest.raises(RunDirectoryError) as caught:
         _resume(run, deepspeed=new)
-    assert "--resume-weights" in str(caught.value) and "Take --deepspeed" in str(caught.value)
+    assert "--resume-weights" in str(caught.value) and "Use --deepspeed" in str(caught.value)
 
     found = _resume(run, deepspeed=new, resume_weights=True)
     assert _way(found) == "weights"

@@ -187,7 +187,7 @@ def test_a_resumed_run_that_meets_another_loss_fails(
 
 
 def test_code_of_a_model_is_not_run_unasked(scratch: Path) -> None:
-    with pytest.raises(ModelError, match="code of its own"):
+    with pytest.raises(ModelError, match="it needs remote code"):
         tried("qwen_7b_chat_qlora_alpaca_e3")
 
     assert list(scratch.iterdir()) == []

@@ -481,7 +481,7 @@ report(0, 124, 'hang: no progress', cause='hang', step=2); rank.terminate(); ran
 
     assert _supervised(run, agent) == 124
     assert _status(run)["diagnosis"]["rank"] == 1
-    assert "rank 1 had been stopped" in _status(run)["diagnosis"]["what"]
+    assert "rank 1 was suspended" in _status(run)["diagnosis"]["what"]
 
 
 def test_a_terminal_that_is_gone_changes_neither_exit_code_nor_status(run: RunDirectory) -> None:

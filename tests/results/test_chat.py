@@ -119,7 +119,7 @@ def test_whatever_a_template_raises_is_one_message(text: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(spec_of("package:tiny", None).path)
     tokenizer.chat_template = text
 
-    with pytest.raises(DataError, match="the chat template refuses the conversation"):
+    with pytest.raises(DataError, match="the chat template rejects the conversation"):
         prompt_ids(tokenizer, [{"role": "user", "content": "Why?"}])
 
 

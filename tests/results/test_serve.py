@@ -57,7 +57,11 @@ def served(log: Path, *arguments: object) -> Iterator[tuple[subprocess.Popen[byt
 
 
 @pytest.mark.parametrize(
-    ("recipe", "end"), [("tiny_lora_sample_e1", signal.SIGINT), ("tiny_full_sample_e1", signal.SIGTERM)]
+    ("recipe", "end"),
+    [
+        ("tiny_lora_sample_e1", signal.SIGINT),
+        pytest.param("tiny_full_sample_e1", signal.SIGTERM, marks=pytest.mark.long),
+    ],
 )
 def test_a_result_answers_openai_requests_as_it_does_in_chat(recipe: str, end: int, tmp_path: Path) -> None:
     for package in ("uvicorn", "fastapi", "openai"):

@@ -207,7 +207,7 @@ def test_a_damaged_run_hides_no_other_from_the_list_and_from_the_report(tmp_path
 
         assert (found["whole"].state, found["whole"].step, found["whole"].loss) == ("running", 1, 2.5)
         assert dump_json([run.to_json() for run in found.values()])
-    assert re.search(r"whole</td>\s*<td class=\"state running\">running", page.render(gathered))
+    assert re.search(r"whole</th>\s*<td class=\"state running\">running", page.render(gathered))
 
 
 @pytest.mark.parametrize("odd", ["NaN", "9" * 5_000, "[" * 50_000])

@@ -40,6 +40,7 @@ def mixtral(**more: Any) -> Any:
     return MixtralForCausalLM(config)
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_ranks_that_choose_other_experts_train_as_without_zero_at_every_stage() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

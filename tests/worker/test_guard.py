@@ -335,7 +335,7 @@ def test_a_slurm_that_refuses_does_not_change_how_a_run_ends(run: RunDirectory, 
     code, _, err = _ended(run, STOPS.format(step=3), **_task(slurm))
 
     assert code == 75
-    assert "Job 8 is not requeued: scontrol refuses: Requeue disabled.\n" in err
+    assert "Job 8 is not requeued: scontrol fails: Requeue disabled.\n" in err
     assert _status(run)["state"] == "stopped"
 
 

@@ -12,6 +12,7 @@ from bench.steps import operations_of
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long  # two profiled trainings of two ranks
 def test_a_step_has_one_collective_more_than_a_plain_trainers_and_nothing_for_each_parameter(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", llama(**TINY))
     job = make_job(tmp_path, Setting(2, "fp32", "full"), 5, model)
