@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.runs import finish, ok, quick, start, train
+from tests.e2e.runs import ok, quick, train
 from tests.launch.plans import made
 from tuner.errors import TunerError
 from tuner.launch import preflight
@@ -100,18 +100,3 @@ def test_a_config_that_the_check_lets_pass_trains(tmp_path: Path, stage: int) ->
 
     assert len(run.losses) == 2, config
     assert all(map(math.isfinite, run.losses)), config
-
-
-@pytest.mark.timeout(1800)  # DeepSpeed compiles three ops
-@pytest.mark.skipif(not hardware.has_libaio(os.environ), reason="no libaio")
-def test_swapping_to_a_disk_trains_to_the_same_loss(tmp_path: Path) -> None:
-    recipe, path = quick(tmp_path, "full"), tmp_path / "nvme.json"
-    swap = {"device": "nvme", "nvme_path": str(tmp_path / "swap")}
-    path.write_text(json.dumps({"zero_optimization": {"stage": 3, "offload_optimizer": swap, "offload_param": swap}}))
-
-    in_memory = ok(train(recipe, tmp_path / "memory", "--deepspeed", "zero3"))
-    on_disk = ok(
-        finish(start(recipe, "--work-dir", tmp_path / "disk", "--deepspeed", path), tmp_path / "disk", timeout_s=1500)
-    )
-
-    assert on_disk.losses == pytest.approx(in_memory.losses, abs=1e-4)

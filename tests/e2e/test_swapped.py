@@ -20,6 +20,7 @@ def config(path: Path, **device: Any) -> Path:
     return path
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.long  # three ops are compiled where no earlier run has, which takes minutes
 @pytest.mark.skipif(not hardware.has_libaio(os.environ), reason="libaio's header is not here (libaio-dev)")
 def test_a_disk_gives_the_losses_of_memory_and_is_empty_afterwards(tmp_path: Path) -> None:
