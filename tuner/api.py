@@ -72,7 +72,6 @@ def plan(
 
     Args:
         recipe: As for `load_recipe`, and so are the overrides.
-        deepspeed: As for `train`; what it needs is the plan's `chosen`.
         deepspeed: As for `train`: `chosen` is then what that config needs, beside the levels.
         gpus: GPUs of each node; where nothing is said of them, those of this machine, or eight A100.
         gpu: Their product, such as "a100-80g".

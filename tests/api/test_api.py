@@ -277,7 +277,7 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path, ranks: Any) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is no run directory"):
+    with pytest.raises(RunDirectoryError, match="is not a run directory"):
         tuner.Run(tmp_path)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tuner.cli.models import model_options, stdout_is_the_answers
+from tuner.cli.models import max_new_tokens_option, model_options, stdout_is_the_answers
 from tuner.cli.options import Finite
 from tuner.cli.say import say
 from tuner.errors import TunerError, UsageError, nearest
@@ -32,13 +32,7 @@ _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
 @click.command()
 @model_options
 @click.option("--system", metavar="TEXT", help="A system prompt.")
-@click.option(
-    "--max-new-tokens",
-    type=click.IntRange(1),
-    default=512,
-    show_default=True,
-    help="Largest number of tokens in an answer.",
-)
+@max_new_tokens_option
 @click.option("--temperature", type=Finite(0), help="0 picks the most likely token.  [default: the model's own]")
 @click.option("--top-p", type=Finite(0, 1, min_open=True), help="Sample from the tokens that make up this probability.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True, help="Seed of sampling.")

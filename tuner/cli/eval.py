@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete
-from tuner.cli.models import loaded, model_options, stdout_is_the_answers
+from tuner.cli.models import loaded, max_new_tokens_option, model_options, stdout_is_the_answers
 from tuner.cli.say import say
 from tuner.errors import DiskError, UsageError
 
@@ -32,13 +32,7 @@ if TYPE_CHECKING:
     "--generate", type=click.IntRange(1), metavar="N", help="Generate answers to N prompts and write them to --out."
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="A new JSON lines file for the answers.")
-@click.option(
-    "--max-new-tokens",
-    type=click.IntRange(1),
-    default=512,
-    show_default=True,
-    help="Largest number of tokens in an answer.",
-)
+@max_new_tokens_option
 @click.option("--tasks", metavar="NAMES", help="Tasks of lm-eval, separated by commas; a task's .yaml works too.")
 @click.option("--num-fewshot", type=click.IntRange(0), help="Examples before each question.  [default: the task's]")
 @click.option(

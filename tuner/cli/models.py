@@ -52,3 +52,12 @@ def loaded(spec: ModelSpec, bits: str | None) -> tuple[LoadedModel, Hardware]:
 
     hardware = detect(os.environ)
     return load(spec, hardware, int(bits) if bits else None), hardware
+
+
+max_new_tokens_option = click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Largest number of tokens in an answer.",
+)

@@ -32,9 +32,10 @@ def command(runs: Sequence[str], output: Path | None, watch: bool, port: int | N
         _watch(list(dict.fromkeys(_place(name) for name in runs)), port or 0)
         return
     from tuner.report import page
+    from tuner.runs import listing
     from tuner.runs.directory import RunDirectory
 
-    paths = list(dict.fromkeys(_run(name) for name in runs))
+    paths = list(dict.fromkeys(map(listing.require_run, runs)))
     file = output or (RunDirectory(paths[0]).report if len(paths) == 1 else Path("report.html"))
     _check_free(file, page.MARK)
     page.write(paths, file.absolute())
@@ -65,18 +66,6 @@ def _place(name: str) -> Path:
         raise RunDirectoryError(f"{name!r} is a file", where="RUN", fix="Name a run's folder; tuner runs lists them.")
     if not listing.looks_like_a_run(path):
         say(f"{visible(name)} is no run directory yet; it is shown once its run has started.", err=True)
-    return path
-
-
-def _run(name: str) -> Path:
-    from tuner.runs import listing
-
-    path = Path(name).absolute()
-    if not listing.looks_like_a_run(path):
-        fix = "Name a run's folder; tuner runs lists them."
-        raise RunDirectoryError(
-            f"{name!r} is not a run directory: it has no run.json and recipe.py", where="RUN", fix=fix
-        )
     return path
 
 

@@ -93,7 +93,8 @@ def require_run(name: str | os.PathLike[str]) -> Path:
     path = Path(name).absolute()
     if not looks_like_a_run(path):
         fix = "Name a run's folder; tuner runs lists them."
-        raise RunDirectoryError(f"{str(name)!r} is no run directory: no run.json and recipe.py", where="RUN", fix=fix)
+        what = f"{str(name)!r} is not a run directory: it has no run.json and recipe.py"
+        raise RunDirectoryError(what, where="RUN", fix=fix)
     return path
 
 
