@@ -21,6 +21,7 @@ SUITE: dict[str, tuple[str, ...]] = {
     "start": ("--tiny", "--ranks", "1", "--rounds", "1"),
     "data": ("--rows", "2000", "--rounds", "1"),
     "defaults": ("--tiny", "--rounds", "1"),
+    "scale": ("--tiny", "--steps", "6"),
     "save": ("--tiny", "--ranks", "1", "--methods", "full", "--rounds", "1"),
     "light": ("--rounds", "1"),
     "runs": ("--runs", "20", "--lines", "5000", "--rounds", "1"),

@@ -17,9 +17,14 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from bench.table import Spent, Table, arguments, in_turns, median
 
@@ -133,7 +138,36 @@ def side(which: str, folder: str, chats: str, max_length: str) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    print(json.dumps({"tuner": ours, "TRL": trl}[which](tokenizer, Path(chats), int(max_length))))
+    with peak_memory() as peak:
+        found = {"tuner": ours, "TRL": trl}[which](tokenizer, Path(chats), int(max_length))
+    print(json.dumps(found | {"memory": max(peak)}))
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """Give what this process and its children hold, in bytes, every tenth of a second; files that are mapped not."""
+    held, is_over = [0], threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.1):
+            held.append(sum(map(anonymous_bytes, [psutil.Process(), *psutil.Process().children(recursive=True)])))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield held
+    finally:
+        is_over.set()
+        watcher.join()
+
+
+def anonymous_bytes(process: psutil.Process) -> int:
+    """Return a process's own memory, 0 where it has ended."""
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def main() -> None:
@@ -169,6 +203,7 @@ def compare(num_rows: int, max_length: int, rounds: int) -> list[dict[str, Any]]
         one, took = each[0], medians[name]
         row: dict[str, Any] = {"rows": num_rows, "who": name, "s": took, "TRL / it": medians["TRL"].over(took)}
         row |= {"tokens/s": round(one["tokens"] / took.wall), "efficiency": f"{one['tokens'] / one['slots']:.4f}"}
+        row["MB held"] = round(max(one["memory"] for one in each) / 1e6)
         rows.append(row | {"tokens lost": round(whole - one["tokens"])})
     return rows
 

@@ -72,7 +72,7 @@ def of_catalog(name: str) -> dict[str, Any]:
 
     architecture = load(f"{name}_full_custom_e1").config.architecture
     assert architecture is not None
-    return architecture.model_dump(exclude_none=True)
+    return {key: value for key, value in architecture.model_dump().items() if value is not None}
 
 
 def make_model(folder: Path, architecture: dict[str, Any], device: str = "cpu", dtype: str = "fp32") -> Path:

@@ -140,8 +140,8 @@ def test_a_failure_is_exit_code_3_with_its_fix(tuner: Tuner, monkeypatch: pytest
 def test_a_deepspeed_that_trains_wrong_is_not_ready(
     tuner: Tuner, monkeypatch: pytest.MonkeyPatch, no_probes: None
 ) -> None:
-    real = libraries._version
-    monkeypatch.setattr(libraries, "_version", lambda name: "0.19.2" if name == "deepspeed" else real(name))
+    real = libraries.version_of
+    monkeypatch.setattr(libraries, "version_of", lambda name: "0.19.2" if name == "deepspeed" else real(name))
 
     result = tuner("doctor")
 

@@ -26,7 +26,7 @@ PATH = {"PATH": "/usr/bin:/bin"}
 
 def made(
     *sets: str,
-    recipe: str = TINY,
+    recipe: str | None = TINY,
     hardware: Hardware = CPU,
     environ: Mapping[str, str] = PATH,
     now: datetime = NOW,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.launch.plans import checkpoint, made, written_run
 from tests.machine.gpus import A100, CPU, machine
+from tuner.launch import render
 from tuner.launch.run import ResolvedRun
 from tuner.recipes.origin import Kind
 from tuner.recipes.schema import Split
+from tuner.runs import directory
 
 OPEN, OF_XTUNER = "llama3_1_8b_lora_alpaca_e3", "internlm2_chat_7b_qlora_oasst1_e3"
-MICRO = "train_dataloader.batch_size"
+MICRO, GLOBAL = "train_dataloader.batch_size", "train_cfg.global_batch_size"
 
 
 def split(found: ResolvedRun) -> Split:
@@ -82,3 +87,54 @@ def test_an_open_recipe_goes_on_with_its_global_batch_on_other_ranks(tmp_path: P
 
     assert found.batch.global_batch == 32
     assert "keep the global batch of 32" in " ".join(found.notes)
+
+
+def own_rows(folder: Path, count: int, words: int = 30) -> str:
+    """Write chats of about 4 x `words` bytes each."""
+    file = folder / "rows.jsonl"
+    answer = "word " * words
+    row = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]}
+    file.write_text(f"{json.dumps(row)}\n" * count)
+    return str(file)
+
+
+def without_recipe(rows: str, *sets: str, **request: Any) -> ResolvedRun:
+    return made(f"train_dataloader.dataset.path={rows}", *sets, recipe=None, model="package:tiny", **request)
+
+
+def test_without_a_recipe_few_rows_make_a_smaller_global_batch(tmp_path: Path) -> None:
+    few, many = own_rows(tmp_path, 300), tmp_path / "many"
+    many.mkdir()
+
+    found = without_recipe(few)
+
+    assert found.batch.global_batch == 1
+    assert "would make 9 optimizer steps" in found.recipe.origins[GLOBAL].source
+    assert without_recipe(few, "max_epochs=20").batch.global_batch == 8
+    assert without_recipe(own_rows(many, 100_000)).batch.global_batch == 16
+
+
+@pytest.mark.parametrize(
+    "named", ["global_batch_size=16", "accumulative_counts=16", "max_steps=20", "train_cfg.global_batch_size=None"]
+)
+def test_a_number_that_the_user_names_stays_however_few_the_rows(tmp_path: Path, named: str) -> None:
+    assert without_recipe(own_rows(tmp_path, 300), named).batch.global_batch == 16
+
+
+def test_each_rank_keeps_a_sample_of_a_smaller_global_batch(tmp_path: Path) -> None:
+    found = without_recipe(own_rows(tmp_path, 300), flags={"nproc_per_node": 2})
+
+    assert found.batch.global_batch == 2 and found.batch.ranks == 2
+
+
+def test_a_run_resumes_with_the_global_batch_that_its_rows_gave(tmp_path: Path) -> None:
+    rows, run = own_rows(tmp_path, 300), tmp_path / "run"
+    started = without_recipe(rows, work_dir=run)
+    directory.create(run, render.files(started), resume=False)
+    checkpoint(run, 5)
+
+    again = without_recipe(rows, resume=str(run))
+    on_one_and_its_recipe = made(recipe=str(run / "recipe.py"), resume=str(run))
+
+    assert started.batch == again.batch == on_one_and_its_recipe.batch
+    assert not any("batch" in note for note in again.notes)

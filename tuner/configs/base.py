@@ -132,8 +132,9 @@ train_cfg = dict(
     early_stopping_patience=None,
     # Train only this many decoder layers, the last ones, and freeze the rest. None: all.
     trainable_layers=None,
-    # Samples per optimizer step over all processes. None: batch_size x accumulative_counts x processes, with 'auto'
-    # as 1 and as 16.
+    # Samples (packed rows, with packing) per optimizer step over all processes. None: batch_size x accumulative_counts
+    # x processes, with 'auto' as 1 and as 16. 'auto': the same, or fewer where the data are so few that the run would
+    # take under 100 optimizer steps; without a recipe (--model, --data) this is the default.
     global_batch_size=None,
     # Recompute activations in the backward pass: less memory, about a third more time. 'auto': only where needed.
     gradient_checkpointing=True,

@@ -96,7 +96,8 @@ def rendered(template: Template, chat: Chat, *, prompt: bool = False) -> tuple[s
         raise Unrendered(f"it takes more than {limits.MAX_BYTES_AT_ONCE // 1024**3} GiB of memory") from error
     except Exception as error:  # a template is someone else's program: it can raise whatever it likes
         raise Unrendered(str(error).rstrip(".") or type(error).__name__) from error
-    if limits.size(texts[0]) > limits.MAX_ADDED_BYTES + limits.MAX_TIMES * limits.size(chat):
+    added = limits.size(texts[0]) - limits.MAX_ADDED_BYTES
+    if added > 0 and added > limits.MAX_TIMES * limits.size(chat):
         raise Unrendered(f"it turns a conversation of {limits.size(chat):,} bytes into {len(texts[0]):,} characters")
     if SURROGATE.search(texts[0]):  # of tools and tool calls, which no format looks into
         raise Unrendered("it holds half of a surrogate pair, which no tokenizer accepts")

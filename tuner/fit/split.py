@@ -52,10 +52,10 @@ def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
 
 
 def samples_of_rank(recipe: RecipeConfig, ranks: int) -> int:
-    """Return the samples of one rank and step; 0 where the ranks do not divide the global batch."""
+    """Return the samples of one rank and step, the most where they are 'auto'; 0 where the ranks do not divide them."""
     micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
     wanted = recipe.train_cfg.global_batch_size
-    if wanted is not None:
+    if isinstance(wanted, int):
         return 0 if wanted % ranks else wanted // ranks
     of_micro = UNSAID.micro_batch if micro == "auto" else micro
     return of_micro * (UNSAID.accumulation if accumulation == "auto" else accumulation)
@@ -64,7 +64,7 @@ def samples_of_rank(recipe: RecipeConfig, ranks: int) -> int:
 def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
     micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
     wanted, least = recipe.train_cfg.global_batch_size, least_batch_size(recipe.objective)
-    if wanted and wanted % ranks:
+    if isinstance(wanted, int) and wanted % ranks:
         divisors = ", ".join(str(one) for one in range(1, wanted + 1) if wanted % one == 0)
         what = f"a global batch of {wanted} cannot be split evenly over {ranks} ranks"
         return RecipeError(what, where="train_cfg.global_batch_size", fix=f"Use one of {divisors} ranks.")

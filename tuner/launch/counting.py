@@ -46,7 +46,8 @@ def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset) -> Datas
         return counted
     if dataset.mixture:
         return DatasetSize(None, "some rows of a mixture are held out")
-    return DatasetSize(holdout.count(number, min(counted.rows, dataset.max_rows or counted.rows)))
+    rows = holdout.count(number, min(counted.rows, dataset.max_rows or counted.rows))
+    return DatasetSize(rows, num_bytes=counted.num_bytes * rows // max(1, counted.rows))
 
 
 def _counted(rows: Rows) -> DatasetSize:
@@ -54,7 +55,7 @@ def _counted(rows: Rows) -> DatasetSize:
     if isinstance(files, str):
         return DatasetSize(None, files)
     try:
-        return DatasetSize(sum(map(_num_rows, files)))
+        return DatasetSize(sum(map(_num_rows, files)), num_bytes=sum(file.stat().st_size for file in files))
     except DataError:
         return DatasetSize(None, f"{rows.path} cannot be read directly")
 

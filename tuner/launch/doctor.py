@@ -91,7 +91,7 @@ def _software(here: Hardware) -> Iterator[Row]:
 
 
 def _known_errors() -> Iterator[Row]:
-    version = libraries.versions()["deepspeed"]
+    version = libraries.version_of("deepspeed")
     known = list(guards.of_version(version)) if version else []
     if known:
         told = "; ".join(f"{guard.what} ({guard.source})" for guard in known)

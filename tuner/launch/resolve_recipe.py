@@ -39,6 +39,7 @@ def resolve_recipe(
     document = None if choice.is_auto(loaded, deepspeed) else choice.open_chosen(loaded, deepspeed)
     if document:
         loaded = splitting.with_dtype(loaded, document)
+    loaded = splitting.settle_global_batch(loaded, ranks, document)
     dtype = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
     loaded = kernels.choose(loaded, hardware, dtype.dtype)
     reason = None

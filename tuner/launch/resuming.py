@@ -145,10 +145,11 @@ def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint | None, world_size:
     """
     saved, asked = checkpoint.facts if checkpoint else {}, _batch_of(loaded)
     wanted, here = saved.get("global_batch"), samples_of_rank(loaded.config, world_size) * world_size
-    if wanted is None or here == wanted:
+    is_open = loaded.config.train_cfg.global_batch_size == "auto"
+    if wanted is None or (here == wanted and not is_open):
         return loaded, ()
     # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
-    if asked not in (saved.get("asked_batch"), saved.get("batch")):
+    if here != wanted and asked not in (saved.get("asked_batch"), saved.get("batch")):
         raise _other_batch(loaded, here, world_size, wanted)
     micro = _micro_batch(loaded.config, wanted, world_size)
     reason = f"--resume: keep the global batch of {wanted} on {world_size} ranks"
@@ -165,7 +166,8 @@ def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint | None, world_size:
         if old != new:
             origins[dotted] = origins[dotted].over(Place(Kind.DERIVED, reason), old)
     note = f"batch: {told} to keep the global batch of {wanted} on {world_size} rank{'s' * (world_size > 1)}."
-    return replace(loaded, config=RecipeConfig.model_validate(values), origins=origins), (note,)
+    notes = () if saved.get("world_size") == world_size else (note,)
+    return replace(loaded, config=RecipeConfig.model_validate(values), origins=origins), notes
 
 
 def _batch_of(loaded: Recipe) -> dict[str, int | str]:
@@ -174,7 +176,7 @@ def _batch_of(loaded: Recipe) -> dict[str, int | str]:
     return {
         "micro_batch": config.train_dataloader.batch_size,
         "accumulation": config.optim_wrapper.accumulative_counts,
-        **({"asked_global_batch": whole} if whole else {}),
+        **({"asked_global_batch": whole} if isinstance(whole, int) else {}),
     }
 
 

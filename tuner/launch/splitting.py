@@ -12,9 +12,12 @@ from tuner.fit import split
 from tuner.fit.levels import Level
 from tuner.fit.parameters import has_formula
 from tuner.fit.sequence_parallel import data_parallel_ranks
+from tuner.launch import counting, steps
 from tuner.launch.machines import cluster, machines
+from tuner.machine.few_steps import ENOUGH
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
+from tuner.recipes.objective import least_batch_size
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
@@ -34,6 +37,40 @@ def lightest(loaded: Recipe, ranks: int) -> Recipe:
         RecipeError: the ranks cannot share the global batch.
     """
     return _settled(loaded, split.possible(loaded.config, ranks)[0], "derived: the least memory")
+
+
+def settle_global_batch(loaded: Recipe, ranks: int, document: Document | None = None) -> Recipe:
+    """Return the recipe with a number, or None for the usual 1 x 16 of each rank, where its global batch is 'auto'.
+
+    The usual one is halved until the run takes `few_steps.ENOUGH` optimizer steps; of data that are not counted before
+    they are read it stays.
+
+    Args:
+        ranks: Those that have samples of their own.
+        document: A DeepSpeed config, whose numbers stand where the recipe says 'auto'.
+    """
+    if document:
+        loaded = _yielding(loaded, document)
+    config = loaded.config
+    if config.train_cfg.global_batch_size != "auto":
+        return loaded
+    usual = samples = split.samples_of_rank(config, ranks)
+    rows = None if config.train_cfg.max_steps else steps.estimate_rows(config, counting.sources(config))
+    micro = config.train_dataloader.batch_size
+    least = least_batch_size(config.objective) if micro == "auto" else micro
+    if rows is not None and config.optim_wrapper.accumulative_counts == "auto":
+        while samples % 2 == 0 and samples // 2 >= least and _num_steps(config, rows, samples * ranks) < ENOUGH:
+            samples //= 2
+    if samples == usual:
+        return _with(loaded, {_GLOBAL: None}, Place(Kind.DERIVED, "derived: batch_size x accumulative_counts x ranks"))
+    num_steps = _num_steps(config, rows or 0, usual * ranks)
+    why = f"derived: at {usual * ranks} this data would make {num_steps} optimizer steps"
+    return _with(loaded, {_GLOBAL: samples * ranks}, Place(Kind.DERIVED, why))
+
+
+def _num_steps(config: RecipeConfig, rows: int, global_batch: int) -> int:
+    """Return about how many optimizer steps a run takes."""
+    return -(-rows // global_batch) * config.train_cfg.max_epochs
 
 
 def with_dtype(loaded: Recipe, document: Document) -> Recipe:
@@ -89,7 +126,7 @@ def _yielding(loaded: Recipe, document: Document) -> Recipe:
         if _at(loaded.config, ours) == "auto" and (number := _number(document, theirs)):
             loaded = _with(loaded, {ours: number}, document.place((theirs,)))
     is_open = "auto" in (_at(loaded.config, _MICRO), _at(loaded.config, _ACCUMULATION))
-    if is_open and _at(loaded.config, _GLOBAL) is None and (number := _number(document, "train_batch_size")):
+    if is_open and _at(loaded.config, _GLOBAL) in (None, "auto") and (number := _number(document, "train_batch_size")):
         return _with(loaded, {_GLOBAL: number}, document.place(("train_batch_size",)))
     return loaded
 

@@ -16,6 +16,8 @@ from tuner.machine import few_steps
 from tuner.machine.topology import Batch
 from tuner.recipes.schema import RecipeConfig
 
+_BYTES_PER_TOKEN = 4
+"""Of English text as JSON, about: enough to tell tens of rows from thousands."""
 _WITHOUT_LOSS = "no token to train on within max_length"
 _DROPPED = {
     "sft": _WITHOUT_LOSS,
@@ -59,13 +61,15 @@ class Count:
 class DatasetSize:
     """One data set: the rows of one pass over it (None, and `why`, where they are not counted).
 
-    `samples_a_row` is 2 where kto makes two samples of a row, None where that is not known: one or two.
+    `num_bytes` is the size of the files that hold them. `samples_a_row` is 2 where kto makes two samples of a row, None
+    where that is not known: one or two.
     """
 
     rows: int | None
     why: str = ""
     weight: float = 1.0
     samples_a_row: int | None = 1
+    num_bytes: int = 0
 
     @property
     def taken(self) -> int | None:
@@ -154,6 +158,22 @@ def count_steps(
     per_epoch = replace(samples, value=None if samples.value is None else batch.steps_per_epoch(samples.value))
     total = _total(config, per_epoch)
     return Steps(rows, samples, per_epoch, total, resumed.step if resumed else 0)
+
+
+def estimate_rows(config: RecipeConfig, sources: Sequence[DatasetSize]) -> int | None:
+    """Return about how many rows the trainer has in an epoch, packed ones by their bytes; None where none are counted.
+
+    Args:
+        config: The recipe.
+        sources: The data set, or those of the mixture.
+    """
+    dataset = config.train_dataloader.dataset
+    samples = _samples(sources, _rows(sources, dataset.max_rows), config)
+    if samples.value is None or samples.certainty is not Certainty.UNLESS_SPLIT:
+        return samples.value
+    num_bytes, num_rows = sum(one.num_bytes for one in sources), sum(one.rows or 0 for one in sources)
+    tokens = samples.value * num_bytes / max(1, num_rows) / _BYTES_PER_TOKEN
+    return max(1, min(samples.value, math.ceil(tokens / dataset.max_length)))
 
 
 def too_few(config: RecipeConfig, batch: Batch, found: Steps) -> str | None:

@@ -10,6 +10,9 @@ from tuner.machine.topology import Batch
 MIN_STEPS = 10
 """Fewer optimizer steps than this are a look at the data, no training: a warm-up and a course need some to act on."""
 
+ENOUGH = 100
+"""A global batch of our choice is made smaller until a run takes as many (docs/plan.md)."""
+
 
 def warning(
     batch: Batch, epochs: int, rows: int, told: str, *, warmup_ratio: float, unpacked: int | None = None

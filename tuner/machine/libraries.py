@@ -77,7 +77,7 @@ _NEEDS_CUDA = {(12, 0): (12, 8), (10, 0): (12, 8)}
 
 def versions() -> dict[str, str | None]:
     """Return the installed version of every library that training uses, None where it is missing."""
-    return {name: _version(name) for name in (*MINIMUM, *QUANTIZED)}
+    return {name: version_of(name) for name in (*MINIMUM, *QUANTIZED)}
 
 
 def is_installed(package: str) -> bool:
@@ -107,7 +107,7 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
     """
     missing, asked = False, {**MINIMUM, **(QUANTIZED if quantized else {})}
     for name, minimum in asked.items():
-        found = _version(name)
+        found = version_of(name)
         missing |= found is None
         if found is None:
             yield MachineError(f"{name} is not installed", fix=f"pip install '{name}>={minimum}'")
@@ -117,7 +117,7 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
         yield from _at_odds({*asked, *_LOADED_ALONG})
     if needs_cuda and torch_cuda_version() is None:
         yield MachineError(
-            f"there are GPUs, but torch {_version('torch')} is a CPU build",
+            f"there are GPUs, but torch {version_of('torch')} is a CPU build",
             fix="Install a CUDA build of torch, or hide the GPUs with CUDA_VISIBLE_DEVICES=''.",
         )
 
@@ -129,13 +129,13 @@ def _at_odds(ours: set[str]) -> Iterator[MachineError]:
     from packaging.requirements import Requirement  # transformers depends on it, which is not missing here
 
     for name in sorted(ours):
-        for text in metadata.requires(name) or () if _version(name) else ():
+        for text in metadata.requires(name) or () if version_of(name) else ():
             wanted = Requirement(text)
             if wanted.name.replace("-", "_") not in ours or (wanted.marker and not wanted.marker.evaluate()):
                 continue
-            found = _version(wanted.name)
+            found = version_of(wanted.name)
             if found and not wanted.specifier.contains(found, prereleases=True):
-                what = f"{name} {_version(name)} needs {wanted.name}{wanted.specifier}, and {wanted.name} is {found}"
+                what = f"{name} {version_of(name)} needs {wanted.name}{wanted.specifier}, and {wanted.name} is {found}"
                 why = _LOADED_ALONG.get(name) or _LOADED_ALONG.get(wanted.name)
                 fix = f"pip install --upgrade {name} '{wanted.name}{wanted.specifier}'"
                 yield MachineError(f"{what}; {why}" if why else what, where="the installed libraries", fix=fix)
@@ -168,7 +168,7 @@ def require_names(library: str, holder: Any, *names: str) -> None:
     """
     gone = [name for name in names if not hasattr(holder, name)]
     if gone:
-        what = f"{library} {_version(library)} has no {holder.__name__}.{gone[0]}, which tuner needs"
+        what = f"{library} {version_of(library)} has no {holder.__name__}.{gone[0]}, which tuner needs"
         raise MachineError(what, where=library, fix="Install the tested versions: pip install -r requirements.txt")
 
 
@@ -187,8 +187,9 @@ def torch_built_for(key: str) -> str | None:
     return match[1] if match else None
 
 
-def _version(name: str) -> str | None:
-    from importlib import metadata  # it takes 8 ms, and a dry run asks for no version
+def version_of(name: str) -> str | None:
+    """Return the installed version of a library, None where it is missing."""
+    from importlib import metadata  # 8 ms, and a millisecond for each library
 
     try:
         return metadata.version(name)

@@ -115,6 +115,7 @@ def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
     yield Layer(base.values, base.place)
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
     yield layer_of(read_split())
+    yield Layer.at(Place(Kind.DERIVED, "no recipe given"), {"train_cfg": {"global_batch_size": "auto"}})
     yield _part_layer("methods", method)
     yield _part_layer("objectives", objective)
     if overrides.method is None:

@@ -143,7 +143,7 @@ class TrainCfg(Block):
     val_interval: PositiveInt | None
     early_stopping_patience: PositiveInt | None
     trainable_layers: PositiveInt | None
-    global_batch_size: PositiveInt | None
+    global_batch_size: PositiveInt | Literal["auto"] | None
     gradient_checkpointing: bool | Literal["auto"]
     loss: Literal["auto", "whole", "chunked"]
     torch_compile: bool | Literal["deepcompile"]

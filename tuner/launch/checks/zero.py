@@ -47,7 +47,7 @@ def config(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def _deepspeed() -> str:
-    return libraries.versions()["deepspeed"] or "0"
+    return libraries.version_of("deepspeed") or "0"
 
 
 def _met(config: dict[str, Any], here: Hardware) -> list[guards.Guard]:
