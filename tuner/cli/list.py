@@ -158,9 +158,9 @@ def _print_summaries(parts: Parts) -> None:
     lines: list[str] = []
     for kind, names in parts.items():
         lines.append(f"{kind}:")
-        own = _own(kind)
+        own, files = _own(kind), catalog_folders.files(kind)
         for name in names:
-            told = f"{catalog.summary(kind, name)} {own.get(name, '')}".strip()
+            told = f"{catalog.summary_of(files[name])} {own.get(name, '')}".strip()
             lines.append(wrapped(f"  {name:<{width}}  {visible(told)}", " " * (width + 4)))
     if set(parts) == set(catalog.KINDS):
         for title, names in _titled(_others()):

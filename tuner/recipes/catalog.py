@@ -119,7 +119,10 @@ def shadowing(kind: str, name: str) -> str | None:
 
 def text_of(kind: str, name: str) -> str:
     """Return the text of a part; nothing where it is one of the user's that cannot be read."""
-    file = part_file(kind, name)
+    return _text(part_file(kind, name))
+
+
+def _text(file: PartFile) -> str:
     if file.is_ours:
         return file.path.read_text(encoding="utf-8")
     try:
@@ -137,10 +140,14 @@ def part_named(hub_id: str) -> str | None:
 
 def summary(kind: str, name: str) -> str:
     """Return the first line of a part's docstring; nothing of one that has none or is no Python."""
-    file = part_file(kind, name)
+    return summary_of(part_file(kind, name))
+
+
+def summary_of(file: PartFile) -> str:
+    """Return the summary of a part whose file is known: `tuner list` asks for 600."""
     if not file.is_ours:
-        return _first_line(text_of(kind, name))
-    # `tuner list` asks for 600, which all begin with it.
+        return _first_line(_text(file))
+    # Ours all begin with it.
     with open(file.full, encoding="utf-8") as stream:  # noqa: PTH123
         return stream.readline().strip().strip('"').strip()
 

@@ -240,12 +240,13 @@ def _announces(place: str) -> bool:
     except OSError:
         return False
     infos = (name for name in names if name.endswith((".dist-info", ".egg-info")))
-    return any(GROUP.encode() in _bytes(Path(place, name, "entry_points.txt")) for name in infos)
+    return any(GROUP.encode() in _bytes(f"{place}/{name}/entry_points.txt") for name in infos)
 
 
-def _bytes(file: Path) -> bytes:
+def _bytes(file: str) -> bytes:
     try:
-        return file.read_bytes()
+        with open(file, "rb") as stream:  # noqa: PTH123 (a Path of each package takes longer than the look)
+            return stream.read()
     except OSError:
         return b""
 
