@@ -41,11 +41,11 @@ setup(
         "ninja>=1.11.1",
         "nvidia-ml-py>=12",
         "packaging>=24",
-        "peft>=0.19",
+        "peft>=0.21",
         "plotly>=6",
         "protobuf>=5",
         "psutil>=5.9",
-        "pydantic>=2.11",  # its core is what tuner imports, and each version pins one
+        "pydantic>=2.12",  # its core is what tuner imports: 2.11 does not tell a check which key it is for
         "pyyaml>=6",
         "rich>=13",
         "sentencepiece>=0.2",

@@ -14,7 +14,7 @@ MINIMUM = {
     "torch": "2.9",
     "transformers": "5.18",
     "trl": "1.16",
-    "peft": "0.19",
+    "peft": "0.21",
     "accelerate": "1.14",
     "datasets": "4.7",
     "deepspeed": "0.19.8",  # the schema of zero is this one's; what older ones do wrong is in zero.guards
