@@ -19,6 +19,14 @@ die_with_parent()
 print(1, flush=True)
 time.sleep(60)
 """
+LOOKS_UP = """
+import sys
+from tuner.machine.kernel import die_with_parent
+seen = []
+sys.addaudithook(lambda event, _: seen.append(event))
+die_with_parent()
+print(*(event for event in seen if event.startswith(("ctypes.dl", "import", "open"))))
+"""
 PARENT = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]]).pid, flush=True); input()"
 
 
@@ -33,6 +41,12 @@ def test_a_child_is_told_of_its_parents_end() -> None:
         parent.wait(timeout=60)
 
         wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_forked_child_asks_for_it_without_the_loader_whose_lock_another_thread_may_have_held() -> None:
+    done = subprocess.run([sys.executable, "-c", LOOKS_UP], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "\n"
 
 
 @pytest.mark.parametrize(

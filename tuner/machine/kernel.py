@@ -14,13 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# Loaded here and not where it is called: that is in a child between fork and exec, where the loader's lock may be held
+# by a thread that was not copied, and is never given back.
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
     """Ask for a signal to this process when its parent ends, however it ends."""
-    if sys.platform == "linux":  # elsewhere nothing tells a child
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if _prctl:  # elsewhere nothing tells a child
+        _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def heard(numbers: Iterable[int]) -> tuple[int, ...]:
