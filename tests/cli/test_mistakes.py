@@ -93,7 +93,7 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "stray argument": ([TINY, "extra"], ("'extra'", "--set KEY=VALUE")),
     "stray pair": ([TINY, "lr=1"], ("'lr=1'", "--set KEY=VALUE")),
     "unknown flag": ([TINY, "--deepsped", "zero2"], ("--deepsped", "--deepspeed")),
-    "flag without a value": ([TINY, "--deepspeed"], ("--deepspeed",)),
+    "flag without a value": ([TINY, "--deepspeed"], ("--deepspeed", "tuner train --help")),
     "no recipe": ([], ("RECIPE",)),
 }
 

@@ -74,7 +74,7 @@ class LazyGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except (click.NoSuchOption, click.BadOptionUsage) as error:
-            raise _usage_error(error) from None
+            raise _usage_error(error, ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         _refuse_no_folder()
@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
                 raise told from None
             if isinstance(error, click.BadParameter) and (told := _other_tools().launcher(error)):
                 raise told from None
-            raise _usage_error(error) from None
+            raise _usage_error(error, ctx) from None
         except KeyboardInterrupt:  # click's own 1 would say that training failed
             click.echo("\nAborted!", err=True)
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
@@ -95,9 +95,12 @@ class LazyGroup(click.Group):
             formatter.write_dl([*COMMANDS.items()])
 
 
-def _usage_error(error: click.UsageError) -> UsageError:
+def _usage_error(error: click.UsageError, ctx: click.Context) -> UsageError:
     """Return click's error as ours, which has a code: one message in place of click's four lines."""
-    what, command, fix = error.format_message(), error.ctx.command_path if error.ctx else "tuner", ""
+    # An option without its value is the one mistake that click tells without the command that it was made in.
+    here = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
+    command = error.ctx.command_path if error.ctx else here
+    what, fix = error.format_message(), ""
     if isinstance(error, click.NoSuchOption):  # its suggestion is part of the formatted message
         what, fix = error.message, did_you_mean(error.option_name, error.possibilities or ())
     return UsageError(what.rstrip("."), where=command, fix=f"{fix} See: {command} --help".strip())
