@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -70,6 +71,9 @@ def lay_out(folder: Path, text: str) -> None:
     (folder / "llama3_lora_sft.yaml").write_text(
         "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ndataset: my.jsonl\n"
     )
+    for name in ("curl", "tell.sh"):
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
     for found in _FENCE.finditer(text):
         if found["title"]:
             path = folder / found["title"]
@@ -94,7 +98,8 @@ def failure(before: str, words: str) -> str | None:
     _make_way(arguments)
     launcher = arguments[arguments.index("--launcher") + 1] if "--launcher" in arguments else ""
     pairs = (pair.partition("=") for pair in before.split() if re.match(r"[A-Z_]+=", pair))
-    env = _LAUNCHED.get(launcher, {}) | {name: value for name, _, value in pairs}
+    path = {"PATH": os.pathsep.join((str(Path.cwd()), os.environ["PATH"]))}  # the programs that `lay_out` wrote
+    env = path | _LAUNCHED.get(launcher, {}) | {name: value for name, _, value in pairs}
     result = CliRunner().invoke(tuner, arguments, env=env)
     return None if result.exit_code == 0 else f"{result.exit_code}: {result.exception} {result.output[-400:]}"
 

@@ -40,6 +40,15 @@ def test_ctrl_c_before_a_run_starts_has_the_signals_code(tuner: Tuner, monkeypat
 
 
 @pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_a_dry_run_refuses_a_command_to_notify_by_as_a_start_does(tuner: Tuner, dry_run: list[str]) -> None:
+    found = tuner("train", TINY, "--set", "log.notify=no-such-command", *dry_run)
+
+    assert (found.code, found.out, len(found.messages)) == (3, "", 1)
+    assert "no command 'no-such-command'. In log.notify." in found.err
+
+
+@pytest.mark.usefixtures("nothing_starts")
 def test_a_dry_run_as_json_is_json_and_nothing_else(tuner: Tuner, tmp_path: Path) -> None:
     found = _json(tuner, "--deepspeed", GUIDE)
 

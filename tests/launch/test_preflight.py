@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,14 @@ def test_a_hopeless_run_is_refused_unless_that_is_to_be_ignored(monkeypatch: pyt
     with pytest.raises(MachineError, match="does not fit"):
         preflight.check(made(**asked))
     assert preflight.check(made(**asked, ignore_fit=True)) == ()
+
+
+@pytest.mark.parametrize("look", [preflight.check, preflight.foresee, preflight.inspect])
+def test_a_command_to_notify_by_that_is_not_there_is_found_by_a_start_a_dry_run_and_a_check(look: Any) -> None:
+    plan = made("log.notify=no-such-command --done")
+
+    with pytest.raises(MachineError, match=r"no command 'no-such-command'. In log.notify"):
+        raise next(one for one in look(plan) if isinstance(one, MachineError))
 
 
 def test_a_dry_run_is_told_what_would_be_refused(tmp_path: Path) -> None:

@@ -42,11 +42,12 @@ _SLOW: tuple[Check, ...] = (
     gpus.driver,
     gpus.busy,
     system.installed,
+    system.notifies,
     system.port,
 )
 _CONFIGURED: tuple[Check, ...] = (
     *(*_ELSEWHERE, model.tokens, gpus.attention, gpus.liger, gpus.offloading, gpus.precision),
-    *(zero.swap_space, system.installed, zero.config, system.compiles),
+    *(zero.swap_space, system.installed, system.notifies, zero.config, system.compiles),
 )
 """What a recipe and its config ask of this machine, whatever its memory and its data."""
 
@@ -85,7 +86,12 @@ def inspect_elsewhere(run: ResolvedRun) -> tuple[Finding, ...]:
 
 
 def foresee(run: ResolvedRun) -> tuple[str, ...]:
-    """Return what `check` would say, as far as it can be known in milliseconds."""
+    """Return what `check` would say, as far as it can be known in milliseconds.
+
+    Raises:
+        MachineError: there is no such command as log.notify names: that is a mistake wherever the run is to start.
+    """
+    _judge(run, system.notifies)
     findings = _findings(run, *_QUICK, zero.config, system.compiles)
     return tuple(one if isinstance(one, str) else f"tuner train would refuse this run: {one}" for one in findings)
 

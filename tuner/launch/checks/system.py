@@ -35,15 +35,18 @@ _FILES_OF_A_WORKER = 32
 
 
 def installed(run: ResolvedRun) -> Iterator[Finding]:
-    """Find libraries that are missing, too old or at odds, trackers without their package, no command to notify by."""
+    """Find libraries that are missing, too old or at odds, and trackers and optimizers without their package."""
     config = run.recipe.config
     yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=run.hardware.has_nvidia)
     for tracker in config.log.trackers:
         yield from _missing(tracker, f"log.trackers = {tracker!r}")
     if config.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS:
         yield from _missing("bitsandbytes", "optim_wrapper.optimizer.type")
-    # Where the run ends, perhaps days later, a misspelled command could only be told and not mended.
-    for program in config.log.command[:1] if run.topology.leads else ():
+
+
+def notifies(run: ResolvedRun) -> Iterator[Finding]:
+    """Find no command of log.notify's name: at the run's end, perhaps days later, it is too late to correct it."""
+    for program in run.recipe.config.log.command[:1] if run.topology.leads else ():
         if shutil.which(program, path=run.environ.get("PATH")) is None:
             yield MachineError(f"no command {program!r}", where="log.notify", fix="Install it, or write its full path.")
 
