@@ -122,7 +122,7 @@ def check(
         `ok`, and `findings`: each with `severity`, `what`, `where`, `fix` and `code`.
 
     Raises:
-        UsageError: `recipe` is a folder that is no run.
+        RunDirectoryError: `recipe` is a folder that is no run.
         RecipeError: an override is no plain value.
     """
     from tuner.launch import checking
@@ -219,6 +219,8 @@ def export(
     dtype: DType | None = None,
     max_shard_size: str = "5GB",
     layout: Layout = "published",
+    push: str | None = None,
+    private: bool = False,
 ) -> Exported:
     """Write what a run trained to the folder `dest`, for transformers and peft alone, as `tuner export` does.
 
@@ -230,28 +232,38 @@ def export(
         dtype: Type of the weights. None: as they are.
         max_shard_size: Of one file of weights.
         layout: "llama" writes InternLM in Llama's layout, "gguf" one file for Ollama and llama.cpp.
+        push: "OWNER/NAME" on the Hugging Face hub, to upload it to as well.
+        private: Make that repository private if it does not exist yet.
 
     Returns:
         What was written: `kind`, `num_tensors`, `num_bytes`, `num_files` and more.
 
     Raises:
-        TunerError: there is nothing to export, or it cannot be written; `dest` is untouched then.
+        TunerError: there is nothing to export, or it cannot be written; `dest` is untouched then. Or the upload fails,
+            and `dest` is kept.
     """
     _check_choices(Layout, layout=layout)
     _check_choices(DType, dtype=dtype)
     from tuner.fit.sizes import parse_bytes
-    from tuner.results import gguf, random_state
+    from tuner.results import random_state
     from tuner.results.export import Options
     from tuner.results.export import export as write
+    from tuner.results.push import check as check_push
+    from tuner.results.push import upload
     from tuner.results.saved import check_dest, find
 
+    if private and push is None:
+        raise UsageError("private=True needs push", where="private", fix='Add push="OWNER/NAME".')
     most, folder = parse_bytes(max_shard_size, "max_shard_size"), Path(dest)
     check_dest(folder)
-    options = Options(merge, dtype, most, None if base is None else os.fspath(base), layout)
+    options = Options(merge, dtype, most, None if base is None else os.fspath(base), layout, push)
+    saved = find(Path(source))
+    repository = check_push(push, layout, private=private) if push else None
     with random_state.kept():
-        if layout == "gguf":
-            return gguf.export_gguf(find(Path(source)), folder, options, os.environ)  # effect: where llama.cpp is
-        return write(find(Path(source)), folder, options)
+        done = write(saved, folder, options, os.environ)  # effect: where llama.cpp is
+    if repository:
+        upload(folder, done, repository, kept=True)
+    return done
 
 
 def chat(

@@ -15,8 +15,9 @@ from tests.data.conftest import make_tokenizer
 from tests.results.hub import NAME, TOKEN, Hub, serving
 from tests.results.models import LLAMA, write_adapter, write_base
 from tests.results.runs import finish, make_run
+from tuner import api
 from tuner.cli import tuner
-from tuner.errors import TunerError
+from tuner.errors import TunerError, UsageError
 from tuner.recipes import catalog
 from tuner.runs.directory import RunDirectory
 
@@ -76,6 +77,21 @@ def test_an_export_arrives_whole_with_its_card_and_manifest(
     assert f"Uploaded: {constants.ENDPOINT}/{NAME}" in done.output
     assert not hub.private
     assert list((tmp_path / "t").iterdir()) == [], "what was exported for the upload alone is gone"
+
+
+def test_python_uploads_too_and_keeps_the_folder(hub: Hub, run: RunDirectory, tmp_path: Path) -> None:
+    api.export(run.path, tmp_path / "out", base="org/base", push=NAME, private=True)
+
+    assert hub.files.keys() == {file.name for file in (tmp_path / "out").iterdir()}
+    assert hub.private and TOKEN.encode() not in hub.sent
+
+
+def test_python_refuses_what_the_command_refuses_before_it_writes(hub: Hub, run: RunDirectory, tmp_path: Path) -> None:
+    for options in ({"push": NAME, "layout": "gguf"}, {"private": True}, {"push": "someone/my-model"}):
+        with pytest.raises(UsageError, match=r"does not support GGUF|needs push|neither the user"):
+            api.export(run.path, tmp_path / "out", **options)  # type: ignore[arg-type]
+
+    assert not hub.changed and not (tmp_path / "out").exists()
 
 
 def test_the_token_is_sent_to_the_hub_and_written_nowhere(hub: Hub, run: RunDirectory, tmp_path: Path) -> None:

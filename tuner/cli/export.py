@@ -67,7 +67,7 @@ def command(
     from tuner.worker.quiet import quiet_libraries
 
     most = parse_bytes(max_shard_size, "--max-shard-size")
-    _check_push(dest, push, layout, private=private)
+    _check_push(dest, push, private=private)
     if dest:
         check_dest(dest)
     found = find(source)
@@ -75,33 +75,25 @@ def command(
     if push:  # an upload can take an hour: the hub's own progress bars tell how far it is
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0")
     quiet_libraries()
-    from tuner.results import gguf  # torch
-    from tuner.results.export import Options
+    from tuner.results.export import Options  # torch
     from tuner.results.push import check
 
     options = Options(merge, dtype, most, base, layout or "published", push)
-    repository = check(push, private=private) if push else None
+    repository = check(push, options.layout, private=private) if push else None
     if dest is None:
         assert repository is not None
         with tempfile.TemporaryDirectory(prefix="tuner-export-") as temporary:
             _export(found, Path(temporary) / repository.name.split("/")[1], options, repository, kept=False)
-    elif layout == "gguf":
-        started = time.monotonic()
-        done = gguf.export_gguf(found, dest, options, os.environ)
-        _tell_gguf(dest, done, time.monotonic() - started)
     else:
         _export(found, dest, options, repository, kept=True)
 
 
-def _check_push(dest: Path | None, push: str | None, layout: str | None, *, private: bool) -> None:
+def _check_push(dest: Path | None, push: str | None, *, private: bool) -> None:
     if dest is None and push is None:
         fix = "Give a folder for the export, or a repository on the hub: --push OWNER/NAME."
         raise UsageError("there is no DEST", where="DEST", fix=fix)
     if push is None and private:
         raise UsageError("--private needs --push", where="--private", fix="Add --push OWNER/NAME.")
-    if push and layout == "gguf":
-        fix = f"Write it first, tuner export SOURCE DEST --as gguf, add a README.md, then: hf upload {push} DEST"
-        raise UsageError("--push does not support GGUF, which has no model card", where="--push", fix=fix)
 
 
 def _export(found: SavedModel, dest: Path, options: Options, repository: Repository | None, *, kept: bool) -> None:
@@ -110,20 +102,23 @@ def _export(found: SavedModel, dest: Path, options: Options, repository: Reposit
     from tuner.results.push import upload
 
     started = time.monotonic()
-    done = export(found, dest, options)
-    _tell(dest if kept else None, done, time.monotonic() - started, pushed=repository is not None)
+    done = export(found, dest, options, os.environ)
+    seconds = time.monotonic() - started
+    if done.modelfile:
+        _tell_gguf(dest, done, done.modelfile, seconds)
+    else:
+        _tell(dest if kept else None, done, seconds, pushed=repository is not None)
     if repository:
-        again = {"again": f"The export is kept: hf upload {repository.name} {dest}"} if kept else {}
         say(f"Uploading to {repository.name}.")
-        url = upload(dest, done, repository, **again)
+        url = upload(dest, done, repository, kept=kept)
         say(f"Uploaded: {url}. Its card has no license: add the one that follows from the base and the data.")
 
 
-def _tell_gguf(dest: Path, done: Exported, seconds: float) -> None:
+def _tell_gguf(dest: Path, done: Exported, modelfile: Path, seconds: float) -> None:
     say(f"Wrote {dest}: {dest.name}.gguf, {_size(done)}, and a Modelfile, {seconds:.0f} s.")
     if done.compared:
         click.echo(done.compared)
-    say(f"Next: ollama create {dest.name.lower()} -f {dest / 'Modelfile'}")
+    say(f"Next: ollama create {dest.name.lower()} -f {modelfile}")
 
 
 def _size(done: Exported) -> str:

@@ -9,9 +9,10 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,7 @@ from tuner.models.load import DTYPES, explained, is_scorer, source
 from tuner.recipes import paths
 from tuner.recipes.schema import Model
 from tuner.recipes.template import plain
+from tuner.results import gguf
 from tuner.results.adapter import STEM, Adapter, read_config
 from tuner.results.base import base_of, check_facts, folder_of, hub_id, read_model_config
 from tuner.results.card import Kind, card
@@ -41,6 +43,7 @@ _BESIDES_BYTES = 64 * 1024**2
 """A tokenizer and the small files; the largest published tokenizer.json has 33 MB."""
 _ONE_FILE_BYTES = 2**62
 """PEFT reads an adapter from one file."""
+_ROOM = "Free space or choose another DEST."
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Exported:
     """transformers alone does not know its architecture, or that of its base."""
     compared: str | None = None
     """What was compared of a merged model and the adapter that it is made of."""
+    modelfile: Path | None = None
+    """Beside a GGUF, what Ollama reads."""
 
 
 @dataclass(frozen=True)
@@ -101,26 +106,53 @@ def _known_to_tuner_alone(model_type: str | None) -> bool:
     return model_type in CONFIG_MAPPING and model_type not in CONFIG_MAPPING_NAMES
 
 
-def export(saved: SavedModel, dest: Path, options: Options) -> Exported:
+def export(
+    saved: SavedModel, dest: Path, options: Options, environ: Mapping[str, str] = MappingProxyType({})
+) -> Exported:
     """Write `saved` to `dest`, which must not exist or be empty.
+
+    Args:
+        saved: What `saved.find` found.
+        dest: The folder.
+        options: In which layout, and the rest.
+        environ: Where llama.cpp is (LLAMA_CPP, PATH), for the layout `gguf`.
 
     Raises:
         UsageError: the options do not fit what is exported, or something is at `dest`.
         ModelError: weights are missing or damaged, or the adapter does not fit its base.
-        MachineError: the base is on the hub, and the hub cannot be reached.
+        MachineError: the base is on the hub and the hub cannot be reached, or llama.cpp's converter is not here.
         DiskError: `dest` cannot be written, or there is no room for it.
-        TunerError: a merged model does not say what the adapter on its base says.
+        TunerError: a merged model does not say what the adapter on its base says, or llama.cpp does not know the model.
     """
     check_dest(dest)
+    if options.layout == "gguf":
+        return _export_gguf(saved, dest, options, gguf.converter(environ))
+    return _export(saved, dest, options)
+
+
+def _export_gguf(saved: SavedModel, dest: Path, options: Options, script: Path) -> Exported:
+    """Write a whole model first, an adapter merged into its base, and have it converted."""
+    with disk_errors(dest, _ROOM):
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
+            whole, draft = Path(temporary) / "whole" / dest.name, Path(temporary) / dest.name
+            done = _export(saved, whole, replace(options, merge=saved.is_adapter))
+            size = gguf.pack(script, whole, draft, options.dtype)
+            check_dest(dest)
+            draft.replace(dest)
+    return replace(done, num_bytes=size, num_files=1, modelfile=dest / gguf.MODELFILE)
+
+
+def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
     content = _content(saved, options)
     dtype = DTYPES[options.dtype] if options.dtype else None
     needed = num_bytes(content.pieces, dtype)
-    with disk_errors(dest, "Free space or choose another DEST."):
+    with disk_errors(dest, _ROOM):
         dest.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(dest.parent).free
         if free < needed + _BESIDES_BYTES:
             what = f"{gib(free)} are free, and the export needs {gib(needed + _BESIDES_BYTES)}"
-            raise DiskError(what, where=dest.parent, fix="Free space or choose another DEST.")
+            raise DiskError(what, where=dest.parent, fix=_ROOM)
         with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
             draft = Path(temporary) / dest.name
             draft.mkdir()

@@ -1,4 +1,4 @@
-"""A result as GGUF, for llama.cpp and Ollama: llama.cpp's own converter is run on a whole model, which is then removed.
+"""A whole model as GGUF, for llama.cpp and Ollama: llama.cpp's own converter is run on it.
 
 It knows nothing of the format: the converter does.
 """
@@ -9,20 +9,17 @@ import json
 import shutil
 import subprocess  # effect: llama.cpp's converter is a program
 import sys
-import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import transformers
 
 from tuner.errors import MachineError, TunerError
-from tuner.files import disk_errors, write_json, write_text
-from tuner.results.export import Exported, Options, export
+from tuner.files import write_json, write_text
 from tuner.results.modelfile import modelfile, writes_bos
-from tuner.results.saved import SavedModel, check_dest
 
 SCRIPT = "convert_hf_to_gguf.py"
+MODELFILE = "Modelfile"
 _OUTTYPES = {None: "auto", "bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
 
@@ -41,29 +38,26 @@ def converter(environ: Mapping[str, str]) -> Path:
     raise MachineError(what, where="LLAMA_CPP" if folder else "--as gguf", fix=fix)
 
 
-def export_gguf(saved: SavedModel, dest: Path, options: Options, environ: Mapping[str, str]) -> Exported:
-    """Write `saved` to the folder `dest` as DEST.gguf and a Modelfile; an adapter is merged into its base.
+def pack(script: Path, whole: Path, dest: Path, dtype: str | None) -> int:
+    """Write the model in the folder `whole` to the new folder `dest` as DEST.gguf and a Modelfile.
+
+    Args:
+        script: What `converter` returned.
+        whole: A whole model and its tokenizer; the folder's name goes into the file.
+        dest: A folder that does not exist.
+        dtype: bf16, fp16 or fp32. None: as the weights are.
+
+    Returns:
+        The bytes of the GGUF.
 
     Raises:
-        MachineError: llama.cpp's converter is not here.
-        TunerError: it does not know the model, or as `export`.
+        TunerError: the converter does not know the model.
     """
-    script = converter(environ)
-    check_dest(dest)
-    with disk_errors(dest, "Free space or choose another DEST."):
-        dest.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}.") as temporary:
-            # The name of the whole model goes into the file.
-            whole, draft = Path(temporary) / "whole" / dest.name, Path(temporary) / dest.name
-            done = export(saved, whole, replace(options, merge=saved.is_adapter, layout="gguf"))
-            draft.mkdir()
-            weights = draft / f"{dest.name}.gguf"
-            write_text(draft / "Modelfile", _modelfile(whole, weights.name))
-            _convert(script, whole, weights, _OUTTYPES[options.dtype])
-            size = weights.stat().st_size
-            check_dest(dest)
-            draft.replace(dest)
-    return replace(done, num_bytes=size, num_files=1)
+    dest.mkdir()
+    weights = dest / f"{dest.name}.gguf"
+    write_text(dest / MODELFILE, _modelfile(whole, weights.name))
+    _convert(script, whole, weights, _OUTTYPES[dtype])
+    return weights.stat().st_size
 
 
 def _modelfile(whole: Path, weights: str) -> str:

@@ -46,13 +46,17 @@ class Repository:
     """What it holds; None for one that does not exist yet."""
 
 
-def check(name: str, *, private: bool) -> Repository:
-    """Ask the hub whether this user may publish under `name`; nothing is created.
+def check(name: str, layout: str, *, private: bool) -> Repository:
+    """Ask the hub whether this user may publish an export of this layout under `name`; nothing is created.
 
     Raises:
-        UsageError: the name is malformed, its owner is someone else, or it is public and was to be private.
+        UsageError: the layout is GGUF, the name is malformed, its owner is someone else, or it is public and was to be
+            private.
         MachineError: there is no token, or one that may only read; HF_HUB_OFFLINE is set; the hub refuses or is away.
     """
+    if layout == "gguf":
+        fix = f"Write it first, tuner export SOURCE DEST --as gguf, add a README.md, then: hf upload {name} DEST"
+        raise UsageError("--push does not support GGUF, which has no model card", where=FLAG, fix=fix)
     _check_name(name)
     if constants.is_offline_mode():
         raise MachineError("HF_HUB_OFFLINE is set, and an upload needs the hub", where=FLAG, fix="Unset it.")
@@ -93,7 +97,7 @@ def _check_user(user: dict[str, Any], owner: str) -> None:
         raise UsageError(what, where=FLAG, fix=f"Use one of: {', '.join(owners)}.")
 
 
-def upload(folder: Path, exported: Exported, repository: Repository, again: str = _AGAIN) -> str:
+def upload(folder: Path, exported: Exported, repository: Repository, *, kept: bool) -> str:
     """Upload an export, all files of `folder`, and return the address of the repository, which is made if need be.
 
     In a repository that exists, files of the same name are replaced and the others stay.
@@ -102,7 +106,7 @@ def upload(folder: Path, exported: Exported, repository: Repository, again: str 
         folder: What `export` wrote.
         exported: What it said of it.
         repository: What `check` found.
-        again: How to try once more after a failure; a sentence.
+        kept: `folder` stays, so that a failed upload can be tried again without another export.
 
     Raises:
         UsageError: the export's base is a folder here, or weights in the repository would be loaded beside it.
@@ -113,6 +117,7 @@ def upload(folder: Path, exported: Exported, repository: Repository, again: str 
         fix = "Give its id on the hub, --base ORG/MODEL, or upload a whole model, --merge."
         raise UsageError(what, where=FLAG, fix=fix)
     name, api = repository.name, HfApi()
+    again = f"The export is kept: hf upload {name} {folder}" if kept else _AGAIN
     ours = {file.name for file in folder.iterdir()}
     others = sorted(file for file in (repository.files or frozenset()) - ours if _is_loaded(file))
     if others:
