@@ -9,7 +9,7 @@ An exception outside this tree is a bug of ours and keeps its traceback.
     ├── DeepSpeedConfigError      2   a preset name or a user's DeepSpeed JSON
     ├── DataError                 2   a data set, a row of it, a chat template
     ├── ModelError                2   a model that is not there or is no model
-    ├── RunDirectoryError         2   a run directory that is taken, or a checkpoint that cannot be resumed
+    ├── RunDirectoryError         2   a run directory that is taken or not there, or a checkpoint that cannot be resumed
     ├── MachineError              3   hardware, drivers, missing or too old libraries
     ├── DiskError                74   no space, no permission, input/output errors
     ├── Stopped                  75   stopped on request with a checkpoint to resume from
@@ -154,7 +154,7 @@ class ModelError(TunerError):
 
 
 class RunDirectoryError(TunerError):
-    """A run directory that is taken, or a checkpoint that cannot be resumed."""
+    """A run directory that is taken or not there, or a checkpoint that cannot be resumed."""
 
     code = "bad-run-directory"
     exit_code = 2

@@ -43,9 +43,9 @@ def test_stdin_is_one_prompt_and_the_answer_alone_goes_to_stdout(tuner: Tuner, m
     [
         (b" \n", (TINY,), 2, "the prompt is empty"),
         (b"\xff", (TINY,), 2, "the prompt is not UTF-8"),
-        (b"Why?", ("./nowhere",), 2, "nowhere does not exist"),
+        (b"Why?", ("./nowhere",), 2, "bad-run-directory: 'nowhere' does not exist"),
         (b"Why?", ("org/model",), 3, "cannot reach the hub for 'org/model'"),
-        (b"Why?", (TINY, "--adapter", "./nowhere"), 2, "nowhere does not exist"),
+        (b"Why?", (TINY, "--adapter", "./nowhere"), 2, "bad-run-directory: 'nowhere' does not exist"),
         (b"Why?", (TINY, "--temperature", "nan"), 2, "nan is not a finite number"),
     ],
 )

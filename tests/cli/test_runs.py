@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cli.command import Tuner
 from tests.launch.plans import checkpoint, written_run
 
@@ -31,6 +33,24 @@ def test_the_table_has_a_line_for_each_run(tuner: Tuner) -> None:
     assert first.split()[1:5] == ["stopped", "1,200", "1.2346", "4,321"]
     assert "stopped: at step 1200 on request. Resumes from step 1,200" in first
     assert "[red]odd/second" in result.out
+
+
+@pytest.mark.parametrize(
+    "arguments", ["report ./rum", "export ./rum out", "eval ./rum", "train tiny_full_sample_e1 --resume ./rum"]
+)
+def test_a_run_that_does_not_exist_has_one_error_code_in_every_command(tuner: Tuner, arguments: str) -> None:
+    result = tuner(*arguments.split())
+
+    assert (result.code, result.out, len(result.messages)) == (2, "", 1)
+    assert result.messages[0].startswith("bad-run-directory: ")
+
+
+def test_a_run_whose_name_is_misspelled_is_told_the_nearest(tuner: Tuner) -> None:
+    written_run(Path("work_dirs/first").absolute())
+
+    told = [tuner(*words).messages[0] for words in (["report", "work_dirs/frist"], ["export", "work_dirs/frist", "x"])]
+
+    assert all("'work_dirs/frist' does not exist" in one and "Did you mean 'first'?" in one for one in told)
 
 
 def test_what_a_run_holds_moves_no_cursor(tuner: Tuner) -> None:

@@ -151,7 +151,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     torn = shutil.copytree(run.final, tmp_path / "torn")
     (torn / "adapter_config.json").write_text("{")
 
-    refused(tmp_path / "rum", None, UsageError, "does not exist.*'run'")
+    refused(tmp_path / "rum", None, RunDirectoryError, "does not exist.*'run'")
     refused(run.path, run.final, UsageError, "is an adapter itself")
     refused(TINY, Path(source(loaded(TINY).spec.model)), UsageError, "is a whole model, not an adapter")
     refused(torn, None, ModelError, "adapter_config.json cannot be read")

@@ -88,12 +88,21 @@ def test_a_run_that_never_saved_is_told_how_to_go_on(run: RunDirectory) -> None:
         find(run.path)
 
 
+def test_a_run_whose_recipe_names_a_command_is_told_to_go_on_with_the_flag_that_it_needs(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "my run", "tiny_full_sample_e1", "package:tiny", ("--set", "log.notify=true"))
+
+    with pytest.raises(RunDirectoryError) as told:
+        find(run.path)
+
+    assert told.value.fix == f"Resume it first: tuner train '{run.recipe}' --resume '{run.path}' --allow-code"
+
+
 def test_what_is_no_result_is_refused(tmp_path: Path, run: RunDirectory, weights: Path) -> None:
     pickle = tmp_path / "iter_500.pth"
     pickle.write_bytes(b"")
     with pytest.raises(UsageError, match=r"a pickle, which tuner does not load"):
         find(pickle)
-    with pytest.raises(UsageError, match=r"does not exist.*Did you mean 'run'\?"):
+    with pytest.raises(RunDirectoryError, match=r"does not exist.*Did you mean 'run'\?"):
         find(tmp_path / "runn")
     with pytest.raises(UsageError, match=r"has no model.safetensors"):
         find(run.checkpoints)

@@ -10,7 +10,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.say import say
-from tuner.errors import RunDirectoryError, UsageError, visible
+from tuner.errors import UsageError, visible
 
 
 @click.command()
@@ -63,7 +63,7 @@ def _place(name: str) -> Path:
 
     path = Path(name).absolute()
     if path.exists() and not path.is_dir():
-        raise RunDirectoryError(f"{name!r} is a file", where="RUN", fix="Name a run's folder; tuner runs lists them.")
+        raise listing.no_run(name)
     if not listing.looks_like_a_run(path):
         say(f"{visible(name)} is no run directory yet; it is shown once its run has started.", err=True)
     return path

@@ -18,7 +18,7 @@ from tuner.recipes import catalog, foreign, origin, starting_weights
 from tuner.recipes.diff import Section
 from tuner.recipes.merging import leaves
 from tuner.recipes.origin import Origin, Place
-from tuner.runs import directory
+from tuner.runs import directory, listing
 from tuner.runs.directory import RunDirectory
 from tuner.zero.jsonfile import Document
 
@@ -35,7 +35,7 @@ def kind_of(name: str | None) -> Kind:
     """Say what a name means; none is a recipe made of options, and so is a model in its place.
 
     Raises:
-        UsageError: a folder that is no run directory.
+        RunDirectoryError: a folder that is no run directory.
     """
     if name is None:
         return "recipe"
@@ -47,10 +47,7 @@ def kind_of(name: str | None) -> Kind:
             return "run"
         if starting_weights.holds_model(path):
             return "recipe"
-        fix = "Name a recipe, a DeepSpeed config, or a run's folder."
-        raise UsageError(
-            f"the folder {name!r} is not a run directory: it has no run.json and recipe.py", where="NAME", fix=fix
-        )
+        raise listing.no_run(name, "NAME", "Name a recipe, a DeepSpeed config, or a run's folder.")
     named = {name, f"deepspeed_{name}"} & {*catalog.presets()} or name == "none" or name.startswith("deepspeed_")
     is_file = path.suffix in (".json", ".yaml", ".yml") or (path.suffix != ".py" and os.path.isfile(path))  # noqa: PTH113
     return "config" if named or is_file else "recipe"

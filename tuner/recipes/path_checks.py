@@ -10,6 +10,7 @@ from tuner.errors import DataError, ModelError
 from tuner.recipes import catalog, paths
 from tuner.recipes.architecture import MAX_LAYERS
 from tuner.recipes.model_facts import num_layers
+from tuner.recipes.resume_command import resume_command
 from tuner.recipes.schema import LOADERS, RecipeConfig
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
@@ -62,7 +63,7 @@ def _no_model(path: str, folder: Path) -> ModelError:
     saved = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda one: int(one.name.rpartition("-")[2]))
     if paths.is_file(folder / "recipe.py"):
         named = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
-        fix = f"Resume it first: tuner train {folder / 'recipe.py'} --resume {folder}{named}."
+        fix = f"Resume it first: {resume_command(folder)}{named}."
         return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
     return ModelError(
         f"{path!r} has no config.json", where="model.path", fix="Give a folder written by save_pretrained."

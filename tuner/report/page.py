@@ -22,6 +22,7 @@ from plotly.offline import get_plotlyjs
 
 from tuner import __version__
 from tuner.files import write_text
+from tuner.recipes.resume_command import resume_command
 from tuner.report.curves import COLOURS, Charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, gather, hardware, listed, recipe_differences, table
 
@@ -116,7 +117,7 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "ended_early": [_ended_early(run.status) for run in runs],
             "best": [min(run.curves["eval_loss"].values, default=None) for run in runs],
             "commands": [shlex.join(map(str, listed(run.facts, "command"))) for run in runs],
-            "resumes": [_resume(run) for run in runs],
+            "resumes": [resume_command(Path(run.listed.path)) for run in runs],
             "max_samples": MAX_SAMPLES,
             "max_reasons": _MAX_REASONS,
             "next_commands": [table(run.status, "diagnosis").get("next_command") for run in runs],
@@ -168,12 +169,6 @@ def _columns(keys: Sequence[str]) -> list[tuple[str, str]]:
 
 def _heading(runs: Sequence[Gathered]) -> str:
     return str(runs[0].facts.get("name") or runs[0].name) if len(runs) == 1 else f"{len(runs)} runs"
-
-
-def _resume(run: Gathered) -> str:
-    path, log = run.listed.path, run.recipe.values["log"] if run.recipe else {}
-    allowed = ("--allow-code",) if log.get("notify") else ()
-    return shlex.join(("tuner", "train", f"{path}/recipe.py", "--resume", path, *allowed))
 
 
 def _ended_early(status: Mapping[str, Any]) -> bool:

@@ -82,8 +82,8 @@ def spec_of(name: str, adapter: str | None) -> ModelSpec:
     """Return what `name` means, with the adapter in the folder `adapter` on it; a checkpoint is hashed first.
 
     Raises:
-        UsageError: there is nothing there, or no weights.
-        RunDirectoryError: a run that never saved, or a checkpoint that is not valid.
+        UsageError: there are no weights.
+        RunDirectoryError: nothing is there, a run never saved, or a checkpoint is not valid.
         ModelError: the adapter is of another base, or its base is not there.
     """
     place = None if name.startswith(catalog.ASSET) else paths.local(name)

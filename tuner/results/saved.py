@@ -10,13 +10,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.errors import RunDirectoryError, UsageError, did_you_mean
+from tuner.errors import RunDirectoryError, UsageError
 from tuner.recipes import path_checks, paths
 from tuner.recipes.loading import load
 from tuner.recipes.paths import ADAPTER
+from tuner.recipes.resume_command import resume_command
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory, is_run
+from tuner.runs.listing import no_run
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
 _PICKLED = re.compile(r"(pytorch|adapter)_model.*\.bin")
@@ -48,16 +50,15 @@ def find(path: Path) -> SavedModel:
     them on save.
 
     Raises:
-        UsageError: there is nothing there, or nothing that can be exported.
-        RunDirectoryError: a run that never saved, or a checkpoint that is not valid.
+        UsageError: nothing there can be exported.
+        RunDirectoryError: nothing is there, a run never saved, or a checkpoint is not valid.
     """
     paths.refuse_forbidden(path, UsageError, "SOURCE")
-    if not paths.exists(path):
-        near = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
-        raise UsageError(f"{path} does not exist", where="SOURCE", fix=near or "Give a run directory or a checkpoint.")
-    if path.is_file():
-        what = f"{path} is a file" + (": a pickle, which tuner does not load" if path.suffix in _PICKLES else "")
-        raise UsageError(what, where="SOURCE", fix="Give a run directory of tuner, or a checkpoint in it.")
+    fix = "Give a run directory of tuner, or a checkpoint in it."
+    if path.suffix in _PICKLES and paths.is_file(path):
+        raise UsageError(f"{path} is a file: a pickle, which tuner does not load", where="SOURCE", fix=fix)
+    if not paths.exists(path) or path.is_file():
+        raise no_run(path, "SOURCE", fix)
     if is_run(path):
         return _of_run(RunDirectory(path))
     if _is_checkpoint(path):
@@ -86,7 +87,7 @@ def _of_run(run: RunDirectory) -> SavedModel:
     why = "".join(f"; {line}" for line in passed_over)
     if newest is None:
         what = f"the run {run.path} has no result and no valid checkpoint{why}"
-        fix = f"Resume it first: tuner train {run.recipe} --resume {run.path}"
+        fix = f"Resume it first: {resume_command(run.path)}"
         raise RunDirectoryError(what, where="SOURCE", fix=fix)
     told = f"checkpoint {newest.step} of {run.path}, whose training is not finished{why}"
     return _whole(SavedModel(newest.path, told, run, newest.step))
@@ -113,7 +114,7 @@ def _whole(source: SavedModel) -> SavedModel:
             raise UsageError(what, where="SOURCE", fix=fix)
         if source.run and checkpoints.inspect(source.folder, hashes=False) is None:
             what = f"{source.description}, holds only the trained layers and not the frozen ones"
-            fix = f"Finish the run: tuner train {source.run.recipe} --resume {source.run.path}"
+            fix = f"Finish the run: {resume_command(source.run.path)}"
             raise UsageError(what, where="SOURCE", fix=fix)
         what = f"{source.folder} has no {' or '.join(WEIGHTS)}"
         raise UsageError(what, where="SOURCE", fix="Give a run directory of tuner, or a checkpoint in it.")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.errors import RunDirectoryError
+from tuner.errors import RunDirectoryError, did_you_mean
 from tuner.runs import beats, checkpoints, lock, metrics
 from tuner.runs.directory import RunDirectory
 
@@ -92,10 +92,28 @@ def require_run(name: str | os.PathLike[str]) -> Path:
     """
     path = Path(name).absolute()
     if not looks_like_a_run(path):
-        fix = "Name a run's folder; tuner runs lists them."
-        what = f"{str(name)!r} is not a run directory: it has no run.json and recipe.py"
-        raise RunDirectoryError(what, where="RUN", fix=fix)
+        raise no_run(name)
     return path
+
+
+def no_run(
+    name: str | os.PathLike[str], where: str = "RUN", fix: str = "Name a run's folder; tuner runs lists them."
+) -> RunDirectoryError:
+    """Return the error for a name that should be a run's and is not.
+
+    Args:
+        name: As the user wrote it.
+        where: The argument or flag that it was given for.
+        fix: What may be given there, if the folder beside it has no name like this one.
+    """
+    path, what = Path(name), "is not a run directory: it has no run.json and recipe.py"
+    if not os.path.exists(path):  # noqa: PTH110 (a name too long is nowhere, and no error)
+        what = "does not exist"
+        with contextlib.suppress(OSError, ValueError):  # a folder that may not be read, or a NUL in its name
+            fix = did_you_mean(path.name, {one.name for one in path.parent.iterdir()} - {path.name}) or fix
+    elif not path.is_dir():
+        what = "is a file"
+    return RunDirectoryError(f"{str(name)!r} {what}", where=where, fix=fix)
 
 
 def _find(folder: Path, depth: int = 0) -> Iterator[Path]:

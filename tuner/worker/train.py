@@ -25,6 +25,7 @@ from tuner.machine import cores, few_steps
 from tuner.machine.topology import Batch, Rank
 from tuner.models.load import load_model, load_reference, source, tokenizer_of
 from tuner.recipes.loading import load
+from tuner.recipes.resume_command import resume_command
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
@@ -93,9 +94,8 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     with saver.waited_for(), resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if consensus.stopped_at:
-        allowed = ("--allow-code",) if config.log.notify else ()
-        again = f"Resume: {shlex.join(('tuner', 'train', str(run.recipe), '--resume', str(run.path), *allowed))}"
-        raise Stopped(f"at step {consensus.stopped_at} on request; its checkpoint is saved", fix=again)
+        what = f"at step {consensus.stopped_at} on request; its checkpoint is saved"
+        raise Stopped(what, fix=f"Resume: {resume_command(run.path)}")
     moves.check()
     guard.heart.beat("saving the result")
     best = load_best(trainer, run, facts, is_adapter=config.adapter is not None) if keeps_best else None

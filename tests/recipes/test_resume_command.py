@@ -1,0 +1,34 @@
+"""The command that resumes a run is one that can be pasted, and has the flag that the run's recipe needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch.plans import written_run
+from tuner.recipes.resume_command import resume_command
+
+
+def test_a_command_can_be_pasted_whatever_the_folder_is_called() -> None:
+    assert resume_command(Path("my run")) == "tuner train 'my run/recipe.py' --resume 'my run'"
+
+
+@pytest.mark.parametrize("text", ["log = dict(notify='true')", "log = dict(notify=['sh', '-c', 'true'])"])
+def test_a_recipe_that_names_a_command_needs_the_flag(tmp_path: Path, text: str) -> None:
+    (tmp_path / "recipe.py").write_text(text)
+
+    assert resume_command(tmp_path).endswith(f"--resume {tmp_path} --allow-code")
+
+
+def test_a_run_needs_it_only_where_its_recipe_names_a_command(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run")
+
+    assert resume_command(run.path) == f"tuner train {run.recipe} --resume {run.path}"
+
+
+@pytest.mark.parametrize("text", ["log = None", "import os", "log = dict(", "\0"])
+def test_a_recipe_that_is_damaged_hides_no_message_behind_its_own(tmp_path: Path, text: str) -> None:
+    (tmp_path / "recipe.py").write_text(text)
+
+    assert resume_command(tmp_path) == f"tuner train {tmp_path}/recipe.py --resume {tmp_path}"
