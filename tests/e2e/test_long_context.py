@@ -15,21 +15,26 @@ SHARED = ("--set", "sequence_parallel_size=2")
 
 
 def recipe(folder: Path, method: str = "full") -> Path:
-    """Write one of four steps of eight packed rows, without dropout."""
+    """Write one of four steps of eight packed rows, without dropout, that validates twice on rows of odd numbers."""
     path = quick(folder, method)
     text = path.read_text().replace("accumulative_counts=2", 'accumulative_counts="auto"')
-    text = text.replace("max_steps=4", "max_steps=4, global_batch_size=8")
-    path.write_text(text + ("adapter = dict(lora_dropout=0.0)\n" if method == "lora" else ""))
+    text = text.replace("max_steps=4", "max_steps=4, global_batch_size=8, val_interval=2")
+    validation = "val_dataloader = dict(batch_size=3, dataset=dict(max_rows=7, packing=False))"
+    text = text.replace("val_dataloader = None", validation)
+    path.write_text(text + ("adapter = dict(lora_dropout=0.0)\n" if method != "full" else ""))
     return path
 
 
-def run(path: Path, folder: Path, level: str, *more: str) -> Finished:
-    return ok(train(path, folder, "--deepspeed", level, *more))
+def run(path: Path, folder: Path, level: str, *more: str, ranks: int = 2) -> Finished:
+    return ok(train(path, folder, "--deepspeed", level, *more, ranks=ranks))
 
 
 def is_same(one: Finished, other: Finished, weights: str = "model") -> None:
     assert len(one.losses) == 4
     assert one.losses == pytest.approx(other.losses, abs=2e-5)
+    validations = [[line["eval_loss"] for line in each.metrics if "eval_loss" in line] for each in (one, other)]
+    assert len(validations[0]) == 2
+    assert validations[0] == pytest.approx(validations[1], abs=2e-5)
     name = f"final/{weights}.safetensors"
     assert distance(load_file(one.path / name), load_file(other.path / name)) < 1e-5
 
@@ -44,7 +49,8 @@ def test_two_ranks_that_share_samples_learn_what_two_learn_that_do_not(tmp_path:
     batches = [one.json("run.json")["batch"] for one in (apart, shared)]
     assert [(one["accumulation"], one["ranks"], one["global_batch"]) for one in batches] == [(2, 2, 8), (4, 1, 8)]
     assert shared.json("deepspeed.json")["train_batch_size"] == 8
-    assert [line["num_tokens"] for line in shared.metrics] == [line["num_tokens"] for line in apart.metrics]
+    tokens = [[line["num_tokens"] for line in each.metrics if "loss" in line] for each in (shared, apart)]
+    assert tokens[0] == tokens[1]
 
 
 def test_so_they_do_at_every_level_with_lora_and_with_tiled_mlps(tmp_path: Path) -> None:
@@ -72,3 +78,20 @@ def test_a_run_goes_on_with_samples_shared_or_not(tmp_path: Path, level: str) ->
     for name, first, then in (("joined", (), SHARED), ("parted", SHARED, ("--set", "sequence_parallel_size=1"))):
         run(path, tmp_path / name, level, *first, "--set", "max_steps=2")
         is_same(run(path, tmp_path / name, level, *then, "--resume", "auto"), whole)
+
+
+@pytest.mark.parametrize(("method", "weights"), [("full", "model"), ("lora", "adapter_model")])
+def test_four_ranks_learn_the_same_in_one_group_and_in_two(tmp_path: Path, method: str, weights: str) -> None:
+    """Four ranks have a head each, and each of the two key-value heads is copied."""
+    path = recipe(tmp_path, method)
+    apart = run(path, tmp_path / "apart", "zero2")
+
+    is_same(run(path, tmp_path / "one", "zero3", "--set", "sequence_parallel_size=4", ranks=4), apart, weights)
+    is_same(run(path, tmp_path / "two", "zero2", *SHARED, ranks=4), apart, weights)
+
+
+@pytest.mark.parametrize("level", ["zero2", "zero3"])
+def test_ranks_share_the_samples_of_a_model_in_four_bits(tmp_path: Path, level: str) -> None:
+    path = recipe(tmp_path, "qlora")
+
+    is_same(run(path, tmp_path / "shared", level, *SHARED), run(path, tmp_path / "apart", level), "adapter_model")

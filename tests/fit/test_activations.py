@@ -10,8 +10,10 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from bench.live import Live
 from tests.fit.recipes import lightest
-from tuner.fit.activations import layer_bytes, of_recipe
+from tuner.fit import activations
+from tuner.fit.activations import layer_bytes, of_recipe, of_validation
 from tuner.fit.parameters import built
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
@@ -172,3 +174,38 @@ def test_a_4_bit_base_has_one_weight_unpacked_while_a_layer_runs() -> None:
     plain, packed = (of_recipe(one, facts) for one in (recipe.model_copy(update={"quantization": None}), recipe))
     assert packed.at_layer - plain.at_layer == 2 * 128 * 352
     assert packed.kept == plain.kept
+
+
+def validating(max_length: int, *, packing: bool, ranks: int = 1) -> RecipeConfig:
+    loader = full().val_dataloader
+    assert loader is not None
+    dataset = loader.dataset.model_copy(update={"max_length": max_length, "packing": packing})
+    loader = loader.model_copy(update={"batch_size": 1, "dataset": dataset})
+    return changed(train_cfg={"sequence_parallel_size": ranks}).model_copy(update={"val_dataloader": loader})
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "phi3", "starcoder2"])
+@pytest.mark.parametrize("inner", [128, 352, 1024])
+def test_a_validation_holds_no_more_than_planned_and_not_much_less(
+    model_type: str, inner: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activations, "_TILE_LOGITS", 0)  # the head is left out
+    facts, tokens = {**FACTS, "intermediate_size": inner}, 1024
+    config = AutoConfig.for_model(model_type, **{**facts, "pad_token_id": 0, "eos_token_id": 0})
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+
+    live = Live()
+    with torch.no_grad(), live:
+        before = live.now
+        model(input_ids=torch.randint(1, 60, (1, tokens)), use_cache=False, logits_to_keep=1)
+    planned = of_validation(validating(tokens, packing=False), Architecture(model_type=model_type, **facts))
+
+    assert 0.99 * (live.peak - before) <= planned <= 1.5 * (live.peak - before)
+
+
+def test_ranks_that_share_samples_validate_on_a_part_of_the_tokens_each() -> None:
+    facts = Architecture(model_type="llama", **FACTS)
+    alone, shared = (of_validation(validating(2**20, packing=False, ranks=ranks), facts) for ranks in (1, 4))
+
+    assert shared < alone / 3
+    assert of_validation(full().model_copy(update={"val_dataloader": None}), facts) == 0

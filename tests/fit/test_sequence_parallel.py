@@ -70,6 +70,16 @@ def test_a_window_that_sdpa_would_forget_is_refused_and_flash_attention_keeps_it
     assert forgets_window(config, {**window, "use_sliding_window": False}, None) is None
 
 
+def test_so_is_a_window_that_the_rows_of_the_validation_are_longer_than() -> None:
+    rows = ("val_dataloader.dataset.path=my.jsonl", "val_dataloader.dataset.max_length=8192")
+    config = recipe("sequence_parallel_size=2", "train_dataloader.dataset.max_length=2048", *rows)
+
+    told = str(forgets_window(config, {"sliding_window": 4096}, None))
+
+    assert "samples of up to 8192" in told and "--set val_dataloader.dataset.max_length=4096" in told
+    assert "train_dataloader" not in told
+
+
 def test_experts_are_not_computed_in_tiles() -> None:
     with pytest.raises(ModelError, match="tiled_mlp is not tested"):
         refuse_tiles(recipe("tiled_mlp=True", name="mixtral_8x7b_full_alpaca_e3"))

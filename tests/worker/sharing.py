@@ -1,6 +1,6 @@
 """Two ranks that share the samples of small models: `python -m tests.worker.sharing KIND ...` prints a line for each.
 
-A line holds how far the loss and the gradients of the two are from those of a rank alone, in parts of their size.
+A line holds how far the losses and the gradients of the two are from those of a rank alone, in parts of their size.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.multiprocessing import spawn
 
+from bench.live import Live
+
 IGNORED = -100
 SAMPLES = (9, 4, 12, 2)
 """Tokens of each; together they are odd."""
+MOST_OF_A_PART = 0.7
+"""Of two parts; attention has all tokens of a row, of half the heads."""
 
 
 def batch(vocabulary: int) -> dict[str, Tensor]:
@@ -40,8 +44,18 @@ def gradients(model: Any, part: dict[str, Tensor], labels_BT: Tensor) -> tuple[T
     return loss.detach(), torch.cat([one.flatten() for one in weights])
 
 
-def distance(kind: str, rank: int, **own: Any) -> tuple[float, float]:
-    """Return how far two ranks are from one, in loss and in gradients."""
+def validation(model: Any, part: dict[str, Tensor], labels_BT: Tensor) -> tuple[Tensor, int]:
+    """Return the sum of the tokens' losses in eval mode, and the bytes of the tensors that live at its peak."""
+    with torch.no_grad(), Live() as live:
+        before = live.now
+        logits_BTV = model.eval()(**part, use_cache=False).logits
+        loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten(), reduction="sum")
+    model.train()
+    return loss, live.peak - before
+
+
+def distance(kind: str, rank: int, **own: Any) -> tuple[float, ...]:
+    """Return how far two ranks are from one, in loss, in gradients and in the loss of a validation."""
     from deepspeed.runtime.sequence_parallel.parallel_state_sp import _release_sequence_parallel_groups
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
     from transformers import AutoModelForCausalLM
@@ -56,20 +70,25 @@ def distance(kind: str, rank: int, **own: Any) -> tuple[float, float]:
     whole = batch(model.config.get_text_config().vocab_size)
     alone = ALL_ATTENTION_FUNCTIONS["sdpa"]
     rows = {name: whole[name] for name in ("input_ids", "position_ids")}
-    expected = gradients(model, rows, F.pad(whole["labels"][:, 1:], (0, 1), value=IGNORED))
+    whole_labels_BT = F.pad(whole["labels"][:, 1:], (0, 1), value=IGNORED)
+    expected = gradients(model, rows, whole_labels_BT)
     part, *_ = Share(rank, 2).of(whole)
     labels_BT = part.pop("shift_labels")
+    validated, whole_bytes = validation(model, rows, whole_labels_BT)
     try:
         UlyssesSPAttentionHF.register_with_transformers(
             model_name_or_path=model, core_attn_implementation="sdpa", sequence_parallel_size=2, micro_batch_size=7
         )
         found = gradients(model, part, labels_BT)
-        for one in found:
+        loss, part_bytes = validation(model, part, labels_BT)
+        for one in (*found, loss):
             dist.all_reduce(one)
     finally:
         ALL_ATTENTION_FUNCTIONS["sdpa"] = alone
         _release_sequence_parallel_groups()
-    return tuple(float((one - other).norm() / other.norm()) for one, other in zip(found, expected, strict=True))
+    assert part_bytes < MOST_OF_A_PART * whole_bytes, f"{part_bytes} of {whole_bytes} bytes in a validation"
+    pairs = zip((*found, loss), (*expected, validated), strict=True)
+    return tuple(float((one - other).norm() / other.norm()) for one, other in pairs)
 
 
 def ranks(rank: int, kinds: list[str], meeting: str) -> None:
@@ -82,7 +101,8 @@ def ranks(rank: int, kinds: list[str], meeting: str) -> None:
     compat.build_no_collective()
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     deepspeed.init_distributed("gloo")
-    compat.share_samples(SimpleNamespace(accelerator=SimpleNamespace()), sequence_parallel.sample_by_sample)
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(), is_evaluating=True)
+    compat.share_samples(trainer, sequence_parallel.sample_by_sample)
     for kind in kinds:
         try:
             answer: Any = distance(kind, rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -12,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, Qwen2Config
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tests.data.conftest import make_tokenizer
 from tests.results.models import MIXTURE
 from tuner.recipes.loading import load
-from tuner.worker.evaluation import shares
+from tuner.worker.evaluation import EvaluatesEachRowOnce, shares
 from tuner.worker.trainers import evaluator
 
 LENGTHS = ((3,), (9, 4), (17,), (2, 2), (30,), (5,), (11, 3))
@@ -83,3 +85,33 @@ def test_every_rank_takes_as_many_rows_and_each_row_counts_once(rows: int, batch
             for row in one:
                 weights[row] += 1 / of_ranks.count(of_ranks[0])
     assert weights == pytest.approx([1.0] * rows)
+
+
+def loaded(rank: int, size: int) -> list[dict[str, torch.Tensor]]:
+    """Return the batches of one of four ranks, of which `size` share each row."""
+    args = SimpleNamespace(
+        world_size=4,
+        process_index=rank,
+        eval_batch_size=2,
+        parallelism_config=SimpleNamespace(sp_size=size),
+        dataloader_num_workers=0,
+        dataloader_pin_memory=False,
+        device=torch.device("cpu"),
+    )
+    collator = DataCollatorForLanguageModeling(0, padding_free=True)
+    trainer: Any = SimpleNamespace(args=args, eval_dataset=rows(), data_collator=collator)
+    return list(EvaluatesEachRowOnce.get_eval_dataloader(trainer))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_share_rows_validate_on_a_part_of_them_each(size: int) -> None:
+    ranks, made = [loaded(rank, size) for rank in range(4)], rows()
+
+    rounds = list(shares(len(LENGTHS), 2, 4 // size))
+    assert {len(batches) for batches in ranks} == {len(rounds)}
+    for at, of_groups in enumerate(rounds):
+        for group, taken in enumerate(of_groups):
+            parts = [batches[at]["input_ids"] for batches in ranks[group * size : (group + 1) * size]]
+            whole = [token for row in taken for token in made[row]["input_ids"]]
+            assert {part.shape[1] for part in parts} == {-(-len(whole) // size)}
+            assert torch.cat(parts, dim=1)[0, : len(whole)].tolist() == whole

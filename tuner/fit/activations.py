@@ -17,8 +17,8 @@ from tuner.fit.decoder_layer import Layer
 from tuner.fit.families import FAMILIES, Family
 from tuner.fit.parameters import built
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.long_context import tokens_of_rank
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.long_context import num_tiles, tokens_of_rank
+from tuner.recipes.schema import Dataloader, RecipeConfig
 
 _OWN_LAYER_NORM = {"cohere", "cohere2"}
 """A layer norm written out in fp32: its steps are saved one by one."""
@@ -40,6 +40,8 @@ _LEAST_STEPS = 5
 """The same of a whole layer whose MLP is narrow."""
 _TILE_STEPS = 3
 """What tiles add to them: their inputs' gradients, each and joined, and their outputs (bench/memory.py --long)."""
+_FORWARD_STEPS, _LOSS_STEPS = 10, 6
+"""Copies of the hidden states in a forward pass that keeps nothing: in attention, and in the last norm and the head."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def of_recipe(recipe: RecipeConfig, architecture: Architecture, weight_bytes: in
     tokens = tokens_of_rank(recipe)
     scale, hidden = tokens * weight_bytes / 2, weight_bytes * tokens * architecture.hidden_size
     layers = built(architecture).layers[-(recipe.train_cfg.trainable_layers or 0) :]
-    mask = _mask(recipe, tokens)
+    mask = _mask(recipe, recipe.train_dataloader, tokens)
     in_mlp = min(tokens, architecture.hidden_size) if recipe.train_cfg.tiled_mlp else tokens
     saved = [
         scale * layer_bytes(recipe, architecture, layer)
@@ -94,6 +96,32 @@ def of_recipe(recipe: RecipeConfig, architecture: Architecture, weight_bytes: in
     return Work(on_gpu, at_loss, logits, at_layer, kept - on_gpu)
 
 
+def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2) -> float:
+    """Return the bytes of one micro-batch of a validation, which keeps nothing: of its widest layer, or of its loss."""
+    loader = recipe.val_dataloader
+    if loader is None:
+        return 0.0
+    tokens, hidden = tokens_of_rank(recipe, "val_dataloader"), architecture.hidden_size
+    in_mlp = -(-tokens // num_tiles(recipe, hidden)) if recipe.train_cfg.tiled_mlp else tokens
+    layers = built(architecture).layers
+    inner = max((_inner(architecture, layer) for layer in layers), default=0)
+    at_layer = max(4 * tokens * hidden + _halves(architecture) * in_mlp * inner, _FORWARD_STEPS * tokens * hidden)
+    at_layer += 2 * tokens * architecture.head_dim  # rotary positions
+    at_layer += _mask(recipe, loader, tokens)
+    if recipe.model.attn_implementation == "eager":
+        at_layer += 3 * architecture.num_attention_heads * tokens * _row_tokens(recipe, loader)
+    at_loss = _LOSS_STEPS * tokens * hidden + min(tokens, _TILE_TOKENS) * _TILE_LOGITS
+    if recipe.objective.type == "orpo":
+        at_loss = _ORPO_LOGITS * architecture.vocab_size * tokens
+    return float(weight_bytes * max(at_layer, at_loss) + _dequantized(recipe, layers, weight_bytes))
+
+
+def _halves(architecture: Architecture) -> int:
+    """Return the numbers of an MLP's width that live at once in its forward pass: a fused gate stays with the rest."""
+    family = FAMILIES[architecture.model_type]
+    return 2 + family.gated * (1 + (len(family.mlp) == 2))
+
+
 def _widest(architecture: Architecture, layers: tuple[Layer, ...]) -> int:
     """Return the numbers a token of the largest tensor that a layer saves."""
     return max(architecture.hidden_size, *(one.inputs for layer in layers for one in layer.linears))
@@ -106,18 +134,17 @@ def _dequantized(recipe: RecipeConfig, layers: tuple[Layer, ...], weight_bytes: 
     return weight_bytes * max((one.weights for layer in layers for one in layer.linears if one.quantizable), default=0)
 
 
-def _row_tokens(recipe: RecipeConfig) -> int:
+def _row_tokens(recipe: RecipeConfig, loader: Dataloader) -> int:
     """Return the tokens of one row of a micro-batch, which attend to each other."""
-    loader = recipe.train_dataloader
     return loader.dataset.max_length * (loader.micro_batch if recipe.objective.type in _PADDING_FREE else 1)
 
 
-def _mask(recipe: RecipeConfig, tokens: int) -> int:
+def _mask(recipe: RecipeConfig, loader: Dataloader, tokens: int) -> int:
     """Return the pairs of tokens that a mask tells apart: SDPA takes it as a bool and saves it in the compute type.
 
     It is there where samples share a row or are padded to one length; flash attention needs none.
     """
-    loader, row = recipe.train_dataloader, _row_tokens(recipe)
+    row = _row_tokens(recipe, loader)
     alone = row == tokens == loader.dataset.max_length and not loader.dataset.packing
     if recipe.train_cfg.sequence_parallel_size > 1:
         return 0  # samples are computed one after the other
@@ -135,13 +162,17 @@ def _backward_steps(architecture: Architecture, layer: Layer, tokens: int, in_ml
         tokens: Of the micro-batch.
         in_mlp: Those of them that are in the MLP at a time.
     """
+    least = _LEAST_STEPS + (_TILE_STEPS if in_mlp < tokens else 0)
+    inner = _inner(architecture, layer)
+    return max(tokens * architecture.hidden_size + in_mlp * 2 * inner, tokens * least * architecture.hidden_size)
+
+
+def _inner(architecture: Architecture, layer: Layer) -> int:
+    """Return the width of a layer's MLP, and of the experts that a token passes through."""
     family = FAMILIES[architecture.model_type]
     downs = (family.mlp[-1], family.shared[-1])
-    inner = sum(one.inputs for one in layer.linears if one.name in downs)
-    if layer.experts:
-        inner += layer.experts.per_token * layer.experts.width
-    least = _LEAST_STEPS + (_TILE_STEPS if in_mlp < tokens else 0)
-    return max(tokens * architecture.hidden_size + in_mlp * 2 * inner, tokens * least * architecture.hidden_size)
+    experts = layer.experts.per_token * layer.experts.width if layer.experts else 0
+    return sum(one.inputs for one in layer.linears if one.name in downs) + experts
 
 
 def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
@@ -175,7 +206,7 @@ def layer_bytes(recipe: RecipeConfig, architecture: Architecture, layer: Layer) 
     total = _norms(family, architecture, trained=trained) + _mlp(family, architecture, layer)
     total += _attention(family, architecture, layer, trained=trained)
     if recipe.model.attn_implementation == "eager":
-        total += 6 * architecture.num_attention_heads * _row_tokens(recipe)
+        total += 6 * architecture.num_attention_heads * _row_tokens(recipe, recipe.train_dataloader)
     return total + (_adapter(recipe, architecture, layer) if recipe.adapter else 0)
 
 

@@ -56,6 +56,8 @@ def peak(
     accumulates = recipe.split.accumulation > 1
     moments = [{**one, **buffers} for one in _backward(states, work, accumulates=accumulates)]
     buckets = buffers.get("buckets", 0.0) + _gathered_at_step(parameters, level, weight_bytes)
+    validates = activations.of_validation(recipe, architecture, weight_bytes)
+    moments.append({**states, "gradients": 0.0, "activations": validates, "logits": 0.0, **buffers})
     lines = max((*moments, {**states, "step": update, **buffers, "buckets": buckets}), key=_total)
     used = _total(lines)
     gpu = {**lines, "context": CONTEXT_BYTES, "fragmentation": FRAGMENTATION * used}

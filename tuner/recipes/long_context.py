@@ -27,9 +27,10 @@ position_ids), whose windows it forgets, and mixtures of experts, whose load bal
 """
 
 
-def tokens_of_rank(recipe: RecipeConfig) -> int:
-    """Return the tokens of one micro-batch on one rank at most."""
-    return -(-recipe.split.micro_batch * tokens_per_sample(recipe) // recipe.train_cfg.sequence_parallel_size)
+def tokens_of_rank(recipe: RecipeConfig, key: str = "train_dataloader") -> int:
+    """Return the tokens of one micro-batch on one rank at most, of training or of the validation."""
+    tokens = recipe.loaders[key].micro_batch * tokens_per_sample(recipe, key)
+    return -(-tokens // recipe.train_cfg.sequence_parallel_size)
 
 
 def num_tiles(recipe: RecipeConfig, hidden_size: int) -> int:
@@ -37,10 +38,10 @@ def num_tiles(recipe: RecipeConfig, hidden_size: int) -> int:
     return -(-tokens_of_rank(recipe) // hidden_size)
 
 
-def tokens_per_sample(recipe: RecipeConfig) -> int:
+def tokens_per_sample(recipe: RecipeConfig, key: str = "train_dataloader") -> int:
     """Return the tokens of one sample at most; a pair is two answers."""
     pair = 2 if recipe.objective.type in _PAIRED else 1
-    return pair * recipe.train_dataloader.dataset.max_length
+    return pair * recipe.loaders[key].dataset.max_length
 
 
 def forgets_window(config: RecipeConfig, model: Mapping[str, Any], attention: str | None) -> ModelError | None:
@@ -51,10 +52,11 @@ def forgets_window(config: RecipeConfig, model: Mapping[str, Any], attention: st
         attention: The recipe's, or the one that the model was loaded with.
     """
     window = model.get("sliding_window") if model.get("use_sliding_window", True) else None
-    length = config.train_dataloader.dataset.max_length
-    if not window or window >= length or attention not in (None, "auto", "sdpa"):
+    lengths = {key: loader.dataset.max_length for key, loader in config.loaders.items()}
+    longer = [key for key, length in lengths.items() if window and length > window]
+    if not longer or attention not in (None, "auto", "sdpa"):
         return None
+    length = max(lengths.values())
     what = f"SDPA ignores the model's window of {window} tokens in sequence parallelism over samples of up to {length}"
-    return ModelError(
-        what, where=SHARED_BY, fix=f"Use flash attention, or --set train_dataloader.dataset.max_length={window}."
-    )
+    fix = " ".join(f"--set {key}.dataset.max_length={window}" for key in longer)
+    return ModelError(what, where=SHARED_BY, fix=f"Use flash attention, or {fix}.")

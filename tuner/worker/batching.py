@@ -20,7 +20,7 @@ from transformers.trainer_utils import seed_worker
 
 from tuner.worker import compat, sequence_parallel
 from tuner.worker.evaluation import num_trained
-from tuner.worker.sequence_parallel import Share
+from tuner.worker.sequence_parallel import WHOLE, Share
 
 _COUNTS = "counts"
 """The key of a batch that holds its `Counts`."""
@@ -75,11 +75,11 @@ class Collator:
 
     collate: Callable[[Sequence[Any]], dict[str, Any]]
     stand_in: Any
-    share: Share | None = None
-    """The part of the tokens that this rank gets, and counts; None: all of them."""
+    share: Share = WHOLE
+    """The part of the tokens that this rank gets, and counts."""
 
     def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
-        if self.share:
+        if self.share != WHOLE:
             batch, num_tokens, trained = self.share.of(self.collate(rows or [self.stand_in]))
         else:
             batch = _of_one_length(rows) or self.collate(rows or [self.stand_in])
@@ -111,11 +111,10 @@ class TrainsOnEachRowOnce:
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
         args, rows = self.args, self.train_dataset
-        sampler, shared_by = compat.train_sampler(self, rows), sequence_parallel.size_of(args)
-        share = Share(args.process_index % shared_by, shared_by) if shared_by > 1 else None
+        sampler, share = compat.train_sampler(self, rows), sequence_parallel.share_of(args)
         loader = DataLoader(
             rows,
-            batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size, shared_by),
+            batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size, share.size),
             collate_fn=Collator(self.data_collator, self.stand_in(rows[0]), share),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,

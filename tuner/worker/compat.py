@@ -189,10 +189,11 @@ def attention_of(model: Any) -> str:
 
 
 def share_samples(trainer: Any, apart: Callable[[Any], Any]) -> None:
-    """Let ranks share samples in training, as accelerate 1.14 asks DeepSpeed's Ulysses to; once a process.
+    """Let ranks share samples, as accelerate 1.14 asks DeepSpeed's Ulysses to; once a process.
 
     - Its attention expects as many rows as a micro-batch has, where ours lie end to end in one.
-    - It forgets masks, in validation too, where each rank has rows of its own, and in the answers after training.
+    - accelerate switches it off in eval mode, where we share the rows of a validation.
+    - It forgets masks, in the answers after training too, which each rank gives for itself.
     - It counts the key-value heads anew in the layer itself where they are fewer than ranks.
     - Its groups are DeepSpeed's "model parallel" ones too, by which checkpoints get names that no other size reads.
     - Its ranks' gradients are added up at ZeRO-1 and 2, and averaged at 3 (0.19.8: stage3.py, __avg_scatter_grads).
@@ -208,9 +209,10 @@ def share_samples(trainer: Any, apart: Callable[[Any], Any]) -> None:
         alone = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
         if core_attn_implementation == "sdpa":
             ALL_ATTENTION_FUNCTIONS["sdpa"] = apart(alone)
-        groups = register(*given, core_attn_implementation=core_attn_implementation, micro_batch_size=1, **named)
+        named |= {"micro_batch_size": 1, "disable_in_eval": False}
+        groups = register(*given, core_attn_implementation=core_attn_implementation, **named)
         together = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
-        ALL_ATTENTION_FUNCTIONS[core_attn_implementation] = partial(_attend, together, alone)
+        ALL_ATTENTION_FUNCTIONS[core_attn_implementation] = partial(_attend, trainer, together, alone)
         num_groups = dist.get_world_size() // groups.get_sequence_parallel_world_size()
         itself, _ = dist.new_subgroups(1)
         own = {
@@ -227,8 +229,8 @@ def share_samples(trainer: Any, apart: Callable[[Any], Any]) -> None:
     trainer.get_sp_size = lambda: 1
 
 
-def _attend(together: Any, alone: Any, module: Any, *given: Any, **named: Any) -> Any:
-    if not module.training:
+def _attend(trainer: Any, together: Any, alone: Any, module: Any, *given: Any, **named: Any) -> Any:
+    if not (module.training or trainer.is_evaluating):
         return alone(module, *given, **named)
     groups = getattr(module, "num_key_value_groups", None)
     found = together(module, *given, **named)

@@ -5,14 +5,16 @@ It computes no loss of a batch; TRL's trainers do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from accelerate.data_loader import DataLoaderShard
 
 from tuner.data.sample import IGNORED
-from tuner.worker import compat
+from tuner.worker import compat, sequence_parallel
+from tuner.worker.sequence_parallel import WHOLE, Share
 
 
 def num_trained(labels_BT: torch.Tensor) -> int:
@@ -23,7 +25,7 @@ def num_trained(labels_BT: torch.Tensor) -> int:
 def shares(num_rows: int, batch_size: int, num_ranks: int) -> Iterator[tuple[range, ...]]:
     """Yield the rows that each rank takes in each round: as many on every rank, which all compute together.
 
-    Of the last rows, fewer than ranks, all take the same.
+    Of the last rows, fewer than ranks, all take the same. Ranks that share rows are one here.
     """
     start = 0
     while num_rows - start >= num_ranks:
@@ -38,17 +40,20 @@ class EvaluatesEachRowOnce:
     """A trainer of TRL whose evaluation gives the mean over trained tokens, or over pairs and judged answers.
 
     transformers gives the mean of the batches' means, and counts rows twice where the ranks do not divide them (6.8927
-    instead of 6.8863 on a random Qwen2 of two layers, 41 rows in batches of 3).
+    instead of 6.8863 on a random Qwen2 of two layers, 41 rows in batches of 3). Ranks that share rows in training share
+    them here.
     """
+
+    is_evaluating = False
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoaderShard:
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        args = self.args
-        self._shares = list(shares(len(rows), args.eval_batch_size, args.world_size))
+        args, share = self.args, sequence_parallel.share_of(self.args)
+        self._shares = list(shares(len(rows), args.eval_batch_size, args.world_size // share.size))
         return DataLoaderShard(
             rows,
-            batch_sampler=[list(of_ranks[args.process_index]) for of_ranks in self._shares],
-            collate_fn=self.data_collator,
+            batch_sampler=[list(of_groups[args.process_index // share.size]) for of_groups in self._shares],
+            collate_fn=self.data_collator if share == WHOLE else partial(_part, share, self.data_collator),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             device=args.device,
@@ -56,8 +61,7 @@ class EvaluatesEachRowOnce:
         )
 
     def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *given: Any, **named: Any) -> Any:
-        labels, of_ranks = inputs.get("labels"), self._shares[len(self._rounds)]
-        count = len(of_ranks[0]) if labels is None else num_trained(labels)
+        count = _weight(inputs, num_rows=len(self._shares[len(self._rounds)][0]))
         found = super().prediction_step(model, inputs, *given, **named)  # type: ignore[misc]
         measured = compat.eval_metrics(self)
         self._rounds.append((float(found[0]), count, {name: values[-1] for name, values in measured.items()}))
@@ -66,15 +70,30 @@ class EvaluatesEachRowOnce:
 
     def evaluation_loop(self: Any, *given: Any, **named: Any) -> Any:
         self._rounds: list[tuple[float, int, Mapping[str, float]]] = []
-        output = super().evaluation_loop(*given, **named)  # type: ignore[misc]
+        self.is_evaluating = True
+        try:
+            output = super().evaluation_loop(*given, **named)  # type: ignore[misc]
+        finally:
+            self.is_evaluating = False
         sums_R2 = torch.tensor([(loss * count, count) for loss, count, _ in self._rounds], dtype=torch.float64)
         sums_R2 = self.accelerator.reduce(sums_R2.to(self.args.device))
-        for total, of_ranks in zip(sums_R2, self._shares, strict=True):
-            total /= of_ranks.count(of_ranks[0])
+        for total, of_groups in zip(sums_R2, self._shares, strict=True):
+            total /= of_groups.count(of_groups[0])
         weights = sums_R2[:, 1].tolist()
         output.metrics["eval_loss"] = float(sums_R2[:, 0].sum()) / sum(weights)
         compat.eval_metrics(self).update(_means([measured for *_, measured in self._rounds], weights))
         return output
+
+
+def _part(share: Share, collate: Callable[..., dict[str, Any]], rows: Sequence[Any]) -> dict[str, Any]:
+    return share.of(collate(rows))[0]
+
+
+def _weight(inputs: Mapping[str, Any], num_rows: int) -> int:
+    """Return what a batch's loss is a mean over: trained tokens, those of this rank's part, or rows."""
+    if "shift_labels" in inputs:
+        return int((inputs["shift_labels"] != IGNORED).sum())
+    return num_trained(inputs["labels"]) if "labels" in inputs else num_rows
 
 
 def _means(measured: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, list[float]]:

@@ -44,12 +44,6 @@ def configured(config: RecipeConfig, num_ranks: int, model: Any) -> ParallelismC
     )
 
 
-def size_of(arguments: TrainingArguments) -> int:
-    """Return the ranks that share a sample."""
-    config = arguments.parallelism_config
-    return config.sp_size if config else 1
-
-
 @dataclass(frozen=True)
 class Share:
     """A rank's part of the tokens of a row: the `index`-th of `size` equal ones."""
@@ -79,6 +73,16 @@ class Share:
         # rank's tokens alone it would be wrong, and one of all pairs has no room.
         part["attention_mask"] = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         return part, max(0, min(length - start, width)), num_trained
+
+
+WHOLE = Share(0, 1)
+"""The part of a rank that shares its rows with no other."""
+
+
+def share_of(arguments: TrainingArguments) -> Share:
+    """Return the part of each row that this rank computes."""
+    config = arguments.parallelism_config
+    return Share(arguments.process_index % config.sp_size, config.sp_size) if config else WHOLE
 
 
 def sample_by_sample(attention: Attention) -> Attention:
