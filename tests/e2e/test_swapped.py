@@ -7,10 +7,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.e2e.runs import quick, train
+from tests.e2e.runs import COMMAND, finish, processes_of, quick, start, train, wait_until, written_lines
+from tests.e2e.test_launchers import MPIRUN, needs_mpi
 from tuner.machine import hardware
+
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.long,  # three ops are compiled where no earlier run has, which takes minutes
+    pytest.mark.skipif(not hardware.has_libaio(os.environ), reason="libaio's header is not here (libaio-dev)"),
+]
+BY = {"none": COMMAND, "mpi": [*MPIRUN, *COMMAND]}
 
 
 def config(path: Path, **device: Any) -> Path:
@@ -20,9 +29,6 @@ def config(path: Path, **device: Any) -> Path:
     return path
 
 
-@pytest.mark.timeout(1800)
-@pytest.mark.long  # three ops are compiled where no earlier run has, which takes minutes
-@pytest.mark.skipif(not hardware.has_libaio(os.environ), reason="libaio's header is not here (libaio-dev)")
 def test_a_disk_gives_the_losses_of_memory_and_is_empty_afterwards(tmp_path: Path) -> None:
     recipe, swap = quick(tmp_path, "full"), tmp_path / "swap"
     to_disk = config(tmp_path / "disk.json", device="nvme", nvme_path=str(swap))
@@ -39,3 +45,50 @@ def test_a_disk_gives_the_losses_of_memory_and_is_empty_afterwards(tmp_path: Pat
     assert whole.losses == pytest.approx(memory.losses, abs=1e-6)
     assert resumed.losses == pytest.approx(whole.losses[2:], rel=1e-6)
     assert list(swap.iterdir()) == []
+
+
+def swapping(folder: Path) -> tuple[object, ...]:
+    """Return the arguments of a run that swaps to `folder / "swap"`."""
+    to_disk = config(folder / "disk.json", device="nvme", nvme_path=str(folder / "swap"))
+    return quick(folder, "full"), "--deepspeed", to_disk, "--work-dir", folder / "run"
+
+
+def worker(run: Path) -> psutil.Process:
+    """Return a rank of a run whose steps have begun."""
+    wait_until(lambda: written_lines(run / "metrics.jsonl") > 0)
+    return next(one for one in processes_of(run) if "tuner.worker" in one.info["cmdline"])
+
+
+@pytest.mark.parametrize("launcher", ["none", pytest.param("mpi", marks=needs_mpi)])
+def test_ranks_that_nobody_watches_leave_nothing_on_the_disk(launcher: str, tmp_path: Path) -> None:
+    process = start(*swapping(tmp_path), "--launcher", launcher, ranks=0, command=BY[launcher])
+
+    done = finish(process, tmp_path / "run")
+
+    assert done.code == 0, done.text
+    assert list((tmp_path / "swap").iterdir()) == []
+
+
+@needs_mpi
+def test_the_others_remove_what_a_killed_rank_of_mpirun_swapped(tmp_path: Path) -> None:
+    many = ("--launcher", "mpi", "--set", "train_cfg.max_steps=1000")
+    process = start(*swapping(tmp_path), *many, ranks=0, command=BY["mpi"])
+
+    worker(tmp_path / "run").kill()
+
+    done = finish(process, tmp_path / "run")
+    assert done.code != 0
+    assert list((tmp_path / "swap").iterdir()) == [], done.text
+
+
+def test_the_next_run_removes_what_a_killed_one_swapped(tmp_path: Path) -> None:
+    given = (*swapping(tmp_path), "--launcher", "none")
+    process = start(*given, "--set", "train_cfg.max_steps=1000", ranks=0)
+    worker(tmp_path / "run").kill()
+    process.communicate(timeout=60)
+    assert list((tmp_path / "swap").rglob("*.swp"))
+
+    again = finish(start(*given, "--resume", "auto", ranks=0), tmp_path / "run")
+
+    assert again.code == 0, again.text
+    assert list((tmp_path / "swap").iterdir()) == []

@@ -15,7 +15,7 @@ import pytest
 from tests.launch.plans import made
 from tests.machine.gpus import CPU, GIB
 from tuner.errors import DiskError, MachineError
-from tuner.launch import preflight, ranks, swapped
+from tuner.launch import preflight, ranks
 from tuner.launch.checks import Finding, zero
 from tuner.launch.run import ResolvedRun
 from tuner.machine import disks, hardware
@@ -158,23 +158,6 @@ def test_a_disk_that_is_none_is_told(
     assert told in texts(list(zero.swap_disks(planned(_nvme(tmp_path, *BOTH)))))
 
 
-@pytest.mark.parametrize(("left", "stays"), [((), False), (("made-by-tuner", "a.swp"), False), (("a.swp",), True)])
-def test_what_was_swapped_is_removed_and_what_somebody_else_has_there_stays(
-    planned: Callable[..., ResolvedRun], tmp_path: Path, left: tuple[str, ...], stays: bool
-) -> None:
-    folder = tmp_path / "swap" / "zero_stage_3"
-    for name in left:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-
-    with swapped.removed_afterwards(planned(_nvme(tmp_path / "swap", *BOTH))):
-        assert folder.is_dir()
-        (folder / "0_param.tensor.swp").touch()
-
-    assert folder.exists() is stays
-    assert (tmp_path / "swap").is_dir()
-
-
 def test_every_start_of_ranks_removes_what_they_swapped(
     planned: Callable[..., ResolvedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,15 +167,6 @@ def test_every_start_of_ranks_removes_what_they_swapped(
 
     assert ranks.run(planned(_nvme(tmp_path / "swap", *BOTH)), RunDirectory(tmp_path / "run")) == 7
     assert not folder.exists()
-
-
-def test_two_runs_never_swap_into_one_folder(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:
-    run = planned(_nvme(tmp_path / "swap", *BOTH))
-
-    with swapped.removed_afterwards(run):
-        with pytest.raises(MachineError, match="another run is swapping"), swapped.removed_afterwards(run):
-            pass
-        assert (tmp_path / "swap" / "zero_stage_3").is_dir()
 
 
 def test_a_dry_run_tells_what_is_missing(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.runs import quick
+from tests.e2e.test_swapped import config
+from tuner.machine import hardware
 
 
 def srun(env: dict[str, str], folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -65,3 +70,17 @@ def test_srun_without_the_slurm_launcher_is_refused(slurm: dict[str, str], tmp_p
     assert done.returncode == 2
     assert "--launcher slurm" in done.stderr
     assert not (tmp_path / "work_dirs").exists()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hardware.has_libaio(os.environ), reason="libaio's header is not here (libaio-dev)")
+def test_the_tasks_of_all_nodes_leave_nothing_on_the_disk_that_they_swap_to(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    swap = tmp_path / "swap"
+    to_disk = config(tmp_path / "disk.json", device="nvme", nvme_path=str(swap))
+
+    done = srun(slurm, tmp_path, quick(tmp_path, "full"), "--deepspeed", to_disk)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(swap.iterdir()) == []

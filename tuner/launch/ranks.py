@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import nullcontext, redirect_stderr
 from io import StringIO
 from typing import NoReturn
 
-from tuner.launch import builds, render, supervise, swapped
+from tuner.launch import builds, render, supervise
 from tuner.launch.run import ResolvedRun
 from tuner.machine import leftovers
+from tuner.runs import swapped
 from tuner.runs.directory import RunDirectory
+from tuner.zero import needs
 
 
 def run(
@@ -29,7 +32,9 @@ def run(
     env = _environment(resolved)
     _compile(resolved, env, directory)
     printed = nullcontext() if tells_failure else redirect_stderr(StringIO())
-    with swapped.removed_afterwards(resolved), printed:
+    swaps_to = needs.swap_paths(resolved.final.config)
+    with swapped.removed_afterwards(swaps_to, resolved.launch_id) as kept, printed:
+        print(*kept, sep="\n", end="\n" * bool(kept), file=sys.stderr)
         return supervise.run(
             render.argv(resolved),
             env,

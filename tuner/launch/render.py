@@ -21,6 +21,7 @@ from tuner.recipes import catalog, paths
 from tuner.recipes.schema import Model
 from tuner.runs.directory import RunDirectory
 from tuner.runs.lock import WORKER
+from tuner.zero import needs
 
 _UNSAFE_LOAD = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _ALLOCATOR = "PYTORCH_ALLOC_CONF"
@@ -148,6 +149,7 @@ def _run_facts(run: ResolvedRun) -> dict[str, Any]:
         "bind_cores": request.bind_cores,
         "saves_result": request.saves_result,
         "needs_bitsandbytes": config.needs_bitsandbytes or _is_stored_in_fewer_bits(config.model),
+        "swaps_to": needs.swap_paths(run.final.config),
         "arithmetic": fitting.arithmetic(config, run.hardware, run.precision.dtype),
         "fit": run.fit.to_json() if run.fit else None,
         "warnings": list(run.warnings),

@@ -26,7 +26,11 @@ def main() -> None:
 
 
 def _train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
-    if not run.read_json(run.run).get("needs_bitsandbytes", True):
+    facts = run.read_json(run.run)
+    if facts.get("swaps_to") and not rank.supervised:  # else it is the supervisor's to do
+        for line in guard.swapped.claim(facts["swaps_to"], facts["launch_id"]):
+            print(line, file=sys.stderr)
+    if not facts.get("needs_bitsandbytes", True):
         # PEFT imports whatever of it is installed, and it torch's compiler: 0.6 s of a rank's start.
         sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
     catalog_folders.use_ours_alone()

@@ -28,6 +28,7 @@ from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
 from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
+from tuner.runs.swapped import Swapped
 from tuner.worker.heartbeat import Heartbeat
 from tuner.worker.output import send_to
 
@@ -64,6 +65,8 @@ class Guard:
         self.terminal: TextIO | None = None
         """Rank 0's terminal, where it has one: a progress bar goes there and not into the log."""
         self.heart = Heartbeat(run, rank)
+        self.swapped = Swapped()
+        """The folders on disks that this rank claimed, where nobody supervises it."""
         self._shown, self._told = os.dup(1), os.dup(2)
         self._follower: Follower | None = None
 
@@ -244,4 +247,5 @@ class Guard:
             self._follower.stop()
         if self.rank.rank == 0 and not self.rank.supervised:
             lock.release(self.run.path)  # taken by this process before it became a rank
+        self.swapped.let_go()
         os._exit(exit_code)

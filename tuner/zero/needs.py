@@ -83,6 +83,11 @@ def packages(config: Config) -> Iterator[tuple[Keys, str]]:
             yield (block, "enabled"), package
 
 
+def swap_paths(config: Config) -> list[str]:
+    """Return the folders on NVMe disks, each once."""
+    return sorted({str(swap.path) for swap in swaps(config)})
+
+
 def swaps(config: Config) -> Iterator[Swap]:
     """Yield the folders on NVMe disks; below stage 3 DeepSpeed keeps in memory what should go there."""
     for block in ("offload_optimizer", "offload_param"):

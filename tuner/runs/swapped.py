@@ -1,0 +1,127 @@
+"""What DeepSpeed leaves on the disks that a run swaps to: removed when the run has ended, and nobody else's files.
+
+DeepSpeed makes `zero_stage_3` in the folder that the config names, and never removes it. Whoever ends a run on a node
+holds the kernel's lock of a mark in it: a launcher that watches its ranks, else each rank. The last one that leaves
+removes the folder; a run that was killed holds no lock, and the next one there takes over what it has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from tuner.errors import MachineError
+
+_FOLDER = "zero_stage_3"
+_MARK = "made-by-tuner"
+"""Beside what is swapped: it names the launch whose files these are."""
+_WAIT_S = 2.0
+"""For one that looks at the mark at this moment, or removes what it swapped."""
+_PAUSE_S = 0.05
+
+
+class Swapped:
+    """The folders that this process removes when it ends, unless others of its run still swap there."""
+
+    def __init__(self) -> None:
+        self._marks: dict[Path, TextIO] = {}
+
+    def claim(self, paths: Iterable[str], launch_id: str) -> list[str]:
+        """Claim the folders on disks that a run swaps to; return a line about each that is left as it is.
+
+        Args:
+            paths: Of the DeepSpeed config.
+            launch_id: The same for all that start this run.
+
+        Raises:
+            MachineError: another run swaps there now: DeepSpeed's files have the same names, whoever runs.
+        """
+        kept = []
+        for folder in (Path(path) / _FOLDER for path in paths):
+            if _is_anothers(folder):
+                kept.append(f"{folder} already existed, so it is kept when the run ends.")
+            else:
+                self._marks[folder] = _marked(folder, launch_id)
+        return kept
+
+    def let_go(self) -> None:
+        """Give the folders back, and remove those that nobody else of the run has."""
+        for folder, mark in self._marks.items():
+            with contextlib.suppress(OSError), mark:
+                fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(mark, folder / _MARK):
+                    _remove(folder)
+        self._marks.clear()
+
+
+@contextlib.contextmanager
+def removed_afterwards(paths: Iterable[str], launch_id: str) -> Iterator[list[str]]:
+    """Claim folders as `Swapped.claim` does, and let them go at the end.
+
+    Raises:
+        MachineError: another run swaps there now.
+    """
+    swapped = Swapped()
+    try:
+        yield swapped.claim(paths, launch_id)
+    finally:
+        swapped.let_go()
+
+
+def _is_anothers(folder: Path) -> bool:
+    return folder.is_dir() and not (folder / _MARK).is_file() and any(folder.iterdir())
+
+
+def _marked(folder: Path, launch_id: str) -> TextIO:
+    """Return the mark of a folder, which names the launch, locked together with its other processes."""
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # the last one of another run has just removed it
+            folder.mkdir(parents=True, exist_ok=True)
+            mark = (folder / _MARK).open("a+", encoding="utf-8")
+            if _shares(mark, launch_id) and _is_at(mark, folder / _MARK):
+                return mark
+            mark.close()
+        if time.monotonic() > deadline:
+            fix = "Wait until it ends, or use another nvme_path."
+            raise MachineError("another run is swapping to this folder", where=folder, fix=fix)
+        time.sleep(_PAUSE_S)
+
+
+def _shares(mark: TextIO, launch_id: str) -> bool:
+    """Lock a mark together with all of its launch, whose name it gets where nobody has it; say whether that worked."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        mark.truncate(0)
+        mark.write(launch_id)
+        mark.flush()
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        mark.seek(0)
+        return mark.read() == launch_id
+    return False
+
+
+def _is_at(mark: TextIO, path: Path) -> bool:
+    """Return whether an open file still is the one at a path."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(mark.fileno()), path.stat())
+    return False
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, its mark last: what a rank still writes meanwhile is left to the next run with the mark."""
+    for one in folder.iterdir():
+        if one.is_dir():
+            shutil.rmtree(one, ignore_errors=True)
+        elif one.name != _MARK:
+            one.unlink()
+    if [one.name for one in folder.iterdir()] == [_MARK]:
+        (folder / _MARK).unlink()
+        folder.rmdir()
