@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import tomllib
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -145,22 +146,23 @@ def test_a_word_without_a_counterpart_is_refused_by_its_name(text: str, fix: str
 def test_every_key_of_the_table_is_one_of_the_schema() -> None:
     known = {".".join(keys) for keys in schema_keys()}
 
-    assert {alias.key for alias in aliases.ALIASES.values() if alias.key} <= known
+    assert {alias.key for alias in aliases.table().values() if alias.key} <= known
 
 
 def test_a_word_of_the_table_that_is_a_key_here_means_that_key() -> None:
     own = {keys[-1] for keys in schema_keys() if "architecture" not in keys}
     blocks = {"model", "dataset", "optimizer", "adapter"}
-    both = {word for word in aliases.ALIASES if word in own} - blocks
+    both = {word for word in aliases.table() if word in own} - blocks
 
-    assert {(aliases.ALIASES[word].key or "").split(".")[-1] for word in both} == both
+    assert {(aliases.table()[word].key or "").split(".")[-1] for word in both} == both
 
 
 def test_a_word_means_one_thing() -> None:
-    tables = (aliases._FLAGS.values(), aliases._RENAMED.values(), aliases._CONVERTED, aliases._REFUSED)
-    words = [word for table in tables for group in table for word in group.split()]
+    rows = tomllib.loads(aliases._TABLE.read_text(encoding="utf-8"))
+    groups = (*rows["flags"].values(), *rows["same"].values(), *rows["values"], *rows["instead"].values())
+    words = [word for group in groups for word in group.split()]
 
-    assert len(words) == len(set(words)) == len(aliases.ALIASES)
+    assert len(words) == len(set(words)) == len(aliases.table())
 
 
 def test_a_word_in_a_recipe_file_is_told_the_key(tuner: Tuner) -> None:
@@ -261,7 +263,7 @@ def test_the_flags_of_xtuners_train_are_taken_as_they_are(tuner: Tuner, nothing_
 
 
 def test_no_command_of_ours_is_taken_for_another_tools() -> None:
-    assert not other_tools.COMMANDS.keys() & COMMANDS.keys()
+    assert not other_tools.commands().keys() & COMMANDS.keys()
 
 
 @each([("loro_rank", "lora_rank"), ("learning_rat", "learning_rate"), ("use_cache", None)])

@@ -1,12 +1,16 @@
 """Other tools' commands and options: what each is here, for whoever types them out of habit.
 
-XTuner's are those of its `entry_point.py` and `tools/` at v0.1.23. It prints nothing and decides nothing but the words.
+They stand in other_tools.toml; of XTuner those of its `entry_point.py` and `tools/` at v0.1.23. It prints nothing and
+decides nothing but the words.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,62 +18,17 @@ from tuner.errors import UsageError
 from tuner.recipes import aliases
 from tuner.recipes.aliases import by_word
 
-_VISION = "tuner trains text models and does not support images"
-_COMMANDS = {
-    # XTuner's that `same` does not do.
-    "copy-cfg": "tuner copy RECIPE [DEST] writes a recipe as a file",
-    "list-dataset-format": "tuner data RECIPE --data FILE says which format it found; docs/own-data.md lists them",
-    "test evaluate": "tuner eval RUN evaluates a run's result",
-    "mmbench eval-refcoco": _VISION,
-    "preprocess": "tuner prepares data when it trains; tuner data RECIPE shows it before",
-    # Those of LLaMA-Factory, ms-swift, TRL, Axolotl, accelerate, transformers.
-    "sft pt dpo rlhf finetune launch run": (
-        "tuner train RECIPE trains; the objective is part of the recipe's name (tuner list --objectives)"
-    ),
-    "config": "tuner copy RECIPE writes a recipe as a file, and tuner show RECIPE prints it",
-    "infer inference generate webchat": (
-        "tuner chat RUN chats with a run's result or a model; a script passes the prompt on stdin"
-    ),
-    "merge merge-lora": "tuner export RUN DEST --merge writes the merged model",
-    "deploy api": "tuner serve RUN serves a run's result or a model",
-    "env": "tuner doctor tests what training needs on this machine",
-    "version": "tuner --version prints it",
-    "help": "tuner --help prints it",
-    "resume": "tuner train RECIPE --resume auto resumes from the newest checkpoint",
-    "validate": "tuner check RECIPE checks a recipe, a DeepSpeed config or a run",
-}
-COMMANDS = by_word(_COMMANDS)
-"""Command -> which of ours does it."""
+_TABLES = Path(__file__).with_suffix(".toml")
 
-_OPTIONS = {
-    "chat": {
-        "--prompt-template --stop-words --command-stop-word --answer-stop-word": (
-            "Remove it: tuner chat uses the chat template that the model was trained with."
-        ),
-        "--system-template": "Pass the text itself: --system TEXT.",
-        "--with-plugins --lagent": "Remove it: tuner chat has no plugins.",
-        "--no-streamer": "Remove it: an answer to stdin is printed when it is complete.",
-        "--top-k --repetition-penalty": "Remove it: sampling is set with --temperature and --top-p.",
-        "--offload-folder": "Remove it: the model is spread over the visible GPUs.",
-        "--torch-dtype": "Remove it: the model runs in the dtype that it was trained in.",
-        "--bot-name": "Remove it: answers are printed unchanged.",
-        "--llava --visual-encoder --visual-select-layer --image": f"{_VISION}.",
-    },
-    "pth_to_hf": {
-        "--cfg-options": "Remove it: a run directory holds its recipe.",
-        "--save-format": f"Remove it: {_VISION}.",
-    },
-    "merge": {"--is-clip": f"Remove it: {_VISION}."},
-    "train": {
-        "--num-gpus": "Use --nproc-per-node N, or set CUDA_VISIBLE_DEVICES.",
-        "--num-nodes": "Use --nnodes N.",
-        "--hostfile": "Start the same command on each machine (--nnodes, --node-rank), or use tuner submit.",
-        "--include": "Set CUDA_VISIBLE_DEVICES=0,1 before the command.",
-        "--deepspeed-config": "Use --deepspeed my.json.",
-        "--config": "Pass the recipe itself: tuner train RECIPE.",
-    },
-}
-"""Command of ours -> options that others have there -> what to do."""
+
+@cache
+def _tables() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(_TABLES.read_text(encoding="utf-8"))
+
+
+def commands() -> dict[str, str]:
+    """Return what of ours does what each command of other tools' does."""
+    return by_word(_tables()["commands"])
 
 
 def same(args: Sequence[str]) -> list[str] | None:
@@ -101,7 +60,7 @@ def launcher(error: click.BadParameter) -> UsageError | None:
 
 def command(name: str) -> UsageError | None:
     """Return what to say of a command of another tool's, or None where it is none."""
-    ours = COMMANDS.get(name, COMMANDS.get(name.replace("_", "-")))
+    ours = commands().get(name, commands().get(name.replace("_", "-")))
     return UsageError(f"no command {name!r}", where="tuner", fix=f"Instead: {ours}.") if ours else None
 
 
@@ -112,7 +71,7 @@ def option(error: click.NoSuchOption) -> UsageError | None:
     called, flag = error.ctx.command, error.option_name
     dashed = flag.replace("_", "-")
     ours = {name for parameter in called.params for name in parameter.opts}
-    instead = by_word(_OPTIONS.get(error.ctx.info_name or "", {}))
+    instead = by_word(_tables()["options"].get(error.ctx.info_name or "", {}))
     fix = f"Use {dashed}." if dashed in ours else instead.get(dashed)
     if fix is None and "--set" in ours:
         fix = _as_key(flag.removeprefix("--"))

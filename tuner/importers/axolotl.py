@@ -8,21 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.importers import axolotl_data, deepspeed, training_arguments
-from tuner.importers.axolotl_left_out import REASONS
+from tuner.importers import axolotl_data, deepspeed, rules, training_arguments, words
 from tuner.importers.document import Document
-from tuner.importers.training_arguments import (
-    NUM_PROC,
-    SHARED_SAMPLES,
-    attention,
-    compute_type,
-    held_out,
-    liger,
-    model,
-    truth,
-)
-from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
-from tuner.recipes.aliases import Alias, by_word
+from tuner.importers.rules import truth
+from tuner.importers.translation import Given, Rule, Tool, Translation
+from tuner.recipes.aliases import by_word
 
 _RL = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "kto": "kto"}
 _FLAGGED = {
@@ -31,8 +21,9 @@ _FLAGGED = {
     "eager_attention": "eager",
     "flex_attention": "flex_attention",
 }
-_LIGER = ("liger_rms_norm", "liger_glu_activation", "liger_swiglu", "liger_rope", "liger_layer_norm")
 _KNOWN_ATTENTION = {"eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
+_TRACKERS = {"use_comet": "comet_ml"}
+"""Flag -> our tracker, where that is not the flag's own word."""
 
 
 def _prepare(t: Translation) -> None:
@@ -52,31 +43,22 @@ def _prepare(t: Translation) -> None:
 
 
 def rl(t: Translation, given: Given) -> None:
-    """Take what is learned."""
-    if t.obstacle:
-        t.note(given, Outcome.CHANGED, "objective.type = 'sft'", t.obstacle)
-    else:
-        t.note(given, Outcome.TAKEN if given.value == t.objective else Outcome.TRANSLATED, f"objective {t.objective}")
-        if given.value == "ipo":
-            t.set(given, "objective.loss_type", ["ipo"])
+    """Take what is learned; IPO is a loss of DPO here."""
+    rules.learned(t, given)
+    if given.value == "ipo":
+        t.set(given, "objective.loss_type", ["ipo"])
 
 
-def adapter(t: Translation, given: Given) -> None:
-    """Take the method."""
-    same = given.value == t.method
-    changed = given.value not in ("lora", "qlora", "dora")
-    outcome = Outcome.CHANGED if changed else Outcome.TAKEN if same else Outcome.TRANSLATED
-    t.note(given, outcome, f"method {t.method}", f"tuner has no adapter {given.value!r}" if changed else None)
+def of_objective(ours: str, objective: str) -> Rule:
+    """Return the rule of a setting that others have too here, and by another word there."""
 
+    def rule(t: Translation, given: Given) -> None:
+        if t.objective != objective:
+            t.leave(given, f"belongs to {objective}, and this is {t.objective}")
+        else:
+            t.set(given, f"objective.{ours}", [given.value] if ours == "loss_type" else given.value)
 
-def bits(t: Translation, given: Given) -> None:
-    """Take 4 or 8 bits where there is an adapter."""
-    if truth(given.value) and t.method == "qlora":
-        t.set(given, "quantization.bits", 4 if given.key == "load_in_4bit" else 8)
-    else:
-        t.leave(
-            given, "tuner always does this" if not truth(given.value) else "weights are only quantized with an adapter"
-        )
+    return rule
 
 
 def target(t: Translation, given: Given) -> None:
@@ -105,31 +87,23 @@ def flagged_attention(t: Translation, given: Given) -> None:
 def any_attention(t: Translation, given: Given) -> None:
     """Take the kernel where transformers has it."""
     if str(given.value) in _KNOWN_ATTENTION:
-        attention(t, given)
+        rules.attention(t, given)
     else:
         why = f"tuner uses transformers' choice for {given.value!r}"
         t.set(given, "model.attn_implementation", None, why, changed=True)
 
 
-def setting(ours: str, *objectives: str) -> Rule:
-    """Return the rule of a setting that some objectives have."""
-
-    def rule(t: Translation, given: Given) -> None:
-        if t.objective in objectives:
-            value = given.value
-            if ours == "loss_type" and not isinstance(value, list):
-                value = [value]
-            t.set(given, f"objective.{ours}", value)
-        else:
-            t.leave(given, f"belongs to {' and '.join(objectives)}, and this is {t.objective}")
-
-    return rule
+def liger(t: Translation, given: Given) -> None:
+    """Take one of Liger's kernels, all of which are one setting here."""
+    if truth(given.value):
+        t.set(given, "model.use_liger_kernel", True, "all of its kernels together")
+    else:
+        t.leave(given, "false: its kernels are one setting, which another key may enable")
 
 
 def checkpointing(t: Translation, given: Given) -> None:
     """Take gradient checkpointing; where its results wait is DeepSpeed's matter here."""
-    word = str(given.value).lower()
-    if word in ("offload", "offload_disk", "unsloth"):
+    if str(given.value).lower() in ("offload", "offload_disk", "unsloth"):
         t.set(given, "train_cfg.gradient_checkpointing", True, "kept on the GPU", changed=True)
     else:
         t.set(given, "train_cfg.gradient_checkpointing", truth(given.value))
@@ -143,29 +117,17 @@ def deepcompile(t: Translation, given: Given) -> None:
         t.leave(given, "it is off")
 
 
-def use_tracker(name: str) -> Rule:
-    """Return the rule of use_wandb and its kind."""
-
-    def rule(t: Translation, given: Given) -> None:
-        if truth(given.value):
-            t.set(given, "log.trackers", [name])
-        else:
-            t.leave(given, "false: the default without log.trackers")
-
-    return rule
+def tracker(t: Translation, given: Given) -> None:
+    """Take a tracker that a flag turns on."""
+    if truth(given.value):
+        t.set(given, "log.trackers", [_TRACKERS.get(given.key, given.key.removeprefix("use_"))])
+    else:
+        t.leave(given, "false: the default without log.trackers")
 
 
 def wandb_project(t: Translation, given: Given) -> None:
     """A project is what turns Weights & Biases on."""
     t.set(given, "log.trackers", ["wandb"], "the project: WANDB_PROJECT=NAME before the command")
-
-
-def lora_model_dir(t: Translation, given: Given) -> None:
-    """Go on with a trained adapter."""
-    if t.method == "full":
-        t.leave(given, "all weights are trained: merge it into the model first (tuner export --merge)")
-    else:
-        t.set(given, "adapter.path", str(given.value))
 
 
 def _defaults(document: Document) -> Mapping[str, Any]:
@@ -191,81 +153,40 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
+_WORDS = words.of("axolotl")
 TABLE: Mapping[str, Rule] = {
     **{key: rule for key, rule in training_arguments.TABLE.items() if "*" not in key},
-    **by_word(REASONS),
-    "base_model": model,
-    "revision_of_model": Alias("model.revision"),
-    "adapter": adapter,
-    "lora_model_dir": lora_model_dir,
-    "load_in_4bit": bits,
-    "load_in_8bit": bits,
-    "lora_r": Alias("adapter.r"),
-    "lora_alpha": Alias("adapter.lora_alpha"),
-    "lora_dropout": Alias("adapter.lora_dropout"),
-    "lora_target_modules": target,
-    "lora_target_linear": linear,
-    "lora_modules_to_save": Alias("adapter.modules_to_save"),
-    "peft_use_dora": Alias("adapter.use_dora"),
-    "peft_use_rslora": Alias("adapter.use_rslora"),
-    "rl": rl,
-    "rl_beta": setting("beta", "dpo", "orpo", "kto"),
-    "dpo_beta": setting("beta", "dpo"),
-    "orpo_alpha": setting("beta", "orpo"),
-    "dpo_loss_type": setting("loss_type", "dpo"),
-    "dpo_loss_weights": setting("loss_weights", "dpo"),
-    "dpo_label_smoothing": setting("label_smoothing", "dpo"),
-    "dpo_use_weighting": setting("use_weighting", "dpo"),
-    "precompute_ref_log_probs": setting("precompute_ref_log_probs", "dpo", "kto"),
-    "kto_desirable_weight": setting("desirable_weight", "kto"),
-    "kto_undesirable_weight": setting("undesirable_weight", "kto"),
-    "center_rewards_coefficient": setting("center_rewards_coefficient", "reward"),
-    "datasets": axolotl_data.datasets,
-    "test_datasets": axolotl_data.datasets,
-    "pretraining_dataset": axolotl_data.datasets,
-    "default_system_message": axolotl_data.system,
-    "val_set_size": held_out,
-    "sequence_len": Alias("train_dataloader.dataset.max_length"),
-    "sample_packing": Alias("train_dataloader.dataset.packing"),
-    "micro_batch_size": Alias("train_dataloader.batch_size"),
-    "num_epochs": training_arguments.epochs,
-    "optimizer": training_arguments.optimizer,
-    "lr_scheduler": training_arguments.schedule,
-    "bf16": compute_type,
-    "fp16": compute_type,
-    "bfloat16": compute_type,
-    "float16": compute_type,
-    "adam_eps": Alias("optim_wrapper.optimizer.eps"),
-    "eta_min": "the schedules end at 0",
-    "warmup_steps": training_arguments.warmup_steps,
-    **dict.fromkeys(("sequence_parallel_degree", "context_parallel_size"), SHARED_SAMPLES),
-    "gradient_checkpointing": checkpointing,
-    "activation_offloading": training_arguments.switched("train_cfg.activation_offloading"),
-    "tiled_mlp": Alias("train_cfg.tiled_mlp"),
-    "torch_compile": training_arguments.switched("train_cfg.torch_compile"),
-    "deepcompile": deepcompile,
-    "loraplus_lr_ratio": Alias("optim_wrapper.optimizer.loraplus_lr_ratio"),
-    "peft_init_lora_weights": Alias("adapter.init_lora_weights"),
-    "attn_implementation": any_attention,
-    **dict.fromkeys((*_FLAGGED, "xformers_attention", "sage_attention"), flagged_attention),
-    "early_stopping_patience": Alias("train_cfg.early_stopping_patience"),
-    "wandb_project": wandb_project,
-    "use_wandb": use_tracker("wandb"),
-    "use_tensorboard": use_tracker("tensorboard"),
-    "use_mlflow": use_tracker("mlflow"),
-    "use_comet": use_tracker("comet_ml"),
-    "use_trackio": use_tracker("trackio"),
-    "deepspeed": deepspeed.chosen,
-    "dataset_processes": NUM_PROC,
-    "dataset_num_proc": NUM_PROC,
-    **dict.fromkeys(_LIGER, liger),
+    **_WORDS.rules,
+    **by_word(
+        {
+            "base_model": rules.model,
+            "adapter": rules.method,
+            "lora_model_dir": rules.adapter_path,
+            "load_in_4bit load_in_8bit": rules.bits,
+            "lora_target_modules": target,
+            "lora_target_linear": linear,
+            "rl": rl,
+            "dpo_beta": of_objective("beta", "dpo"),
+            "orpo_alpha": of_objective("beta", "orpo"),
+            "dpo_loss_type": of_objective("loss_type", "dpo"),
+            "datasets test_datasets pretraining_dataset": axolotl_data.datasets,
+            "default_system_message": rules.system,
+            "val_set_size": rules.held_out,
+            "num_epochs": rules.epochs,
+            "optimizer": rules.optimizer,
+            "lr_scheduler": rules.schedule,
+            "bf16 fp16 bfloat16 float16": rules.compute_type,
+            "gradient_checkpointing": checkpointing,
+            "activation_offloading": rules.switched("train_cfg.activation_offloading"),
+            "deepcompile": deepcompile,
+            "attn_implementation": any_attention,
+            " ".join((*_FLAGGED, "xformers_attention", "sage_attention")): flagged_attention,
+            "wandb_project": wandb_project,
+            "use_wandb use_tensorboard use_mlflow use_comet use_trackio": tracker,
+            "deepspeed": deepspeed.chosen,
+            "liger_rms_norm liger_glu_activation liger_swiglu liger_rope liger_layer_norm": liger,
+        }
+    ),
 }
 
-TOOL = Tool(
-    "Axolotl",
-    TABLE,
-    _defaults,
-    axolotl_data.settle,
-    _prepare,
-    keys="axolotl",
-)
+TOOL = Tool("Axolotl", TABLE, _defaults, prepare=_prepare, others=_WORDS.others)

@@ -11,13 +11,12 @@ import operator
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.files import read_named_text
-from tuner.importers import yaml_file
 from tuner.importers.document import Document, Keys
 from tuner.recipes import paths
 from tuner.recipes.yaml_text import MAX_BYTES
@@ -51,13 +50,6 @@ _SCRIPTS = {
 """Script that a launcher starts -> the same as a command."""
 
 
-@dataclass
-class _Call:
-    """One command of a script: its words, each with its line."""
-
-    words: list[tuple[str, int]] = field(default_factory=list)
-
-
 def read_script(path: Path) -> Document:
     """Return the training command that a shell script holds.
 
@@ -69,7 +61,7 @@ def read_script(path: Path) -> Document:
     found: Document | None = None
     more: list[int] = []
     for call in _calls(text, str(path), variables):
-        words = [(_substituted(word, variables), line) for word, line in call.words]
+        words = [(_substituted(word, variables), line) for word, line in call]
         if _program(words) is None:
             continue
         if found is None:
@@ -88,8 +80,8 @@ def read_words(words: Sequence[str]) -> Document | None:
     return _document(placed, "the command line", Path()) if _program(placed) else None
 
 
-def _calls(text: str, name: str, variables: dict[str, str]) -> Iterator[_Call]:
-    """Yield a script's commands in their order; its assignments fill `variables` on the way."""
+def _calls(text: str, name: str, variables: dict[str, str]) -> Iterator[list[tuple[str, int]]]:
+    """Yield a script's commands in their order, each word with its line; assignments fill `variables` on the way."""
     for line, whole in _logical_lines(text):
         found = _SET.fullmatch(whole.strip())
         try:
@@ -97,7 +89,7 @@ def _calls(text: str, name: str, variables: dict[str, str]) -> Iterator[_Call]:
                 value = "".join(shlex.split(found[2], comments=True))
                 variables[found[1]] = _substituted(value, variables)
                 continue
-            yield _Call([*_words(whole, line)])
+            yield [*_words(whole, line)]
         except ValueError as error:
             if any(program in whole for program in PROGRAMS):
                 raise RecipeError(f"not valid shell syntax: {error}", where=f"{name}:{line}") from None
@@ -129,7 +121,7 @@ def _words(text: str, line: int) -> Iterator[tuple[str, int]]:
     while (word := lexer.get_token()) is not None:
         if word in ("&", "&&", "||", "|", ";"):
             return
-        yield word.replace("\x00", " "), line + lexer.lineno - 1 - text[:0].count("\n")
+        yield word.replace("\x00", " "), line + lexer.lineno - 1
 
 
 def _substituted(word: str, variables: Mapping[str, str]) -> str:
@@ -217,7 +209,7 @@ def _plain(found: list[str]) -> Any:
 def _over_file(document: Document, path: Path, more: Sequence[str]) -> Document:
     """Lay a command's flags, and its key=value, over the config that it names."""
     near = path if paths.is_file(path) or path.is_absolute() else document.folder / path
-    below = yaml_file.read(near, str(near))
+    below = Document.of_yaml(near)
     pairs = dict(word.lstrip("+").partition("=")[::2] for word in more if "=" in word)
     above = {key: value for key, value in document.values.items() if key != "config"} | pairs
     files = dict.fromkeys(above, document.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tuner.errors import RecipeError
-from tuner.recipes import interpolation, origin
+from tuner.recipes import interpolation, origin, yaml_text
 
 Keys = origin.Keys
 """The way to a value; the place in a list counts from 0."""
@@ -57,6 +57,12 @@ class Document:
     files: Mapping[str, str] = field(default_factory=dict)
     more_calls: tuple[int, ...] = ()
     used: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_yaml(cls, path: Path) -> Self:
+        """Read a YAML or JSON file that holds one mapping; raises as `yaml_text.read` does."""
+        found = yaml_text.read(path)
+        return cls(found.values, str(path), found.lines, path.parent)
 
     def where(self, keys: Keys = ()) -> str:
         """Return the line of a key, or of the nearest key around it, as `file:line`."""

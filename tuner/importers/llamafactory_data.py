@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import RecipeError, did_you_mean
-from tuner.importers import yaml_file
 from tuner.importers.document import Document
+from tuner.importers.rules import renamed
 from tuner.importers.translation import Given, Outcome, Translation
 from tuner.recipes import paths
 
@@ -40,32 +40,19 @@ def datasets(t: Translation, given: Given) -> None:
         t.note(given, Outcome.CHANGED, why=f"validation uses only the first: {found[0].get('path')}")
 
 
-def system(t: Translation, given: Given) -> None:
-    """Take the system turn of conversations that have none; each data set of a mixture has its own."""
-    t.note(given, Outcome.TRANSLATED, "train_dataloader.dataset.system")
-
-
 def max_samples(t: Translation, given: Given) -> None:
     """Take how many rows of each data set there are, counted together in a mixture."""
     named = t.given.get("dataset")
     if named and len(named.words()) > 1:
-        t.note(
-            given,
-            Outcome.CHANGED,
-            "max_rows",
-            "in the source for each data set, in tuner for all rows together",
-        )
+        t.note(given, Outcome.CHANGED, "max_rows", "in the source for each data set, in tuner for all rows together")
     else:
         t.note(given, Outcome.TRANSLATED, "train_dataloader.dataset.max_rows")
 
 
 def settle(t: Translation) -> None:
-    """Give every data set the system turn and the number of rows that the config says of all."""
-    said, most = t.value("default_system"), t.whole("max_samples", 0)
-    for one in (*t.datasets, *t.validation):
-        if said and not one.get("system"):
-            one["system"] = str(said)
-        if most:
+    """Give every data set the number of rows that the config says of all."""
+    if most := t.whole("max_samples", 0):
+        for one in (*t.datasets, *t.validation):
             one["max_rows"] = min(most, one.get("max_rows") or most)
 
 
@@ -75,7 +62,7 @@ def _registry(t: Translation) -> Document | None:
     above = [t.document.folder, *t.document.folder.absolute().parents][:_PARENTS]
     for one in (folder, *(parent / folder for parent in above)):
         if paths.is_file(one / _INFO):
-            return yaml_file.read(one / _INFO)
+            return Document.of_yaml(one / _INFO)
     return None
 
 
@@ -132,12 +119,12 @@ def _shape(name: str, info: dict[str, Any], registry: Document) -> dict[str, Any
     if columns.get("kto_tag"):
         return _feedback(columns, formatting)
     if set(columns) == {"prompt"}:
-        return {"format": "text", "columns": _renamed({"text": columns["prompt"]})}
+        return {"format": "text", "columns": renamed({"text": columns["prompt"]})}
     is_chat = formatting == "sharegpt" and (tags.get("content_tag", "value") == "content")
     ours = "messages" if is_chat else _FORMATS[formatting]
     known = _COLUMNS["openai" if is_chat else formatting]
     theirs = {known[key]: value for key, value in columns.items() if key in known and value}
-    return {"format": ours, "columns": _renamed(theirs)}
+    return {"format": ours, "columns": renamed(theirs)}
 
 
 def _preference(columns: dict[str, Any], formatting: str) -> dict[str, Any]:
@@ -147,17 +134,12 @@ def _preference(columns: dict[str, Any], formatting: str) -> dict[str, Any]:
     theirs = {key: str(columns.get(key, key)) for key in ("chosen", "rejected")}
     if prompt and prompt not in ("prompt", "instruction", "conversations", "messages"):  # found by themselves
         theirs["prompt"] = prompt
-    return {"format": "preference", "columns": _renamed(theirs)}
+    return {"format": "preference", "columns": renamed(theirs)}
 
 
 def _feedback(columns: dict[str, Any], formatting: str) -> dict[str, Any]:
     if formatting == "alpaca":
         theirs = {"prompt": columns.get("prompt", "instruction"), "completion": columns.get("response", "output")}
-        return {"format": "feedback", "columns": _renamed({**theirs, "label": columns["kto_tag"]})}
+        return {"format": "feedback", "columns": renamed({**theirs, "label": columns["kto_tag"]})}
     theirs = {"messages": columns.get("messages", "messages"), "label": columns["kto_tag"]}
-    return {"format": "feedback", "columns": _renamed(theirs)}
-
-
-def _renamed(columns: dict[str, str]) -> dict[str, str] | None:
-    """Return columns that are called otherwise than the format's own, or None where none is."""
-    return {ours: theirs for ours, theirs in columns.items() if ours != theirs} or None
+    return {"format": "feedback", "columns": renamed(theirs)}

@@ -191,6 +191,8 @@ def _settle_datasets(t: Translation) -> str | None:
     where = (_TRAIN, "dataset")
     given = next((t.given[key] for key in ("dataset", "datasets", "dataset_name") if key in t.given), None)
     given = given or Given("dataset", None, t.document.name)
+    for one in (*t.datasets, *t.validation) if t.system else ():
+        one["system"] = one.get("system") or t.system
     if len(t.datasets) == 1:
         one = {key: value for key, value in t.datasets[0].items() if value is not None and key != "weight"}
         part = _dataset_part(one)

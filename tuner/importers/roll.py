@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.errors import RecipeError
-from tuner.importers import deepspeed, training_arguments
+from tuner.importers import deepspeed, rules, words
 from tuner.importers.document import Document
-from tuner.importers.training_arguments import NUM_PROC, attention, truth
+from tuner.importers.rules import truth
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
-from tuner.recipes import hydra
-from tuner.recipes.aliases import ALIASES, Alias, by_word
+from tuner.recipes import aliases, hydra
+from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
 from tuner.recipes.yaml_text import Yaml
 
@@ -135,21 +135,6 @@ def files(t: Translation, given: Given) -> None:
     t.note(given, Outcome.TRANSLATED, f"{len(words)} data sets")
 
 
-def tracker(t: Translation, given: Given) -> None:
-    """Take the tracker."""
-    training_arguments.trackers(t, replace(given, value=str(given.value).replace("stdout", "none")))
-
-
-def checkpointing(t: Translation, given: Given) -> None:
-    """ROLL says it the other way round."""
-    t.set(given, "train_cfg.gradient_checkpointing", not truth(given.value))
-
-
-def epochs(t: Translation, given: Given) -> None:
-    """Take the epochs, which its pipelines of rewards do not count."""
-    training_arguments.epochs(t, given)
-
-
 def max_steps(t: Translation, given: Given) -> None:
     """Take the steps; of a pipeline of rewards they are rollouts."""
     if t.obstacle:
@@ -158,39 +143,12 @@ def max_steps(t: Translation, given: Given) -> None:
         t.set(given, "train_cfg.max_steps", given.value if given.number() > 0 else None)
 
 
-def dpo(name: str) -> Rule:
-    """Return the rule of a setting of DPO."""
-
-    def rule(t: Translation, given: Given) -> None:
-        if t.objective != "dpo":
-            t.leave(given, "belongs to DPO")
-        elif name == "ipo":
-            t.set(given, "objective.loss_type", ["ipo" if truth(given.value) else "sigmoid"])
-        else:
-            t.set(given, f"objective.{name}", given.value)
-
-    return rule
-
-
-def dtype(t: Translation, given: Given) -> None:
-    """Take the compute type."""
-    word = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(given.value), str(given.value))
-    t.set(given, "optim_wrapper.dtype", word)
-
-
-def betas(t: Translation, given: Given) -> None:
-    """Take both of Adam's betas at once."""
-    arguments = f"{given.keys[0]}.training_args"
-    both = (t.number(f"{arguments}.adam_beta1", 0.9), t.number(f"{arguments}.adam_beta2", 0.999))
-    t.set(given, "optim_wrapper.optimizer.betas", both)
-
-
-def ratio(t: Translation, given: Given) -> None:
-    """Take a part of all steps."""
-    if not lookup(t.document.values, (given.keys[0], "training_args", "warmup_steps")):
-        t.set(given, training_arguments.RATIO, given.value)
+def ipo(t: Translation, given: Given) -> None:
+    """IPO is a loss of DPO here."""
+    if t.objective == "dpo":
+        t.set(given, "objective.loss_type", ["ipo" if truth(given.value) else "sigmoid"])
     else:
-        t.leave(given, "warmup_steps is set too and overrides it")
+        t.leave(given, "belongs to DPO")
 
 
 def _defaults(document: Document) -> Mapping[str, Any]:
@@ -214,101 +172,46 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
-_PIPELINE = "belongs to the pipeline of rollouts and rewards, which tuner does not support"
-_DISTIL = "belongs to distillation, which tuner does not support"
-_RUN = "each run gets its own run directory: --work-dir DIR"
-_OF_ROLE: Mapping[str, Rule] = {
-    "strategy_args.strategy_name": strategy,
-    "strategy_args.strategy_config": strategy_config,
-    "strategy_args.*": "how ROLL splits a model",
-    "device_mapping": device_mapping,
-    "world_size": "the launcher sets it",
-    "model_args.dtype": dtype,
-    "model_args.attn_implementation": attention,
-    "model_args.flash_attn": attention,
-    "model_args.disable_gradient_checkpointing": checkpointing,
-    "model_args.lora_rank": Alias("adapter.r"),
-    "model_args.lora_alpha": Alias("adapter.lora_alpha"),
-    "model_args.lora_dropout": Alias("adapter.lora_dropout"),
-    "model_args.lora_target": training_arguments.target,
-    "model_args.model_name_or_path": told_with("the role's weights"),
-    "model_args.ulysses_size": training_arguments.SHARED_SAMPLES,
-    "model_args.*": "tuner reads it from the model's folder",
-    "training_args.learning_rate": ALIASES["learning_rate"],
-    "training_args.weight_decay": Alias("optim_wrapper.optimizer.weight_decay"),
-    "training_args.adam_beta1": betas,
-    "training_args.adam_beta2": betas,
-    "training_args.per_device_train_batch_size": Alias("train_dataloader.batch_size"),
-    "training_args.gradient_accumulation_steps": Alias("optim_wrapper.accumulative_counts"),
-    "training_args.warmup_steps": training_arguments.warmup_steps,
-    "training_args.warmup_ratio": ratio,
-    "training_args.num_train_epochs": epochs,
-    "training_args.max_steps": max_steps,
-    "training_args.lr_scheduler_type": training_arguments.schedule,
-    "training_args.dataloader_num_workers": Alias("train_dataloader.num_workers"),
-    "training_args.*": "tuner sets it",
-    "data_args.file_name": files,
-    "data_args.template": training_arguments.own_template,
-    "data_args.dataset_dir": "files are given by their own paths",
-    "data_args.preprocessing_num_workers": NUM_PROC,
-    "data_args.*": _PIPELINE,
-    "use_sequence_packing": Alias("train_dataloader.dataset.packing"),
-    "sequence_packing_args.*": "packing is best fit first",
-    "infer_batch_size": _PIPELINE,
-    "*": _PIPELINE,
-}
-_REASONS = {
-    "defaults hydra.* hydra": "presets are applied where they are used",
-    "exp_name output_dir base_dir logging_dir rollout_dump_dir profiler_* checkpoint_config.*": _RUN,
-    "system_envs.* rpc_timeout local_rank": "set variables before the command: NAME=VALUE tuner train ...",
-    "tracker_kwargs.*": "trackers read their own variables (WANDB_PROJECT, WANDB_NAME ...)",
-    "num_gpus_per_node num_nodes": "the launcher sets it: --nproc-per-node, --nnodes",
-    "resume_from_checkpoint": "tuner train --resume auto",
-    "model_download_type": "the Hugging Face hub's own variables set it (HF_HOME, HF_TOKEN)",
-    "prompt_key query_key response_key system_key chosen_key rejected_key question_key answer_key": (
-        "the data set's columns"
-    ),
-    "validation.*": "validation: --val FILE, or --val-split 0.05",
-    "teacher* student_infer* student_train* logits_* distill_* kd_* kl_* adaptive_* skew_*": _DISTIL,
-    "opd_* use_opd is_pure_opd pure_opd*": _DISTIL,
-    "reference.* reference": "tuner's reference is the model before training",
-    "prompt_length response_length rollout_* val_* num_return_sequences_in_group": _PIPELINE,
-    "actor_infer* critic* reward* ppo_* adv_* whiten_* advantage_* value_* dual_clip_loss add_*": _PIPELINE,
-    "is_* max_running_requests async_* max_len_mask mask_* difficulty_* error_* use_* init_kl_*": _PIPELINE,
-    "target_kl pg_* gamma lambd l2 norm_* loss_agg_mode entropy_* enable_* force_* train_infer*": _PIPELINE,
-    "domain_* dataset_filter.* env_* custom_* train_env* train_* agent_* max_actions* render_* ratio_*": _PIPELINE,
-    "group_* generate_* minibatch* postive_* positive_* negative_* importance_* rl_loss* length_* balance_*": _PIPELINE,
-    "report_* query_* alive_* save_* single_* mixed_* worker_* schedul* infer_* step_* batch_* eval_*": _PIPELINE,
-    "model_update_* video_* offload_* tokenizer_* freeze_* processor_* extra_* max_tokens* data_* model_* *": _PIPELINE,
+_OF_ROLE: Mapping[str, Rule] = by_word(
+    {
+        "strategy_args.strategy_name": strategy,
+        "strategy_args.strategy_config": strategy_config,
+        "device_mapping": device_mapping,
+        "model_args.attn_implementation model_args.flash_attn": rules.attention,
+        "model_args.lora_target": rules.target,
+        "model_args.model_name_or_path": told_with("the role's weights"),
+        "training_args.adam_beta1 training_args.adam_beta2": rules.betas,
+        "training_args.warmup_steps": rules.warmup_steps,
+        "training_args.warmup_ratio": rules.warmup_ratio,
+        "training_args.num_train_epochs": rules.epochs,
+        "training_args.max_steps": max_steps,
+        "training_args.lr_scheduler_type": rules.schedule,
+        "data_args.file_name": files,
+        "data_args.template": rules.own_template,
+    }
+) | {
+    "model_args.dtype": aliases.table()["torch_dtype"],
+    "model_args.disable_gradient_checkpointing": aliases.table()["disable_gradient_checkpointing"],
 }
 
+_WORDS = words.of("roll")
 TABLE: Mapping[str, Rule] = {
-    "pretrain": weights,
-    "student_pretrain": weights,
-    "reward_pretrain": _PIPELINE,
-    "seed": Alias("randomness.seed"),
-    "max_steps": max_steps,
-    "max_grad_norm": training_arguments.clipping,
-    "save_steps": training_arguments.interval("checkpoint.interval"),
-    "logging_steps": training_arguments.interval("log.interval"),
-    "eval_steps": training_arguments.interval("train_cfg.val_interval"),
-    "max_ckpt_to_keep": training_arguments.kept,
-    "global_template": training_arguments.own_template,
-    "sequence_length": Alias("train_dataloader.dataset.max_length"),
-    "_packing": Alias("train_dataloader.dataset.packing"),
-    "track_with": tracker,
-    "beta": dpo("beta"),
-    "ipo": dpo("ipo"),
-    "label_smoothing": dpo("label_smoothing"),
+    **_WORDS.rules,
+    **by_word(
+        {
+            "pretrain student_pretrain": weights,
+            "max_steps": max_steps,
+            "max_grad_norm": rules.clipping,
+            "save_steps": rules.interval("checkpoint.interval"),
+            "logging_steps": rules.interval("log.interval"),
+            "eval_steps": rules.interval("train_cfg.val_interval"),
+            "max_ckpt_to_keep": rules.kept,
+            "global_template": rules.own_template,
+            "track_with": rules.trackers,
+            "ipo": ipo,
+        }
+    ),
     **{f"{role}.{key}": rule for role in _ROLES for key, rule in _OF_ROLE.items()},
-    **by_word(_REASONS),
 }
 
-TOOL = Tool(
-    "ROLL",
-    TABLE,
-    _defaults,
-    prepare=_prepare,
-    begin=with_defaults,
-    keys="roll",
-)
+TOOL = Tool("ROLL", TABLE, _defaults, prepare=_prepare, begin=with_defaults, others=_WORDS.others)

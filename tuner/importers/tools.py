@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tuner.errors import RecipeError, UsageError, did_you_mean
-from tuner.importers import command_line, python_file, yaml_file
+from tuner.importers import command_line, python_file
 from tuner.importers.document import Document
 from tuner.importers.recipe import Imported, finished
 from tuner.importers.translation import Tool, Translation
@@ -61,7 +61,7 @@ def is_config(path: Path) -> bool:
     if path.suffix == ".py":
         return foreign.imports_xtuner(path)
     try:
-        return path.suffix in (*_YAML, *_JSON) and bool(_told(yaml_file.read(path)))
+        return path.suffix in (*_YAML, *_JSON) and bool(_told(Document.of_yaml(path)))
     except RecipeError:
         # Told from the keys alone: what is wrong inside is said when it is read for good.
         return foreign.trains(path)
@@ -70,7 +70,7 @@ def is_config(path: Path) -> bool:
 def _document(words: Sequence[str]) -> Document:
     path = Path(words[0])
     if len(words) == 1 and path.suffix in (*_YAML, *_JSON):
-        return yaml_file.read(path)
+        return Document.of_yaml(path)
     if len(words) == 1 and path.suffix == ".py":
         return python_file.read(path)
     if len(words) == 1 and path.suffix in _SHELL:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from tuner.importers import training_arguments
+from tuner.importers import rules, words
 from tuner.importers.document import Document
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
-from tuner.recipes.aliases import Alias
+from tuner.recipes.aliases import by_word
 from tuner.recipes.merging import lookup
 
 _UNKNOWN = re.compile(r"\$\{[^:}]*\}")
@@ -97,23 +98,18 @@ def _prepare(t: Translation) -> None:
         t.objective = "pretrain"
 
 
-def component(t: Translation, given: Given) -> None:
-    """Take what the model's component says of the method."""
-    t.note(given, Outcome.TRANSLATED, f"objective {t.objective}, method {t.method}")
-
-
 def checkpoint_dir(t: Translation, given: Given) -> None:
     """Take the weights' folder."""
     if _UNKNOWN.search(str(given.value)):
         raise given.wrong("is not defined in this file", "Write out the folder.")
-    t.model = Given(given.key, str(given.value).rstrip("/").removesuffix("/original"), given.where, given.keys)
+    t.model = replace(given, value=str(given.value).rstrip("/").removesuffix("/original"))
 
 
 def dataset(t: Translation, given: Given) -> None:
     """Take the data set that a builder reads."""
     if isinstance(given.value, list) and given.value:
         for number, one in enumerate(given.value):
-            dataset(t, Given(given.key, one, given.where, (*given.keys, str(number))))
+            dataset(t, replace(given, value=one, keys=(*given.keys, str(number))))
         return
     if not isinstance(given.value, dict):
         raise given.wrong("not a data set")
@@ -166,8 +162,7 @@ def modules(t: Translation, given: Given) -> None:
 
 def optimizer(t: Translation, given: Given) -> None:
     """Take the optimizer's class."""
-    name = str(given.value).rpartition(".")[2]
-    training_arguments.optimizer(t, Given(given.key, name, given.where, given.keys))
+    rules.optimizer(t, replace(given, value=str(given.value).rpartition(".")[2]))
 
 
 def schedule(t: Translation, given: Given) -> None:
@@ -185,21 +180,9 @@ def clip(t: Translation, given: Given) -> None:
         t.set(given, "optim_wrapper.clip_grad.max_norm", given.value)
 
 
-def loss_setting(name: str) -> Rule:
-    """Return the rule of a setting of DPO's loss."""
-
-    def rule(t: Translation, given: Given) -> None:
-        if t.objective == "dpo":
-            t.set(given, f"objective.{name}", given.value)
-        else:
-            t.leave(given, "tuner's loss has no setting")
-
-    return rule
-
-
 def output_layer(t: Translation, given: Given) -> None:
     """LoRA of the head: the loss in chunks multiplies by the head's own weight."""
-    if training_arguments.truth(given.value):
+    if rules.truth(given.value):
         t.note(given, Outcome.CHANGED, why="the output layer gets no adapter in tuner")
     else:
         t.leave(given, "always so")
@@ -226,125 +209,28 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
-_HERE = "tuner sets it"
-_SPEED = "affects only speed or memory; tuner sets it automatically"
-_DISTIL = "belongs to distillation or to learning from rewards, which tuner does not support"
-_RUN = "each run gets its own run directory: --work-dir DIR"
-
+_WORDS = words.of("torchtune")
 TABLE: Mapping[str, Rule] = {
-    "model._component_": component,
-    "model.lora_rank": Alias("adapter.r"),
-    "model.lora_alpha": Alias("adapter.lora_alpha"),
-    "model.lora_dropout": Alias("adapter.lora_dropout"),
-    "model.lora_attn_modules": modules,
-    "model.apply_lora_to_mlp": told_with("lora_attn_modules"),
-    "model.apply_lora_to_output": output_layer,
-    "model.use_dora": "the method says it",
-    "model.*": "tuner reads it from the model's folder",
-    "checkpointer.checkpoint_dir": checkpoint_dir,
-    "checkpointer.*": "the whole folder is loaded and saved like in transformers",
-    "tokenizer.max_seq_len": Alias("train_dataloader.dataset.max_length"),
-    "tokenizer.prompt_template": "tuner uses the model's own chat template",
-    "tokenizer.*": "tuner uses the model's tokenizer",
-    "dataset": dataset,
-    "dataset_val": dataset,
-    "batch_size_val": training_arguments.val_batch,
-    "run_val_every_n_steps": Alias("train_cfg.val_interval"),
-    "seed": Alias("randomness.seed"),
-    "shuffle": "rows are shuffled by the seed",
-    "optimizer._component_": optimizer,
-    "optimizer.lr": Alias("optim_wrapper.optimizer.lr"),
-    "optimizer.weight_decay": Alias("optim_wrapper.optimizer.weight_decay"),
-    "optimizer.betas": Alias("optim_wrapper.optimizer.betas"),
-    "optimizer.eps": Alias("optim_wrapper.optimizer.eps"),
-    "optimizer.*": _SPEED,
-    "optimizer_in_bwd": _SPEED,
-    "lr_scheduler._component_": schedule,
-    "lr_scheduler.num_warmup_steps": training_arguments.warmup_steps,
-    "lr_scheduler.*": "schedules have only warmup_ratio and end at 0",
-    "_warmup": Alias("param_scheduler.warmup_ratio"),
-    "_packed": Alias("train_dataloader.dataset.packing"),
-    "loss._component_": told_with("the objective"),
-    "loss.beta": loss_setting("beta"),
-    "loss.label_smoothing": loss_setting("label_smoothing"),
-    "loss.*": "tuner's loss has no setting",
-    "epochs": training_arguments.epochs,
-    "batch_size": Alias("train_dataloader.batch_size"),
-    "max_steps_per_epoch": "epochs are whole numbers; for fewer steps: --set max_steps=STEPS",
-    "gradient_accumulation_steps": Alias("optim_wrapper.accumulative_counts"),
-    "clip_grad_norm": clip,
-    "compile": training_arguments.switched("train_cfg.torch_compile"),
-    "compile.*": _SPEED,
-    "output_dir": _RUN,
-    "log_every_n_steps": training_arguments.interval("log.interval"),
-    "log_*": "always in the run's metrics",
-    "metric_logger.*": "metrics.jsonl, and log.trackers=wandb",
-    "device": "tuner uses the available accelerator",
-    "dtype": Alias("optim_wrapper.dtype"),
-    "enable_activation_checkpointing": Alias("train_cfg.gradient_checkpointing"),
-    "enable_activation_offloading": Alias("train_cfg.activation_offloading"),
-    "activation_offloading_use_streams": _SPEED,
-    "ac_*": _SPEED,
-    "custom_sharded_layers": "DeepSpeed shards by itself: --deepspeed zero3",
-    **dict.fromkeys(("fsdp.*", "memory_efficient_fsdp_wrap", "low_cpu_ram"), _SPEED),
-    "dataloader.*": "rows are shuffled by the seed",
-    "fsdp_*": "DeepSpeed shards by itself: --deepspeed zero3",
-    "tensor_parallel_*": "tuner trains with DeepSpeed, each sample on one GPU",
-    "context_parallel_*": "tuner trains with DeepSpeed, each sample on one GPU",
-    "data_parallel_*": "tuner trains with DeepSpeed, each sample on one GPU",
-    "parallelize_plan*": "tuner trains with DeepSpeed, each sample on one GPU",
-    "use_loss_parallel_ctx_manager": _SPEED,
-    "enable_fp8_training": _SPEED,
-    "fp8_recipe_name": _SPEED,
-    "resume_from_checkpoint": "tuner train --resume auto",
-    "save_*": "checkpoints are resumable, and every result loads with transformers and PEFT",
-    "enable_async_checkpointing": "tuner saves automatically",
-    "async_checkpointing": "tuner saves automatically",
-    "keep_last_n_checkpoints": Alias("checkpoint.max_keep_ckpts"),
-    "profiler.*": "profiling: --deepspeed with flops_profiler",
-    "quantizer.*": "tuner does not support quantization-aware training",
-    "fake_quant_*": "tuner does not support quantization-aware training",
-    "name": _RUN,
-    "use_distributed_state_dict": _HERE,
-    "use_flex": _SPEED,
-    "num_output_chunks": _SPEED,
-    "collate_fn": _HERE,
-    "packed": told_with("the data set"),
-    "cudnn_deterministic_mode": _HERE,
-    "teacher_*": _DISTIL,
-    "teacher_model.*": _DISTIL,
-    "kd_*": _DISTIL,
-    "policy_*": _DISTIL,
-    "value_*": _DISTIL,
-    "reward_*": _DISTIL,
-    "ref_*": _DISTIL,
-    "ppo_*": _DISTIL,
-    "base_model_path": _HERE,
-    "hf_model_id": _HERE,
-    **dict.fromkeys(
-        (
-            *(
-                "forward_batch_size",
-                "num_steps",
-                "temperature",
-                "top_k",
-                "kl_coeff",
-                "gamma",
-                "lmbda",
-                "stop_token_ids",
-            ),
-            *("max_generated_tokens", "min_response_length", "penalise_no_eos", "whiten_rewards", "grpo_samples"),
-            *("grpo_size", "epsilon", "inference", "orchestration", "num_warmup_steps", "safetensors"),
-        ),
-        _DISTIL,
+    **_WORDS.rules,
+    **by_word(
+        {
+            "model._component_": rules.learned,
+            "model.lora_attn_modules": modules,
+            "model.apply_lora_to_mlp": told_with("lora_attn_modules"),
+            "model.apply_lora_to_output": output_layer,
+            "checkpointer.checkpoint_dir": checkpoint_dir,
+            "dataset dataset_val": dataset,
+            "packed": told_with("the data set"),
+            "optimizer._component_": optimizer,
+            "lr_scheduler._component_": schedule,
+            "lr_scheduler.num_warmup_steps": rules.warmup_steps,
+            "loss._component_": told_with("the objective"),
+            "epochs": rules.epochs,
+            "clip_grad_norm": clip,
+            "compile": rules.switched("train_cfg.torch_compile"),
+            "log_every_n_steps": rules.interval("log.interval"),
+        }
     ),
 }
 
-TOOL = Tool(
-    "torchtune",
-    TABLE,
-    _defaults,
-    prepare=_prepare,
-    begin=_begin,
-    keys="torchtune",
-)
+TOOL = Tool("torchtune", TABLE, _defaults, prepare=_prepare, begin=_begin, others=_WORDS.others)

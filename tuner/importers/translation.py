@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from tuner.errors import RecipeError, brief_repr, did_you_mean
-from tuner.importers import known_keys
+from tuner.importers import words
 from tuner.importers.document import Document, Keys, walk
 from tuner.recipes.aliases import Alias
+from tuner.recipes.objective import objectives_with
 from tuner.recipes.schema import schema_keys
 
 _NUMBERS = ("betas", "loss_weights")
 """Our keys that hold several numbers."""
-
-
-OF_A_BLOCK = "tuner has no such setting of this block: tuner sets it"
 
 
 class Outcome(StrEnum):
@@ -55,11 +53,31 @@ class Given:
         Raises:
             RecipeError: the value is none.
         """
-        return _number(self.value, self)
+        try:
+            number = self.value if isinstance(self.value, int | float) else float(self.value)
+            if not isinstance(self.value, bool) and math.isfinite(number):
+                return number
+        except (TypeError, ValueError, OverflowError):
+            pass
+        raise self.wrong("not a finite number")
 
     def whole(self) -> int:
         """Return a whole number; raises as `number` does."""
-        return _whole(self.value, self)
+        number = self.number()
+        if number != int(number):
+            raise self.wrong("not a whole number")
+        return int(number)
+
+    def truth(self) -> bool:
+        """Return true or false; a text may say it.
+
+        Raises:
+            RecipeError: the value is neither.
+        """
+        word = str(self.value).lower()
+        if word not in ("true", "false", "yes", "no", "1", "0"):
+            raise self.wrong("neither true nor false")
+        return word in ("true", "yes", "1")
 
     def words(self, separator: str | None = ",") -> list[str]:
         """Return the texts of a list, or the parts of one text, without blanks around them.
@@ -100,12 +118,12 @@ class Tool:
 
     Attributes:
         name: As its users write it.
-        table: Key -> rule; a key with a `*` stands for all that fit and that `keys` lists.
+        table: Key -> rule; a key with a `*` stands for all that fit and that `others` holds.
         defaults: What it means by a key that is not written, where that is not what a recipe without the key means.
         settle: Looks at everything at once, after the keys.
         prepare: Looks at it before them: what is learned, and by which method.
         begin: Puts a document together first: what `${...}` in it names.
-        keys: The list of `known_keys` that its other keys stand in; empty: what a `*` fits is a key.
+        others: Its keys that only a `*` names; None: whatever fits one is a key.
     """
 
     name: str
@@ -114,7 +132,7 @@ class Tool:
     settle: Callable[[Translation], None] = lambda _: None
     prepare: Callable[[Translation], None] = lambda _: None
     begin: Callable[[Document], Document] = lambda document: document
-    keys: str = ""
+    others: frozenset[str] | None = None
 
 
 @dataclass
@@ -133,6 +151,8 @@ class Translation:
     datasets: list[dict[str, Any]] = field(default_factory=list)
     """Of the training: `dataset` blocks, the keys of a mixture's entry and perhaps max_rows."""
     validation: list[dict[str, Any]] = field(default_factory=list)
+    system: str | None = None
+    """The system turn of conversations that have none."""
     warmup_steps: Given | None = None
     obstacle: str | None = None
     """Why the recipe learns something else than its source, if it does."""
@@ -144,13 +164,11 @@ class Translation:
 
     def number(self, key: str, default: float) -> float:
         """Return the number at a key, or `default` where the source says nothing; raises as `Given.number` does."""
-        given = self.given.get(key)
-        return default if given is None or given.value is None else given.number()
+        return default if self.value(key) is None else self.given[key].number()
 
     def whole(self, key: str, default: int) -> int:
         """Return the whole number at a key; else as `number`."""
-        given = self.given.get(key)
-        return default if given is None or given.value is None else given.whole()
+        return default if self.value(key) is None else self.given[key].whole()
 
     def set(self, given: Given, ours: str, value: Any, why: str | None = None, *, changed: bool = False) -> None:
         """Let a value be this one of ours. A default never takes the place of what was written.
@@ -176,6 +194,10 @@ class Translation:
         """Record that a value has no counterpart."""
         self.note(given, Outcome.LEFT_OUT, why=why)
 
+    def inner(self, keys: Keys, value: Any) -> Given:
+        """Return a value that stands inside of a block or a list of the source."""
+        return Given(".".join(keys), value, self.document.where(keys), keys)
+
     def check_block(self, what: str, value: Mapping[str, Any], keys: Keys, read: Collection[str], left: str) -> None:
         """Say of each key of a block that has no counterpart that it has none.
 
@@ -196,7 +218,7 @@ class Translation:
                 fix = did_you_mean(str(name), sorted(known)) or "Remove it."
                 raise self.document.wrong(f"{self.tool.name} has no key {str(name)!r} in {what}", place, fix)
             if name not in read and inner is not None:
-                self.leave(Given(".".join(place), inner, self.document.where(place), place), OF_A_BLOCK)
+                self.leave(self.inner(place, inner), "tuner has no such setting of this block: tuner sets it")
 
     def run(self) -> None:
         """Translate every key of the document.
@@ -236,15 +258,15 @@ class Translation:
         table = self.tool.table
         if given.key in table:
             return table[given.key]
-        known = known_keys.of(self.tool.keys) if self.tool.keys else frozenset[str]()
-        if not self.tool.keys or known_keys.has(known, given.key):
+        others = self.tool.others
+        if others is None or words.has(others, given.key):
             # A block that is empty here is named by what it could hold.
             fitting = (key for key in table if "*" in key and _fits(given.key, key))
             if pattern := next(fitting, None):
                 return table[pattern]
         if given.keys[0] in self.document.used:
             return told_with("the values that use it")
-        names = {key for key in (*table, *known) if "*" not in key and not key.startswith("_")}
+        names = {key for key in (*table, *(others or ())) if "*" not in key and not key.startswith("_")}
         fix = did_you_mean(given.key, sorted(names))
         raise RecipeError(f"{self.tool.name} has no key {given.key!r}", where=given.where, fix=fix or "Remove it.")
 
@@ -267,6 +289,12 @@ class Translation:
                 self.leave(given, alias.instead or "")
                 return
             value = None if value == "None" else value
+        block, _, name = alias.key.rpartition(".")
+        if block == "objective" and self.objective not in (those := objectives_with(name)):
+            self.leave(given, f"belongs to {' and '.join(those)}, and this is {self.objective}")
+            return
+        if name == "loss_type" and self.objective == "dpo" and isinstance(value, str):
+            value = [value]
         self.set(given, alias.key, value)
 
 
@@ -296,13 +324,14 @@ def coerced(value: Any, keys: Keys, given: Given) -> Any:
     if Literal in options and isinstance(value, str) and value.isdecimal():
         return int(value)
     if isinstance(value, list | tuple) and keys[-1] in _NUMBERS:
-        return [_number(one, given) for one in value]
+        return [replace(given, value=one).number() for one in value]
+    said = replace(given, value=value)
     if bool in options:
-        return _truth(value, given)
+        return said.truth()
     if int in options and float not in options:
-        return _whole(value, given)
+        return said.whole()
     if float in options:
-        return _number(value, given)
+        return said.number()
     return _listed(value, options) if isinstance(value, str) else value
 
 
@@ -319,29 +348,3 @@ def _listed(value: str, options: set[Any]) -> Any:
     if options & {list, tuple} and value[:1] + value[-1:] == "[]":
         return [word.strip(" '\"") for word in value[1:-1].split(",") if word.strip(" '\"")]
     return [value] if options & {list, tuple} and not options & {str, Literal} else value
-
-
-def _truth(value: Any, given: Given) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = str(value).lower()
-    if word not in ("true", "false", "yes", "no", "1", "0"):
-        raise given.wrong("neither true nor false")
-    return word in ("true", "yes", "1")
-
-
-def _number(value: Any, given: Given) -> float:
-    try:
-        number = value if isinstance(value, int | float) else float(value)
-        if not isinstance(value, bool) and math.isfinite(number):
-            return number
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise given.wrong("not a finite number")
-
-
-def _whole(value: Any, given: Given) -> int:
-    number = _number(value, given)
-    if number != int(number):
-        raise given.wrong("not a whole number")
-    return int(number)

@@ -5,18 +5,17 @@ What is learned stands in the command; a file alone tells it by the keys that on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from tuner.importers import training_arguments
+from tuner.importers import rules, training_arguments, words
 from tuner.importers.document import Document, Keys
-from tuner.importers.training_arguments import NUM_PROC, attention, model, same, target, truth, weights_type
+from tuner.importers.rules import truth
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation, told_with
 from tuner.recipes.aliases import Alias, by_word
-from tuner.recipes.objective import objectives_with
-from tuner.recipes.schema import schema_keys
 
-_COMMANDS = {"sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "reward", "orpo": "orpo"}
+_COMMANDS = ("sft", "dpo", "kto", "reward", "orpo")
+"""Those that are called as what they learn."""
 _ONLINE = {"num_generations", "reward_funcs", "reward_weights", "max_completion_length", "use_vllm"}
 _TELL = (
     ("kto", {"desirable_weight", "undesirable_weight"}),
@@ -34,7 +33,7 @@ def objective_of(document: Document) -> tuple[str, str | None]:
     """Return what is learned, and why it is another thing than in the source where it is."""
     command = document.command[1] if document.command[:1] == ("trl",) else None
     if command in _COMMANDS:
-        return _COMMANDS[command], None
+        return str(command), None
     if command or _ONLINE & document.values.keys():
         return "sft", _LEARNS_ONLINE
     told = next((name for name, keys in _TELL if keys & document.values.keys()), None)
@@ -46,17 +45,6 @@ def _mixture(document: Document) -> list[Any]:
     mixture = document.values.get("dataset_mixture")
     found = mixture.get("datasets") if isinstance(mixture, dict) else document.values.get("datasets")
     return found if isinstance(found, list) else []
-
-
-def setting(t: Translation, given: Given) -> None:
-    """Take a setting of the objective where it has one; TRL's names are ours."""
-    if ("objective", given.key) in schema_keys() and t.objective in objectives_with(given.key):
-        value = given.value
-        if given.key == "loss_type" and not isinstance(value, list):
-            value = [value] if t.objective == "dpo" else value
-        t.set(given, f"objective.{given.key}", value)
-    else:
-        t.leave(given, f"is not a setting of {t.objective} in tuner")
 
 
 def dataset_name(t: Translation, given: Given) -> None:
@@ -90,50 +78,19 @@ def mixture(t: Translation, given: Given) -> None:
 
 def _one_of_mixture(t: Translation, one: Mapping[str, Any], keys: Keys) -> None:
     path = one.get("id") or one.get("path")
-    files = one.get("data_files")
     name = one.get("config") or one.get("name")
     weight = one.get("weight") or one.get("fraction")
-    share = Given(".".join((*keys, "weight")), weight, t.document.where(keys), keys)
+    share = t.inner((*keys, "weight"), weight)
     made = {
-        "path": str(files if isinstance(files, str) and path in ("json", "csv", "parquet", "text") else path),
+        "path": rules.source(path, one.get("data_files")),
         "name": None if name == "default" else name,
         "split": str(one.get("split") or "train"),
         "weight": share.number() if weight not in (None, 1, 1.0) else None,
     }
     t.datasets.append(made)
     if one.get("columns"):
-        given = Given(".".join((*keys, "columns")), one["columns"], t.document.where((*keys, "columns")), keys)
+        given = t.inner((*keys, "columns"), one["columns"])
         t.note(given, Outcome.CHANGED, "format None", "the columns to keep: tuner uses those of the row format")
-
-
-def peft(t: Translation, given: Given) -> None:
-    """Take the method."""
-    t.note(given, Outcome.TRANSLATED, f"method {t.method}")
-
-
-def bits(number: int) -> Callable[[Translation, Given], None]:
-    """Return the rule of load_in_4bit and load_in_8bit."""
-
-    def rule(t: Translation, given: Given) -> None:
-        if truth(given.value) and t.method == "qlora":
-            t.set(given, "quantization.bits", number)
-        else:
-            t.leave(
-                given,
-                "nothing is quantized" if not truth(given.value) else "weights are only quantized with an adapter",
-            )
-
-    return rule
-
-
-def scheduler_settings(t: Translation, given: Given) -> None:
-    """The schedules end at 0."""
-    t.note(given, Outcome.LEFT_OUT, why="schedules have only warmup_ratio and end at 0")
-
-
-def chat_template(t: Translation, given: Given) -> None:
-    """A whole template is a file's to hold."""
-    t.leave(given, "put the template into FILE.jinja and use --set model.chat_template=FILE.jinja")
 
 
 def assistant_only_loss(t: Translation, given: Given) -> None:
@@ -162,7 +119,7 @@ def _begin(document: Document) -> Mapping[str, Any]:
     # TRL names no layers, and PEFT then adapts these two of Llama's like.
     adapter = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"]}
     return {
-        **training_arguments.no_warmup(training_arguments.DEFAULTS, document),
+        **training_arguments.defaults(document),
         "learning_rate": rates[objective],
         "logging_steps": 10,
         "gradient_checkpointing": True,
@@ -180,102 +137,25 @@ def _prepare(t: Translation) -> None:
         t.method = "qlora" if quantized else "dora" if truth(said.get("use_dora")) else "lora"
 
 
-_ROLLOUT = "belongs to learning from rewards (GRPO, RLOO), which tuner does not support"
-_REASONS = {
-    "env": "set variables before the command: NAME=VALUE tuner train ...",
-    "dataset_batch_size dataset_kwargs shuffle_dataset dataset_streaming streaming": (
-        "tuner prepares rows once, in its own way"
-    ),
-    "skip_prepare_dataset eval_packing dataset_prompt_column dataset_id_column ignore_bias_buffers dataset_weights": (
-        "tuner prepares rows once, in its own way"
-    ),
-    "packing_strategy padding_free pad_to_multiple_of pad_token eos_token truncation_mode truncation_side": (
-        "tuner packs whole samples that do not attend to each other, with the tokenizer's own tokens"
-    ),
-    "completion_only_loss": "tuner always computes the loss only on the answers",
-    "max_prompt_length max_completion_length max_target_length": (
-        "max_length limits the whole sample; in GRPO it limits generated answers"
-    ),
-    "model_init_kwargs ref_model_init_kwargs chat_template_path": "tuner has no such setting",
-    "disable_dropout generate_during_eval sync_ref_model ref_model_* is_encoder_decoder label_pad_token_id": (
-        "tuner's reference is the model before training, and dropout is off beside it"
-    ),
-    "padding_value rpo_alpha reference_free force_use_ref_model model_adapter_name ref_adapter_name tools": (
-        "tuner has no such setting"
-    ),
-    "use_logits_to_keep base_model_attribute_name chosen_rejected_* loss_weight": "tuner has no such setting",
-    (
-        "lora_task_type lora_target_parameters use_unsloth num_completions_to_print"
-    ): "tuner sets it, or does not support it",
-    "bnb_4bit_quant_storage bnb_4bit_compute_dtype use_bnb_nested_quant": "4-bit weights are double-quantized NF4",
-    "reward_* num_generations num_iterations temperature top_p top_k use_vllm vllm_* epsilon* scale_rewards": _ROLLOUT,
-    "log_completions mask_truncated_completions cosine_* repetition_* code_* e2b_* callbacks benchmarks": _ROLLOUT,
-    "system_prompt wandb_* parallel_code_exec_per_proc max_resamples generation_* num_mini_batches delta": _ROLLOUT,
-    "importance_sampling_level top_entropy_quantile steps_per_generation morph_* gradio_* script_args": _ROLLOUT,
-    "auto_insert_empty_system_msg tokenizer_name_or_path text_column decontaminate": (
-        "tuner uses the model's tokenizer and chat template"
-    ),
-    "attn_implementation_* cast_lm_head_to_fp32 cache_implementation chat_template_kwargs": "tuner has no such setting",
-    "entropy_* use_adaptive_entropy min_p max_tool_calling_iterations log_multimodal log_unique_prompts": _ROLLOUT,
-    "multi_objective_aggregation normalize_advantages num_generations_eval off_policy_mask_threshold": _ROLLOUT,
-    "sapo_* vespo_* use_bias_correction_kl use_transformers_* transformers_continuous_batching_config": _ROLLOUT,
-    "soft_punish_cache max_completion_len ds3_gather_for_generation ioi_provider log_completions_*": _ROLLOUT,
-    "cache_dir data_config use_auth_token hub_model_revision overwrite_hub_revision push_to_hub_revision": (
-        "the hub's own variables set it (HF_HOME, HF_TOKEN)"
-    ),
-}
-
+_WORDS = words.of("trl")
 TABLE: Mapping[str, Rule] = {
     **training_arguments.TABLE,
-    **by_word(_REASONS),
-    "assistant_only_loss": assistant_only_loss,
-    "model_name_or_path": model,
+    **_WORDS.rules,
     "model_revision": Alias("model.revision", {"main": "None"}),
-    "router_aux_loss_coef": Alias("model.router_aux_loss_coef"),
-    "activation_offloading": Alias("train_cfg.activation_offloading"),
-    "torch_dtype": weights_type,
-    "dtype": weights_type,
-    "attn_implementation": attention,
-    "dataset_num_proc": NUM_PROC,
-    "max_length": Alias("train_dataloader.dataset.max_length"),
-    "max_seq_length": same("max_seq_length")["max_seq_length"],
-    "packing": Alias("train_dataloader.dataset.packing"),
-    "use_peft": peft,
-    "lora_r": Alias("adapter.r"),
-    "lora_alpha": Alias("adapter.lora_alpha"),
-    "lora_dropout": Alias("adapter.lora_dropout"),
-    "lora_target_modules": target,
-    "lora_modules_to_save": Alias("adapter.modules_to_save"),
-    "use_rslora": Alias("adapter.use_rslora"),
-    "use_dora": Alias("adapter.use_dora"),
-    "load_in_4bit": bits(4),
-    "load_in_8bit": bits(8),
-    "bnb_4bit_quant_type": Alias("quantization.quant_type"),
-    "dataset_name": dataset_name,
-    **dict.fromkeys(
-        ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_text_field"), told_with("the data set")
-    ),
-    "dataset_mixture": mixture,
-    "dataset_mixer": "the old form of dataset_mixture: write the data sets there",
-    "dataset_splits": "the old form of dataset_mixture: write the data sets there",
-    "datasets": mixture,
-    "chat_template": chat_template,
-    "lr_scheduler_kwargs": scheduler_settings,
-    **dict.fromkeys(
-        (
-            *("beta", "loss_type", "label_smoothing", "ld_alpha", "f_divergence_type", "f_alpha_divergence_coef"),
-            *("use_weighting", "discopop_tau", "precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"),
-            *("desirable_weight", "undesirable_weight", "center_rewards_coefficient"),
-        ),
-        setting,
+    **by_word(
+        {
+            "assistant_only_loss": assistant_only_loss,
+            "model_name_or_path": rules.model,
+            "torch_dtype dtype": rules.weights_type,
+            "attn_implementation": rules.attention,
+            "use_peft": rules.method,
+            "lora_target_modules": rules.target,
+            "load_in_4bit load_in_8bit": rules.bits,
+            "dataset_name": dataset_name,
+            "dataset_config dataset_train_split dataset_test_split dataset_text_field": told_with("the data set"),
+            "dataset_mixture datasets": mixture,
+        }
     ),
 }
 
-TOOL = Tool(
-    "TRL",
-    TABLE,
-    _begin,
-    _settle,
-    _prepare,
-    keys="trl",
-)
+TOOL = Tool("TRL", TABLE, _begin, _settle, _prepare, others=_WORDS.others)

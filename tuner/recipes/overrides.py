@@ -81,7 +81,7 @@ def _find(key: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
     settings = [".".join(keys) for keys in known if keys[0] != "architecture" or key.startswith("architecture")]
     tails = [tail for path in settings for tail in _tails(path)]
     hint = (
-        did_you_mean(key, [*tails, *aliases.ALIASES])
+        did_you_mean(key, [*tails, *aliases.table()])
         or "Known top-level keys: " + ", ".join(RecipeConfig.model_fields) + "."
     )
     raise RecipeError(f"no key {key!r}", where=where, fix=f"{hint} See: tuner show NAME")
