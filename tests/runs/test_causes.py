@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.each import each
-from tuner.runs.causes import TABLE, classify
+from tuner.runs.causes import classify, table
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -41,7 +41,7 @@ def test_ordinary_logs_show_none(title: str, text: str) -> None:
     assert classify(text) is None
 
 
-@each([(cause, sign) for cause in TABLE for sign in cause.signs])
+@each([(cause, sign) for cause in table() for sign in cause.signs])
 def test_every_sign_is_in_a_log(cause: object, sign: str) -> None:
     texts = [text for name, _, text in CASES if name == getattr(cause, "name", None)]
 
