@@ -6,7 +6,7 @@ It looks at a file's beginning alone, and reads none of its values.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from tuner.errors import RecipeError
@@ -14,56 +14,25 @@ from tuner.errors import RecipeError
 YAML = (".yaml", ".yml")
 _MAX_BYTES = 64_000
 _ACCELERATE = "accelerate"
-MARKS: Mapping[str, Collection[str]] = {
-    _ACCELERATE: ["compute_environment", "distributed_type", "deepspeed_config"],
-    "llamafactory": [
-        "model_name_or_path",
-        "finetuning_type",
-        "cutoff_len",
-        "stage",
-        "do_train",
-        "dataset_dir",
-        "lora_target",
-        "template",
-        "quantization_bit",
-        "dist_config",
-    ],
-    "axolotl": ["base_model", "sequence_len", "micro_batch_size", "val_set_size", "num_epochs", "sample_packing"],
-    "roll": [
-        "actor_train",
-        "sft_train",
-        "student",
-        "hydra",
-        "strategy_args",
-        "actor_infer",
-        "rollout_batch_size",
-        "exp_name",
-        "student_pretrain",
-        "pretrain",
-    ],
-    "torchtune": [
-        "checkpointer",
-        "metric_logger",
-        "log_every_n_steps",
-        "enable_activation_checkpointing",
-        "tokenizer",
-        "_component_",
-    ],
-    "ms-swift": ["tuner_type", "train_type", "torch_dtype", "split_dataset_ratio", "attn_impl", "model", "lora_rank"],
-    "trl": [
-        "dataset_name",
-        "dataset_mixture",
-        "use_peft",
-        "dataset_train_split",
-        "max_seq_length",
-        "env",
-        "model_name_or_path",
-        "model_revision",
-        "torch_dtype",
-        "max_prompt_length",
-        "lora_modules_to_save",
-    ],
+_MARKS = {
+    _ACCELERATE: "compute_environment distributed_type deepspeed_config",
+    "llamafactory": (
+        "model_name_or_path finetuning_type cutoff_len stage do_train dataset_dir lora_target template "
+        "quantization_bit dist_config"
+    ),
+    "axolotl": "base_model sequence_len micro_batch_size val_set_size num_epochs sample_packing",
+    "roll": (
+        "actor_train sft_train student hydra strategy_args actor_infer rollout_batch_size exp_name "
+        "student_pretrain pretrain"
+    ),
+    "torchtune": "checkpointer metric_logger log_every_n_steps enable_activation_checkpointing tokenizer _component_",
+    "ms-swift": "tuner_type train_type torch_dtype split_dataset_ratio attn_impl model lora_rank",
+    "trl": (
+        "dataset_name dataset_mixture use_peft dataset_train_split max_seq_length env model_name_or_path "
+        "model_revision torch_dtype max_prompt_length lora_modules_to_save"
+    ),
 }
+MARKS = {tool: frozenset(words.split()) for tool, words in _MARKS.items()}
 """Tool, as `tuner import --from` has it -> keys at the top that tell its files from others'."""
 _SHARED = "training-arguments"
 _OF_ALL = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps")
