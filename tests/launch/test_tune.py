@@ -11,8 +11,8 @@ from tests.launch.plans import PATH, made
 from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import UsageError
 from tuner.launch import tune
-from tuner.launch.run import ResolvedRun
-from tuner.launch.tune import Candidate, Measured, Tuned, TuneRequest, candidates, for_some_steps
+from tuner.launch.run import Request, ResolvedRun
+from tuner.launch.tune import Candidate, Measured, Tuned, candidates, for_some_steps
 from tuner.machine import libraries
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.merging import leaves
@@ -109,8 +109,8 @@ def test_a_candidate_trains_and_does_nothing_else() -> None:
     assert short.split == config.split
 
 
-def _asked(**flags: int | str) -> TuneRequest:
-    return TuneRequest(OPEN, Overrides(), None, LaunchFlags(**flags), False, ("tuner", "tune"), 3, 10.0)  # type: ignore[arg-type]
+def _asked(**flags: int | str) -> Request:
+    return Request(OPEN, Overrides(), None, LaunchFlags(**flags), command=("tuner", "tune"))  # type: ignore[arg-type]
 
 
 def test_ctrl_c_leaves_what_was_measured_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_ctrl_c_leaves_what_was_measured_so_far(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tune._Bench, "measure", measure)
     told: list[Measured] = []
 
-    tuned = tune.tune(_asked(), PATH, told.append)
+    tuned = tune.tune(_asked(), PATH, told.append, steps=3, minutes=10.0)
 
     assert tuned.measured == told and len(told) == 1
     assert (tuned.fastest, tuned.is_whole, tuned.exit_code) == (told[0], False, 130)
@@ -137,14 +137,14 @@ def test_no_candidate_writes_the_model_that_it_trained(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(tune.ranks, "run", ran)
 
-    tuned = tune.tune(replace(_asked(), minutes=0.0), PATH, lambda _: None)
+    tuned = tune.tune(_asked(), PATH, lambda _: None, steps=3, minutes=0.0)
 
     assert [one.exit_code for one in tuned.measured] == [1]
 
 
 def test_several_nodes_are_refused() -> None:
     with pytest.raises(UsageError, match="measures on one machine"):
-        tune.tune(_asked(nnodes=2, node_rank=0, master_addr="n1"), PATH, lambda _: None)
+        tune.tune(_asked(nnodes=2, node_rank=0, master_addr="n1"), PATH, lambda _: None, steps=3, minutes=10.0)
 
 
 @pytest.mark.parametrize("output", [None, "no/folder/fast.py", "fast.txt"])
@@ -156,7 +156,7 @@ def test_a_result_that_cannot_be_written_is_refused_before_anything_is_measured(
     monkeypatch.setattr(tune._Bench, "measure", lambda *_: pytest.fail("it measured"))
 
     with pytest.raises(UsageError, match=r"exists|no folder|does not end"):
-        tune.tune(replace(_asked(), output=Path(output) if output else None), PATH, lambda _: None)
+        tune.tune(_asked(), PATH, lambda _: None, steps=3, minutes=10.0, output=Path(output) if output else None)
 
 
 def test_a_failure_without_a_word_is_a_row_too() -> None:

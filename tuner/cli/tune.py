@@ -14,6 +14,8 @@ from tuner.cli.options import Finite, override_options, overrides
 from tuner.cli.say import say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tuner.launch.tune import Candidate, Measured, Tuned
 
 
@@ -53,13 +55,14 @@ def command(
     candidate learns the same. Running out of memory is a row of the table. Ctrl-C shows what was measured so far.
     """
     from tuner.files import dump_json, write_new_text
-    from tuner.launch.tune import TuneRequest, tune
+    from tuner.launch.run import Request
+    from tuner.launch.tune import tune
     from tuner.machine.topology import LaunchFlags
 
-    flags = LaunchFlags(nproc_per_node=nproc_per_node)
-    typed = ("tuner", *sys.argv[1:])
-    asked = TuneRequest(recipe, overrides(**changes), deepspeed, flags, allow_code, typed, steps, minutes, output)
-    tuned = tune(asked, dict(os.environ), lambda one: None if as_json else say(_line(one)))
+    flags, typed = LaunchFlags(nproc_per_node=nproc_per_node), ("tuner", *sys.argv[1:])
+    asked = Request(recipe, overrides(**changes), deepspeed, flags, allow_code=allow_code, command=typed)
+    told: Callable[[Measured], None] = (lambda _: None) if as_json else (lambda one: say(_line(one)))
+    tuned = tune(asked, dict(os.environ), told, steps=steps, minutes=minutes, output=output)
     written = None
     if tuned.fastest:
         note = f" The fastest way that tuner tune measured on {tuned.ranks} rank{'s' * (tuned.ranks > 1)}."

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tuner.fit.estimate import peak
 from tuner.fit.levels import LEVELS, Fit, Level, Machines
@@ -105,10 +104,6 @@ def _best(recipe: RecipeConfig, architecture: Architecture, machines: Machines) 
 Step = Callable[[RecipeConfig], tuple[RecipeConfig, str] | None]
 
 
-def _with(recipe: RecipeConfig, block: str, **values: Any) -> RecipeConfig:
-    return recipe.model_copy(update={block: getattr(recipe, block).model_copy(update=values)})
-
-
 def _checkpointing(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
     if recipe.split.recompute:
         return None
@@ -128,14 +123,14 @@ def _lora(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
     if recipe.adapter:
         return None
     adapter = Adapter(r=64, lora_alpha=16, lora_dropout=0.1)
-    return _with(recipe, "train_cfg", trainable_layers=None).model_copy(update={"adapter": adapter}), _LORA_FLAGS
+    return recipe.with_values({"train_cfg.trainable_layers": None, "adapter": adapter}), _LORA_FLAGS
 
 
 def _qlora(recipe: RecipeConfig) -> tuple[RecipeConfig, str] | None:
     if recipe.quantization:
         return None
     changed, flags = _lora(recipe) or (recipe, "")
-    return changed.model_copy(update={"quantization": Quantization()}), f"{flags} {_QLORA_FLAGS}".strip()
+    return changed.with_values({"quantization": Quantization()}), f"{flags} {_QLORA_FLAGS}".strip()
 
 
 _FREE: tuple[tuple[str, Step], ...] = (
@@ -151,8 +146,7 @@ _COSTLY: tuple[tuple[str, Step], ...] = (
 def _shorter(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:
     length = recipe.train_dataloader.dataset.max_length // 2
     while length >= _SHORTEST:
-        dataset = recipe.train_dataloader.dataset.model_copy(update={"max_length": length})
-        changed = _with(recipe, "train_dataloader", dataset=dataset)
+        changed = recipe.with_values({"train_dataloader.dataset.max_length": length})
         if best := _best(changed, architecture, machines):
             flags = f"{flags} --set train_dataloader.dataset.max_length={length}".strip()
             return Change(f"samples of at most {length} tokens", flags, best.level, machines)

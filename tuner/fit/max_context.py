@@ -45,8 +45,7 @@ def longest(config: RecipeConfig, architecture: Architecture, machines: Machines
 
 def with_everything(config: RecipeConfig) -> RecipeConfig:
     """Return the recipe with tiled MLPs and offloaded activations."""
-    train_cfg = config.train_cfg.model_copy(update=dict.fromkeys(SETTINGS, True))
-    return config.model_copy(update={"train_cfg": train_cfg})
+    return config.with_values({f"train_cfg.{key}": True for key in SETTINGS})
 
 
 def _tokens(config: RecipeConfig, architecture: Architecture, machines: Machines, level: str, size: int) -> int:
@@ -57,9 +56,12 @@ def _tokens(config: RecipeConfig, architecture: Architecture, machines: Machines
 
 
 def _of_length(config: RecipeConfig, tokens: int, size: int) -> RecipeConfig:
-    loader = config.train_dataloader
-    loader = loader.model_copy(update={"dataset": loader.dataset.model_copy(update={"max_length": tokens})})
-    train_cfg = config.train_cfg.model_copy(update={"sequence_parallel_size": size, "loss": "chunked"})
-    model = config.model.model_copy(update={"attn_implementation": "flash_attention_2"})
-    changed = config.model_copy(update={"train_dataloader": loader, "train_cfg": train_cfg, "model": model})
+    changed = config.with_values(
+        {
+            "train_dataloader.dataset.max_length": tokens,
+            "train_cfg.sequence_parallel_size": size,
+            "train_cfg.loss": "chunked",
+            "model.attn_implementation": "flash_attention_2",
+        }
+    )
     return changed.with_split(Split(1, 2, recompute=True))  # it fits then with any accumulation

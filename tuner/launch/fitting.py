@@ -6,7 +6,6 @@ The arithmetic is `fit`'s.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from tuner.errors import MachineError
@@ -89,19 +88,14 @@ def choose_loss(
     key, config = "train_cfg.loss", loaded.config
     if config.train_cfg.loss != "auto" or config.objective.type not in CHOOSES_LOSS:
         return loaded
-    whole = _with_loss(config, "whole")
+    whole = config.with_values({"train_cfg.loss": "whole"})
     if hardware.gpus:
         fit = judge(whole, deepspeed, topology, hardware, precision, "whole")
         has_room, place = fit is not None and fit.room >= TOLERANCE, "on each GPU"
     else:
         has_room, place = _logits_fit_host(whole, topology, hardware, precision), "on the host"
     reason = f"derived: {'the full logits fit' if has_room else 'the full logits do not fit'} {place}"
-    origins = {**loaded.origins, key: loaded.origins[key].over(Place(Kind.DERIVED, reason), "auto")}
-    return replace(loaded, config=whole if has_room else _with_loss(config, "chunked"), origins=origins)
-
-
-def _with_loss(config: RecipeConfig, loss: str) -> RecipeConfig:
-    return config.model_copy(update={"train_cfg": config.train_cfg.model_copy(update={"loss": loss})})
+    return loaded.settled({key: "whole" if has_room else "chunked"}, Place(Kind.DERIVED, reason))
 
 
 def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision) -> bool:

@@ -5,8 +5,6 @@ It reads what is installed and imports none of it; nothing is ever downloaded fo
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tuner.fit.parameters import has_formula
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
@@ -27,11 +25,12 @@ def choose(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
     model = loaded.config.model
     if model.attn_implementation == "auto":
         name, why = _flash(loaded.config.architecture, hardware, dtype)
-        loaded = _with(loaded, "attn_implementation", name, why)
+        loaded = loaded.settled({"model.attn_implementation": name}, Place(Kind.DERIVED, f"derived: {why}"))
     if model.use_liger_kernel == "auto":
         why = "no GPU with Triton is visible" if hardware.device not in _TRITON else "liger-kernel is not installed"
         use = hardware.device in _TRITON and libraries.is_installed("liger_kernel")
-        loaded = _with(loaded, "use_liger_kernel", use, "liger-kernel is installed" if use else why)
+        place = Place(Kind.DERIVED, f"derived: {'liger-kernel is installed' if use else why}")
+        loaded = loaded.settled({"model.use_liger_kernel": use}, place)
     return loaded
 
 
@@ -52,10 +51,3 @@ def _flash(architecture: Architecture | None, hardware: Hardware, dtype: str) ->
         return None, lacks
     names = libraries.installed_flash_attention([gpu.compute_capability for gpu in hardware.gpus])
     return (names[0], "installed, and these GPUs support it") if names else (None, "flash attention is not installed")
-
-
-def _with(loaded: Recipe, name: str, value: str | bool | None, why: str) -> Recipe:
-    key = f"model.{name}"
-    model = loaded.config.model.model_copy(update={name: value})
-    origins = {**loaded.origins, key: loaded.origins[key].over(Place(Kind.DERIVED, f"derived: {why}"), "auto")}
-    return replace(loaded, config=loaded.config.model_copy(update={"model": model}), origins=origins)

@@ -51,7 +51,8 @@ def resolve_run(
     Raises:
         TunerError: whatever is wrong with the recipe, the DeepSpeed config, the geometry, the paths or the directory.
     """
-    asked = _load(request)
+    asked = load(request)
+    loading.refuse_command(asked, allow_code=request.allow_code)
     flags = filled(request.flags, choice.launch_of(asked, request.deepspeed), environ)
     topology = topology or resolve(flags, environ, len(hardware.gpus))
     remedies.check_retries(request.on_oom, request.max_restarts, topology)
@@ -100,10 +101,14 @@ def resolve_run(
     )
 
 
-def _load(request: Request) -> Recipe:
+def load(request: Request) -> Recipe:
+    """Load the recipe that is asked for, with its paths and the code that it names checked.
+
+    Raises:
+        TunerError: it is wrong, names what is not there, or names code that was not allowed.
+    """
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
     loading.refuse_functions(loaded, allow_code=request.allow_code)
-    loading.refuse_command(loaded, allow_code=request.allow_code)
     path_checks.check_model(loaded.config)
     path_checks.check_data(loaded.config)
     return loaded

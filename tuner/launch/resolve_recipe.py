@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
-from tuner.launch import fitting, kernels, splitting
+from tuner.launch import fitting, global_batch, kernels, splitting
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
 from tuner.machine.launchers import contradiction
@@ -38,8 +38,8 @@ def resolve_recipe(
     refuse_tiles(loaded.config)
     document = None if choice.is_auto(loaded, deepspeed) else choice.open_chosen(loaded, deepspeed)
     if document:
-        loaded = splitting.with_dtype(loaded, document)
-    loaded = splitting.settle_global_batch(loaded, ranks, document)
+        loaded = splitting.with_batch(splitting.with_dtype(loaded, document), document)
+    loaded = global_batch.settle(loaded, ranks)
     dtype = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
     loaded = kernels.choose(loaded, hardware, dtype.dtype)
     reason = None

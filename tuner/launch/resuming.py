@@ -15,10 +15,12 @@ from typing import Any
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.levels import LEVELS
 from tuner.fit.split import samples_of_rank
+from tuner.launch import global_batch
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.topology import Topology
+from tuner.recipes.merging import lookup
 from tuner.recipes.objective import least_batch_size
-from tuner.recipes.origin import Keys, Kind, Origin, Place
+from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints, directory
@@ -27,7 +29,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.zero import choice
 from tuner.zero.final_config import FinalConfig
 
-_MICRO, _ACCUMULATION = ("train_dataloader", "batch_size"), ("optim_wrapper", "accumulative_counts")
+_MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 
 
 @dataclass(frozen=True)
@@ -154,20 +156,15 @@ def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint | None, world_size:
     micro = _micro_batch(loaded.config, wanted, world_size)
     reason = f"--resume: keep the global batch of {wanted} on {world_size} ranks"
     if asked["micro_batch"] == "auto":
-        kept: dict[Keys, Any] = {_ACCUMULATION: "auto", ("train_cfg", "global_batch_size"): wanted}
+        kept: dict[str, Any] = {_ACCUMULATION: "auto", global_batch.KEY: wanted}
         told = "its split is chosen again"
     else:
         kept = {_MICRO: micro, _ACCUMULATION: wanted // world_size // micro}
         told = f"{asked['micro_batch']} x {asked['accumulation']} becomes {micro} x {kept[_ACCUMULATION]}"
-    values, origins = loaded.values, dict(loaded.origins)
-    for (block, key), new in kept.items():
-        old, dotted = values[block][key], f"{block}.{key}"
-        values[block][key] = new
-        if old != new:
-            origins[dotted] = origins[dotted].over(Place(Kind.DERIVED, reason), old)
+    changed = {key: new for key, new in kept.items() if lookup(loaded.values, key.split(".")) != new}
     note = f"batch: {told} to keep the global batch of {wanted} on {world_size} rank{'s' * (world_size > 1)}."
     notes = () if saved.get("world_size") == world_size else (note,)
-    return replace(loaded, config=RecipeConfig.model_validate(values), origins=origins), notes
+    return loaded.settled(changed, Place(Kind.DERIVED, reason)), notes
 
 
 def _batch_of(loaded: Recipe) -> dict[str, int | str]:
@@ -187,7 +184,7 @@ def _other_batch(loaded: Recipe, here: int, ranks: int, wanted: int) -> RecipeEr
         "samples per step, and the checkpoint "
         f"was trained with {wanted}"
     )
-    where = ", ".join(f"{key} ({loaded.origins[key].source})" for key in map(".".join, (_MICRO, _ACCUMULATION)))
+    where = ", ".join(f"{key} ({loaded.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
     return RecipeError(what, where=where, fix=f"Use a global batch of {wanted}, or start a new run without --resume.")
 
 

@@ -18,13 +18,12 @@ from typing import Any
 from tuner.errors import ModelError, TunerError
 from tuner.files import disk_errors, write_text
 from tuner.launch import preflight, ranks, render
-from tuner.launch.resolve import resolve_run
+from tuner.launch.resolve import load, resolve_run
 from tuner.launch.run import Request, ResolvedRun
 from tuner.launch.splitting import lightest
 from tuner.machine import hardware
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
-from tuner.recipes import loading, path_checks
 from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows
@@ -82,10 +81,7 @@ def smoke(asked: Request, environ: Mapping[str, str], tell: Callable[[Stage], No
     Raises:
         TunerError: the recipe itself is wrong, or comes with code that it does not trust.
     """
-    loaded = loading.load(asked.recipe, asked.overrides, allow_code=asked.allow_code)
-    loading.refuse_functions(loaded, allow_code=asked.allow_code)
-    path_checks.check_model(loaded.config)
-    path_checks.check_data(loaded.config)
+    loaded = load(asked)
     if loaded.config.model.remote_code or loaded.config.architecture is None:
         what = f"cannot build a small model of {loaded.config.model.path!r}: its architecture is unknown"
         raise ModelError(what, where="model.path", fix="Add its facts to the recipe: architecture = dict(...).")

@@ -6,28 +6,26 @@ It settles the recipe's values and says why; which split is fast and fits is `fi
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from tuner.fit import split
 from tuner.fit.levels import Level
 from tuner.fit.parameters import has_formula
 from tuner.fit.sequence_parallel import data_parallel_ranks
-from tuner.launch import counting, steps
+from tuner.launch import global_batch
 from tuner.launch.machines import cluster, machines
-from tuner.machine.few_steps import ENOUGH
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
-from tuner.recipes.objective import least_batch_size
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import RecipeConfig, Split
+from tuner.recipes.schema import Split
 from tuner.zero import merge
 from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 _DTYPE = "optim_wrapper.dtype"
-_GLOBAL = "train_cfg.global_batch_size"
 
 
 def lightest(loaded: Recipe, ranks: int) -> Recipe:
@@ -39,40 +37,6 @@ def lightest(loaded: Recipe, ranks: int) -> Recipe:
     return _settled(loaded, split.possible(loaded.config, ranks)[0], "derived: the least memory")
 
 
-def settle_global_batch(loaded: Recipe, ranks: int, document: Document | None = None) -> Recipe:
-    """Return the recipe with a number, or None for the usual 1 x 16 of each rank, where its global batch is 'auto'.
-
-    The usual one is halved until the run takes `few_steps.ENOUGH` optimizer steps; of data that are not counted before
-    they are read it stays.
-
-    Args:
-        ranks: Those that have samples of their own.
-        document: A DeepSpeed config, whose numbers stand where the recipe says 'auto'.
-    """
-    if document:
-        loaded = _yielding(loaded, document)
-    config = loaded.config
-    if config.train_cfg.global_batch_size != "auto":
-        return loaded
-    usual = samples = split.samples_of_rank(config, ranks)
-    rows = None if config.train_cfg.max_steps else steps.estimate_rows(config, counting.sources(config))
-    micro = config.train_dataloader.batch_size
-    least = least_batch_size(config.objective) if micro == "auto" else micro
-    if rows is not None and config.optim_wrapper.accumulative_counts == "auto":
-        while samples % 2 == 0 and samples // 2 >= least and _num_steps(config, rows, samples * ranks) < ENOUGH:
-            samples //= 2
-    if samples == usual:
-        return _with(loaded, {_GLOBAL: None}, Place(Kind.DERIVED, "derived: batch_size x accumulative_counts x ranks"))
-    num_steps = _num_steps(config, rows or 0, usual * ranks)
-    why = f"derived: at {usual * ranks} this data would make {num_steps} optimizer steps"
-    return _with(loaded, {_GLOBAL: samples * ranks}, Place(Kind.DERIVED, why))
-
-
-def _num_steps(config: RecipeConfig, rows: int, global_batch: int) -> int:
-    """Return about how many optimizer steps a run takes."""
-    return -(-rows // global_batch) * config.train_cfg.max_epochs
-
-
 def with_dtype(loaded: Recipe, document: Document) -> Recipe:
     """Return the recipe with the compute type of an accelerate config; where its own differs, that wins aloud."""
     said, asked = document.dtype, loaded.config.optim_wrapper.dtype
@@ -80,9 +44,21 @@ def with_dtype(loaded: Recipe, document: Document) -> Recipe:
         return loaded
     place = document.place(("mixed_precision",))
     if asked == "auto":
-        return _with(loaded, {_DTYPE: said}, place)
+        return loaded.settled({_DTYPE: said}, place)
     warning = f"{_DTYPE} = {asked!r} from {loaded.origins[_DTYPE].source} overrides {said!r} in {place}."
     return replace(loaded, warnings=(*loaded.warnings, warning))
+
+
+def with_batch(loaded: Recipe, document: Document) -> Recipe:
+    """Return the recipe with the numbers of a user's JSON in the place of 'auto'; its own numbers stay."""
+    for theirs, ours in (("train_micro_batch_size_per_gpu", _MICRO), ("gradient_accumulation_steps", _ACCUMULATION)):
+        if attrgetter(ours)(loaded.config) == "auto" and (number := _number(document, theirs)):
+            loaded = loaded.settled({ours: number}, document.place((theirs,)))
+    is_open = "auto" in (attrgetter(_MICRO)(loaded.config), attrgetter(_ACCUMULATION)(loaded.config))
+    named = isinstance(loaded.config.train_cfg.global_batch_size, int)
+    if is_open and not named and (number := _number(document, "train_batch_size")):
+        return loaded.settled({global_batch.KEY: number}, document.place(("train_batch_size",)))
+    return loaded
 
 
 def choose_split(
@@ -94,7 +70,6 @@ def choose_split(
         RecipeError: the ranks cannot share the global batch.
         DeepSpeedConfigError, MachineError: as `merge`.
     """
-    loaded = _yielding(loaded, document)
     config, ranks = loaded.config, data_parallel_ranks(loaded.config, topology.world_size)
     options, architecture = split.possible(config, ranks), config.architecture
     if len(options) == 1:
@@ -120,17 +95,6 @@ def _level(
     return level, f"deepspeed_zero{level.stage}" if level.stage else "none"
 
 
-def _yielding(loaded: Recipe, document: Document) -> Recipe:
-    """Return the recipe with the numbers of a user's JSON in the place of 'auto'; its own numbers stay."""
-    for theirs, ours in (("train_micro_batch_size_per_gpu", _MICRO), ("gradient_accumulation_steps", _ACCUMULATION)):
-        if _at(loaded.config, ours) == "auto" and (number := _number(document, theirs)):
-            loaded = _with(loaded, {ours: number}, document.place((theirs,)))
-    is_open = "auto" in (_at(loaded.config, _MICRO), _at(loaded.config, _ACCUMULATION))
-    if is_open and _at(loaded.config, _GLOBAL) in (None, "auto") and (number := _number(document, "train_batch_size")):
-        return _with(loaded, {_GLOBAL: number}, document.place(("train_batch_size",)))
-    return loaded
-
-
 def _number(document: Document, key: str) -> int | None:
     """Return the document's number; what is none, or none above 0, is for its own check to refuse."""
     number = document.value.get(key)
@@ -146,19 +110,5 @@ def _settled(loaded: Recipe, chosen: Split, why: str) -> Recipe:
     }
     if loaded.config.val_dataloader:
         values["val_dataloader.batch_size"] = chosen.micro_batch
-    open_keys = {key: value for key, value in values.items() if _at(loaded.config, key) == "auto"}
-    return _with(loaded, open_keys, Place(Kind.DERIVED, why))
-
-
-def _with(loaded: Recipe, values: dict[str, Any], place: Place) -> Recipe:
-    config, origins = loaded.config, dict(loaded.origins)
-    for dotted, value in values.items():
-        block, key = dotted.split(".")
-        origins[dotted] = origins[dotted].over(place, _at(config, dotted))
-        config = config.model_copy(update={block: getattr(config, block).model_copy(update={key: value})})
-    return replace(loaded, config=config, origins=origins)
-
-
-def _at(config: RecipeConfig, dotted: str) -> Any:
-    block, key = dotted.split(".")
-    return getattr(getattr(config, block), key)
+    open_keys = {key: value for key, value in values.items() if attrgetter(key)(loaded.config) == "auto"}
+    return loaded.settled(open_keys, Place(Kind.DERIVED, why))

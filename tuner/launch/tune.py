@@ -26,13 +26,12 @@ from tuner.fit.split import possible, samples_of_rank
 from tuner.launch import preflight, ranks, render
 from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machines import machines
-from tuner.launch.resolve import resolve_run
+from tuner.launch.resolve import load, resolve_run
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
-from tuner.machine.topology import LaunchFlags
-from tuner.recipes import loading, path_checks, paths
+from tuner.recipes import paths
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, Split
 from tuner.runs import directory
@@ -44,24 +43,6 @@ _ROWS_A_SAMPLE = 32
 """Rows that are read for each packed row of a step; where they are too few, the steps go over them again."""
 _GRACE_S = 10.0
 _OUT_OF_MEMORY = (GPU_MEMORY, HOST_MEMORY)
-
-
-@dataclass(frozen=True)
-class TuneRequest:
-    """What the user asked for; `steps` of each candidate, of which the first is not measured, and minutes in all.
-
-    `output` is where the fastest way is to be written; None for RECIPE_tuned.py.
-    """
-
-    recipe: str | None
-    overrides: Overrides
-    deepspeed: str | None
-    flags: LaunchFlags
-    allow_code: bool
-    command: tuple[str, ...]
-    steps: int
-    minutes: float
-    output: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -79,12 +60,10 @@ class Candidate:
 
     def applied(self, config: RecipeConfig) -> RecipeConfig:
         """Return the recipe computed this way."""
-        config = config.with_split(self.split)
-        cfg = config.train_cfg.model_copy(update={"loss": self.loss})
         pinned = {BASE: self.level, **self.changes} if self.changes else self.level
         own = {"deepspeed": pinned} if self.level in LEVELS else {}
-        model = config.model.model_copy(update=dict(self.kernels))
-        return config.model_copy(update={"train_cfg": cfg, "model": model, **own})
+        kernels = {f"model.{key}": value for key, value in self.kernels.items()}
+        return config.with_split(self.split).with_values({"train_cfg.loss": self.loss, **kernels, **own})
 
 
 @dataclass(frozen=True)
@@ -137,20 +116,28 @@ class Tuned:
         return choice.without_catalog(fastest)
 
 
-def tune(asked: TuneRequest, environ: Mapping[str, str], tell: Callable[[Measured], None]) -> Tuned:
+def tune(
+    asked: Request,
+    environ: Mapping[str, str],
+    tell: Callable[[Measured], None],
+    *,
+    steps: int,
+    minutes: float,
+    output: Path | None = None,
+) -> Tuned:
     """Measure a recipe's candidates on this machine, in a scratch folder that is removed at the end.
 
     Args:
+        steps: Of each candidate; the first is not measured.
+        minutes: After them no further candidate is begun.
+        output: Where the fastest way is to be written; None for RECIPE_tuned.py.
         tell: Told of each candidate as it ends.
 
     Raises:
         TunerError: the recipe is wrong, cannot run here in any way, or its fastest way cannot be written.
     """
-    loaded = loading.load(asked.recipe, asked.overrides, allow_code=asked.allow_code)
-    path = paths.new_recipe(asked.output, f"{loaded.name}_tuned", "--output")
-    loading.refuse_functions(loaded, allow_code=asked.allow_code)
-    path_checks.check_model(loaded.config)
-    path_checks.check_data(loaded.config)
+    loaded = load(asked)
+    path = paths.new_recipe(output, f"{loaded.name}_tuned", "--output")
     here = hardware.detect(environ)
     flags = filled(asked.flags, choice.launch_of(loaded, asked.deepspeed), environ)
     topology = resolve(flags, environ, len(here.gpus))
@@ -161,7 +148,7 @@ def tune(asked: TuneRequest, environ: Mapping[str, str], tell: Callable[[Measure
     tuned = Tuned(loaded, path, topology.world_size, [])
     try:
         with disk_errors(scratch, "Free space, or set TMPDIR to a folder on another disk."):
-            _measure_all(_Bench(asked, base, scratch, environ), tuned, tell)
+            _measure_all(_Bench(asked, base, scratch, environ, steps), tuned, tell, minutes)
     except (KeyboardInterrupt, _Interrupted):
         tuned.was_interrupted, tuned.is_whole = True, False
     finally:
@@ -169,11 +156,11 @@ def tune(asked: TuneRequest, environ: Mapping[str, str], tell: Callable[[Measure
     return tuned
 
 
-def _measure_all(bench: _Bench, tuned: Tuned, tell: Callable[[Measured], None]) -> None:
+def _measure_all(bench: _Bench, tuned: Tuned, tell: Callable[[Measured], None], minutes: float) -> None:
     started = time.monotonic()
     for candidate in candidates(bench.base, tuned):
         # The first is measured in any case: it is what the others are compared with.
-        if tuned.measured and time.monotonic() - started > 60 * bench.asked.minutes:
+        if tuned.measured and time.monotonic() - started > 60 * minutes:
             tuned.is_whole = False
             return
         tuned.measured.append(bench.measure(candidate))
@@ -208,12 +195,12 @@ def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
 def _splits(base: ResolvedRecipe) -> list[Split]:
     """Return every split of the same global batch; of those on GPUs, what the plan does not rule out."""
     config, ranks = base.recipe.config, base.batch.ranks
-    train_cfg = {"gradient_checkpointing": "auto", "global_batch_size": samples_of_rank(config, ranks) * ranks}
-    opened = config.model_copy(
-        update={
-            "train_dataloader": config.train_dataloader.model_copy(update={"batch_size": "auto"}),
-            "optim_wrapper": config.optim_wrapper.model_copy(update={"accumulative_counts": "auto"}),
-            "train_cfg": config.train_cfg.model_copy(update=train_cfg),
+    opened = config.with_values(
+        {
+            "train_dataloader.batch_size": "auto",
+            "optim_wrapper.accumulative_counts": "auto",
+            "train_cfg.gradient_checkpointing": "auto",
+            "train_cfg.global_batch_size": samples_of_rank(config, ranks) * ranks,
         }
     )
     every = sorted(possible(opened, ranks), key=lambda split: (split.recompute, split.micro_batch))
@@ -253,8 +240,10 @@ def _is_hopeless(split: Split, measured: list[Measured]) -> bool:
 class _Bench:
     """Runs candidates one after the other, each in a run directory of its own that is removed after it."""
 
-    def __init__(self, asked: TuneRequest, base: ResolvedRecipe, scratch: Path, environ: Mapping[str, str]) -> None:
-        self.asked, self.base, self.scratch, self.environ = asked, base, scratch, environ
+    def __init__(
+        self, asked: Request, base: ResolvedRecipe, scratch: Path, environ: Mapping[str, str], steps: int
+    ) -> None:
+        self.asked, self.base, self.scratch, self.environ, self.steps = asked, base, scratch, environ, steps
         self.num_runs = 0
 
     def measure(self, candidate: Candidate) -> Measured:
@@ -276,7 +265,7 @@ class _Bench:
 
     def _resolved(self, candidate: Candidate) -> ResolvedRun:
         written = self.scratch / f"{self.base.recipe.name}_{self.num_runs}.py"
-        config = for_some_steps(candidate.applied(self.base.recipe.config), self.asked.steps, self.base.batch.ranks)
+        config = for_some_steps(candidate.applied(self.base.recipe.config), self.steps, self.base.batch.ranks)
         write_text(written, Recipe(self.base.recipe.name, config, {}).standalone(" Shortened by tuner tune."))
         request = Request(
             str(written),

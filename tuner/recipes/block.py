@@ -7,7 +7,7 @@ pydantic_core, which is all that checks a value, takes 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from copy import copy
 from functools import cache
 from types import NoneType, UnionType
@@ -120,6 +120,14 @@ class Block:
         other.__dict__.update(update)
         object.__setattr__(other, "__pydantic_fields_set__", self.model_fields_set | update.keys())
         return other
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """Return the block with other values by dotted key, those of blocks in it too; they are not checked."""
+        made = self
+        for dotted, value in values.items():
+            key, _, inner = dotted.partition(".")
+            made = made.model_copy(update={key: getattr(made, key).with_values({inner: value}) if inner else value})
+        return made
 
     def model_dump(self, *, mode: Mode = "python", exclude: Container[str] = ()) -> dict[str, Any]:
         """Return plain nested values; mode 'json' makes lists of tuples, `exclude` leaves keys out."""

@@ -6,7 +6,8 @@ It reads nothing but the base; recipes are made by `loading`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from tuner.errors import RecipeError, UsageError
@@ -14,7 +15,7 @@ from tuner.files import is_writable
 from tuner.recipes import catalog
 from tuner.recipes.catalog_folders import TEMPLATES
 from tuner.recipes.flatten import flatten
-from tuner.recipes.origin import Kind, Origin
+from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
 from tuner.recipes.schema import RecipeConfig
 
@@ -80,6 +81,11 @@ class Recipe:
     def values(self) -> dict[str, Any]:
         """The recipe as plain nested values."""
         return self.config.model_dump()
+
+    def settled(self, values: Mapping[str, Any], place: Place) -> Recipe:
+        """Return the recipe with other values by `block.key`, which are not checked again, and where they are from."""
+        settled = {key: self.origins[key].over(place, attrgetter(key)(self.config)) for key in values}
+        return replace(self, config=self.config.with_values(values), origins={**self.origins, **settled})
 
     def standalone(self, note: str = "") -> str:
         """Return the text of one commented file that holds this recipe without any base."""

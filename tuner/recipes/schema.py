@@ -253,14 +253,13 @@ class RecipeConfig(Block):
 
     def with_split(self, split: Split) -> RecipeConfig:
         """Return the recipe with this split; validation takes its micro-batch where it has none of its own."""
-        loaders = {
-            key: loader.model_copy(update={"batch_size": split.micro_batch})
+        values = {
+            f"{key}.batch_size": split.micro_batch
             for key, loader in self.loaders.items()
             if key == LOADERS[0] or loader.batch_size == "auto"
         }
-        optim = self.optim_wrapper.model_copy(update={"accumulative_counts": split.accumulation})
-        train_cfg = self.train_cfg.model_copy(update={"gradient_checkpointing": split.recompute})
-        return self.model_copy(update={**loaders, "optim_wrapper": optim, "train_cfg": train_cfg})
+        own = {"optim_wrapper.accumulative_counts": split.accumulation}
+        return self.with_values({**values, **own, "train_cfg.gradient_checkpointing": split.recompute})
 
     @check_key("adapter")
     @classmethod
