@@ -80,7 +80,7 @@ class TunerError(Exception):
     @property
     def message(self) -> str:
         """What is wrong, where and what to do, as sentences that a terminal only shows."""
-        what, where, fix = (_shortened(part or "") for part in (self.what, self.where, self.fix))
+        what, where, fix = (shortened(part or "") for part in (self.what, self.where, self.fix))
         text = f"{what}."
         if where:
             text += f" In {where}."
@@ -103,11 +103,10 @@ def together(errors: Sequence[Error]) -> Error:
     return first
 
 
-def _shortened(part: str) -> str:
-    left_out = len(part) - _MAX_PART
-    if left_out <= 0:
-        return part
-    return f"{part[: _MAX_PART - _END_OF_PART]} ... {left_out:,} characters ... {part[-_END_OF_PART:]}"
+def shortened(text: str, most: int = _MAX_PART, end: int = _END_OF_PART) -> str:
+    """Return a text of at most so many characters, `end` of which are its last, and how many were left out."""
+    left_out = len(text) - most
+    return text if left_out <= 0 else f"{text[: most - end]} ... {left_out:,} characters ... {text[-end:]}"
 
 
 class UsageError(TunerError):

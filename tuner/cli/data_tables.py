@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from tuner.errors import visible
+from tuner.errors import shortened, visible
 
 if TYPE_CHECKING:
     from tuner.data.inspection import Difference, Piece, Shown, View
@@ -97,13 +97,7 @@ def _text(pieces: Sequence[Piece], *, colours: bool) -> Text:
     text = Text()
     for piece, trained in pieces:
         before, after = _MARKS if trained and not colours else ("", "")
-        text.append(f"{before}{_shortened(visible(piece))}{after}", style=_TRAINED if trained and colours else "")
+        shown = shortened(visible(piece), _MAX_PIECE, _END_OF_PIECE)
+        text.append(f"{before}{shown}{after}", style=_TRAINED if trained and colours else "")
     text.rstrip()
     return text
-
-
-def _shortened(text: str) -> str:
-    left_out = len(text) - _MAX_PIECE
-    if left_out <= 0:
-        return text
-    return f"{text[: _MAX_PIECE - _END_OF_PIECE]} ... {left_out:,} characters ... {text[-_END_OF_PIECE:]}"

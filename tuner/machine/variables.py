@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tuner.errors import UsageError
+from tuner.machine.slurm import COUNT
 
 VARIABLES = {
     "--nproc-per-node": ("NPROC_PER_NODE",),
@@ -20,8 +21,6 @@ VARIABLES = {
     "--master-port": ("PORT", "MASTER_PORT"),
 }
 """The variables that say the same as a flag."""
-_COUNT = re.compile(r"[0-9]{1,7}")
-"""As `slurm.COUNT`."""
 _MAX_COUNT = 1 << 20
 _OF_MPI = {
     "Open MPI": (
@@ -109,7 +108,7 @@ def count(said: Said, name: str, *, minimum: int = 1, maximum: int = _MAX_COUNT)
     found = text(said, name)
     if found is None:
         return None
-    if not _COUNT.fullmatch(found) or not minimum <= int(found) <= maximum:
+    if not COUNT.fullmatch(found) or not minimum <= int(found) <= maximum:
         fix = f"Use a whole number from {minimum} to {maximum}."
         raise UsageError(f"{found!r} is not a valid number", where=where(name, *said[name]), fix=fix)
     return int(found)
@@ -135,7 +134,7 @@ def of_mpi(environ: Mapping[str, str]) -> Place | None:
 def mpi_size(environ: Mapping[str, str]) -> int:
     """Return how many processes MPI's launcher has started with this one; 1 outside of one."""
     sizes = [environ.get(names[1], "") for names in _OF_MPI.values() if names[0] in environ]
-    return int(sizes[0]) if sizes and _COUNT.fullmatch(sizes[0]) else 1
+    return int(sizes[0]) if sizes and COUNT.fullmatch(sizes[0]) else 1
 
 
 def of_rank(environ: Mapping[str, str]) -> Place | None:
@@ -154,7 +153,7 @@ def of_rank(environ: Mapping[str, str]) -> Place | None:
 
 def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) -> Place:
     _refuse_missing(names, environ)
-    counts = [int(environ[name]) if _COUNT.fullmatch(environ[name]) else -1 for name in names]
+    counts = [int(environ[name]) if COUNT.fullmatch(environ[name]) else -1 for name in names]
     rank, world, local_rank = counts[:3]
     local = counts[3] if len(counts) > 3 else None
     most = world if local is None else local

@@ -74,13 +74,6 @@ def _num_neighbours(num_points: int) -> int:
     return size
 
 
-def thinned(curve: Curve) -> Curve:
-    """Return the points of a curve that are drawn."""
-    drawn = Drawn()
-    drawn.follow(curve, 0)
-    return drawn.since(_EVERYTHING)[1]
-
-
 class Charts:
     """A chart for each quantity that any of the runs has logged."""
 
