@@ -36,16 +36,8 @@ PROGRAMS: Mapping[str, Sequence[str]] = {
 }
 """Program -> its commands that train."""
 _SCRIPTS = {
-    "sft.py": ("trl", "sft"),
-    "dpo.py": ("trl", "dpo"),
-    "kto.py": ("trl", "kto"),
-    "orpo.py": ("trl", "orpo"),
-    "reward.py": ("trl", "reward"),
+    **{f"{prefix}{name}.py": ("trl", name) for name in PROGRAMS["trl"] for prefix in ("", "run_")},
     "reward_modeling.py": ("trl", "reward"),
-    "run_sft.py": ("trl", "sft"),
-    "run_dpo.py": ("trl", "dpo"),
-    "run_orpo.py": ("trl", "orpo"),
-    "grpo.py": ("trl", "grpo"),
 }
 """Script that a launcher starts -> the same as a command."""
 
