@@ -136,8 +136,7 @@ def _tell(dest: Path | None, done: Exported, seconds: float, *, pushed: bool) ->
     if done.private_base and not pushed:  # an upload is refused
         say(
             f"Its base is a local folder ({done.private_base}) that others cannot load: give its id "
-            "on the hub, --base ORG/MODEL, "
-            "or write a whole model, --merge."
+            "on the hub, --base ORG/MODEL, or write a whole model, --merge."
         )
     if done.needs_tuner and done.kind == "adapter":
         say(

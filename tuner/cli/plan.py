@@ -36,9 +36,8 @@ _ESTIMATES = (
 
 
 _LONGEST = (
-    "Estimates for one row per micro-batch, recomputed activations, flash attention and "
-    "the loss in chunks. Whether the "
-    "model handles such positions is not checked. See docs/long-context.md."
+    "Estimates for one row per micro-batch, recomputed activations, flash attention and the loss in "
+    "chunks. Whether the model handles such positions is not checked. See docs/long-context.md."
 )
 
 

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     type=click.Choice(LAUNCHERS),
     default="torchrun",
     help="What starts the ranks. torchrun: this command. slurm, mpi: srun or mpirun started "
-    "this process as one rank. env: "
-    "read the cluster's variables. none: this process is the only rank.",
+    "this process as one rank. env: read the cluster's variables. none: this process is the only rank.",
 )
 @click.option("--nproc-per-node", type=int, help="Processes on each node. Default: one per GPU. [NPROC_PER_NODE]")
 @click.option("--nnodes", type=int, help="Number of nodes. [NNODES]")

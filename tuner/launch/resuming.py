@@ -181,8 +181,7 @@ def _other_batch(loaded: Recipe, here: int, ranks: int, wanted: int) -> RecipeEr
     asked = _batch_of(loaded)
     what = (
         f"{asked['micro_batch']} x {asked['accumulation']} x {ranks} ranks = {here} "
-        "samples per step, and the checkpoint "
-        f"was trained with {wanted}"
+        f"samples per step, and the checkpoint was trained with {wanted}"
     )
     where = ", ".join(f"{key} ({loaded.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
     return RecipeError(what, where=where, fix=f"Use a global batch of {wanted}, or start a new run without --resume.")

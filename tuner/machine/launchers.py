@@ -238,8 +238,7 @@ def _refuse_inside_a_launcher(flags: LaunchFlags, environ: Mapping[str, str]) ->
     if "TORCHELASTIC_RUN_ID" in environ or {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environ.keys():
         fix = (
             "Run `tuner train` without torchrun: it starts the ranks. Or add --launcher env "
-            "to run as one of these ranks, "
-            "or unset RANK, WORLD_SIZE and LOCAL_RANK."
+            "to run as one of these ranks, or unset RANK, WORLD_SIZE and LOCAL_RANK."
         )
         raise UsageError("already inside torchrun (RANK and WORLD_SIZE are set)", fix=fix)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")

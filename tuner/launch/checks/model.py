@@ -184,10 +184,8 @@ def packed(run: ResolvedRun) -> Iterator[Finding]:
         return
     for key, loader in config.loaders.items():
         if loader.dataset.packing:
-            where, what = (
-                f"{key}.dataset.packing",
-                "packed samples may attend to each other in a model with remote code",
-            )
+            where = f"{key}.dataset.packing"
+            what = "packed samples may attend to each other in a model with remote code"
             yield ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
 
 

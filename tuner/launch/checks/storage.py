@@ -142,8 +142,7 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
     elif run.hardware.gpus and ranks > 1 and free < _NCCL_SHM_BYTES:
         yield (
             f"{SHM} has {gib(free)} free, and NCCL needs up to 1 GiB between GPUs without a "
-            "link: docker run --shm-size=1g, "
-            "or --ipc=host."
+            "link: docker run --shm-size=1g, or --ipc=host."
         )
 
 
