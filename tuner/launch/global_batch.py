@@ -1,4 +1,4 @@
-"""The global batch of a recipe that leaves it to the data: few rows get a small one, so that a run has steps to learn in.
+"""The global batch of a recipe that leaves it to the data: few rows get a small one, so that there are enough steps.
 
 Rows are counted by `counting`, as far as that takes milliseconds.
 """
