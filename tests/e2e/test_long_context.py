@@ -65,7 +65,8 @@ def test_so_they_do_at_every_level_with_lora_and_with_tiled_mlps(tmp_path: Path)
 
 
 def test_the_last_step_of_an_epoch_has_fewer_samples_than_groups_take(tmp_path: Path) -> None:
-    path, few = recipe(tmp_path), ("--set", "train_dataloader.dataset.packing=False", "--set", "max_rows=27")
+    path, rows = recipe(tmp_path), "train_dataloader.dataset"
+    few = ("--set", f"{rows}.packing=False", "--set", f"{rows}.max_rows=27")
 
     is_same(run(path, tmp_path / "shared", "zero2", *few, *SHARED), run(path, tmp_path / "apart", "zero2", *few))
 
