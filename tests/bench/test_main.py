@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from bench import __main__ as suite
+from bench.jobs import make_model, of_catalog
 
 
 def test_all_runs_each_of_them_and_gathers_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +55,13 @@ def test_a_table_takes_the_place_of_the_one_before_on_its_page(tmp_path: Path, m
     text = page.read_text()
     assert "<!-- table: start -->\n\na machine\n\n| a\\1 |\n\n<!-- end -->" in text
     assert "old" not in text and "What it is." not in text and "other" in text
+
+
+def test_a_model_of_the_catalog_is_made_with_random_weights(tmp_path: Path) -> None:
+    wanted = of_catalog("tiny")
+
+    made = make_model(tmp_path / "model", wanted)
+
+    config = json.loads((made / "config.json").read_text())
+    assert (config["model_type"], config["hidden_size"]) == (wanted["model_type"], wanted["hidden_size"])
+    assert (made / "model.safetensors").is_file() and (made / "tokenizer.json").is_file()
