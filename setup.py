@@ -53,7 +53,7 @@ setup(
         "sentencepiece>=0.2",
         "tensorboard>=2.16",
         "torch>=2.9",
-        "transformers>=5.18,<6",
+        "transformers>=5.21,<6",
         "trl>=1.16,<2",
         "bitsandbytes>=0.48",
     ],

@@ -22,7 +22,7 @@ from bench.live import Live
 IGNORED = -100
 SAMPLES = (9, 4, 12, 2)
 """Tokens of each; together they are odd."""
-MOST_OF_A_PART = 0.7
+MOST_OF_A_PART = 0.85
 """Of two parts; attention has all tokens of a row, of half the heads."""
 
 

@@ -12,7 +12,7 @@ from tuner.errors import MachineError
 
 MINIMUM = {
     "torch": "2.9",
-    "transformers": "5.18",
+    "transformers": "5.21",
     "trl": "1.16",
     "peft": "0.21",
     "accelerate": "1.14",
