@@ -63,6 +63,17 @@ def test_the_tokenizer_is_loaded_once_for_both_splits(tuner: Tuner, monkeypatch:
     assert len(loaded) == 1
 
 
+def test_every_row_of_a_stream_is_checked_and_the_first_are_counted(tuner: Tuner, rows: Rows) -> None:
+    path = rows(*[GOOD] * 1_004, '{"instruction"')
+    stream = ("--set", "train_dataloader.dataset.streaming=True", "--set", "max_steps=3")
+
+    refused = tuner("data", SFT, "--data", path, "--all", *stream)
+    told = tuner("data", SFT, "--data", path, "--all", *stream, "--set", "bad_rows=1")
+
+    assert refused.code == 2 and "rows.jsonl:1005" in refused.err
+    assert "train: 1,000 rows" in told.out and "every row was checked, and the first 1,000 are counted" in told.out
+
+
 def test_the_output_tells_counts_lengths_and_samples(tuner: Tuner, rows: Rows, tmp_path: Path) -> None:
     result = tuner("data", SFT, "--data", rows(*[GOOD] * 4), "--samples", 2)
 

@@ -104,3 +104,27 @@ def test_enough_steps_and_steps_that_the_recipe_sets_are_not_told(tmp_path: Path
 
     assert few(path, "max_epochs=4") == []
     assert few(path, "max_steps=2") == []
+
+
+def streamed(place: object) -> str:
+    sets = (f"train_dataloader.dataset.path={place}", "train_dataloader.dataset.streaming=True", "max_steps=3")
+    with pytest.raises(DataError) as caught:
+        preflight.check(made(*sets, recipe=SFT))
+    return str(caught.value)
+
+
+def test_what_cannot_be_streamed_is_refused_with_the_nearest_thing_that_can(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("messages\n")
+    assert "'rows.csv' cannot be streamed" in streamed(tmp_path / "rows.csv")
+    assert "Save its rows as .jsonl or .parquet" in streamed(tmp_path / "rows.csv")
+    assert "hf download --repo-type dataset" in streamed("OWNER/NAME")
+
+
+def test_files_that_can_be_streamed_pass_and_their_rows_are_not_counted(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", *[GOOD] * 20)
+    streaming = "train_dataloader.dataset.streaming=True"
+    plan = made(f"train_dataloader.dataset.path={path}", streaming, "max_steps=3", recipe=SFT)
+
+    assert list(rows.streamed(plan)) == []
+    assert (plan.steps.rows.value, plan.steps.total.value) == (None, 3)
+    assert "they are streamed" in str(plan.steps.rows)

@@ -53,6 +53,8 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("train_dataloader.dataset.path", 3, "valid string"),
     ("train_dataloader.dataset.split", None, "valid string"),
     ("train_dataloader.dataset.max_length", "2048", "valid integer"),
+    ("train_dataloader.dataset.streaming", 0, "valid boolean"),
+    ("train_dataloader.dataset.streaming", 1.5, "valid"),
     ("checkpoint.interval", -1, "greater than 0"),
     ("checkpoint.max_keep_ckpts", 0, "greater than 0"),
     ("checkpoint.save_best", "eval_los", "'eval_loss'"),
@@ -112,6 +114,33 @@ def test_lora_plus_needs_an_adapter_and_an_optimizer_that_deepspeed_does_not_mak
     assert "there is no adapter" in _refused("tiny_full_sample_e1", "loraplus_lr_ratio=16")
     sets = ("loraplus_lr_ratio=16", "optimizer.type=Muon")
     assert "Muon is DeepSpeed's, which does not support LoRA+" in _refused("tiny_lora_sample_e1", *sets)
+
+
+STREAM = ("train_dataloader.dataset.streaming=True", "max_steps=3")
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "reason"),
+    [
+        ("tiny_lora_sample_e1", STREAM[:1], "max_steps is needed with train_dataloader.dataset.streaming"),
+        ("tiny_lora_sample_e1", (*STREAM, "val_dataloader.dataset.streaming=True"), "each validation reads the same"),
+        ("tiny_lora_sample_e1", (*STREAM, "val_split=0.1"), "validate on another file: --val FILE"),
+        ("tiny_lora_sample_e1", (*STREAM, "train_dataloader.dataset.mixture=[dict(path='a.jsonl')]"), "not a mixture"),
+        ("tiny_dpo_lora_sample_preferences_e1", (*STREAM, "precompute_ref_log_probs=True"), "use one of them"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_refused_with_what_can_be_done(
+    name: str, sets: tuple[str, ...], reason: str
+) -> None:
+    assert reason in _refused(name, *sets)
+    loading.load(name, Overrides(pairs=[("--set", text) for text in STREAM]))
+
+
+def test_the_validation_of_a_stream_on_another_file_is_none() -> None:
+    loaded = loading.load("tiny_full_custom_e1", Overrides(val="val.jsonl", pairs=[("--set", one) for one in STREAM]))
+
+    assert loaded.config.train_dataloader.dataset.streaming is True
+    assert loaded.config.val_dataloader and loaded.config.val_dataloader.dataset.streaming is False
 
 
 @pytest.mark.parametrize(
@@ -208,6 +237,7 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
         ("Dataset", "bad_rows"),
         ("Dataset", "num_proc"),
         ("Dataset", "thinking"),
+        ("Dataset", "streaming"),
         *(("Dataset", key) for key in ("val_split", "val_seed", "held_out")),
         ("Share", "weight"),
         *itertools.product(("Rows", "Dataset", "Share"), rows),

@@ -49,7 +49,7 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointSaver:
     run = RunDirectory(tmp_path)
     run.checkpoints.mkdir()
     run.recipe.write_text("")
-    return CheckpointSaver(trainer, run, {}, 2)
+    return CheckpointSaver(trainer, run, lambda _: {}, 2)
 
 
 def save(saver: CheckpointSaver, step: int) -> Path:

@@ -63,18 +63,22 @@ def command(
         for split, dataset in _splits(loaded.config, every)
     }
     rows = loaded.config.train_dataloader.dataset
+    if every and rows.streaming:
+        _check_stream(rows, tokenizer, objective, bad=bad, as_json=as_json)
     differences = [*template_check(rows, tokenizer, objective)] if check else None
     if as_json:
         _print_json(loaded.name, objective, views, differences, bad=bad)
     else:
-        _print(loaded.name, views, differences, every=every, bad=bad)
+        _print(loaded.name, views, differences, every=every, streams=bool(rows.streaming), bad=bad)
 
 
 def _splits(config: RecipeConfig, every: bool) -> Iterable[tuple[str, Dataset]]:
     for split, loader in (("train", config.train_dataloader), ("validation", config.val_dataloader)):
         if loader:
             rows = loader.dataset.max_rows
-            limit = rows if every else min(rows or _FIRST_ROWS, _FIRST_ROWS)
+            # A stream may not fit the disk: its other rows are checked, and not kept.
+            whole = every and not loader.dataset.streaming
+            limit = rows if whole else min(rows or _FIRST_ROWS, _FIRST_ROWS)
             yield split, loader.dataset.model_copy(update={"max_rows": limit})
 
 
@@ -86,6 +90,17 @@ def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, bad
     except DataError as first:
         limit = sys.maxsize if bad else _MAX_BAD
         raise _list_bad(first, bad_rows(dataset, tokenizer, objective), limit, as_json=as_json) from first
+
+
+def _check_stream(dataset: Dataset, tokenizer: Any, objective: str, *, bad: bool, as_json: bool) -> None:
+    """Refuse a stream of which more rows are bad than may be left out."""
+    from tuner.data.inspection import bad_rows
+
+    errors = iter(bad_rows(dataset, tokenizer, objective))
+    first = list(itertools.islice(errors, dataset.bad_rows + 1))
+    if len(first) > dataset.bad_rows:
+        limit = sys.maxsize if bad else _MAX_BAD
+        raise _list_bad(first[0], itertools.chain(first, errors), limit, as_json=as_json)
 
 
 def _list_bad(first: DataError, errors: Iterable[DataError], limit: int, *, as_json: bool) -> DataError:
@@ -127,7 +142,13 @@ def _print_json(
 
 
 def _print(
-    name: str, views: Mapping[str, View], differences: list[Difference] | None, *, every: bool, bad: bool
+    name: str,
+    views: Mapping[str, View],
+    differences: list[Difference] | None,
+    *,
+    every: bool,
+    streams: bool,
+    bad: bool,
 ) -> None:
     from rich.console import Console
 
@@ -140,6 +161,8 @@ def _print(
             print_changed(console, split, view)
     if not every and any(view.prepared.counts.read == _FIRST_ROWS for view in views.values()):
         console.print(f"Only the first {_FIRST_ROWS:,} rows were read. To read all: tuner data {visible(name)} --all\n")
+    if every and streams:
+        console.print(f"It is streamed: every row was checked, and the first {_FIRST_ROWS:,} are counted above.\n")
     if differences is not None:
         print_differences(console, differences)
     print_samples(console, views["train"].samples)

@@ -82,6 +82,9 @@ train_dataloader = dict(
         # The thinking of answers: 'strip' removes it, 'last' keeps it only in the last answer, 'keep' keeps all of it
         # and rejects rows whose thinking the chat template would drop. None: as the template does; changes are counted.
         thinking=None,
+        # True: prepare rows while training, in blocks of 16,384 (a number: of so many) that are removed when they are
+        # passed, so that a data set of any size fits the disk (docs/own-data.md). Needs train_cfg.max_steps.
+        streaming=False,
     ),
 )
 

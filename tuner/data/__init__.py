@@ -9,6 +9,8 @@
     layouts     samples                  -> the rows of an objective, cut to length
     packing     those                    -> rows of a fixed length
     prepare     all of the above, counted (`outcomes`) and kept in a cache: `prepared`
+    blocks      all of the above         -> parts of a data set of any size, made while others are trained on
+    stream      blocks                   -> rows by their number in the order of training
     batches     rows                     -> what a trainer computes on
 
 `inspection` shows people what comes of it; `processes` takes all cores; `limits` bounds what one row may become,

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 
 from tuner.data import sources
-from tuner.data.readers.text_files import OnError, PlacedRow, Row, fail
+from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row, fail
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset, Rows, Share
 
@@ -139,6 +139,14 @@ class Mixture:
         for _, of, (row, placed) in itertools.islice(merged, self.max_rows):
             if self.holdout is None or self.holdout.keeps(of.first, row):
                 yield of, placed
+
+    def read_on(self, at: Cursor, on_error: OnError) -> Iterator[tuple[WeightedSource, PlacedRow]]:
+        """Yield the rows of the only data set from a place on, which moves along; `on_error` as for `read`."""
+        (one,) = self.sets
+        left = None if self.max_rows is None else self.max_rows - at.taken
+        for placed in itertools.islice(one.source.read(on_error, at), left):
+            at.taken += 1
+            yield one, placed
 
 
 def open(dataset: Dataset) -> Mixture:

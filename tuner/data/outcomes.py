@@ -77,7 +77,8 @@ _SUMS = ("read", "kept", "dropped", "truncated", "split", "tokens", "trained_tok
 class Tally:
     """Counts while rows go by, and writes to `stream` the first `MAX_LISTED` samples of each reason.
 
-    `max_bad` is how many rows may be left out; `read_of_set` the rows read of each data set, by its number.
+    `max_bad` is how many rows may be left out, `bad_before` of them already were; `read_of_set` the rows read of each
+    data set, by its number.
     `kept_back`, of a part: what is told in its order when the part is added to the whole.
     """
 
@@ -85,6 +86,7 @@ class Tally:
     max_bad: int = 0
     stream: TextIO | None = None
     kept_back: list[DataError | tuple[Any, ...]] | None = None
+    bad_before: int = 0
     read_of_set: Counter[int] = field(default_factory=Counter)
     _bad_places: set[str] = field(default_factory=set)
     _reasons: dict[tuple[What, str], list[int]] = field(default_factory=dict)
@@ -121,7 +123,7 @@ class Tally:
         place = str(error.where)
         if place in self._bad_places:
             return
-        if len(self._bad_places) == self.max_bad:
+        if self.bad_before + len(self._bad_places) >= self.max_bad:
             if not self.max_bad:
                 raise error
             what = f"more than dataset.bad_rows = {self.max_bad} rows are bad. The next one: {error.what}"

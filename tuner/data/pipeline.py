@@ -15,7 +15,7 @@ from typing import TextIO
 from tuner.data import formats, mixing
 from tuner.data.outcomes import Counts, Tally
 from tuner.data.readers import Unreadable
-from tuner.data.readers.text_files import OnError, PlacedRow, fail
+from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, fail
 from tuner.data.sample import JUDGED, Sample, WrongKind, for_objective, lacks
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
@@ -58,24 +58,33 @@ class Pipeline:
             for one in self.mixture.sets
         )
 
-    def tally(self, stream: TextIO | None = None) -> Tally:
-        """Return a tally that leaves out as many bad rows as the block allows, and lists samples in `stream`."""
+    def tally(self, stream: TextIO | None = None, bad_before: int = 0) -> Tally:
+        """Return a tally that leaves out as many bad rows as the block allows, and lists samples in `stream`.
+
+        Args:
+            stream: See above.
+            bad_before: So many were left out already.
+        """
         packing = self.dataset.packing and self.objective not in JUDGED
-        return Tally(Counts(self.dataset.max_length, packing), self.dataset.bad_rows, stream)
+        return Tally(Counts(self.dataset.max_length, packing), self.dataset.bad_rows, stream, bad_before=bad_before)
 
     def samples(self, tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield what the objective learns from; `on_error` is called for each row that it cannot learn from."""
         rows = ((one.number, placed) for one, placed in self.mixture.read(on_error))
         return self.samples_of(rows, tally, on_error)
 
-    def rows(self) -> Iterator[NumberedRow | DataError]:
+    def rows(self, at: Cursor | None = None) -> Iterator[NumberedRow | DataError]:
         """Yield the rows, and in their order what is wrong with those that cannot be read.
 
-        It ends where more follow each other than may be left out.
+        It ends where more follow each other than may be left out. What is wrong comes before the row that follows it.
+
+        Args:
+            at: Where to begin in the only data set; at each row that is yielded it is behind that row.
         """
+        read = self.mixture.read if at is None else partial(self.mixture.read_on, at)
         errors: dict[str | None, DataError] = {}  # a mixture may meet the same row again
         try:
-            for one, placed in self.mixture.read(partial(self._keep_back, errors)):
+            for one, placed in read(partial(self._keep_back, errors)):
                 yield from errors.values()
                 errors.clear()
                 yield one.number, placed

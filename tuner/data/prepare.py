@@ -10,12 +10,12 @@ import hashlib
 import inspect
 import json
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import pyarrow as pa
@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 
 from tuner.data import encoding, formats, layouts, limits, packing, processes
 from tuner.data.layouts import Layout
-from tuner.data.outcomes import Counts, Tally, Total
+from tuner.data.outcomes import Tally
 from tuner.data.pipeline import NumberedRow, Pipeline
-from tuner.data.prepared import Prepared, SetCounts
+from tuner.data.prepared import COUNTS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
 from tuner.data.sample import JUDGED
 from tuner.errors import DataError
 from tuner.files import disk_errors, make_folder, sha256, write_json
@@ -33,7 +33,8 @@ from tuner.recipes.schema import Dataset
 
 _BATCH_ROWS = 512
 _MAX_REASONS = 10
-_ROWS_FILE, _COUNTS_FILE, _OUTCOMES_FILE = "rows.arrow", "counts.json", "changes.jsonl"
+DONE = "done"
+"""The folder of `build` that `Prepared.load` reads."""
 
 
 def prepare(
@@ -60,12 +61,13 @@ def prepare(
     cache = Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
     folder = cache / _key(pipeline, tokenizer)
     with disk_errors(cache, "Set HF_HOME to a writable folder with free space."):
-        if not (folder / _COUNTS_FILE).is_file():
+        if not (folder / COUNTS_FILE).is_file():
             make_folder(cache)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                _build(Path(scratch), pipeline, tokenizer, tick)
-                _move(Path(scratch) / "done", folder)
-    return _load(folder, objective)
+                tally = build(Path(scratch), pipeline, tokenizer, pipeline.rows(), tick)
+                refuse_nothing(pipeline, tally)
+                _move(Path(scratch) / DONE, folder)
+    return Prepared.load(folder, objective)
 
 
 def describe(prepared: Prepared, name: str = "train") -> str:
@@ -130,27 +132,40 @@ def _move(done: Path, folder: Path) -> None:
         done.replace(folder)
     except OSError:
         # Another process has written the same rows meanwhile.
-        if not (folder / _COUNTS_FILE).is_file():
+        if not (folder / COUNTS_FILE).is_file():
             raise
 
 
-def _load(folder: Path, objective: str) -> Prepared:
-    facts = json.loads((folder / _COUNTS_FILE).read_text(encoding="utf-8"))
-    sets = tuple(SetCounts(**one) for one in facts["sets"])
-    rows = datasets.Dataset.from_file(str(folder / _ROWS_FILE))
-    totals = tuple(Total(**one) for one in facts["changes"])
-    counts = Counts(**facts["counts"])
-    return Prepared(rows, counts, sets, objective, facts["sha256"], totals, folder / _OUTCOMES_FILE)
+def build(
+    scratch: Path,
+    pipeline: Pipeline,
+    tokenizer: Any,
+    rows: Iterable[NumberedRow | DataError],
+    tick: Callable[[], None],
+    *,
+    num_proc: int | Literal["auto"] | None = None,
+    bad_before: int = 0,
+) -> Tally:
+    """Make the trainer's rows of some rows of a pipeline, in the folder `DONE` of an empty one; return the counts.
 
+    Args:
+        scratch: The empty folder.
+        pipeline: The way that the rows take.
+        tokenizer: With the chat template that the run uses.
+        rows: As `Pipeline.rows` yields them.
+        tick: Called now and then.
+        num_proc: Processes that make tokens; None: as the data set says.
+        bad_before: Bad rows that were left out already.
 
-def _build(scratch: Path, pipeline: Pipeline, tokenizer: Any, tick: Callable[[], None]) -> None:
-    done = scratch / "done"
+    Raises:
+        DataError: more rows are bad than may be left out, or the chat template is wrong.
+    """
+    done = scratch / DONE
     done.mkdir()
-    with (done / _OUTCOMES_FILE).open("w", encoding="utf-8") as stream:
-        tally = pipeline.tally(stream)
-        rows = _write(scratch, pipeline, tokenizer, tally, tick)
-    _refuse_nothing(pipeline, tally)
-    tally.counts.packed_rows = len(rows)
+    with (done / OUTCOMES_FILE).open("w", encoding="utf-8") as stream:
+        tally = pipeline.tally(stream, bad_before)
+        made = _write(scratch, pipeline, tokenizer, tally, rows, tick, num_proc or pipeline.dataset.num_proc)
+    tally.counts.packed_rows = len(made)
     sets = [
         SetCounts(one.place, name, one.format is None, tally.read_of_set[one.number])
         for one, name in zip(pipeline.mixture.sets, pipeline.formats, strict=True)
@@ -158,29 +173,36 @@ def _build(scratch: Path, pipeline: Pipeline, tokenizer: Any, tick: Callable[[],
     facts = {
         "sets": [asdict(one) for one in sets],
         "counts": asdict(tally.counts),
-        "sha256": _sha256_of(rows),
+        "sha256": _sha256_of(made),
         "changes": [asdict(total) for total in tally.totals()],
     }
-    write_json(done / _COUNTS_FILE, facts)
+    write_json(done / COUNTS_FILE, facts)
+    return tally
 
 
 def _write(
-    scratch: Path, pipeline: Pipeline, tokenizer: Any, tally: Tally, tick: Callable[[], None]
+    scratch: Path,
+    pipeline: Pipeline,
+    tokenizer: Any,
+    tally: Tally,
+    rows: Iterable[NumberedRow | DataError],
+    tick: Callable[[], None],
+    num_proc: int | Literal["auto"],
 ) -> datasets.Dataset:
     layout, is_packed = layouts.of(pipeline.objective), tally.counts.packing
 
     def tables() -> Generator[pa.RecordBatch, None, None]:
         refuse = partial(pipeline.refuse, on_error=tally.refuse)
-        batches = limits.batches(pipeline.rows(), encoding.BATCH_ROWS)
+        batches = limits.batches(rows, encoding.BATCH_ROWS)
         work = _Work(pipeline, encoding.Encoder.of(pipeline, tokenizer), layout)
-        for rows, part in processes.in_order(work, batches, pipeline.dataset.num_proc):
+        for table, part in processes.in_order(work, batches, num_proc):
             tally.add(part, refuse)
             tick()
-            yield rows
+            yield table
 
-    done = scratch / "done" / _ROWS_FILE
+    done = scratch / DONE / ROWS_FILE
     with contextlib.closing(tables()) as made:  # its processes end with it
-        samples = layouts.write_rows(scratch / _ROWS_FILE if is_packed else done, made, layout)
+        samples = layouts.write_rows(scratch / ROWS_FILE if is_packed else done, made, layout)
     return packing.pack(samples, tally.counts.max_length, done) if is_packed and tally.counts.kept else samples
 
 
@@ -212,7 +234,7 @@ def _readable(batch: Sequence[NumberedRow | DataError], part: Tally) -> Iterator
             yield one
 
 
-def _refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
+def refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
     """Check that a row is left to train on.
 
     Raises:

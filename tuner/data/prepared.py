@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ import datasets
 
 from tuner.data import outcomes
 from tuner.data.outcomes import Counts, Total
+
+ROWS_FILE, COUNTS_FILE, OUTCOMES_FILE = "rows.arrow", "counts.json", "changes.jsonl"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,16 @@ class Prepared:
     """How many samples are bad, dropped, truncated, split or changed, by reason."""
     outcomes_file: Path
     """Those samples, one a line, as a `Tally` writes them."""
+
+    @classmethod
+    def load(cls, folder: Path, objective: str) -> Prepared:
+        """Return what is in a folder."""
+        facts = json.loads((folder / COUNTS_FILE).read_text(encoding="utf-8"))
+        sets = tuple(SetCounts(**one) for one in facts["sets"])
+        rows = datasets.Dataset.from_file(str(folder / ROWS_FILE))
+        totals = tuple(Total(**one) for one in facts["changes"])
+        counts = Counts(**facts["counts"])
+        return cls(rows, counts, sets, objective, facts["sha256"], totals, folder / OUTCOMES_FILE)
 
     def facts(self) -> dict[str, Any]:
         """Return the counts, by reason too, as plain values."""

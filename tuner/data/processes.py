@@ -26,6 +26,9 @@ from tuner.machine.kernel import die_with_parent
 T = TypeVar("T")
 R = TypeVar("R")
 
+_OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+"""What asks for an end."""
+
 _MOST = 16
 """'auto' takes no more. One process takes 23 s for 30,000 conversations; where others do the work, 2.7 s to read them,
 to hand them out and to write what comes back (measured): nine would wait for it, some more where a template is slow."""
@@ -57,8 +60,8 @@ def in_order(
 
 
 def _in_processes(function: Callable[[T], R], values: Iterator[T], count: int) -> Iterator[R]:
-    workers = [_Worker(function) for _ in range(count)]
-    free: SimpleQueue[_Worker] = SimpleQueue()
+    workers = [Worker(function) for _ in range(count)]
+    free: SimpleQueue[Worker] = SimpleQueue()
     for worker in workers:
         free.put(worker)
 
@@ -90,8 +93,8 @@ def _in_processes(function: Callable[[T], R], values: Iterator[T], count: int) -
         threads.shutdown(cancel_futures=True)
 
 
-class _Worker:
-    """A process that calls a function on what it is sent, one value at a time."""
+class Worker:
+    """A process that calls a function on what it is sent, one value at a time; `end` it."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         context = multiprocessing.get_context("fork")
@@ -102,17 +105,43 @@ class _Worker:
 
     def run(self, value: Any) -> Any:
         """Return what the function makes of a value, or raise what it raises."""
+        self.begin(value)
+        return self.result()
+
+    def begin(self, value: Any) -> None:
+        """Have the function called on a value; `result` is to be asked before the next one.
+
+        Raises:
+            MachineError: the process was killed.
+        """
         try:
             self._connection.send(value)
+        except OSError as error:
+            raise self._ended() from error
+
+    def is_done(self, wait_s: float = 0.0) -> bool:
+        """Return whether `result` would not wait, at once or as soon as it would not, within so many seconds."""
+        return self._connection.poll(wait_s)
+
+    def result(self) -> Any:
+        """Return what the function made of the value, or raise what it raised.
+
+        Raises:
+            MachineError: the process was killed.
+        """
+        try:
             is_error, result = self._connection.recv()
         except (EOFError, OSError) as error:
-            self._process.join()
-            what = f"a process that prepares the data ended with code {self._process.exitcode}"
-            fix = "If the kernel killed it, it needs more memory. Or use fewer processes: --set dataset.num_proc=1."
-            raise MachineError(what, fix=fix) from error
+            raise self._ended() from error
         if is_error:
             raise result
         return result
+
+    def _ended(self) -> MachineError:
+        self._process.join()
+        what = f"a process that prepares the data ended with code {self._process.exitcode}"
+        fix = "If the kernel killed it, it needs more memory. Or use fewer processes: --set dataset.num_proc=1."
+        return MachineError(what, fix=fix)
 
     def end(self) -> None:
         """End the process, whatever it does."""
@@ -124,9 +153,9 @@ def _serve(function: Callable[[Any], Any], connection: Connection, parent: int) 
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:  # it has ended before that was asked
         return
-    # Ctrl-C reaches all processes of a terminal: this one's parent ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # effect: see above
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # effect: a rank's own handler would outlive it here
+    # They reach all processes of a terminal, or of a rank that has a step to finish: this one's parent ends it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
+    multiprocessing.current_process().daemon = False  # it may have processes of its own
     # The threads of tokenizers did not come along; it says so at length, unless it is told that it has one core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # effect: see above
     while True:

@@ -6,7 +6,7 @@ It does not know how a file is read or what a row means.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.data import readers
 from tuner.data.compat import fingerprint_of
-from tuner.data.readers.text_files import OnError, PlacedRow, Row, fail
+from tuner.data.readers.text_files import PACKED, Cursor, OnError, PlacedRow, Row, fail
 from tuner.errors import DataError, MachineError, brief_repr, did_you_mean
 from tuner.files import load_json, read_named_text, sha256
 from tuner.recipes import catalog, paths
@@ -30,15 +30,24 @@ _BUILDERS = {".jsonl": "json", ".txt": "text"}
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from. `fingerprint()` changes when their content does; of files here it reads every byte."""
+    """Where rows come from. `fingerprint()` changes when their content does; of files here it reads every byte.
+
+    `files`: those here, in their order; none where rows come from the hub.
+    """
 
     place: str
     fingerprint: Callable[[], str]
-    rows: Callable[[OnError], Iterator[PlacedRow]]
+    rows: Callable[[OnError, Cursor | None], Iterator[PlacedRow]]
+    files: tuple[Path, ...] = ()
 
-    def read(self, on_error: OnError = fail) -> Iterator[PlacedRow]:
-        """Yield every row; `on_error` is called for those that cannot be read."""
-        return self.rows(on_error)
+    def read(self, on_error: OnError = fail, at: Cursor | None = None) -> Iterator[PlacedRow]:
+        """Yield every row; `on_error` is called for those that cannot be read.
+
+        Args:
+            on_error: See above.
+            at: Where to begin, where each of `files` can be sought in; it moves along.
+        """
+        return self.rows(on_error, at)
 
 
 def find(path: str, name: str | None = None, split: str = "train") -> Source:
@@ -67,11 +76,30 @@ def find(path: str, name: str | None = None, split: str = "train") -> Source:
     raise DataError(f"there is no file or folder {str(local)!r}", fix=hint or "Correct the path.")
 
 
+def check_stream(place: str, files: Sequence[Path]) -> None:
+    """Check that the rows of a data set can be read from any of them on, without those before it.
+
+    Raises:
+        DataError: they are on the hub, or in a file that is read from its beginning alone.
+    """
+    if not files:
+        what = f"{place!r} is on the hub, and a stream reads files here"
+        fix = "Download them, `hf download --repo-type dataset --local-dir FOLDER OWNER/NAME`, and give --data FOLDER."
+        raise DataError(what, where="train_dataloader.dataset.streaming", fix=fix)
+    for file in files:
+        if not readers.can_seek(file):
+            what = f"{file.name!r} cannot be streamed: a run that goes on would read it from its beginning"
+            packed = file.suffix.lower() in PACKED
+            fix = "Unpack it" if packed else "Save its rows as .jsonl or .parquet"
+            whole = "--set train_dataloader.dataset.streaming=False"
+            raise DataError(what, where=file, fix=f"{fix}, or prepare it whole: {whole}.")
+
+
 def _local(place: Path, files: list[Path]) -> Source:
     for file in files:
         if readers.kind(file) is None:
             raise DataError(f"{file.name!r} has an unsupported file type", where=file, fix=readers.KNOWN_KINDS)
-    return Source(str(place), partial(_digest_of_all, files), partial(_rows_of_all, place, files))
+    return Source(str(place), partial(_digest_of_all, files), partial(_rows_of_all, place, files), tuple(files))
 
 
 def _digest_of_all(files: list[Path]) -> str:
@@ -86,18 +114,20 @@ def _digest(file: Path) -> str:
         raise DataError(what, where=file, fix="Correct the path or the file's permissions.") from error
 
 
-def _rows_of_all(place: Path, files: list[Path], on_error: OnError) -> Iterator[PlacedRow]:
-    is_empty = True
+def _rows_of_all(place: Path, files: list[Path], on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
+    is_empty = not (at and (at.file or at.row))
 
     def tell(error: DataError) -> None:
         nonlocal is_empty
         is_empty = False
         on_error(error)
 
-    for file in files:
-        for row in readers.read(file, tell):
+    for number in range(at.file if at else 0, len(files)):
+        for row in readers.read(files[number], tell, at):
             is_empty = False
             yield row
+        if at:
+            at.file, at.row, at.offset = number + 1, 0, 0
     if is_empty:
         raise DataError("it has no rows", where=place, fix="Give a file with at least one row.")
 
@@ -220,7 +250,7 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
             raise
         what = f"data set {place!r} is a loading script, which `datasets` no longer runs"
         raise DataError(what, fix=f"Give its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
-    return Source(place, lambda: fingerprint_of(dataset), lambda _: _numbered(place, dataset))
+    return Source(place, lambda: fingerprint_of(dataset), lambda *_: _numbered(place, dataset))
 
 
 def _numbered(place: str, rows: Iterable[Row]) -> Iterator[PlacedRow]:

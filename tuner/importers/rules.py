@@ -11,8 +11,9 @@ from typing import Any, get_args
 
 from tuner.importers.translation import Given, Outcome, Rule, Translation
 from tuner.recipes import aliases
+from tuner.recipes.log import Tracker
 from tuner.recipes.optimizer import OptimizerType
-from tuner.recipes.schema import ParamScheduler, Tracker
+from tuner.recipes.schema import ParamScheduler
 
 _OPTIMIZER = "optim_wrapper.optimizer"
 _RATIO = "param_scheduler.warmup_ratio"

@@ -28,6 +28,8 @@ _DETECT_ROWS = 8
 def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     """Return the training data set, or those of the mixture, as far as it can be counted here."""
     dataset = config.train_dataloader.dataset
+    if dataset.streaming:
+        return (DatasetSize(None, "they are streamed, and max_steps ends the run"),)
     is_kto = config.objective.type == "kto"
     return tuple(
         replace(

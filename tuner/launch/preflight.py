@@ -17,6 +17,7 @@ _ELSEWHERE: tuple[Check, ...] = (model.architecture, model.weights, model.contex
 """What this machine can tell of a run on others; the rest is about the machine that trains."""
 _QUICK: tuple[Check, ...] = (
     rows.few_steps,
+    rows.streamed,
     *_ELSEWHERE,
     model.kernels,
     model.chat_template,
@@ -72,7 +73,7 @@ def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
         TunerError: as `check`.
     """
     slow = () if quick else (model.tokens, rows.first_rows, hub.reachable)
-    return _judge(run, *_ELSEWHERE, rows.few_steps, zero.unknown, *slow, _fit)
+    return _judge(run, *_ELSEWHERE, rows.few_steps, rows.streamed, zero.unknown, *slow, _fit)
 
 
 def inspect(run: ResolvedRun) -> tuple[Finding, ...]:

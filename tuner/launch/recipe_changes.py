@@ -27,8 +27,8 @@ FIXED = {
     "randomness.seed": "the order of the samples differs",
 }
 """What a checkpoint's state depends on, by key or block, and what would be wrong with it."""
-_FREE = frozenset(("adapter.lora_dropout",))
-"""What may change although its block may not."""
+_FREE = frozenset(("adapter.lora_dropout", "train_dataloader.dataset.bad_rows", "train_dataloader.dataset.num_proc"))
+"""What may change although its block may not: the ranks see whether other rows are left out."""
 
 
 def compare(saved: Path | None, new: Recipe) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ Values and defaults stand in `configs/base.py`; a field has a default here only 
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
@@ -26,6 +25,7 @@ from tuner.recipes.block import (
     check_key,
     wrong_key,
 )
+from tuner.recipes.log import Log
 from tuner.recipes.objective import Objective, least_batch_size
 from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS, OptimWrapper
 from tuner.recipes.origin import Keys
@@ -103,6 +103,16 @@ class Dataset(Rows):
     packing: bool
     num_proc: PositiveInt | Literal["auto"] = "auto"
     thinking: Literal["keep", "strip", "last"] | None = None
+    streaming: bool | PositiveInt = False
+
+    @check_key("streaming")
+    @classmethod
+    def _a_stream_is_of_one_data_set(cls, streaming: bool | int, info: core.ValidationInfo) -> bool | int:
+        if streaming and info.data.get("mixture"):
+            raise ValueError("a stream reads one data set, not a mixture; join the files, or set streaming=False")
+        if streaming and info.data.get("val_split") and not info.data.get("held_out"):
+            raise ValueError("no rows of a stream are held out; validate on another file: --val FILE")
+        return streaming
 
     @property
     def shares(self) -> tuple[Rows, ...]:
@@ -159,38 +169,6 @@ class Checkpoint(Block):
     interval: PositiveInt
     max_keep_ckpts: PositiveInt
     save_best: Literal["auto", "eval_loss"] | None
-
-
-Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "swanlab", "clearml"]
-
-
-class Log(Block):
-    """What is recorded; interval in optimizer steps."""
-
-    interval: PositiveInt
-    trackers: Annotated[tuple[Tracker, ...], Lax]
-    num_samples: Annotated[int, Field(ge=0)]
-    notify: str | tuple[str, ...] | list[str] | None
-
-    @check_key("notify")
-    @classmethod
-    def _notify_is_a_command(cls, notify: Any, info: core.ValidationInfo) -> Any:
-        try:
-            words = _words(notify)
-        except ValueError as error:
-            raise ValueError(f"a command line has matching quotes ({error})") from None
-        if notify is not None and not (words and words[0]):
-            raise ValueError("the command is empty; write one, or None")
-        return notify
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """The words of `notify`, none where it is None."""
-        return _words(self.notify)
-
-
-def _words(command: str | Sequence[str] | None) -> tuple[str, ...]:
-    return tuple(shlex.split(command) if isinstance(command, str) else command or ())
 
 
 class Randomness(Block):
@@ -289,6 +267,21 @@ class RecipeConfig(Block):
             )
         return wrapper
 
+    @check_key("train_dataloader")
+    @classmethod
+    def _a_stream_is_not_judged_before(cls, loader: Dataloader, info: core.ValidationInfo) -> Dataloader:
+        if loader.dataset.streaming and getattr(info.data.get("objective"), "precompute_ref_log_probs", False):
+            why = "trains on rows as they come, which objective.precompute_ref_log_probs judges before; use one of them"
+            raise wrong_key("dataset.streaming", why)
+        return loader
+
+    @check_key("val_dataloader")
+    @classmethod
+    def _validation_reads_all_its_rows(cls, loader: Dataloader | None, info: core.ValidationInfo) -> Dataloader | None:
+        if loader and loader.dataset.streaming and not loader.dataset.held_out:
+            raise wrong_key("dataset.streaming", "is for training: each validation reads the same rows; use False")
+        return loader
+
     @check_key("train_dataloader", "val_dataloader")
     @classmethod
     def _an_answer_needs_others_in_its_batch(
@@ -316,6 +309,15 @@ class RecipeConfig(Block):
             raise wrong_key(
                 "trainable_layers", "has no effect with an adapter, which freezes every layer; use one of them"
             )
+        return train_cfg
+
+    @check_key("train_cfg")
+    @classmethod
+    def _a_stream_has_no_known_end(cls, train_cfg: TrainCfg, info: core.ValidationInfo) -> TrainCfg:
+        loader = info.data.get("train_dataloader")
+        if loader and loader.dataset.streaming and not train_cfg.max_steps:
+            why = "is needed with train_dataloader.dataset.streaming, whose rows are not counted; set it to a number"
+            raise wrong_key("max_steps", why)
         return train_cfg
 
     @check_key("train_cfg")

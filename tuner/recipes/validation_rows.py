@@ -22,7 +22,7 @@ def block(merged: Merged) -> dict[str, Any]:
     """Return a block like the training data's for other rows: one data set, whose path is still to be said."""
     loader = deepcopy(merged.values[_TRAIN])
     no_split = {"val_split": None, "val_seed": None, "held_out": False}
-    given = {"path": None, "split": "train", "mixture": None, "max_rows": None, **no_split}
+    given = {"path": None, "split": "train", "mixture": None, "max_rows": None, "streaming": False, **no_split}
     return {**loader, "dataset": {**loader["dataset"], **given}}
 
 

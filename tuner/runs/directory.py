@@ -7,6 +7,7 @@ status.json     running, done, failed or stopped, with the exit code and the dia
 metrics.jsonl   one line for each logged step
 data.json       counts of the data's rows and tokens, and of samples that are not trained on as they are, by reason
 data_report.jsonl  one line for each of those samples: place, what happened, reason, tokens before and after
+stream/         while a run at work streams its data (`dataset.streaming`): the rows of these steps and the next
 ranks/          N.log for all that a rank prints, N.beat for its last sign of life, N.json for one that ended badly,
                 launcher-NODE.log for what came before those and from torchrun, warnings.jsonl for what rank 0 warned of
                 and notify.log for what the command of `log.notify` printed
@@ -69,6 +70,7 @@ class RunDirectory:
     metrics = _Named("metrics.jsonl")
     data = _Named("data.json")
     data_report = _Named("data_report.jsonl")
+    stream = _Named("stream")
     samples = _Named("samples.jsonl")
     ranks = _Named("ranks")
     warnings = _Named("ranks/warnings.jsonl")
@@ -114,6 +116,11 @@ class RunDirectory:
         """Write the counts of each split, and a line for each sample that is not trained on as it is."""
         write_json(self.data, facts)
         write_text(self.data_report, "".join(f"{json.dumps(line)}\n" for line in changed))
+
+    def add_to_data_report(self, changed: Iterable[Mapping[str, Any]]) -> None:
+        """Append lines of more rows."""
+        if lines := [json.dumps(line) for line in changed]:
+            append_line(self.data_report, "\n".join(lines))
 
     def log_warning(self, text: str) -> None:
         """Keep what rank 0 warned of."""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
+from tuner.data.stream import Stream
 from tuner.worker import compat, sequence_parallel
 from tuner.worker.evaluation import num_trained
 from tuner.worker.sequence_parallel import WHOLE, Share
@@ -108,14 +109,17 @@ class TrainsOnEachRowOnce:
 
     weighs_rows = True
     """Whether `compute_loss` returns a mean over rows."""
+    stream: Stream | None = None
+    """What the rows come from, where they come while it trains."""
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
         args, rows = self.args, self.train_dataset
-        sampler, share = compat.train_sampler(self, rows), sequence_parallel.share_of(args)
+        stream, share = self.stream, sequence_parallel.share_of(args)
+        sampler = stream.order() if stream else compat.train_sampler(self, rows)
         loader = DataLoader(
             rows,
             batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size, share.size),
-            collate_fn=Collator(self.data_collator, self.stand_in(rows[0]), share),
+            collate_fn=Collator(self.data_collator, self.stand_in(rows[stream.start if stream else 0]), share),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             worker_init_fn=partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index),

@@ -38,7 +38,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         self,
         trainer: Any,
         run: RunDirectory,
-        facts: dict[str, Any],
+        facts: Callable[[int], dict[str, Any]],
         keep: int,
         *,
         keeps_best: bool = False,
@@ -49,7 +49,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         Args:
             trainer: It writes into `checkpoints.unfinished(run.checkpoints)`.
             run: The run that saves.
-            facts: For the manifest.
+            facts: For the manifest of a step; asked on rank 0.
             keep: How many checkpoints stay.
             keeps_best: That of the lowest validation loss stays beside them.
             on_valid: Takes the seconds of a save, from its begin until its checkpoint is valid, on rank 0.
@@ -90,11 +90,11 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             dist.barrier()
         if dist.get_rank() == 0:
             best = best_step(self.trainer.state) if self.keeps_best else None
-            self._sealing = self._thread.submit(self._seal, step, best, what, began_s)
+            self._sealing = self._thread.submit(self._seal, step, self.facts(step), best, what, began_s)
 
-    def _seal(self, step: int, best: int | None, what: str, began_s: float) -> None:
+    def _seal(self, step: int, facts: dict[str, Any], best: int | None, what: str, began_s: float) -> None:
         with disk_errors(self.home, what):
-            self._last_bytes = checkpoints.commit(self.home, step, self.facts, self.run.recipe)
+            self._last_bytes = checkpoints.commit(self.home, step, facts, self.run.recipe)
             checkpoints.prune(self.home, self.keep, step, best)
         if self.run.universal.is_dir():  # of no use beside a newer checkpoint
             shutil.rmtree(self.run.universal)

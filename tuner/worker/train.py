@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import deepspeed
@@ -20,6 +22,7 @@ from transformers import TrainerCallback
 from tuner.data import outcomes
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
+from tuner.data.stream import Stream
 from tuner.errors import Stopped
 from tuner.machine import cores, few_steps
 from tuner.machine.topology import Batch, Rank
@@ -41,6 +44,7 @@ from tuner.worker.measurements import KeepMeasurements
 from tuner.worker.output import warn
 from tuner.worker.progress import MetricsCallback, ProgressBar
 from tuner.worker.samples import show_samples
+from tuner.worker.streaming import NodeStream
 from tuner.worker.trackers import trackers
 
 
@@ -53,6 +57,11 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
         TunerError: no weight has changed.
         Stopped: a signal asked for it; a checkpoint of this very step was written.
     """
+    with contextlib.ExitStack() as at_the_end:
+        _train(run, rank, guard, at_the_end)
+
+
+def _train(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.ExitStack) -> None:
     started = time.monotonic()
     compat.check_names()
     config = load(str(run.recipe)).config
@@ -64,10 +73,13 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainers.arguments(config, zero, run, device)
     tokenizer = tokenizer_of(config, path)
-    data = _data(config, tokenizer, rank, run, guard)
+    streams = config.train_dataloader.dataset.streaming
+    stream = at_the_end.enter_context(NodeStream(config, run, rank)) if streams else None
+    data = _data(config, tokenizer, rank, run, guard, stream and partial(stream.open, tokenizer, point))
     if facts["bind_cores"]:  # not before: one rank prepares the data with all cores
         cores.bind(rank.local_rank, facts["world_size"] // facts["num_nodes"])
-    resume.check_data(point, data[0])
+    if isinstance(data[0], Prepared):
+        resume.check_data(point, data[0])
     guard.heart.beat("loading the model")
     how = (config, path, trainers.dtype(zero), str(device))
     more: dict[str, Any] = {"shards": zero.get("zero_optimization", {}).get("stage") == 3, "tokenizer": tokenizer}
@@ -79,7 +91,13 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     guard.heart.beat("setting up the training")
     trainer = trainers.trainer(config, arguments, models, tokenizer, data, run)
     keeps_best = bool(config.checkpoint.save_best)
-    saved_facts = {**facts["state"], "data": resume.data_of(data[0])}
+
+    def saved_facts(step: int) -> dict[str, Any]:
+        if stream:
+            return {**facts["state"], "data": stream.facts(step)}
+        assert isinstance(data[0], Prepared)
+        return {**facts["state"], "data": resume.data_of(data[0])}
+
     keep = config.checkpoint.max_keep_ckpts
     saver = CheckpointSaver(trainer, run, saved_facts, keep, keeps_best=keeps_best, on_valid=guard.heart.saved)
     guard.before_leaving = saver.wait
@@ -87,7 +105,8 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     mended: tuple[TrainerCallback, ...] = CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)
     if rank.rank == 0:
         mended = (*mended, KeepMeasurements(trainer, run, zero))
-    for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *mended):
+    followed = (stream,) if stream else ()
+    for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *mended, *followed):
         trainer.add_callback(callback)
     if point:
         resume.LoadCheckpoint(trainer, point, config.randomness.seed)
@@ -127,27 +146,28 @@ def _join(rank: Rank, config: RecipeConfig) -> torch.device:
 
 
 def _data(
-    config: RecipeConfig, tokenizer: Any, rank: Rank, run: RunDirectory, guard: Guard
-) -> tuple[Prepared, Prepared | None]:
-    """Prepare the data once a node: local rank 0 first, the others from its cache."""
+    config: RecipeConfig,
+    tokenizer: Any,
+    rank: Rank,
+    run: RunDirectory,
+    guard: Guard,
+    open_stream: Callable[..., Stream] | None,
+) -> tuple[Prepared | Stream, Prepared | None]:
+    """Prepare the data once a node: local rank 0 first, the others from what it has made."""
     guard.heart.beat("preparing the data")
-    loaders = {"train": config.train_dataloader, "validation": config.val_dataloader}
+    tick, val = guard.heart.tick, config.val_dataloader
+    made = partial(prepare, tokenizer=tokenizer, objective=config.objective.type, tick=tick)
     if rank.local_rank != 0:
         dist.barrier()
-    prepared = {
-        name: prepare(loader.dataset, tokenizer, objective=config.objective.type, tick=guard.heart.tick)
-        if loader
-        else None
-        for name, loader in loaders.items()
-    }
+    train_data = open_stream(tick) if open_stream else made(config.train_dataloader.dataset)
+    val_data = made(val.dataset) if val else None
     if rank.local_rank == 0:
         dist.barrier()
     if rank.rank == 0:
-        _tell({name: result for name, result in prepared.items() if result}, run)
-        _tell_few_steps(config, prepared["train"], run)
-    train_data = prepared["train"]
-    assert train_data is not None
-    return train_data, prepared["validation"]
+        first = train_data.first if isinstance(train_data, Stream) else train_data
+        _tell({"train": first} | ({"validation": val_data} if val_data else {}), run)
+        _tell_few_steps(config, first, run)
+    return train_data, val_data
 
 
 def _tell(prepared: dict[str, Prepared], run: RunDirectory) -> None:

@@ -19,6 +19,7 @@ from trl import SFTConfig
 from tuner.data import batches
 from tuner.data.compat import with_fingerprint
 from tuner.data.prepared import Prepared
+from tuner.data.stream import Stream
 from tuner.errors import ModelError
 from tuner.models.load import DTYPES
 from tuner.recipes import paths
@@ -101,7 +102,7 @@ def trainer(
     settings: TrainingArguments,
     models: tuple[Any, Any | None],
     tokenizer: Any,
-    data: tuple[Prepared, Prepared | None],
+    data: tuple[Prepared | Stream, Prepared | None],
     run: RunDirectory,
 ) -> Any:
     """Return the objective's trainer, ready to train.
@@ -111,11 +112,13 @@ def trainer(
         settings: What `arguments` returned.
         models: The model to train, and the frozen copy that it is compared with where the objective needs one.
         tokenizer: Saved with checkpoints.
-        data: Training rows, and those of the validation.
+        data: Training rows, of a stream those that are there, and those of the validation.
         run: For deepspeed.json and run.json.
     """
     zero, launch = run.read_json(run.deepspeed), run.read_json(run.run)["launch_id"]
-    train_rows = _of_launch(config, _ordered(config, data[0].dataset), launch)
+    stream = data[0] if isinstance(data[0], Stream) else None
+    first = data[0].first if isinstance(data[0], Stream) else data[0]
+    train_rows = _of_launch(config, _ordered(config, first.dataset), launch)
     eval_rows = _of_launch(config, data[1].dataset, launch) if data[1] else None
     shared_by = config.train_cfg.sequence_parallel_size
     if shared_by > 1:
@@ -123,6 +126,8 @@ def trainer(
     if config.train_cfg.tiled_mlp:
         tiled_mlp.tile(models[0], config)
     made = _made(config, settings, models, tokenizer, train_rows, eval_rows)
+    if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
+        made.train_dataset, made.stream = stream.rows, stream
     if shared_by > 1:
         compat.share_samples(made, sequence_parallel.sample_by_sample)
     if "optimizer" not in zero:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tuner.data.readers import json_rows, text_files
-from tuner.data.readers.text_files import PACKED, OnError, PlacedRow, fail
+from tuner.data.readers.text_files import PACKED, Cursor, OnError, PlacedRow, fail
 from tuner.errors import DataError
 
 _TEXT = {
@@ -20,6 +20,7 @@ _TEXT = {
 }
 _TABLES = (".parquet", ".arrow")
 KINDS = (*_TEXT, *_TABLES)
+_CAN_SEEK = (".jsonl", ".txt", *_TABLES)
 KNOWN_KINDS = f"Supported: {', '.join(KINDS)}, and text compressed as {', '.join(PACKED)}."
 """What messages say of them."""
 
@@ -36,19 +37,29 @@ def kind(path: Path) -> str | None:
     return last[0] if last and last[0] in (_TEXT if packed else KINDS) else None
 
 
-def read(path: Path, on_error: OnError = fail) -> Iterator[PlacedRow]:
+def can_seek(path: Path) -> bool:
+    """Return whether a file can be read from any row on without what lies before it."""
+    return kind(path) in _CAN_SEEK and path.suffix.lower() not in PACKED
+
+
+def read(path: Path, on_error: OnError = fail, at: Cursor | None = None) -> Iterator[PlacedRow]:
     """Yield the rows of a file of a known kind; `on_error` is called for each that is left out.
+
+    Args:
+        path: The file.
+        on_error: See above.
+        at: Where to begin, in a file that `can_seek`; it moves along.
 
     Raises:
         Unreadable: the file cannot be read from some point on, or `on_error` raises; with the line.
     """
     try:
-        yield from _reader(path)(path, on_error)
+        yield from _reader(path)(path, on_error, *(() if at is None else (at,)))
     except DataError as error:
         raise Unreadable(error.what, where=error.where, fix=error.fix) from error
 
 
-def _reader(path: Path) -> Callable[[Path, OnError], Iterator[PlacedRow]]:
+def _reader(path: Path) -> Callable[..., Iterator[PlacedRow]]:
     name = kind(path) or ""
     if name not in _TABLES:
         return _TEXT[name]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tuner.data.readers import text_files
-from tuner.data.readers.text_files import OnError, PlacedRow, Row
+from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row
 from tuner.errors import DataError
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -22,10 +22,10 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _LONGEST_TOKEN = 32
 
 
-def read_jsonl(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
+def read_jsonl(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
     """Yield the row of each line that is not blank."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique)
-    for number, line in text_files.lines(path, on_error):
+    for number, line in text_files.lines(path, on_error, at):
         if written := line.rstrip():
             try:
                 value = _decode(partial(decoder.decode, written), path, number)

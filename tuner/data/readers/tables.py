@@ -10,7 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tuner.data import limits
-from tuner.data.readers.text_files import BYTES_AT_ONCE, OnError, PlacedRow, Row, refuse_repeated, unreadable
+from tuner.data.readers.text_files import (
+    BYTES_AT_ONCE,
+    Cursor,
+    OnError,
+    PlacedRow,
+    Row,
+    refuse_repeated,
+    unreadable,
+)
 from tuner.errors import DataError
 
 T = TypeVar("T")
@@ -20,47 +28,62 @@ _PARQUET_ROWS_AT_ONCE = 64
 """A row of a few bytes in the file may be one of megabytes."""
 
 
-def read(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
+def read(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
     """Yield the rows of a Parquet file, or of an Arrow file or stream; `on_error` is not called: none can be left out.
+
+    From `at` on; of what lies before it, only the row group that it is in is read, up to it.
 
     Raises:
         DataError: the file is damaged or no such file, two columns have one name, or rows unfold to too much memory.
     """
     batches = _parquet_batches if path.suffix.lower() == ".parquet" else _arrow_batches
-    number = 0
+    at = at or Cursor()
     try:
-        for batch in _bounded(batches(path)):
+        for batch in _bounded(batches(path, at.row)):
             batch.validate(full=True)  # Arrow trusts what a file says of its own offsets and texts
             for rows in _bounded(_lists(batch)):
                 for row in rows:
-                    number += 1
-                    yield f"{path}, row {number}", row
+                    at.row += 1
+                    yield f"{path}, row {at.row}", row
     except MemoryError as error:
         limit = limits.MAX_BYTES_AT_ONCE // 1024**2
         what = f"the next rows need more than {limit:,} MiB of memory"
-        raise DataError(what, where=f"{path}, row {number + 1}", fix="Split them into smaller ones.") from error
+        raise DataError(what, where=f"{path}, row {at.row + 1}", fix="Split them into smaller ones.") from error
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # dates that Python has not
         raise unreadable(path, path.suffix.lstrip(".").capitalize(), error) from error
 
 
-def _parquet_batches(path: Path) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(path: Path, skip: int) -> Iterator[pa.RecordBatch]:
     # Mapped: read otherwise, a whole row group is held in memory, and some writers make one of the whole file.
     file = pq.ParquetFile(path, memory_map=True)
     refuse_repeated(file.schema_arrow.names, path)
-    yield from file.iter_batches(_PARQUET_ROWS_AT_ONCE)
+    groups = list(range(file.num_row_groups))
+    while groups and skip >= (num_rows := file.metadata.row_group(groups[0]).num_rows):
+        skip -= num_rows
+        del groups[0]
+    yield from _after(file.iter_batches(_PARQUET_ROWS_AT_ONCE, row_groups=groups), skip)
 
 
-def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(path: Path, skip: int) -> Iterator[pa.RecordBatch]:
+    # Mapped: of a batch that is skipped no page is touched.
     mapped = pa.memory_map(str(path))
     try:
         stream = pa.ipc.open_stream(mapped)
         refuse_repeated(stream.schema.names, path)
-        yield from stream
+        yield from _after(stream, skip)
     except pa.ArrowInvalid:
         mapped.seek(0)
         reader = pa.ipc.open_file(mapped)
         refuse_repeated(reader.schema.names, path)
-        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+        yield from _after((reader.get_batch(number) for number in range(reader.num_record_batches)), skip)
+
+
+def _after(batches: Iterable[pa.RecordBatch], skip: int) -> Iterator[pa.RecordBatch]:
+    """Yield batches less their first `skip` rows."""
+    for batch in batches:
+        if skip < batch.num_rows:
+            yield batch.slice(skip)
+        skip = max(0, skip - batch.num_rows)
 
 
 def _bounded(values: Iterable[T]) -> Iterator[T]:

@@ -10,7 +10,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, cast
 
@@ -36,6 +36,20 @@ _MAGIC = {
 """What no text begins with: what such a file is, and what to do with it."""
 _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 """In the only name of a header such a character is no part of the name, but what stands between columns."""
+
+
+@dataclass
+class Cursor:
+    """Where reading goes on, and has come to: it moves with each row.
+
+    Of file number `file`, `row` lines of text (blank ones too) or rows of a table lie behind, `offset` bytes of text;
+    `taken`: rows that were yielded since the first file's first.
+    """
+
+    file: int = 0
+    row: int = 0
+    offset: int = 0
+    taken: int = 0
 
 
 def fail(error: DataError) -> NoReturn:
@@ -73,14 +87,20 @@ def _refuse_other_kinds(path: Path, start: bytes) -> None:
         raise DataError(what, where=path, fix=fix.format(path.name))
 
 
-def lines(path: Path, on_error: OnError) -> Iterator[tuple[int, str]]:
-    """Yield each line with its number, decoded alone so that a bad byte is reported with its line."""
+def lines(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[tuple[int, str]]:
+    """Yield each line from `at` on, with its number, decoded alone so that a bad byte is reported with its line."""
+    at = at or Cursor()
     with opened(path) as stream:
-        for number, raw in enumerate(iter(partial(stream.readline, MAX_ROW_BYTES + 1), b""), 1):
+        if at.offset:  # what is packed cannot be sought in
+            stream.seek(at.offset)
+        while raw := stream.readline(MAX_ROW_BYTES + 1):
+            at.row, at.offset = at.row + 1, at.offset + len(raw)
+            number = at.row
             if len(raw) > MAX_ROW_BYTES:
                 on_error(too_long(path, number))
                 while raw and not raw.endswith(b"\n"):
                     raw = stream.readline(BYTES_AT_ONCE)
+                    at.offset += len(raw)
                 continue
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -89,9 +109,9 @@ def lines(path: Path, on_error: OnError) -> Iterator[tuple[int, str]]:
                 on_error(DataError(what, where=f"{path}:{number}", fix="Save the file as UTF-8."))
 
 
-def read_txt(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
+def read_txt(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
     """Yield each line that is not blank as a row with the column `text`."""
-    for number, line in lines(path, on_error):
+    for number, line in lines(path, on_error, at):
         if text := line.rstrip():
             yield f"{path}:{number}", {"text": text}
 

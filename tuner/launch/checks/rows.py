@@ -25,6 +25,19 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
     yield from ()
 
 
+def streamed(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a data set that is to be streamed, and cannot be read from any row on; of a folder the ranks see it."""
+    rows = run.recipe.config.train_dataloader.dataset
+    if not rows.streaming or not rows.path:
+        return
+    from tuner.data import sources  # a plan of data that is prepared whole does not need it
+
+    place = paths.local(rows.path)
+    if place is None or _are_files(rows):
+        sources.check_stream(rows.path, paths.matching(place) if place else ())
+    yield from ()
+
+
 def few_steps(run: ResolvedRun) -> Iterator[Finding]:
     """Find a run of too few optimizer steps."""
     if warning := steps.too_few(run.recipe.config, run.batch, run.steps):

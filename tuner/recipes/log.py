@@ -1,0 +1,42 @@
+"""What a run records and whom it tells: the block `log` of a recipe."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic_core import core_schema as core
+
+from tuner.recipes.block import Block, Field, Lax, PositiveInt, check_key
+
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "swanlab", "clearml"]
+
+
+class Log(Block):
+    """What is recorded; interval in optimizer steps."""
+
+    interval: PositiveInt
+    trackers: Annotated[tuple[Tracker, ...], Lax]
+    num_samples: Annotated[int, Field(ge=0)]
+    notify: str | tuple[str, ...] | list[str] | None
+
+    @check_key("notify")
+    @classmethod
+    def _notify_is_a_command(cls, notify: Any, info: core.ValidationInfo) -> Any:
+        try:
+            words = _words(notify)
+        except ValueError as error:
+            raise ValueError(f"a command line has matching quotes ({error})") from None
+        if notify is not None and not (words and words[0]):
+            raise ValueError("the command is empty; write one, or None")
+        return notify
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words of `notify`, none where it is None."""
+        return _words(self.notify)
+
+
+def _words(command: str | Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(shlex.split(command) if isinstance(command, str) else command or ())
