@@ -37,6 +37,10 @@ def rows_of(count: int) -> list[dict[str, Any]]:
     return [conversation(f"question {at}?", f"answer {at} " * (1 + at % 5)) for at in range(count)]
 
 
+def objective_of(dataset: Dataset) -> str:
+    return "pretrain" if dataset.format == "text" else "sft"
+
+
 class Trained:
     """A stream as one rank sees it that takes `GLOBAL_BATCH` rows a step."""
 
@@ -44,7 +48,7 @@ class Trained:
         self, home: Path, dataset: Dataset, tokenizer: Any, start: Start = BEGIN, *, first: int = 0, most: int = 10
     ) -> None:
         home.mkdir()
-        objective = "pretrain" if dataset.format == "text" else "sft"
+        objective = objective_of(dataset)
         self.pipeline = Pipeline(dataset, objective)
         self.files = blocks.opened(self.pipeline)
         how = {"most": most, "ahead": 2 * GLOBAL_BATCH, "num_rows": 10_000}
@@ -91,7 +95,7 @@ def started(tmp_path: Path, tokenizer: Any) -> Iterator[Callable[..., Trained]]:
 
 
 def whole(dataset: Dataset, tokenizer: Any) -> list[list[int]]:
-    ids: list[list[int]] = prepare(dataset, tokenizer).dataset["input_ids"][:]
+    ids: list[list[int]] = prepare(dataset, tokenizer, objective=objective_of(dataset)).dataset["input_ids"][:]
     return ids
 
 
@@ -111,7 +115,7 @@ def test_an_epoch_holds_every_row_once_in_blocks_of_the_files_order_that_are_shu
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "txt"])
 def test_a_run_goes_on_with_the_very_rows_that_would_have_followed(
-    kind: str, tmp_path: Path, started: Callable[..., Trained]
+    kind: str, tmp_path: Path, started: Callable[..., Trained], tokenizer: Any
 ) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
@@ -120,6 +124,7 @@ def test_a_run_goes_on_with_the_very_rows_that_would_have_followed(
     dataset = block_of(folder / f"*.{kind}", format="text" if kind == "txt" else "messages")
     undisturbed = started(dataset)
     rows = undisturbed.take(80)
+    assert sorted(rows[:34]) == sorted(rows[34:68]) == sorted(whole(dataset, tokenizer))
 
     for step in (1, 3, 6, 9, 12):
         stopped = started(dataset)
@@ -150,8 +155,13 @@ def test_no_more_than_two_blocks_are_there_at_any_time(
     jsonl: Callable[..., Path], started: Callable[..., Trained]
 ) -> None:
     stream = started(block_of(jsonl(rows_of(95))))
-
-    stream.take(300)
+    for _ in range(5):  # however much time there is
+        stream.take(24)
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            stream.maker.go_on(0.05)
+            time.sleep(0.01)
+            assert len(spans(stream.home)) <= 2
 
     assert stream.most_blocks == 2
     assert stream.ticks > 0

@@ -11,7 +11,6 @@ import mmap
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,15 +176,15 @@ class _Part:
         self.is_last = True
 
 
-@dataclass(frozen=True)
 class _Make:
-    """What the process does: it makes the next block that holds rows, and says where the one after it begins."""
+    """What the process does: it makes the next block that holds rows, and says where the one after it begins.
 
-    pipeline: Pipeline
-    tokenizer: Any
-    home: Path
-    most: int
-    signs: mmap.mmap
+    It reads on where the last block ended; elsewhere it seeks.
+    """
+
+    def __init__(self, pipeline: Pipeline, tokenizer: Any, home: Path, most: int, signs: mmap.mmap) -> None:
+        self.pipeline, self.tokenizer, self.home, self.most, self.signs = pipeline, tokenizer, home, most, signs
+        self._after: Start | None = None
 
     def __call__(self, order: tuple[Start, Any]) -> tuple[Block, Start]:
         start, num_proc = order
@@ -204,8 +203,10 @@ class _Make:
 
     def _made(self, start: Start, num_proc: Any) -> tuple[Block | None, Start]:
         """Return the block of the next rows, None where training takes none of them, and what begins after them."""
-        at = Cursor(start.file, start.row, start.offset, start.taken)
-        part = _Part(self.pipeline.rows(at), self.most)
+        if start != self._after:
+            self._at = Cursor(start.file, start.row, start.offset, start.taken)
+            self._rows = self.pipeline.rows(self._at)
+        at, part = self._at, _Part(self._rows, self.most)
         with tempfile.TemporaryDirectory(dir=self.home, prefix="making-") as scratch:
             how = {"num_proc": num_proc, "bad_before": start.bad}
             tally = build(Path(scratch), self.pipeline, self.tokenizer, part, self._sign, **how)
@@ -213,9 +214,9 @@ class _Make:
             if part.is_last and not end:
                 refuse_nothing(self.pipeline, tally)
             if part.is_last:
-                after = Start(end, start.epoch + 1)
+                after, self._after = Start(end, start.epoch + 1), None
             else:
-                after = Start(end, start.epoch, bad, at.file, at.row, at.offset, at.taken)
+                after = self._after = Start(end, start.epoch, bad, at.file, at.row, at.offset, at.taken)
             if end == start.first:
                 return None, after
             folder = folder_of(self.home, start.first, end)
