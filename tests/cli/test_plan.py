@@ -211,3 +211,10 @@ def test_a_chosen_config_that_does_not_hold_is_one_message(tuner: Tuner) -> None
     assert (typo.code, longest.code) == (2, 2)
     assert "overlap_comm" in typo.err
     assert "--max-context" in longest.err
+
+
+@pytest.mark.parametrize("model", [("tiny_full_custom_e1",), ("--model", "package:tiny")])
+def test_a_file_without_rows_is_told_and_no_traceback(tuner: Tuner, tmp_path: Path, model: tuple[str, ...]) -> None:
+    done = tuner("plan", *model, "--data", rows(tmp_path, 0), "--gpus", "1", "--gpu", "t4")
+
+    assert done.code == 0 and "0 samples" in done.out and "there is nothing to train on" in done.out

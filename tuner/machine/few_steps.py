@@ -27,6 +27,8 @@ def warning(
         warmup_ratio: The part of all steps that the learning rate rises in.
         unpacked: The samples that packing made these rows of; None where it packs none.
     """
+    if not rows:
+        return f"{told}: there is nothing to train on"
     total = batch.steps_per_epoch(rows) * epochs
     if total >= MIN_STEPS:
         return None
