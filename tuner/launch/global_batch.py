@@ -8,6 +8,7 @@ from __future__ import annotations
 from tuner.fit.split import samples_of_rank
 from tuner.launch import counting, steps
 from tuner.machine.few_steps import ENOUGH
+from tuner.machine.topology import Batch
 from tuner.recipes.objective import least_batch_size
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
@@ -33,15 +34,15 @@ def settle(loaded: Recipe, ranks: int) -> Recipe:
     micro = config.train_dataloader.batch_size
     least = least_batch_size(config.objective) if micro == "auto" else micro
     if rows is not None and config.optim_wrapper.accumulative_counts == "auto":
-        while samples % 2 == 0 and samples // 2 >= least and _num_steps(config, rows, samples * ranks) < ENOUGH:
+        while samples % 2 == 0 and samples // 2 >= least and _num_steps(config, rows, samples, ranks) < ENOUGH:
             samples //= 2
     if samples == usual:
         return loaded.settled({KEY: None}, Place(Kind.DERIVED, "derived: batch_size x accumulative_counts x ranks"))
-    num_steps = _num_steps(config, rows or 0, usual * ranks)
+    num_steps = _num_steps(config, rows or 0, usual, ranks)
     why = f"derived: at {usual * ranks} this data would make {num_steps} optimizer steps"
     return loaded.settled({KEY: samples * ranks}, Place(Kind.DERIVED, why))
 
 
-def _num_steps(config: RecipeConfig, rows: int, global_batch: int) -> int:
-    """Return about how many optimizer steps a run takes."""
-    return -(-rows // global_batch) * config.train_cfg.max_epochs
+def _num_steps(config: RecipeConfig, rows: int, samples: int, ranks: int) -> int:
+    """Return about how many optimizer steps a run takes, of so many samples of each rank."""
+    return Batch(samples, 1, ranks).steps_per_epoch(rows) * config.train_cfg.max_epochs

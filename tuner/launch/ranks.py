@@ -34,7 +34,8 @@ def run(
     printed = nullcontext() if tells_failure else redirect_stderr(StringIO())
     swaps_to = needs.swap_paths(resolved.final.config)
     with swapped.removed_afterwards(swaps_to, resolved.launch_id) as kept, printed:
-        print(*kept, sep="\n", end="\n" * bool(kept), file=sys.stderr)
+        for line in kept:
+            print(line, file=sys.stderr)
         return supervise.run(
             render.argv(resolved),
             env,
