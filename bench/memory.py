@@ -17,7 +17,7 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
+import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from typing import Any
 from bench.table import processor
 from tuner.fit.estimate import peak
 from tuner.fit.levels import Level, Peak
-from tuner.launch import render
+from tuner.launch import render, supervise
 from tuner.launch.resolve import resolve_run
 from tuner.launch.run import Request, ResolvedRun
 from tuner.machine import hardware
@@ -196,16 +196,11 @@ def predict(made: ResolvedRun) -> Peak:
 def train(made: ResolvedRun) -> list[dict[str, Any]]:
     """Run the plan's ranks until they have looked at themselves; return what each saw."""
     run = directory.create(made.run_path, render.files(made), resume=False)
-    argv = render.argv(made)
-    at = argv.index(render.WORKER)
-    before = argv[: at - 1] if made.topology.launcher == "direct" else [*argv[: at - 2], "--"]
-    argv = [*before, str(RANK), *argv[at + 1 :]]  # a script in the place of a module
+    argv = [sys.executable, str(RANK), str(made.run_path)]  # in the place of tuner's own worker
     env = os.environ | render.environment(made) | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(RANK.parents[1])}
-    run.ranks.mkdir()
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if supervise.run(argv, env, run, ranks=render.of_ranks(made.topology), grace_s=60, shows_rank_0=False):
         logs = "\n".join(path.read_text(errors="replace") for path in sorted(run.ranks.glob("*.log")))
-        raise SystemExit(f"{made.run_path.name} failed:\n{logs or done.stderr}")
+        raise SystemExit(f"{made.run_path.name} failed:\n{logs}")
     return [json.loads(path.read_text()) for path in sorted(run.path.glob("memory-*.json"))]
 
 

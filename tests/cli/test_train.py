@@ -55,6 +55,7 @@ def test_a_dry_run_as_json_is_json_and_nothing_else(tuner: Tuner, tmp_path: Path
     assert set(found) == {
         "argv",
         "env",
+        "ranks",
         "deepspeed",
         "batch",
         "origins",
@@ -107,7 +108,7 @@ def test_gpus_of_this_machine_decide_processes_precision_and_level(
 
     found = _json(tuner)
 
-    assert "--nproc-per-node=2" in found["argv"]
+    assert len(found["ranks"]) == 2
     assert found["precision"]["dtype"] == "bf16"
     assert found["level"]["name"] == "deepspeed_zero1"
     assert found["env"]["DS_ACCELERATOR"] == "cuda"
@@ -153,7 +154,7 @@ def test_odd_names_survive(tuner: Tuner, tmp_path: Path, name: str) -> None:
 
     found = json.loads(result.out)
     assert found["run_directory"] == str(tmp_path / name / "run")
-    assert found["argv"][-1].replace("$$", "$") == found["run_directory"]
+    assert found["argv"][-1] == found["run_directory"]
     assert found["deepspeed"]["steps_per_print"] == 3
     assert found["batch"]["rows"] == 1
 

@@ -1,9 +1,10 @@
-"""Real launches side by side: the rendezvous picks the port, so there is none to race for."""
+"""Real launches side by side: each listens at a free port before its ranks start, so there is none to race for."""
 
 from __future__ import annotations
 
+import os
 import socket
-import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import pytest
 
 from tests.e2e.runs import environment
 from tests.launch.plans import made
-from tuner.launch import render
+from tuner.launch import render, supervise
+from tuner.launch.run import ResolvedRun
 from tuner.machine.topology import DEFAULT_PORT
+from tuner.runs.directory import create
 
-ROOT = Path(__file__).parents[2]
 LAUNCHES = 3
 
 
@@ -25,12 +27,14 @@ def test_launches_side_by_side_do_not_meet_on_a_port(tmp_path: Path, monkeypatch
             taken.bind(("", DEFAULT_PORT))
             taken.listen()
         runs = [made(work_dir=tmp_path / str(at), flags={"nproc_per_node": 2}) for at in range(LAUNCHES)]
-        started = [
-            subprocess.Popen(
-                render.argv(run), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-            for run in runs
-        ]
-        ended = [(process.communicate(timeout=600)[0], process.returncode) for process in started]
+        with ThreadPoolExecutor(LAUNCHES) as launches:
+            codes = list(launches.map(_launched, runs))
 
-    assert [code for _, code in ended] == [0] * LAUNCHES, ended
+    logs = [(tmp_path / str(at) / "ranks" / "launcher-0.log").read_text() for at in range(LAUNCHES)]
+    assert codes == [0] * LAUNCHES, logs
+
+
+def _launched(run: ResolvedRun) -> int:
+    env = {**environment(), **render.environment(run), "PYTHONPATH": os.fspath(Path(__file__).parents[2])}
+    directory = create(run.run_path, render.files(run), resume=False)
+    return supervise.run(render.argv(run), env, directory, ranks=render.of_ranks(run.topology), grace_s=60)

@@ -13,7 +13,7 @@ from tuner.fit.levels import LEVELS
 from tuner.fit.split import possible
 from tuner.launch import render
 from tuner.launch.remedies import Lighter, commands, lighter
-from tuner.machine.topology import Topology
+from tuner.machine.topology import Topology, local
 from tuner.recipes.loading import load
 from tuner.recipes.overrides import parse_override
 from tuner.recipes.recipe import Overrides
@@ -23,7 +23,7 @@ from tuner.runs.resume_point import share_states
 GPU, HOST = "gpu-out-of-memory", "host-out-of-memory"
 RUN = Path("/runs/my run")
 TYPED = ["tuner", "train", "mine.py", "--resume", "auto", "--work-dir=out", "--deepspeed", "zero2"]
-ONE_NODE = Topology("torchrun", 1, 0, 2, 2)
+ONE_NODE = local(2)
 
 
 def _config(*sets: str, recipe: str = "tiny_full_sample_e1") -> RecipeConfig:

@@ -53,31 +53,17 @@ def test_ranks_import_bitsandbytes_where_something_may_need_it(
 # The command
 
 
-def test_one_machine_finds_its_port_itself_and_the_worker_stands_behind_two_dashes(tmp_path: Path) -> None:
-    argv = render.argv(made(hardware=TWO_GPUS, work_dir=tmp_path / "run"))
-
-    assert argv == [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--module",
-        "--",
-        "tuner.worker",
-        str(tmp_path / "run"),
-    ]
-
-
-def test_one_process_on_one_machine_is_the_rank_itself(tmp_path: Path) -> None:
-    found = made(work_dir=tmp_path / "run")
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_ranks_of_one_machine_are_started_without_torchrun(tmp_path: Path, num_ranks: int) -> None:
+    found = made(flags={"nproc_per_node": num_ranks}, work_dir=tmp_path / "run")
 
     env = render.environment(found)
 
     assert render.argv(found) == [sys.executable, "-m", "tuner.worker", str(tmp_path / "run")]
-    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"]) == ("0", "1", "0", "1")
-    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("127.0.0.1", "0")
-    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in env
+    assert render.of_ranks(found.topology) == [{"RANK": str(at), "LOCAL_RANK": str(at)} for at in range(num_ranks)]
+    assert env["WORLD_SIZE"] == env["LOCAL_WORLD_SIZE"] == str(num_ranks)
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("127.0.0.1", "0"), "free when they start"
+    assert not env.keys() & {"RANK", "LOCAL_RANK", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"}
 
 
 @pytest.mark.parametrize(("flags", "told"), [({}, True), ({"nproc_per_node": 2}, True), ({"launcher": "none"}, False)])
@@ -85,10 +71,15 @@ def test_a_rank_is_told_of_a_supervisor_where_there_is_one(flags: dict[str, Any]
     assert (SUPERVISED in _env(flags=flags)) is told
 
 
-def test_several_machines_meet_at_the_given_address(tmp_path: Path) -> None:
-    flags = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 1234}
+TWO_NODES = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 1234}
 
-    argv = render.argv(made(hardware=TWO_GPUS, flags=flags, work_dir=tmp_path / "run"))
+
+def test_several_machines_meet_at_the_given_address(tmp_path: Path) -> None:
+    found = made(hardware=TWO_GPUS, flags=TWO_NODES, work_dir=tmp_path / "run")
+
+    argv = render.argv(found)
+
+    assert render.of_ranks(found.topology) == []
 
     assert argv[3:8] == [
         "--nnodes=2",
@@ -103,16 +94,14 @@ def test_several_machines_meet_at_the_given_address(tmp_path: Path) -> None:
 def test_torchrun_understands_the_command_it_is_given(tmp_path: Path) -> None:
     from torch.distributed.run import get_args_parser
 
-    for flags in ({"nproc_per_node": 2}, {"nnodes": 2, "node_rank": 1, "master_addr": "h", "master_port": 1234}):
-        argv = render.argv(made(flags=flags, work_dir=tmp_path / "a b" / "--nnodes=9"))
+    argv = render.argv(made(flags=TWO_NODES, work_dir=tmp_path / "a b" / "--nnodes=9"))
 
-        read = get_args_parser().parse_args(argv[3:])
+    read = get_args_parser().parse_args(argv[3:])
 
-        assert read.module
-        assert read.training_script == "tuner.worker"
-        assert read.training_script_args == [str(tmp_path / "a b" / "--nnodes=9")]
-        assert read.nnodes == str(flags.get("nnodes", "1:1"))
-        assert read.standalone is ("nnodes" not in flags)
+    assert read.module
+    assert read.training_script == "tuner.worker"
+    assert read.training_script_args == [str(tmp_path / "a b" / "--nnodes=9")]
+    assert read.nnodes == "2"
 
 
 @pytest.mark.parametrize("name", ["a b", "größe", "$HOME", "a$$b", "${local_rank}", "it's", '"quoted"', "-n", "a;b"])
@@ -121,7 +110,7 @@ def test_a_path_reaches_the_ranks_as_it_is(tmp_path: Path, name: str) -> None:
 
     path = tmp_path / name
 
-    argv = render.argv(made(work_dir=path, flags={"nproc_per_node": 2}))
+    argv = render.argv(made(work_dir=path, flags=TWO_NODES))
 
     assert render.argv(made(work_dir=path))[-1] == str(path)
     assert macros.substitute(argv, "0")[-1] == str(path)
@@ -189,12 +178,12 @@ def test_the_settings_of_the_allocator_have_the_names_that_torch_reads() -> None
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
 def test_what_the_user_set_stays(name: str) -> None:
-    assert name in _env(flags={"nproc_per_node": 2})
-    assert name not in _env(flags={"nproc_per_node": 2}, environ=PATH | {name: "17"})
+    assert name in _env(flags=TWO_NODES)
+    assert name not in _env(flags=TWO_NODES, environ=PATH | {name: "17"})
 
 
 def test_ranks_get_longer_than_torchruns_30_seconds_to_save() -> None:
-    assert int(_env(flags={"nproc_per_node": 2})["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) >= 120
+    assert int(_env(flags=TWO_NODES)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) >= 120
 
 
 def test_the_interpreters_own_scripts_are_on_path_once() -> None:

@@ -15,7 +15,7 @@ from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
 from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError, UsageError
 from tuner.launch import fitting, render
 from tuner.launch.render import batch_json
-from tuner.machine.topology import Topology
+from tuner.machine.topology import local
 from tuner.recipes import loading
 
 TWO_GPUS = machine(A100, A100)
@@ -290,7 +290,7 @@ def test_geometry_is_refused_before_directories_are_looked_at(tmp_path: Path) ->
 
 
 def test_the_topology_of_the_plan_is_the_resolved_one() -> None:
-    assert made(hardware=TWO_GPUS).topology == Topology("torchrun", 1, 0, 2, 2)
+    assert made(hardware=TWO_GPUS).topology == local(2)
 
 
 def test_ranks_are_bound_to_cores_by_who_starts_them() -> None:

@@ -1,4 +1,4 @@
-"""`--on-oom retry`: a process of a few lines stands in for torchrun and runs out of memory until it fits."""
+"""`--on-oom retry`: a process of a few lines stands in for all ranks and runs out of memory until it fits."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def _run(
     """Start a run that fits once `fits` is true of its facts; 2 ranks, micro-batch 2, accumulation 4."""
     code = f"import json\n{FITS % fits}"
     monkeypatch.setattr(render, "argv", lambda resolved: process(resolved.run_path, code))
+    monkeypatch.setattr(render, "of_ranks", lambda topology: [])
     monkeypatch.setattr(preflight, "check", lambda resolved: None)
     monkeypatch.setattr(execute.ranks.builds, "build", lambda *_: None)  # CPU Adam of the offloaded levels: a minute
     batch = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
@@ -329,6 +330,7 @@ def test_a_next_attempt_that_cannot_start_keeps_the_failure(
     monkeypatch.setattr(preflight, "check", refuses)
     code = f"import json\n{FITS % 'False'}"
     monkeypatch.setattr(render, "argv", lambda resolved: process(resolved.run_path, code))
+    monkeypatch.setattr(render, "of_ranks", lambda topology: [])
     plan = made("train_dataloader.batch_size=2", work_dir=run, hardware=TWO_GPUS, on_oom="retry", deepspeed="zero2")
 
     assert execute.execute(plan) == 1

@@ -1,7 +1,8 @@
-"""Real processes and real signals; a few lines of Python stand in for torchrun, which one test at the end starts."""
+"""Real processes and real signals; a few lines of Python stand in for torchrun and for ranks."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 
 from tests.launch.processes import alive, wait_until
 from tests.launch.rank import process
-from tuner.errors import DiskError
+from tuner.errors import DiskError, MachineError
 from tuner.launch import supervise
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory, create
@@ -530,11 +531,17 @@ def test_a_killed_supervisor_takes_torchrun_along(run: RunDirectory) -> None:
     assert run.failures()[0]["exit_code"] == 75, "it was asked to stop, not killed"
 
 
-# The only rank, without a torchrun
+# Ranks, without a torchrun
+
+RANKS = [{"RANK": "0"}, {"RANK": "1"}]
+
+
+def _each(rank_0: str, rank_1: str) -> str:
+    return f"if os.environ['RANK'] == '0':\n    {rank_0}\nelse:\n    {rank_1}\n"
 
 
 def test_the_only_rank_is_told_to_stop_itself_and_killed_when_it_does_not(run: RunDirectory) -> None:
-    driven = _Driven(run, f"{IGNORES_TERM}beat(0)\n{STAYS}", grace_s=0.5, is_rank=True)
+    driven = _Driven(run, f"{IGNORES_TERM}beat(0)\n{STAYS}", grace_s=0.5, ranks=RANKS[:1])
 
     driven.send(signal.SIGTERM)
 
@@ -548,9 +555,102 @@ def test_the_only_rank_is_told_to_stop_itself_and_killed_when_it_does_not(run: R
 def test_the_only_ranks_end_is_told_as_its_own(run: RunDirectory, end: str, code: int) -> None:
     orphan = "spawn('time.sleep(60)', start_new_session=True); time.sleep(1.5)"
 
-    assert _watched(process(run.path, f"{orphan}; {end}"), os.environ, run, is_rank=True) == code
+    assert _watched(process(run.path, f"{orphan}; {end}"), os.environ, run, ranks=RANKS[:1]) == code
     assert _status(run)["diagnosis"]["rank"] == 0
     assert alive(run.path) == []
+
+
+def test_ranks_that_all_succeed_are_waited_for(run: RunDirectory) -> None:
+    code = _each("pass", "time.sleep(0.5); said('late')")
+
+    assert _watched(process(run.path, code), os.environ, run, ranks=RANKS) == 0
+    assert (run.path / "late").exists()
+
+
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", 137), ("sys.exit(3)", 3)])
+def test_a_rank_that_fails_without_a_word_is_the_cause_and_the_others_are_told_to_end(
+    run: RunDirectory, end: str, code: int
+) -> None:
+    told = "signal.signal(signal.SIGTERM, lambda *_: (said('told'), sys.exit(143)))"
+    code_of_ranks = _each(f"{told}; said('up'); time.sleep(60)", f"until('up'); {end}")
+
+    assert _watched(process(run.path, code_of_ranks), os.environ, run, ranks=RANKS) == code
+    assert (run.path / "told").exists()
+    assert _status(run)["diagnosis"]["rank"] == 1
+    assert alive(run.path) == []
+
+
+def test_a_rank_that_does_not_end_after_another_has_failed_is_killed_and_no_cause(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "_AFTER_FAILURE_S", 0.5)
+    ranks = _each("said('up'); time.sleep(60)", "until('up'); report(1, 1, OOM); sys.exit(1)")
+
+    assert _watched(process(run.path, OOM + IGNORES_TERM + ranks), os.environ, run, ranks=RANKS) == 1
+    assert (_status(run)["diagnosis"]["cause"], _status(run)["diagnosis"]["rank"]) == ("gpu-out-of-memory", 1)
+    assert alive(run.path) == []
+
+
+def test_a_signal_reaches_every_rank_once(run: RunDirectory) -> None:
+    code = """
+rank, asked = int(os.environ["RANK"]), []
+signal.signal(signal.SIGTERM, lambda *_: (asked.append(1), said(f"asked {rank}")))
+said(("up", "ready")[rank])
+until("up"), until("asked 0"), until("asked 1")
+time.sleep(0.5)
+report(rank, 75, f"saved, asked {len(asked)} time")
+sys.exit(75)
+"""
+    driven = _Driven(run, code, ranks=RANKS)
+
+    driven.send(signal.SIGTERM)
+
+    assert driven.end() == (75, "saved, asked 1 time\n")
+    assert _status(run)["state"] == "stopped"
+
+
+def test_where_not_all_ranks_can_be_started_none_is_left(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, started = subprocess.Popen, iter([True, False])
+
+    def limited(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if next(started):
+            return real(*args, **options)
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # as under `ulimit -u`
+
+    monkeypatch.setattr(subprocess, "Popen", limited)
+
+    with pytest.raises(MachineError, match="a rank cannot be started: Resource temporarily unavailable"):
+        _watched(process(run.path, "time.sleep(60)"), os.environ, run, ranks=RANKS)
+
+    assert alive(run.path) == []
+
+
+def test_the_second_signal_kills_every_rank(run: RunDirectory) -> None:
+    ranks = _each("said('up'); time.sleep(60)", "until('up'); said('ready'); time.sleep(60)")
+    driven = _Driven(run, IGNORES_TERM + ranks, ranks=RANKS)
+
+    driven.send(signal.SIGTERM)
+    time.sleep(0.5)
+    driven.send(signal.SIGTERM)
+
+    assert driven.end() == (143, "killed at the second signal\n")
+
+
+def test_rank_0_alone_inherits_the_socket_that_listens_at_the_port_of_all(run: RunDirectory) -> None:
+    code = """
+import socket
+assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+port = int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    listener = socket.socket(fileno=int(os.environ["TUNER_STORE_FD"]))
+    assert listener.getsockname() == ("127.0.0.1", port)
+    peer, _ = listener.accept()
+    sys.exit(peer.recv(1) != b"1")
+assert "TUNER_STORE_FD" not in os.environ
+socket.create_connection(("127.0.0.1", port)).sendall(b"1")
+"""
+
+    assert _watched(process(run.path, code), os.environ, run, ranks=RANKS) == 0
 
 
 # The log of the real torchrun

@@ -19,6 +19,7 @@ from tuner.machine.topology import (
     LaunchFlags,
     Rank,
     Topology,
+    local,
 )
 
 
@@ -40,20 +41,18 @@ def _refusal(num_gpus: int = 0, environ: dict[str, str] | None = None, **flags: 
 def test_one_process_a_visible_gpu(num_gpus: int) -> None:
     found = _resolved(num_gpus)
 
-    assert (found.launcher, found.num_nodes, found.nproc_per_node) == ("torchrun", 1, num_gpus)
-    assert found.world_size == num_gpus
-    assert found.rank is None, "torchrun assigns it"
-    assert found.master_port is None, "the rendezvous picks a free one"
+    assert (found.num_nodes, found.nproc_per_node, found.world_size) == (1, num_gpus, num_gpus)
 
 
-@pytest.mark.parametrize("num_gpus", [0, 1])
-def test_one_process_on_one_machine_needs_no_torchrun_and_is_supervised_all_the_same(num_gpus: int) -> None:
+@pytest.mark.parametrize("num_gpus", [0, 1, 2])
+def test_one_machine_needs_no_torchrun_and_its_ranks_are_supervised_all_the_same(num_gpus: int) -> None:
     found = _resolved(num_gpus, {"MASTER_PORT": "29400"})
 
-    assert (found.launcher, found.rank, found.world_size) == ("direct", 0, 1)
+    assert (found.launcher, found.rank, found.local_rank) == ("direct", None, None)
+    assert list(found.local_ranks) == list(range(max(num_gpus, 1)))
     assert found.is_supervised
     assert found.leads
-    assert found.master_port == 0, "torch's store takes a free one"
+    assert found.master_port == 0, "the one that is free when they start"
 
 
 @pytest.mark.parametrize(
@@ -67,11 +66,11 @@ def test_one_process_on_one_machine_needs_no_torchrun_and_is_supervised_all_the_
     ],
 )
 def test_flag_and_variable_say_the_same(flags: dict[str, Any], environ: dict[str, str]) -> None:
-    assert _resolved(8, environ, **flags) == Topology("torchrun", 1, 0, 3, 3)
+    assert _resolved(8, environ, **flags) == local(3)
 
 
 def test_a_topology_is_told_in_one_line() -> None:
-    assert _resolved(2).describe() == "1 node, 2 processes (torchrun)"
+    assert _resolved(2).describe() == "1 node, 2 processes"
     assert Topology("slurm", 2, 0, 8, 16).describe() == "2 nodes, 16 processes (slurm)"
 
 

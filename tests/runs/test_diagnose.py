@@ -180,16 +180,16 @@ def test_where_nothing_could_be_written_a_full_disk_is_the_cause() -> None:
     assert _found(free_bytes=4096).cause == "disk"
     assert _found(free_bytes=4096).exit_code == 74
     assert _found(free_bytes=1 << 30).cause == "unknown"
-    assert _found(free_bytes=4096, is_rank=True, child_code=74).cause == "disk"
+    assert _found(free_bytes=4096, exits=[(0, 74)]).cause == "disk"
 
 
 @pytest.mark.parametrize(
     ("code", "cause", "exit_code"), [(-9, "killed", 137), (-11, "crashed", 139), (3, "unknown", 3)]
 )
-def test_the_only_ranks_end_is_its_own_and_no_torchruns(code: int, cause: str, exit_code: int) -> None:
-    found = _found(world=1, is_rank=True, child_code=code)
+def test_a_rank_of_this_machine_ended_as_its_supervisor_saw_it(code: int, cause: str, exit_code: int) -> None:
+    found = _found(exits=[(1, code), (0, -15)], child_code=code)
 
-    assert (found.cause, found.rank, found.exit_code) == (cause, 0, exit_code)
+    assert (found.cause, found.rank, found.exit_code) == (cause, 1, exit_code)
 
 
 # A collective that timed out

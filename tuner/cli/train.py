@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     "--launcher",
     type=click.Choice(LAUNCHERS),
     default="torchrun",
-    help="What starts the ranks. torchrun: this command. slurm, mpi: srun or mpirun started "
-    "this process as one rank. env: read the cluster's variables. none: this process is the only rank.",
+    help="What starts the ranks. torchrun: this command, on several nodes with torchrun. slurm, mpi: srun or mpirun "
+    "started this process as one rank. env: read the cluster's variables. none: this process is the only rank.",
 )
 @click.option("--nproc-per-node", type=int, help="Processes on each node. Default: one per GPU. [NPROC_PER_NODE]")
 @click.option("--nnodes", type=int, help="Number of nodes. [NNODES]")
@@ -161,10 +161,12 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
     from tuner.launch import render
 
     argv, env, batch = render.argv(run), render.environment(run), render.batch_json(run)
+    ranks = render.of_ranks(run.topology)
     if as_json:
         value = {
             "argv": argv,
             "env": env,
+            "ranks": ranks,
             "deepspeed": run.final.config,
             "batch": batch,
             "origins": origins_json(run.final.origins),
@@ -179,7 +181,7 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
         return
     announce(run, warnings)
     sections = {
-        "command": [shlex.join(argv)],
+        "command": [shlex.join([*(f"{key}={value}" for key, value in own.items()), *argv]) for own in ranks or [{}]],
         "environment": [f"{key}={shlex.quote(value)}" for key, value in env.items()],
         "batch": [f"{key} = {value}" for key, value in batch.items()],
         "deepspeed.json": with_origins(run.final.config, run.final.origins, width=64),

@@ -17,7 +17,7 @@ from tuner.launch import counting, global_batch, steps, targets
 from tuner.launch.steps import Steps
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware
-from tuner.machine.topology import Batch, Topology
+from tuner.machine.topology import Batch, planned
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.zero import precision
@@ -138,7 +138,7 @@ def _chosen(recipe: Recipe, deepspeed: str | None, place: Place) -> tuple[Chosen
     from tuner.launch.resolve_recipe import resolve_recipe  # a fifth of a plan's time, of no use to the levels alone
 
     machines = place.machines
-    topology = Topology("torchrun", machines.num_nodes, 0, machines.gpus_per_node, machines.world_size)
+    topology = planned(machines.num_nodes, machines.gpus_per_node)
     made = resolve_recipe(recipe, deepspeed, topology, place.node, ignore_fit=True)
     fit = Chosen(replace(made.fit, machines=machines), made.recipe.config.split) if made.fit else None
     return fit, made.warnings

@@ -41,7 +41,7 @@ def run(
             env,
             directory,
             node_rank=resolved.topology.node_rank,
-            is_rank=resolved.topology.launcher == "direct",
+            ranks=render.of_ranks(resolved.topology),
             grace_s=resolved.request.grace_s,
             shows_rank_0=shows_rank_0,
             output=resolved.request.output,

@@ -34,14 +34,17 @@ _ORPHANED_S = 3600
 
 
 def argv(run: ResolvedRun) -> list[str]:
-    """Return the command of this node's torchrun, or of the one rank that this process starts or becomes."""
+    """Return the command of this node's torchrun, or of each rank that this process starts or becomes."""
     if run.topology.launcher != "torchrun":
         return [sys.executable, "-m", WORKER, str(run.run_path)]
     return [
         sys.executable,
         "-m",
         "torch.distributed.run",
-        *_rendezvous(run.topology),
+        f"--nnodes={run.topology.num_nodes}",
+        f"--node-rank={run.topology.node_rank}",
+        f"--master-addr={run.topology.master_addr}",
+        f"--master-port={run.topology.master_port}",
         f"--nproc-per-node={run.topology.nproc_per_node}",
         "--module",
         # Without it torchrun takes the script's arguments for its own.
@@ -52,19 +55,8 @@ def argv(run: ResolvedRun) -> list[str]:
     ]
 
 
-def _rendezvous(topology: Topology) -> list[str]:
-    if topology.num_nodes == 1:
-        return ["--standalone"]  # the rendezvous itself picks a free port
-    return [
-        f"--nnodes={topology.num_nodes}",
-        f"--node-rank={topology.node_rank}",
-        f"--master-addr={topology.master_addr}",
-        f"--master-port={topology.master_port}",
-    ]
-
-
 def environment(run: ResolvedRun) -> dict[str, str]:
-    """Return the variables that the ranks get beside those of this process."""
+    """Return the variables that the ranks get beside those of this process: what all have, or the one it becomes."""
     environ = run.environ
     env = {
         # A torch.py or datasets.py in the working directory must not be imported in place of the real one.
@@ -79,7 +71,7 @@ def environment(run: ResolvedRun) -> dict[str, str]:
     if _UNSAFE_LOAD in environ:
         env[_UNSAFE_LOAD] = "0"
     env |= {name: value for name, value in _defaults(run).items() if name not in environ}
-    env |= _of_one_rank(run.topology) if run.topology.launcher != "torchrun" else {}
+    env |= _meeting(run.topology) if run.topology.launcher != "torchrun" else {}
     if run.topology.launcher == "mpi":
         env["TERM"] = "dumb"  # Open MPI gives each rank a terminal (4.1), also where its own output goes into a file
     if run.topology.launcher == "env":  # `leftovers` takes it out
@@ -102,16 +94,20 @@ def _defaults(run: ResolvedRun) -> dict[str, str]:
     return defaults
 
 
-def _of_one_rank(topology: Topology) -> dict[str, str]:
-    """Return what tells torch which rank it is, where no torchrun does."""
-    return {
-        "RANK": str(topology.rank),
+def _meeting(topology: Topology) -> dict[str, str]:
+    """Return what tells torch where the ranks meet, and which one this process becomes, where no torchrun does."""
+    own = {} if topology.rank is None else {"RANK": str(topology.rank), "LOCAL_RANK": str(topology.local_rank)}
+    return own | {
         "WORLD_SIZE": str(topology.world_size),
-        "LOCAL_RANK": str(topology.local_rank),
         "LOCAL_WORLD_SIZE": str(topology.nproc_per_node),
         "MASTER_ADDR": str(topology.master_addr),
         "MASTER_PORT": str(topology.master_port),
     }
+
+
+def of_ranks(topology: Topology) -> list[dict[str, str]]:
+    """Return what each rank that this process starts itself gets beside `environment`."""
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in topology.local_ranks]
 
 
 def files(run: ResolvedRun) -> dict[str, str]:

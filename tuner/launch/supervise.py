@@ -1,4 +1,4 @@
-"""The only place that spawns: one torchrun or the only rank, its signals, its end, an exit code that tells the truth.
+"""The only place that spawns: the ranks of a machine, or torchrun; signals, the end, an exit code that tells the truth.
 
 torchrun turns every failure into 1, so the code comes from what the ranks left in the run directory.
 """
@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import psutil
 
-from tuner.errors import DiskError, RunDirectoryError, Stopped
+from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped
 from tuner.files import write_json
 from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
+from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.runs import beats, checkpoints
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
@@ -39,6 +41,7 @@ _STACKS_S = 1.0
 _SAVES = 3.0
 """Who is told to stop gets at least so many times the longest save so far."""
 _STDOUT = 1
+_Output = BinaryIO | int | None
 
 
 def run(
@@ -47,23 +50,27 @@ def run(
     directory: RunDirectory,
     node_rank: int = 0,
     *,
-    is_rank: bool = False,
+    ranks: Sequence[Mapping[str, str]] = (),
     grace_s: float,
     shows_rank_0: bool = True,
     output: TextIO | None = None,
 ) -> int:
-    """Run torchrun, or the only rank, to its end and return the exit code of the run; leave no process behind.
+    """Run the ranks of this machine, or torchrun, to their end and return the run's exit code; leave no process behind.
 
     A failure is told in three lines on standard error and written into status.json. Signals are heard in the main
     thread alone, where Python takes them.
 
     Args:
-        is_rank: The command is that of the only rank itself.
+        ranks: The command is that of a rank, to be started once for each of these, which it gets beside `env`; they
+            meet at a port that is free. Empty: it is torchrun's.
         grace_s: What ranks that are told to stop have, in seconds; they get longer where saves take long.
         shows_rank_0: What rank 0 prints is shown, and not in its log alone.
         output: Where it is shown: a notebook's cell is a stream. None: on standard output's descriptor.
+
+    Raises:
+        MachineError: a process cannot be started.
     """
-    watch = _Watch(directory, grace_s, is_rank)
+    watch = _Watch(directory, grace_s, are_ranks=bool(ranks))
     shows = shows_rank_0 and node_rank == 0
     shown = Follower(
         directory.ranks / "0.log",
@@ -75,18 +82,13 @@ def run(
         with (directory.ranks / f"launcher-{node_rank}.log").open("wb") as log:
             # A terminal is where rank 0 draws its bar; what is shown on a stream comes from the log.
             inherited = log if output else None
-            child = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
-                list(argv),
-                env=dict(env),
-                stdout=inherited if shows_rank_0 else subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        watch.begin(child.pid)
+            stdout = inherited if shows_rank_0 else subprocess.DEVNULL
+            with _processes(env, ranks) as processes:
+                for own_env, fds in processes:
+                    watch.start(argv, own_env, fds, stdout, log)
         if shows:
             shown.start()
-        while child.poll() is None:
+        while watch.is_on():
             watch.forward()
             watch.look()
             time.sleep(_POLL_S)
@@ -95,14 +97,37 @@ def run(
         checkpoints.clear_unfinished(directory.checkpoints)
     if shows:
         shown.stop()
-    return watch.verdict(child.returncode)
+    return watch.verdict()
+
+
+@contextlib.contextmanager
+def _processes(
+    env: Mapping[str, str], ranks: Sequence[Mapping[str, str]]
+) -> Iterator[list[tuple[Mapping[str, str], tuple[int, ...]]]]:
+    """Give the environment of each process to start, and the descriptors that it inherits.
+
+    Rank 0 inherits the socket at which it serves torch's store: no other process can take the port in between.
+    """
+    if not ranks:
+        yield [(env, ())]
+        return
+    with socket.create_server(("127.0.0.1", 0), backlog=socket.SOMAXCONN) as listener:
+        fd, port = listener.fileno(), listener.getsockname()[1]
+        all_of_them = {**env, "MASTER_PORT": str(port), AGENT_STORE: "True"}
+        first, *others = [{**all_of_them, **own} for own in ranks]
+        yield [({**first, STORE_FD: str(fd)}, (fd,)), *((other, ()) for other in others)]
 
 
 class _Watch:
-    def __init__(self, directory: RunDirectory, grace_s: float, is_rank: bool) -> None:
+    def __init__(self, directory: RunDirectory, grace_s: float, *, are_ranks: bool) -> None:
         self.directory, self.num_oom_kills, self.grace_s = directory, num_oom_kills(), grace_s
-        self.is_rank = is_rank
-        self.child: psutil.Process | None = None
+        self.are_ranks = are_ranks
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.exits: dict[int, int] = {}
+        """How the children have ended, by their place, the first that was seen to end at the head."""
+        self.killed: set[int] = set()
+        """The children that did not end when they had to."""
+        self.told_to_end = False
         self.ranks: set[psutil.Process] = set()
         self.received: list[int] = []
         self.forwarded = 0
@@ -133,29 +158,75 @@ class _Watch:
     def insisted(self) -> bool:
         return sum(number in _INSISTING for number in self.received) > 1
 
-    def begin(self, pid: int) -> None:
-        """Watch the process that was started."""
-        self.child = psutil.Process(pid)
-        # The rank itself has its stacks written and is killed after the grace; torchrun ends when its ranks have.
-        self.ranks = {self.child} if self.is_rank else set()
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], fds: Sequence[int], stdout: _Output, stderr: _Output
+    ) -> None:
+        """Start a process and watch it; where that fails, none is left."""
+        try:
+            child = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
+                list(argv),
+                env=dict(env),
+                pass_fds=fds,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except OSError as error:
+            self.kill_ranks()
+            for started in self.children:
+                started.wait()
+            what = f"a rank cannot be started: {error.strerror}"
+            raise MachineError(what, where=argv[0], fix="See the limits of processes and memory: ulimit -a.") from error
+        self.children.append(child)
+        if self.are_ranks:  # it has its stacks written and is killed after the grace; torchrun ends when its ranks have
+            self.ranks.add(psutil.Process(child.pid))
+
+    def is_on(self) -> bool:
+        """Return whether a child is alive; of ranks, the first that fails ends the others."""
+        for place, child in enumerate(self.children):
+            if place not in self.exits and child.poll() is not None:
+                self.exits[place] = child.returncode
+                has_failed = child.returncode not in (0, Stopped.exit_code)
+                if self.are_ranks and has_failed and not self.told_to_end:
+                    self.end()
+                    self.fail()
+        return len(self.exits) < len(self.children)
+
+    @property
+    def alive(self) -> dict[int, subprocess.Popen[bytes]]:
+        """The children that have not ended, by their place."""
+        return {place: child for place, child in enumerate(self.children) if place not in self.exits}
+
+    def end(self) -> None:
+        """Tell the children to end: SIGTERM, once."""
+        self.told_to_end = True
+        for child in self.alive.values():
+            child.terminate()
+
+    def fail(self) -> None:
+        """Give the ranks that a failed one has left behind a short time to end."""
+        if not self.failed:
+            self.failed, self.ending_since_s = True, time.monotonic()
+            self._wake()
 
     def remember_ranks(self) -> None:
-        """Note the child's descendants while they have a parent: orphans cannot be found later."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if self.child:
-                self.ranks |= set(self.child.children(recursive=True))
+        """Note the children's descendants while they have a parent: orphans cannot be found later."""
+        for child in self.alive.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.ranks |= set(psutil.Process(child.pid).children(recursive=True))
 
     def forward(self) -> None:
         """Pass the first signal on as SIGTERM (finish the step, save, stop); at the second, kill at once."""
-        if self.insisted:  # the ranks are killed as soon as it is gone
-            if self.child:
-                _send(self.child, signal.SIGSTOP)  # it may be starting one, which nobody could find afterwards
-                self.remember_ranks()
-                _kill(self.child)
+        if self.insisted:  # the ranks are killed as soon as these are gone
+            for child in self.alive.values():
+                child.send_signal(signal.SIGSTOP)  # it may be starting one, which nobody could find afterwards
+            self.remember_ranks()
+            for child in self.alive.values():
+                child.kill()
         elif self.received and not self.forwarded:
             self.forwarded, self.ending_since_s = self.received[0], time.monotonic()
-            if self.child:
-                _send(self.child, signal.SIGTERM)
+            self.end()
 
     def look(self) -> None:
         """Note the ranks and end the late ones, once a second: finding them reads of every process of the machine."""
@@ -163,19 +234,18 @@ class _Watch:
         if now_s - self.looked_s >= _LOOK_S:
             self.looked_s = now_s
             self.remember_ranks()
-            self.end_late_ranks(now_s)
+            self.end_late_ranks()
 
-    def end_late_ranks(self, now_s: float) -> None:
+    def end_late_ranks(self) -> None:
         """Kill the ranks that do not end when they have to: after a failure of another, or when told to stop."""
         if not self.failed and any(report["exit_code"] != Stopped.exit_code for report in self.directory.failures()):
-            self.failed, self.ending_since_s = True, now_s
-            self._wake()
+            self.fail()
         if self.ending_since_s is None or self.overdue_s:
             return
-        self._kill_if_over(now_s - self.ending_since_s)
+        self._kill_if_over(time.monotonic() - self.ending_since_s)
 
     def _wake(self) -> None:
-        """Let stopped ranks go on: they cannot take the SIGTERM that torchrun has sent them, nor leave their stacks."""
+        """Let stopped ranks go on: they cannot take the SIGTERM that they have got, nor leave their stacks."""
         pids = {rank: beat.pid for rank, beat in beats.here(self.directory).items()}
         self.stopped = stopped(pids)
         for process in self._of(pids[rank] for rank in self.stopped):
@@ -194,6 +264,7 @@ class _Watch:
             _send(process, signal.SIGCONT)
             _send(process, signal.SIGQUIT)  # its stacks, into its log
         time.sleep(_STACKS_S)
+        self.killed = set(self.alive)
         for process in self.ranks:  # torchrun itself notices, and ends
             _kill(process)
 
@@ -202,16 +273,17 @@ class _Watch:
         return [process for process in self.ranks if process.pid in wanted]
 
     def kill_ranks(self) -> None:
-        """Kill what is left of the child's descendants; a psutil.Process never means a reused pid."""
+        """Kill what is left of the ranks and their descendants; a psutil.Process never means a reused pid."""
         for process in self.ranks:
             _kill(process)
         deadline = time.monotonic() + _REAP_S
         while any(_runs(process) for process in self.ranks) and time.monotonic() < deadline:
             time.sleep(_POLL_S / 10)
 
-    def verdict(self, child_code: int) -> int:
+    def verdict(self) -> int:
         """Return the run's exit code, write status.json, and print what went wrong."""
         reports = self.directory.failures()
+        child_code = next((code for code in self.exits.values() if code), 0)
         if self._is_done():
             if reports or (child_code != 0 and not self.forwarded):  # torchrun fails at a signal, whatever its ranks do
                 text = "WARNING: the run is done and its result is complete, but the cleanup after it was interrupted."
@@ -241,7 +313,7 @@ class _Watch:
             evidence = gather(
                 self.directory,
                 child_code=child_code,
-                is_rank=self.is_rank,
+                exits=[one for one in self.exits.items() if one[0] not in self.killed] if self.are_ranks else None,
                 num_oom_kills=max(kills, 0),
                 stopped=self.stopped,
                 overdue=self.overdue,

@@ -13,7 +13,7 @@ from tuner.fit import gpu_catalog
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.launchers import filled, resolve
-from tuner.machine.topology import LaunchFlags, Topology
+from tuner.machine.topology import LaunchFlags, Topology, planned
 from tuner.recipes import catalog, foreign, origin, starting_weights
 from tuner.recipes.diff import Section
 from tuner.recipes.merging import leaves
@@ -70,7 +70,7 @@ def machines(asked: Machines, environ: Mapping[str, str], file: LaunchFlags | No
             "this machine has no GPU, so the kind of GPU is unknown", where="--gpus", fix="Add: --gpu a100-80g."
         )
     made = node(here, gpus, known_gpu(gpu) if gpu else None)
-    return made, Topology("torchrun", nodes, 0, len(made.gpus), nodes * len(made.gpus))
+    return made, planned(nodes, len(made.gpus))
 
 
 def node(here: Hardware, gpus: int | None, kind: Gpu | None) -> Hardware:

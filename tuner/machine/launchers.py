@@ -10,7 +10,7 @@ from typing import Literal
 
 from tuner.errors import MachineError, UsageError
 from tuner.machine import slurm, variables
-from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology
+from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology, local
 from tuner.machine.variables import Said, count, given, text
 
 
@@ -104,10 +104,8 @@ def _nodes(said: Said, num_gpus: int) -> Topology:
         fix = f"Node ranks run from 0 to {nodes - 1}."
         raise UsageError(f"node rank {rank} of {nodes} nodes", where="--node-rank / NODE_RANK", fix=fix)
     nproc = nproc or max(num_gpus, 1)
-    if nodes == nproc == 1:
-        return _alone("direct")
     if nodes == 1:
-        return Topology("torchrun", 1, 0, nproc, nproc)
+        return local(nproc)
     port = port or DEFAULT_PORT
     return Topology("torchrun", nodes, rank or 0, nproc, nodes * nproc, master_addr=address, master_port=port)
 
@@ -123,12 +121,9 @@ def _none(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topo
                 f"{value} with --launcher none, which uses one process", where=variables.where(name), fix=fix
             )
     port = count(said, "--master-port", maximum=65535)
-    return _alone("none", text(said, "--master-addr") or "127.0.0.1", port or 0)
-
-
-def _alone(launcher: Literal["direct", "none"], address: str = "127.0.0.1", port: int = 0) -> Topology:
+    address = text(said, "--master-addr") or "127.0.0.1"
     # At port 0 torch's store listens on a free one; nobody else has to find it.
-    return Topology(launcher, 1, 0, 1, 1, rank=0, local_rank=0, master_addr=address, master_port=port)
+    return Topology("none", 1, 0, 1, 1, rank=0, local_rank=0, master_addr=address, master_port=port or 0)
 
 
 def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:

@@ -10,7 +10,9 @@ DEFAULT_PORT = 29500
 SUPERVISED = "TUNER_SUPERVISED"
 """The variable by which a supervisor of ours tells its ranks that it is there."""
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""torchrun's: it listens at the master port itself, where a rank 0 that tried the same would fail."""
+"""torchrun's: somebody listens at the master port already, where a rank 0 that tried the same would fail."""
+STORE_FD = "TUNER_STORE_FD"
+"""The variable by which a supervisor of ours hands rank 0 the socket that listens at the master port."""
 Launcher = Literal["torchrun", "slurm", "mpi", "env", "none"]
 LAUNCHERS: tuple[Launcher, ...] = ("torchrun", "slurm", "mpi", "env", "none")
 
@@ -32,10 +34,10 @@ class LaunchFlags(NamedTuple):
 
 @dataclass(frozen=True)
 class Topology:
-    """Where this process stands among all. rank and local_rank are None where torchrun will assign them."""
+    """Where this process stands among all. rank and local_rank are None where this process starts the ranks."""
 
     launcher: Launcher | Literal["direct"]
-    """`direct`: one rank on one machine needs no torchrun in between, which takes seconds to start."""
+    """`direct`: the ranks of one machine are started without torchrun, which takes more than a second itself."""
     num_nodes: int
     node_rank: int
     nproc_per_node: int
@@ -60,13 +62,29 @@ class Topology:
         return self.launcher in ("torchrun", "direct")
 
     @property
+    def local_ranks(self) -> range:
+        """The ranks that this process starts itself; none where torchrun does, or where it becomes one."""
+        return range(self.nproc_per_node if self.launcher == "direct" else 0)
+
+    @property
     def is_shared(self) -> bool:
         """Several launchers or tasks start this run, each for its part, and must find each other unasked."""
         return self.num_nodes > 1 or (not self.is_supervised and self.world_size > 1)
 
     def describe(self) -> str:
         nodes = f"{self.num_nodes} nodes" if self.num_nodes > 1 else "1 node"
-        return f"{nodes}, {self.world_size} process{'es' * (self.world_size > 1)} ({self.launcher})"
+        started = "" if self.launcher == "direct" else f" ({self.launcher})"
+        return f"{nodes}, {self.world_size} process{'es' * (self.world_size > 1)}{started}"
+
+
+def local(num_ranks: int) -> Topology:
+    """Return this machine with so many ranks, which meet at a port that is free when they start."""
+    return Topology("direct", 1, 0, num_ranks, num_ranks, master_addr="127.0.0.1", master_port=0)
+
+
+def planned(num_nodes: int, num_ranks: int) -> Topology:
+    """Return the first of some machines that need not be here, each with so many ranks."""
+    return local(num_ranks) if num_nodes == 1 else Topology("torchrun", num_nodes, 0, num_ranks, num_nodes * num_ranks)
 
 
 class Rank(NamedTuple):
@@ -82,7 +100,7 @@ class Rank(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Rank:
-        """Read the variables that torchrun, or `launch.render` for one rank, has set."""
+        """Read the variables that torchrun, or `launch.render`, has set."""
         rank, local_rank = int(environ.get("RANK", "0")), int(environ.get("LOCAL_RANK", "0"))
         world_size, supervised = int(environ.get("WORLD_SIZE", "1")), SUPERVISED in environ
         return cls(rank, local_rank, world_size, supervised, not supervised and "SLURM_STEP_ID" in environ)

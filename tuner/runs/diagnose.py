@@ -38,8 +38,8 @@ class Evidence:
         reports: What ranks reported of their own end, the earliest first.
         logs: The end of each rank's log.
         launcher: The end of what torchrun logged, and ranks before they had logs of their own.
-        child_code: How torchrun itself ended, or the only rank; below 0: by a signal.
-        is_rank: It is that of the only rank.
+        child_code: How torchrun itself ended, or the first rank; below 0: by a signal.
+        exits: The ranks that ended by themselves and how, in this order; None: torchrun's log tells, if anything does.
         num_oom_kills: Processes that the kernel killed for lack of memory while the run was on.
         last_step: The last optimizer step in the metrics.
         free_bytes: Space left on the disk of the run directory.
@@ -54,7 +54,7 @@ class Evidence:
     logs: Mapping[int, str] = field(default_factory=dict)
     launcher: str = ""
     child_code: int = 1
-    is_rank: bool = False
+    exits: Sequence[tuple[int, int]] | None = None
     num_oom_kills: int = 0
     last_step: int | None = None
     free_bytes: int | None = None
@@ -160,10 +160,10 @@ def _reported(evidence: Evidence) -> Iterator[_Suspect]:
 
 
 def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
-    """Yield the ranks that ended without a report; of several torchrun's log names the one that it saw end first.
+    """Yield the ranks that ended without a report, the one that was seen to end first at the head.
 
-    Where the others only report a lost peer, a killed rank is that peer, whatever torchrun saw first: it looks every
-    tenth of a second, and in that time they can end too.
+    Where the others only report a lost peer, a killed rank is that peer, whoever was seen first: the supervisor and
+    torchrun look every tenth of a second, and in that time they can end too.
     """
     told = {int(report["rank"]) for report in evidence.reports}
     for place, (rank, code) in enumerate(_exits(evidence)):
@@ -190,10 +190,9 @@ def _exit_code(cause: Cause, code: int) -> int:
 
 
 def _exits(evidence: Evidence) -> list[tuple[int | None, int]]:
-    """Return rank and exit code of the ranks that failed, the one that torchrun saw first at the head."""
-    if evidence.is_rank:
-        ended_by_itself = evidence.child_code and not evidence.overdue
-        return [(0, evidence.child_code)] if ended_by_itself else []
+    """Return rank and exit code of the ranks that failed, the one that was seen to end first at the head."""
+    if evidence.exits is not None:
+        return [(rank, code) for rank, code in evidence.exits if code]
     launcher = evidence.launcher
     before, _, after = launcher.partition(_ROOT)
     exits = [pair for text in (after, before) for pair in _SUMMARY.findall(text)]

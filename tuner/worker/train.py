@@ -33,7 +33,7 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
-from tuner.worker import compat, experts, resume, trainers
+from tuner.worker import compat, experts, resume, store, trainers
 from tuner.worker.callbacks import CheckWeightsMoved, HeartbeatCallback, ValidationCallback
 from tuner.worker.checkpointing import CheckpointSaver, best_step, disk_errors
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
@@ -132,6 +132,7 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.E
 
 def _join(rank: Rank, config: RecipeConfig) -> torch.device:
     """Join the process group and return this rank's device."""
+    store.serve()
     patience = compat.wait_for_ever()
     transformers.set_seed(config.randomness.seed)
     accelerator = get_accelerator()
