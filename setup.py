@@ -55,6 +55,7 @@ setup(
         "torch>=2.9",
         "transformers>=5.21,<6",
         "trl>=1.16,<2",
+        "xxhash>=3.1",
         "bitsandbytes>=0.48",
     ],
     # lm-eval brings scikit-learn, sacrebleu and others that training does not need; a server's packages neither.

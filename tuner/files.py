@@ -215,6 +215,14 @@ def sha256(data: bytes | Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def xxh3_128(path: Path) -> str:
+    """Return the hex XXH3 (128 bits) of a file's content: at a tenth of SHA-256's cost it finds damage, no forgery."""
+    from xxhash import xxh3_128  # what only plans or shows hashes no file
+
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, xxh3_128).hexdigest()
+
+
 def is_writable(text: str) -> bool:
     """Say whether `text` can stand in a UTF-8 file and be a path: no lone surrogate, no NUL."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)

@@ -243,7 +243,7 @@ names = anything | damaged(
     st.sampled_from(("tiny_full_sample_e1", "deepspeed_zero2", "zero3", "checkpoint-5", "chatml"))
 )
 
-_MANIFEST = '{"facts": {"step": 5, "world_size": 2}, "files": {"model.safetensors": {"bytes": 7, "sha256": "0"}}}'
+_MANIFEST = '{"facts": {"step": 5, "world_size": 2}, "files": {"model.safetensors": {"bytes": 7, "xxh3_128": "0"}}}'
 manifests = (
     damaged(st.just(_MANIFEST))
     | st.builds(_other_cell, st.just(_MANIFEST), _CHANCE)

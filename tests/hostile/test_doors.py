@@ -50,7 +50,7 @@ def test_a_manifest_vouches_for_files_of_its_own_folder_alone(name: str, tmp_pat
     folder.mkdir(parents=True)
     (folder / "link").symlink_to(secret)
     (folder / "weights").write_text("mine")
-    entry = {"bytes": 4, "sha256": files.sha256(secret)}
+    entry = {"bytes": 4, "xxh3_128": files.xxh3_128(secret)}
     manifest = folder / checkpoints.MANIFEST
 
     manifest.write_text(json.dumps({"files": {"weights": entry}}))

@@ -160,8 +160,8 @@ def test_of_a_restart_on_several_nodes_the_first_alone_reads_every_byte_of_the_c
     checkpoint(run.path, 3)
     nodes.ended(run, 1, None)
     hashed: list[str] = []
-    real = checkpoints.sha256
-    monkeypatch.setattr(checkpoints, "sha256", lambda path: (hashed.append(path.name), real(path))[1])
+    real = checkpoints.xxh3_128
+    monkeypatch.setattr(checkpoints, "xxh3_128", lambda path: (hashed.append(path.name), real(path))[1])
 
     first_again = retry.next_attempt(first, run, 1, resolve_run)
     assert first_again and sorted(hashed) == ["model.safetensors", "recipe.py"]

@@ -493,8 +493,8 @@ def test_whatever_loads_a_checkpoint_takes_it_for_data_alone() -> None:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files of checkpoints that were hashed."""
     names: list[str] = []
-    real = checkpoints.sha256
-    monkeypatch.setattr(checkpoints, "sha256", lambda path: (names.append(path.name), real(path))[1])
+    real = checkpoints.xxh3_128
+    monkeypatch.setattr(checkpoints, "xxh3_128", lambda path: (names.append(path.name), real(path))[1])
     return names
 
 

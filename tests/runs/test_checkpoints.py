@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from tuner.errors import RunDirectoryError
-from tuner.files import sha256
+from tuner.files import sha256, xxh3_128
 from tuner.runs import checkpoints
 from tuner.runs.checkpoints import (
     LATEST,
@@ -83,7 +84,10 @@ def test_the_manifest_holds_the_size_and_hash_of_every_file(tmp_path: Path) -> N
 
     files = json.loads((path / MANIFEST).read_text())["files"]
 
-    assert files == {name: {"bytes": len(content), "sha256": sha256(content)} for name, content in CONTENT.items()}
+    assert files == {
+        name: {"bytes": len(content), "xxh3_128": xxhash.xxh3_128(content).hexdigest()}
+        for name, content in CONTENT.items()
+    }
 
 
 def test_every_file_and_folder_is_on_the_disk_before_the_manifest(
@@ -250,11 +254,24 @@ def test_what_is_older_than_the_newest_valid_one_is_not_read(tmp_path: Path, mon
     for step in (1, 2, 3):
         _save(tmp_path, step)
     hashed: set[Path] = set()
-    monkeypatch.setattr(checkpoints, "sha256", lambda path: hashed.add(path) or sha256(path))
+    monkeypatch.setattr(checkpoints, "xxh3_128", lambda path: hashed.add(path) or xxh3_128(path))
 
     newest_valid(tmp_path)
 
     assert {path.relative_to(tmp_path).parts[0] for path in hashed} == {"checkpoint-3"}
+
+
+def test_a_manifest_of_sha256_is_read_as_well(tmp_path: Path) -> None:
+    path = _save(tmp_path, 1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    for name, entry in manifest["files"].items():
+        del entry["xxh3_128"]
+        entry["sha256"] = sha256(path / name)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+    assert inspect(path) is None
+    _flip(path / "model.safetensors", 5)
+    assert inspect(path) == "model.safetensors has changed (its hash differs)"
 
 
 def test_where_no_checkpoint_is_valid_there_is_none(tmp_path: Path) -> None:
@@ -446,9 +463,9 @@ def test_a_checkpoint_that_goes_while_it_is_looked_at_is_no_error(
 
     def gone(file: Path) -> str:
         shutil.rmtree(path, ignore_errors=True)
-        return sha256(file)
+        return xxh3_128(file)
 
-    monkeypatch.setattr(checkpoints, "sha256", gone)
+    monkeypatch.setattr(checkpoints, "xxh3_128", gone)
 
     assert "cannot be read: No such file" in str(inspect(path))
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from tuner.errors import RunDirectoryError
-from tuner.files import disk_errors, flush, load_json, sha256, write_json, write_text
+from tuner.files import disk_errors, flush, load_json, sha256, write_json, write_text, xxh3_128
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -31,6 +31,26 @@ _UNFINISHED = "unfinished"
 _NUM_THREADS = 8
 _MAX_NAME = 255
 _NAME = re.compile(r"checkpoint-(\d+)")
+
+
+Arg = TypeVar("Arg")
+Result = TypeVar("Result")
+
+
+class _Expected(NamedTuple):
+    """A file as the manifest has it."""
+
+    num_bytes: int
+    digest: str
+    hashed: Callable[[Path], str]
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> _Expected:
+        kind = "xxh3_128" if "xxh3_128" in entry else "sha256"  # a manifest of November 2026 or before
+        return cls(entry["bytes"], entry[kind], {"xxh3_128": xxh3_128, "sha256": sha256}[kind])
+
+    def is_of(self, path: Path) -> bool:
+        return self.hashed(path) == self.digest
 
 
 @dataclass(frozen=True)
@@ -105,9 +125,9 @@ def seal(folder: Path, facts: dict[str, Any]) -> int:
         The size in bytes of what it vouches for.
     """
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST]
-    with _hashes(files) as digests:
+    with _in_threads(xxh3_128, files) as digests:
         entries = {
-            str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest}
+            str(path.relative_to(folder)): {"bytes": path.stat().st_size, "xxh3_128": digest}
             for path, digest in zip(files, digests, strict=True)
         }
     _flush_all(folder)  # the manifest must not reach the disk before what it vouches for
@@ -121,13 +141,12 @@ def _flush_all(folder: Path) -> None:
 
 
 @contextmanager
-def _hashes(paths: Sequence[Path]) -> Iterator[Iterator[str]]:
-    # One thread hashes about as fast as a good disk writes; a checkpoint is in the page cache when it is sealed.
+def _in_threads(work: Callable[[Arg], Result], on: Iterable[Arg]) -> Iterator[Iterator[Result]]:
     from concurrent.futures import ThreadPoolExecutor  # it loads logging, and a dry run hashes nothing
 
     pool = ThreadPoolExecutor(_NUM_THREADS)
     try:
-        yield pool.map(sha256, paths)
+        yield pool.map(work, on)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -138,7 +157,7 @@ def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
     step = int(named[1]) if named else 0
     try:
         manifest = load_json((folder / MANIFEST).read_text(encoding="utf-8"))
-        expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        expected = {str(name): _Expected.of(entry) for name, entry in manifest["files"].items()}
         facts = dict(manifest.get("facts", {}))
         saved_at = int(facts.get("step", step))
     except OSError:
@@ -159,13 +178,13 @@ def inspect(folder: Path, *, hashes: bool = True) -> str | None:
     return read(folder, hashes=hashes).problem
 
 
-def _first_difference(folder: Path, expected: dict[str, tuple[int, str]], hashes: bool) -> str | None:
+def _first_difference(folder: Path, expected: Mapping[str, _Expected], hashes: bool) -> str | None:
     root = folder.resolve()
     # Every place is resolved once: a listing looks at thousands of files, and a name at a time is a third of its time.
     is_inside = cache(lambda place: place.resolve().is_relative_to(root))
     if _leads_out(folder):
         return f"{LATEST} points outside of the checkpoint"
-    for name, (size, _) in expected.items():
+    for name, (size, *_) in expected.items():
         path = folder / name
         if not os.path.isfile(path):  # noqa: PTH113 (a name too long is no file, and no error)
             return f"{name} is missing"
@@ -174,9 +193,9 @@ def _first_difference(folder: Path, expected: dict[str, tuple[int, str]], hashes
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes, not {size}"
     if hashes:
-        with _hashes([folder / name for name in expected]) as digests:
-            for (name, (_, digest)), hashed in zip(expected.items(), digests, strict=True):
-                if hashed != digest:
+        with _in_threads(lambda name: expected[name].is_of(folder / name), expected) as same:
+            for name, is_same in zip(expected, same, strict=True):
+                if not is_same:
                     return f"{name} has changed (its hash differs)"
     return None
 

@@ -1,7 +1,6 @@
 """Checkpoints in training: room on the disk first, then every rank's part, then the manifest that makes one valid.
 
-Hashes, flushes and the manifest go on beside the next steps, in a thread of rank 0: of a save of 1 GB on two cores they
-are half the time.
+Hashes, flushes and the manifest go on beside the next steps, in a thread of rank 0.
 
 The trainer and DeepSpeed write the files; where they go, which weights they leave out and what is kept is decided here.
 """
