@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 
@@ -63,6 +64,12 @@ def _counted(rows: Rows) -> DatasetSize:
 
 
 def _num_rows(file: Path) -> int:
+    stat = file.stat()
+    return _counted_once(file, stat.st_mtime_ns, stat.st_size)
+
+
+@cache  # a global batch of 'auto' and the steps ask for the same files
+def _counted_once(file: Path, mtime_ns: int, num_bytes: int) -> int:
     bad: list[DataError] = []  # whatever is wrong with it, it is a row
     if readers.kind(file) in (".json", ".csv"):
         return sum(1 for _ in readers.read(file, bad.append)) + len(bad)
