@@ -162,8 +162,8 @@ def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Har
     """Return a node of the job, and whether its GPUs are known and not only assumed."""
     from dataclasses import replace
 
-    from tuner.launch.targets import ASSUMED_GPU, known_gpu
-    from tuner.launch.targets import node as node_of
+    from tuner.launch.asked_machines import ASSUMED_GPU, known_gpu
+    from tuner.launch.asked_machines import node as node_of
     from tuner.machine import hardware
 
     here = hardware.detect(os.environ)

@@ -13,7 +13,7 @@ from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.levels import Fit, Machines
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.split import possible
-from tuner.launch import counting, global_batch, steps, targets
+from tuner.launch import asked_machines, counting, global_batch, steps
 from tuner.launch.steps import Steps
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware
@@ -163,14 +163,14 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
     host_bytes = sizes.parse_bytes(wanted.host_memory, "--host-memory") if wanted.host_memory else 0
     here, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
     if not (gpu or gpu_memory or here.gpus):
-        gpus, gpu = gpus or 8, targets.ASSUMED_GPU
+        gpus, gpu = gpus or 8, asked_machines.ASSUMED_GPU
         assumed = " (assumed, because this machine has no GPU; set --gpus and --gpu)"
     if gpu_memory:
         # The capability tells bf16 from fp16, which take as much.
         kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, "--gpu-memory"), (0, 0))
     else:
-        kind = targets.known_gpu(gpu) if gpu else None
-    node = targets.node(here, gpus, kind)
+        kind = asked_machines.known_gpu(gpu) if gpu else None
+    node = asked_machines.node(here, gpus, kind)
     count, first = len(node.gpus), node.gpus[0]
     weight_bytes = precision.decide(dtype, node).weight_bytes
     host_bytes = host_bytes or node.host_memory_bytes
