@@ -7,7 +7,6 @@ Those with signs are the rows of causes.toml. It knows text and nothing of ranks
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -78,6 +77,8 @@ SILENT = Cause("unknown", "ended without a report", (), "tail -n 50 {log}")
 @cache
 def table() -> Sequence[Cause]:
     """Return the causes that a log or a rank's report names, the more special sign above the more general one."""
+    import tomllib  # only where a run has failed
+
     rows = tomllib.loads(_ROWS.read_text(encoding="utf-8"))["cause"]
     return tuple(
         Cause(**{**row, "signs": tuple(row.get("signs", ())), "role": Role[row.get("role", Role.CAUSE.name)]})

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -50,6 +49,8 @@ class Holder:
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Holder:
         """Return this process; `environ` tells of the Slurm job around it."""
+        import socket  # 2 ms, and most commands ask for no lock
+
         restarts = environ.get("SLURM_RESTART_COUNT", "")
         return cls(
             os.getpid(),
