@@ -16,8 +16,8 @@ from pathlib import Path
 _ROWS = Path(__file__).with_suffix(".toml")
 _AGAIN = "{again}"
 _MAX_LINE = 300
-_INDENTED = re.compile(r'^(?:\s{4,}|\s+File "|\s*[\^~]+$)')
-_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
+_INDENTED = r'^(?:\s{4,}|\s+File "|\s*[\^~]+$)'
+_PREFIX = r"^\[(?:rank|default)\d+\]:\s?"
 
 
 class Role(IntEnum):
@@ -56,7 +56,7 @@ class Cause:
             match = re.search(sign, text, re.MULTILINE)
             if match:
                 begin = text.rfind("\n", 0, match.start()) + 1
-                return _PREFIX.sub("", text[begin:].partition("\n")[0]).strip()[:_MAX_LINE]
+                return re.sub(_PREFIX, "", text[begin:].partition("\n")[0]).strip()[:_MAX_LINE]
         return None
 
 
@@ -93,7 +93,7 @@ def every() -> Sequence[Cause]:
 
 def classify(text: str) -> tuple[Cause, str] | None:
     """Return the cause that a text shows and the line that shows it; source lines of tracebacks are no signs."""
-    said = "\n".join(line for line in text.splitlines() if not _INDENTED.match(line))
+    said = "\n".join(line for line in text.splitlines() if not re.match(_INDENTED, line))
     for cause in table():
         line = cause.found_in(said)
         if line is not None:
