@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from tuner.errors import UsageError
 from tuner.fit import gpu_catalog
@@ -44,9 +43,9 @@ def node(here: Hardware, gpus: int | None, kind: Gpu | None) -> Hardware:
     if kind is None:
         # Where those that are here differ, the smallest decides what fits.
         smallest = min(here.gpus, key=lambda gpu: gpu.memory_bytes)
-        return here if gpus in (None, len(here.gpus)) else replace(here, gpus=(smallest,) * gpus)
+        return here if gpus in (None, len(here.gpus)) else here._replace(gpus=(smallest,) * gpus)
     # Nobody knows the host's memory of a machine that is not here, so it is not judged.
-    return replace(here, gpus=(kind,) * (gpus or 1), host_memory_bytes=0)
+    return here._replace(gpus=(kind,) * (gpus or 1), host_memory_bytes=0)
 
 
 def known_gpu(name: str) -> Gpu:

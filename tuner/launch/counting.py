@@ -6,7 +6,6 @@ A row is what `data.readers` reads as one; what takes longer, or other libraries
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
@@ -33,8 +32,7 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
         return (DatasetSize(None, "they are streamed, and max_steps ends the run"),)
     is_kto = config.objective.type == "kto"
     return tuple(
-        replace(
-            _less_held_out(_counted(share), number, dataset),
+        _less_held_out(_counted(share), number, dataset)._replace(
             weight=share.weight if isinstance(share, Share) else 1.0,
             samples_a_row=_answers_a_row(share) if is_kto else 1,
         )

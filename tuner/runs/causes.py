@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 _ROWS = Path(__file__).with_suffix(".toml")
 _AGAIN = "{again}"
@@ -30,8 +30,7 @@ class Role(IntEnum):
     """It lost another rank, or was told to end."""
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """One cause.
 
     Args:

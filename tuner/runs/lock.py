@@ -13,9 +13,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from tuner.errors import RunDirectoryError
 from tuner.files import disk_errors, load_json
@@ -27,8 +26,7 @@ WORKER = "tuner.worker"
 """The module that a rank is, as its command line names it."""
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """The process that starts and watches a run, or its rank 0 where nobody does.
 
     `started_s` counts from the boot: a jump of the clock does not change it. A job that Slurm starts again keeps its
@@ -190,7 +188,7 @@ def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool]
         if holder and not holder.is_process(this):
             _refuse_ranks_left(run)
         file.truncate(0)
-        file.write(json.dumps(asdict(replace(this, locked=_keep(run)))) + "\n")
+        file.write(json.dumps(this._replace(locked=_keep(run))._asdict()) + "\n")
 
 
 def release(run: Path) -> None:
@@ -261,7 +259,7 @@ def _read(file: IO[str]) -> Holder | None:
     file.seek(0)
     try:
         found = Holder(**load_json(file.read()))
-        whole = replace(found, pid=int(found.pid), started_s=float(found.started_s), restarts=int(found.restarts))
+        whole = found._replace(pid=int(found.pid), started_s=float(found.started_s), restarts=int(found.restarts))
     except (ValueError, TypeError, OverflowError):
         return None
     texts = (whole.host, whole.job or "", whole.cluster or "", whole.boot or "")
