@@ -235,10 +235,10 @@ finally:
         ("convert merge --help", {"pydantic_core", "rich", "mmengine", "subprocess"}),
         ("runs", {"pydantic_core", "rich", "mmengine", "plotly", "jinja2"}),
         ("list *qlora*", {"pydantic_core", "rich", "mmengine", "subprocess"}),
-        ("show tiny_full_sample_e1", {"rich", "mmengine", "subprocess", "psutil", "concurrent"}),
-        ("plan tiny_full_sample_e1 --gpu a100-80g", {"rich", "mmengine", "subprocess", "psutil", "pynvml"}),
+        ("show tiny_full_sample_e1", {"rich", "mmengine", "subprocess", "psutil", "concurrent", "shutil", "socket"}),
+        ("plan tiny_full_sample_e1 --gpu a100-80g", {"rich", "mmengine", "subprocess", "psutil", "pynvml", "socket"}),
         ("copy tiny_full_sample_e1", {"rich", "mmengine", "subprocess"}),
-        ("train tiny_qlora_sample_e1 --dry-run --deepspeed zero2", {"rich", "mmengine", "psutil"}),
+        ("train tiny_qlora_sample_e1 --dry-run --deepspeed zero2", {"rich", "mmengine", "psutil", "email", "socket"}),
         ("submit tiny_qlora_sample_e1 --gpus-per-node 0 --dry-run", {"rich", "mmengine"}),
     ],
 )

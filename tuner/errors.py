@@ -20,7 +20,6 @@ An exception outside this tree is a bug of ours and keeps its traceback.
 from __future__ import annotations
 
 import copyreg
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -28,7 +27,7 @@ from typing import TypeVar
 _MAX_PART, _END_OF_PART = 4_000, 500
 """Characters of one part of a message, and how many of them are its last: a name or a value can be a megabyte."""
 _MAX_VALUE = 80
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 
 
 Error = TypeVar("Error", bound="TunerError")
@@ -36,7 +35,9 @@ Error = TypeVar("Error", bound="TunerError")
 
 def visible(text: str) -> str:
     """Return text that a terminal only shows: control characters, and those that turn its direction, as their codes."""
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    if all(map(str.isprintable, text.split("\n"))):  # nearly always; to compile the pattern takes half a ms
+        return text
+    return re.sub(_CONTROLS, lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class TunerError(Exception):
@@ -203,6 +204,8 @@ class NotANumber(TunerError):
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that `name` most likely means, or None when none is close."""
+    import difflib  # only where a name is wrong
+
     pool = {candidate.lower(): candidate for candidate in candidates}
     close = difflib.get_close_matches(name.lower(), pool, n=1, cutoff=0.6)
     return pool[close[0]] if close else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from dataclasses import replace
 
 import pytest
 
@@ -112,7 +111,7 @@ def test_where_nothing_fits_the_disk_that_is_named_is_proposed_with_the_flags_th
     assert recipe.architecture is not None
 
     assert not [one for one in changes(recipe, recipe.architecture, without) if "nvme" in one.flags]
-    first, *_ = changes(recipe, recipe.architecture, replace(without, nvme_path="/mnt/my disk"))
+    first, *_ = changes(recipe, recipe.architecture, without._replace(nvme_path="/mnt/my disk"))
 
     assert first.level == "deepspeed_zero3_offload" and "cannot be resumed" in first.what
     assert "--ds zero_optimization.offload_param.nvme_path='/mnt/my disk'" in first.flags

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.fit.recipes import lightest
@@ -112,7 +110,7 @@ def test_the_longest_rows_are_near_those_that_were_published_for_llama_8b() -> N
     facts = config.architecture
     assert facts
 
-    one = max_context.longest(config, facts, replace(H100, gpus_per_node=1))
+    one = max_context.longest(config, facts, H100._replace(gpus_per_node=1))
     eight = max_context.longest(config, facts, H100)
 
     assert max(found.tokens for found in one) == pytest.approx(500_000, rel=0.25)

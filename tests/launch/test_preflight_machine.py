@@ -28,7 +28,7 @@ from tuner.runs.checkpoints import unfinished
 Disk = namedtuple("Disk", "total used free")
 FLASH = "model.attn_implementation=flash_attention_2"
 BIG = "llama2_7b_full_alpaca_e3"
-EIGHT = machine(*(replace(A100, uuid=f"GPU-{number}") for number in range(8)))
+EIGHT = machine(*(A100._replace(uuid=f"GPU-{number}") for number in range(8)))
 
 
 def texts(found: list[Finding]) -> str:
@@ -177,7 +177,7 @@ def test_an_idle_gpu_and_this_process_are_not_told(driver: Callable[..., None]) 
 def test_gpus_that_the_run_does_not_use_may_be_busy(driver: Callable[..., None]) -> None:
     driver(1, (4711, 79 * GIB))
 
-    assert list(gpus.busy(made(hardware=machine(A100, replace(A100, uuid="GPU-0")), flags={"nproc_per_node": 1}))) == []
+    assert list(gpus.busy(made(hardware=machine(A100, A100._replace(uuid="GPU-0")), flags={"nproc_per_node": 1}))) == []
 
 
 # Disks and memory

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def test_swapping_to_a_disk_needs_libaio_and_names_its_packages(
 
 
 def test_swapping_to_a_disk_needs_a_compiler(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:
-    plan = planned(_nvme(tmp_path, "offload_param"), hardware=replace(CPU, has_compiler=False))
+    plan = planned(_nvme(tmp_path, "offload_param"), hardware=CPU._replace(has_compiler=False))
 
     assert "Install g++ and ninja" in texts(_lacks(plan))
 
@@ -83,7 +82,7 @@ def test_swapping_to_a_disk_needs_a_compiler(planned: Callable[..., ResolvedRun]
 def test_an_op_that_came_compiled_needs_neither(
     planned: Callable[..., ResolvedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = planned(_nvme(tmp_path, *BOTH), hardware=replace(CPU, has_compiler=False))
+    plan = planned(_nvme(tmp_path, *BOTH), hardware=CPU._replace(has_compiler=False))
     monkeypatch.setattr(hardware, "has_libaio", lambda environ: False)
     monkeypatch.setattr(zero, "_is_built", lambda: True)
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -140,7 +139,7 @@ def test_a_users_json_is_judged_by_what_it_says(tmp_path: Path) -> None:
 
 
 def test_the_smallest_gpu_decides() -> None:
-    small = replace(A100, memory_bytes=8 * GIB)
+    small = A100._replace(memory_bytes=8 * GIB)
 
     assert made(recipe="internlm2_chat_7b_qlora_oasst1_e3", hardware=machine(A100, small)).level != "deepspeed_zero1"
     assert made(recipe="internlm2_chat_7b_qlora_oasst1_e3", hardware=machine(A100, A100)).level == "deepspeed_zero1"

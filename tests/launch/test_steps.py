@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,7 +79,7 @@ def test_a_pair_is_two_samples_to_kto() -> None:
         (DatasetSize(10, samples_a_row=2), DatasetSize(10)),
         (DatasetSize(10, samples_a_row=2), DatasetSize(10, samples_a_row=None)),
         (DatasetSize(10, samples_a_row=None),),
-        (DatasetSize(4, samples_a_row=2), replace(HUB, samples_a_row=1)),
+        (DatasetSize(4, samples_a_row=2), HUB._replace(samples_a_row=1)),
     ],
 )
 def test_which_of_two_kinds_max_rows_leaves_is_not_told_on_paper(sources: tuple[DatasetSize, ...]) -> None:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import logging
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -332,13 +330,13 @@ def test_an_optimizer_with_gpu_kernels_alone_is_refused_on_a_cpu(kind: str) -> N
 
 def test_lion_runs_on_a_cpu_where_it_is_offloaded() -> None:
     offloads = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
-    cpu = dataclasses.replace(CPU, has_compiler=True)
+    cpu = CPU._replace(has_compiler=True)
 
     assert _merge(offloads, "optimizer.type=Lion", hardware=cpu).config["optimizer"]["type"] == "Lion"
     with pytest.raises(MachineError, match=r"Lion needs a GPU or offloading.*zero2_offload"):
         _merge("{}", "optimizer.type=Lion", hardware=cpu)
     with pytest.raises(MachineError, match=r"Lion needs a compiler.*g\+\+"):
-        _merge(offloads, "optimizer.type=Lion", hardware=dataclasses.replace(CPU, has_compiler=False))
+        _merge(offloads, "optimizer.type=Lion", hardware=CPU._replace(has_compiler=False))
 
 
 def test_offloaded_moments_in_bf16_are_made_by_deepspeed() -> None:
@@ -346,7 +344,7 @@ def test_offloaded_moments_in_bf16_are_made_by_deepspeed() -> None:
         '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},'
         ' "bf16": {"bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}}'
     )
-    cpu = dataclasses.replace(CPU, has_compiler=True)
+    cpu = CPU._replace(has_compiler=True)
 
     final = _merge(text, "dtype=bf16", "lr=0.5", hardware=cpu)
 
@@ -354,7 +352,7 @@ def test_offloaded_moments_in_bf16_are_made_by_deepspeed() -> None:
     with pytest.raises(DeepSpeedConfigError, match=r"needs optimizer.type AdamW, and no LoRA\+"):
         _merge(text, "dtype=bf16", "optimizer.type=SGD", hardware=cpu)
     with pytest.raises(MachineError, match=r"needs a compiler.*g\+\+"):
-        _merge(text, "dtype=bf16", hardware=dataclasses.replace(CPU, has_compiler=False))
+        _merge(text, "dtype=bf16", hardware=CPU._replace(has_compiler=False))
 
 
 def test_muon_has_a_rate_of_its_own_and_whole_gradients_at_stage_3() -> None:
@@ -398,7 +396,7 @@ def test_deepcompile_is_the_recipes_to_ask_for_and_keeps_the_jsons_options() -> 
     [
         (3, "deepcompile", CPU, "needs NVIDIA GPUs"),
         (0, "deepcompile", machine(A100), "ZeRO stage 1, 2 and 3, and this is stage 0"),
-        (2, "True", replace(CPU, has_compiler=False), "torch.compile needs g"),
+        (2, "True", CPU._replace(has_compiler=False), "torch.compile needs g"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(stage: int, value: str, hardware: Hardware, told: str) -> None:

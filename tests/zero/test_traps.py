@@ -6,7 +6,6 @@ Each row is the whole way of a user's file: read, checked, and merged with a rec
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -349,7 +348,7 @@ def test_masters_in_16_bits_without_a_compiler_for_their_optimizer_are_refused()
 
     assert _final(text).config["zero_force_ds_cpu_optimizer"] is True
     with pytest.raises(MachineError, match="bf16_master_weights_and_grads needs DeepSpeedCPUAdam") as caught:
-        _final(text, hardware=replace(CPU, has_compiler=False))
+        _final(text, hardware=CPU._replace(has_compiler=False))
     assert caught.value.where == "my.json:1:86"
 
 

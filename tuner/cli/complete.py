@@ -2,47 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from click import Context, Parameter
-from click.shell_completion import CompletionItem
 
 from tuner.recipes import catalog
 
-Items = list[CompletionItem[str]]
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
-def recipes(context: Context, parameter: Parameter, incomplete: str) -> Items:
+def recipes(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer recipes' names part by part, and where none begins so, files."""
     from tuner.cli.parts import suits  # reads parts of data sets
     from tuner.recipes import patterns
 
-    return [CompletionItem(name) for name in patterns.complete(incomplete, suits)] or files(
-        context, parameter, incomplete
-    )
+    return _items(patterns.complete(incomplete, suits)) or files(context, parameter, incomplete)
 
 
-def deepspeed(context: Context, parameter: Parameter, incomplete: str) -> Items:
+def deepspeed(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the presets, and where none begins so, files."""
     names = [name for name in (*catalog.presets(), "auto", "none") if name.startswith(incomplete)]
-    return [CompletionItem(name) for name in names] or files(context, parameter, incomplete)
+    return _items(names) or files(context, parameter, incomplete)
 
 
-def deepspeed_keys(context: Context, parameter: Parameter, incomplete: str) -> Items:
+def deepspeed_keys(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the keys of DeepSpeed's config, by their full path and by their last word."""
     from tuner.zero import overlay  # its schema, a file of its own
 
     names = {*overlay.known_keys()} | {path.rpartition(".")[2] for path in overlay.known_keys()}
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+    return _items(name for name in sorted(names) if name.startswith(incomplete))
 
 
-def files(context: Context, parameter: Parameter, incomplete: str) -> Items:
+def files(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Leave it to the shell to offer files."""
-    return [CompletionItem(incomplete, type="file")]
+    return _items([incomplete], "file")
 
 
-def keys(context: Context, parameter: Parameter, incomplete: str) -> Items:
+def keys(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer a recipe's keys, by their full path and by their last word."""
     from tuner.recipes.schema import schema_keys  # pydantic's core
 
     known = schema_keys()
     names = {".".join(path) for path in known} | {path[-1] for path in known}
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+    return _items(name for name in sorted(names) if name.startswith(incomplete))
+
+
+def _items(names: Iterable[str], kind: str = "plain") -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem  # only a shell asks
+
+    return [CompletionItem(name, kind) for name in names]

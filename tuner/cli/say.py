@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,13 +18,19 @@ def say(text: str = "", *, err: bool = False, **style: Any) -> None:
 
 def columns() -> int | None:
     """Return how wide the terminal is; None: standard output is none, and what reads a pipe has no width."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if not sys.stdout.isatty():
+        return None
+    import shutil  # a pipe has no width
+
+    return shutil.get_terminal_size().columns
 
 
 def wrapped(line: str, indent: str = "") -> str:
     """Return a line as the lines that stand in the terminal, those after the first indented."""
     if (width := columns()) is None or len(line) <= width:
         return line
+    import textwrap
+
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 

@@ -16,7 +16,8 @@ from tuner.cli.say import columns, say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from tuner.launch.targets import Kind, Machines
+    from tuner.launch.asked_machines import Machines
+    from tuner.launch.targets import Kind
     from tuner.recipes.diff import Section
 
 
@@ -111,8 +112,8 @@ def _recipe(
     sections = {"recipe": Section(loaded.values, loaded.origins)}
     if machines is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
+    from tuner.launch.asked_machines import machines as machines_of
     from tuner.launch.resolve_recipe import resolve_recipe
-    from tuner.launch.targets import machines as machines_of
     from tuner.zero import choice
 
     hardware, topology = machines_of(machines, os.environ, choice.launch_of(loaded, deepspeed))

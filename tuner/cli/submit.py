@@ -160,18 +160,16 @@ def _host_bytes(said: str | None, mem: str | None) -> int:
 
 def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Hardware, bool]:
     """Return a node of the job, and whether its GPUs are known and not only assumed."""
-    from dataclasses import replace
-
-    from tuner.launch.targets import ASSUMED_GPU, known_gpu
-    from tuner.launch.targets import node as node_of
+    from tuner.launch.asked_machines import ASSUMED_GPU, known_gpu
+    from tuner.launch.asked_machines import node as node_of
     from tuner.machine import hardware
 
     here = hardware.detect(os.environ)
     is_known = bool(gpu or here.gpus or not gpus_per_node)
     kind = known_gpu(gpu or ASSUMED_GPU) if gpu or not here.gpus else None
-    node = node_of(here, gpus_per_node, kind) if gpus_per_node else replace(here, gpus=())
+    node = node_of(here, gpus_per_node, kind) if gpus_per_node else here._replace(gpus=())
     # Nobody here knows the memory of the job's hosts: where it is not said, it is not judged.
-    return replace(node, host_memory_bytes=host_bytes), is_known
+    return node._replace(host_memory_bytes=host_bytes), is_known
 
 
 def _name_of(path: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from tuner.cli.say import say
@@ -40,6 +39,8 @@ def with_origins(
         if columns is None or len(line) <= columns:
             yield line
         else:
+            from textwrap import wrap  # a pipe has no width
+
             yield text
             told = f"# {_told(origin)}"
             yield from wrap(

@@ -11,7 +11,7 @@ takes it through the real trainers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tuner.fit.decoder_layer import Layer
 from tuner.fit.families import FAMILIES, Family
@@ -44,8 +44,7 @@ _FORWARD_STEPS, _LOSS_STEPS = 10, 6
 """Copies of the hidden states in a forward pass that keeps nothing: in attention, and in the last norm and the head."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """Bytes of one micro-batch. Backward frees `kept` layer by layer; the others come on top, one after another.
 
     `at_loss` and `logits` stand there together while the loss's backward runs, `at_layer` while one layer's does.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tuner.fit.estimate import peak
 from tuner.fit.levels import LEVELS, Fit, Level, Machines
@@ -23,8 +23,7 @@ _MOST_OFFLOADED = "deepspeed_zero3_offload"
 _MOST_GPUS = 4096
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """A change after which `level` fits: what it costs in words, and the flags to type."""
 
     what: str
@@ -158,9 +157,9 @@ def _more_gpus(recipe: RecipeConfig, architecture: Architecture, machines: Machi
     """Double the GPUs of one node to 8, then the nodes, until a level fits."""
     while machines.world_size * 2 <= _MOST_GPUS:
         if machines.gpus_per_node < 8 and machines.num_nodes == 1:
-            machines = replace(machines, gpus_per_node=min(8, machines.gpus_per_node * 2))
+            machines = machines._replace(gpus_per_node=min(8, machines.gpus_per_node * 2))
         else:
-            machines = replace(machines, num_nodes=machines.num_nodes * 2)
+            machines = machines._replace(num_nodes=machines.num_nodes * 2)
         if best := _best(recipe, architecture, machines):
             nodes = f" on {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
             return Change(f"{machines.world_size} GPUs{nodes}", flags, best.level, machines)

@@ -10,7 +10,7 @@ Wang et al., ZeRO++, 2023 (arXiv:2306.10209), section 3 (hierarchical partitioni
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tuner.fit.gpu_catalog import KnownGpu
 
@@ -23,8 +23,7 @@ HIERARCHICAL = "deepspeed_zero3_hpz"
 SHARDED = ("deepspeed_zero3", "deepspeed_zero3_offload", HIERARCHICAL)
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """What one rank sends for one optimizer step, bytes. `between` may cross nodes, `inside` never does."""
 
     gather_bytes: float = 0.0
@@ -40,8 +39,7 @@ class Traffic:
         return self.between_bytes + self.inside_bytes
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(NamedTuple):
     """Nodes alike; what a GPU computes in a second, and bytes a second of its link and of a node's network."""
 
     num_nodes: int
@@ -61,8 +59,7 @@ class Cluster:
         return cls(num_nodes, product.peak_flops * utilisation, product.link_bytes_s, network_bytes_s)
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(NamedTuple):
     """Seconds of one optimizer step."""
 
     compute_s: float

@@ -6,14 +6,13 @@ It knows one layer at a time; `fit.parameters` adds them up.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tuner.fit.families import Family
 from tuner.recipes.architecture import Architecture
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """One linear layer; `name` is its module's inside the decoder layer, or in the model."""
 
     name: str
@@ -32,8 +31,7 @@ class Linear:
         return self.weights + self.outputs * self.bias
 
 
-@dataclass(frozen=True)
-class Experts:
+class Experts(NamedTuple):
     """The experts of one layer, fused in transformers 5 into two tensors: [E, 2 * width, H] and [E, H, width]."""
 
     num: int
@@ -56,8 +54,7 @@ class Experts:
         return 3 * self.hidden * self.width + self.bias * (2 * self.width + self.hidden)
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One decoder layer; `others` counts norms, convolutions, routers that are no linear layers, and the like."""
 
     linears: tuple[Linear, ...]
@@ -80,7 +77,7 @@ def layer(family: Family, architecture: Architecture, index: int) -> Layer:
         linears += _beside_experts(family, architecture, experts)
     linears += _of_gemma(architecture)
     if family.own_linears == "all":
-        linears = [replace(linear, quantizable=False) for linear in linears]
+        linears = [linear._replace(quantizable=False) for linear in linears]
     norms = _norms(family, architecture, index) + _of_gemma_norms(architecture)
     return Layer(tuple(linears), experts, norms + _router(family, experts) + family.mlp_numbers)
 

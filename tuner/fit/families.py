@@ -5,8 +5,7 @@ It holds no number of any model; those are the recipe's `architecture` architect
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Names = tuple[str, ...]
 
@@ -19,8 +18,7 @@ _SHARED = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.sh
 _ONE_SHARED = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj")
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """What all models of one model_type share. Names are those of modules inside a decoder layer."""
 
     embeddings: str = "embed_tokens"
@@ -90,13 +88,13 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("granite", "granitemoe", "ernie4_5", "cwm", "minicpm3"), _LLAMA),
     "apertus": Family(qk_norm="head", mlp=_UP_DOWN, gated=False, mlp_numbers=2),
     "arcee": Family(mlp=_UP_DOWN, gated=False),
-    "bloom": replace(_BLOOM, embedding_norm=True),
+    "bloom": _BLOOM._replace(embedding_norm=True),
     "cohere": Family(norms=1, qk_norm="whole", qk_norm_optional=True),
     "cohere2": Family(norms=1),
     "deepseek_v2": Family(split_experts=_QWEN_NAMES),
     "deepseek_v3": Family(split_experts=_QWEN_NAMES),
     "exaone4": Family(qk_norm="head"),
-    "falcon": replace(_BLOOM, norms=1, own_linears="all"),
+    "falcon": _BLOOM._replace(norms=1, own_linears="all"),
     "gemma2": Family(norms=4),
     "gemma3_text": Family(norms=4, qk_norm="head"),
     "gemma3n_text": Family(norms=4, qk_norm="head"),
@@ -113,7 +111,7 @@ FAMILIES: dict[str, Family] = {
         norm_bias=True,
         positions=0,
     ),
-    "gpt_neox": replace(_BLOOM, embeddings="embed_in", attention=("attention.query_key_value", "attention.dense")),
+    "gpt_neox": _BLOOM._replace(embeddings="embed_in", attention=("attention.query_key_value", "attention.dense")),
     "gpt_oss": Family(sinks=True, expert_bias=True),
     "granitemoeshared": Family(shared=("shared_mlp.input_linear", "shared_mlp.output_linear")),
     "hunyuan_v1_dense": Family(qk_norm="head"),
@@ -155,11 +153,11 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(output_bias=False),
     "qwen2_moe": Family(output_bias=False, shared=_ONE_SHARED, shared_gate=True),
     "qwen3": Family(qk_norm="head"),
-    "qwen3_5_moe_text": replace(_QWEN3_5, shared=_ONE_SHARED, shared_gate=True),
+    "qwen3_5_moe_text": _QWEN3_5._replace(shared=_ONE_SHARED, shared_gate=True),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_moe": Family(qk_norm="head", split_experts=_QWEN_NAMES),
-    "qwen3_next": replace(
-        _QWEN3_5, linear_attention=_NEXT_LINEAR, shared=_ONE_SHARED, shared_gate=True, split_experts=_QWEN_NAMES
+    "qwen3_next": _QWEN3_5._replace(
+        linear_attention=_NEXT_LINEAR, shared=_ONE_SHARED, shared_gate=True, split_experts=_QWEN_NAMES
     ),
     "seed_oss": Family(output_bias=False),
     "stablelm": Family(output_bias=False, norm_bias=True, qk_norm="whole", qk_norm_optional=True),

@@ -6,15 +6,14 @@ It does not look at this machine; `machine.hardware` does.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tuner.errors import UsageError, did_you_mean
 
 MIB = 1024**2
 
 
-@dataclass(frozen=True)
-class KnownGpu:
+class KnownGpu(NamedTuple):
     """One product.
 
     `memory_mib` is what its driver reports; `peak_tflops` are dense 16-bit matrix operations with 32-bit sums, without

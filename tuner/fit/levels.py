@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 LEVELS = (
     "none",
@@ -21,8 +20,7 @@ _MAX_LIVE = 1_000_000_000
 _SUB_GROUP = 1_000_000_000
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """What of a DeepSpeed config costs memory. Bucket sizes count elements.
 
     `master_bytes` are those of a trained parameter's master, and of its gradient in the optimizer's step;
@@ -57,7 +55,7 @@ class Level:
         """Return the level with what it offloads on disks, by DeepSpeed's own buffers."""
         zero = {"stage": 3, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "nvme"}}
         buffers = Level.of_config({"zero_optimization": zero})
-        return replace(self, optimizer_buffers=buffers.optimizer_buffers, param_buffers=buffers.param_buffers)
+        return self._replace(optimizer_buffers=buffers.optimizer_buffers, param_buffers=buffers.param_buffers)
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Level:
@@ -102,8 +100,7 @@ def _buffers_of_disk(zero: Mapping[str, Any], block: str, defaults: Mapping[str,
     return math.prod(int(given.get(key, value)) for key, value in defaults.items()) if is_on_disk else 0
 
 
-@dataclass(frozen=True)
-class Peak:
+class Peak(NamedTuple):
     """Bytes of one GPU at the peak of a step, and of one host. `gpu` and `host` hold the lines; their sums are totals.
 
     `model_states` are weights, gradients and optimizer states at the end of backward, by the published formulas.
@@ -122,8 +119,7 @@ class Peak:
         return sum(self.host.values())
 
 
-@dataclass(frozen=True)
-class Machines:
+class Machines(NamedTuple):
     """`num_nodes` nodes alike; sizes in bytes. host_bytes 0: not known, so the host is not judged.
 
     `nvme_path` is a folder on a disk that each of them has to swap to.
@@ -141,8 +137,7 @@ class Machines:
         return self.gpus_per_node * self.num_nodes
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """A level, what it needs, and whether that is there."""
 
     level: str

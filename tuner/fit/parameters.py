@@ -6,8 +6,8 @@ It takes architecture alone; it knows no bytes and no recipe.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from tuner.errors import ModelError, did_you_mean
 from tuner.fit.decoder_layer import Layer, Linear, layer
@@ -15,8 +15,7 @@ from tuner.fit.families import FAMILIES, Family
 from tuner.recipes.architecture import Architecture
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(NamedTuple):
     """A model's parts; `linears` are those outside its layers, but for the head, whose weight the embeddings may be."""
 
     family: Family

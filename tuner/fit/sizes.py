@@ -12,8 +12,8 @@ from tuner.errors import UsageError
 GIB = 1024**3
 _PREFIXES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _NUMBER = r"(?P<number>[0-9]{1,15}(\.[0-9]{1,15})?)"
-_SIZE = re.compile(rf"{_NUMBER} *(?P<prefix>[KMGTP]?)(?P<binary>i?)(?P<unit>B?)", re.IGNORECASE)
-_RATE = re.compile(rf"((?P<links>[1-9][0-9]{{0,2}}) *x *)?{_NUMBER} *(?P<prefix>[KMGT]?)(?P<unit>[Bb])(it)?(/s|ps)")
+_SIZE = rf"{_NUMBER} *(?P<prefix>[KMGTP]?)(?P<binary>i?)(?P<unit>B?)"
+_RATE = rf"((?P<links>[1-9][0-9]{{0,2}}) *x *)?{_NUMBER} *(?P<prefix>[KMGT]?)(?P<unit>[Bb])(it)?(/s|ps)"
 
 
 def parse_bytes(text: str, where: str) -> int:
@@ -22,7 +22,7 @@ def parse_bytes(text: str, where: str) -> int:
     Raises:
         UsageError: it is no size, or not above 0.
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(_SIZE, text.strip(), re.IGNORECASE)
     if not match:
         raise UsageError(f"{text!r} is not a size", where=where, fix="Use a size such as 80GB or 80GiB.")
     prefix = match["prefix"].upper() or ("" if match["unit"] else "G")
@@ -38,7 +38,7 @@ def parse_rate(text: str, where: str) -> float:
     Raises:
         UsageError: it is no rate, or not above 0.
     """
-    match = _RATE.fullmatch(text.strip())
+    match = re.fullmatch(_RATE, text.strip())
     rate = float(match["number"]) * 1000.0 ** _PREFIXES[match["prefix"].upper()] if match else 0.0
     if not match or not rate:
         fix = "Use a node's bandwidth such as 400Gb/s, 8x400Gb/s or 50GB/s (b: bits, B: bytes)."

@@ -5,8 +5,7 @@ It gathers what the other modules of this room compute; it computes no bytes of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.errors import ModelError
 from tuner.fit import communication
@@ -24,8 +23,7 @@ from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One level's traffic a rank and step, and its seconds where a network is given."""
 
     level: str
@@ -33,8 +31,7 @@ class Step:
     time: StepTime | None
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """All of it. `steps` has hierarchical partitioning as one more line where there are several nodes.
 
     `config` is the recipe with its split, which the plan chose where the recipe says 'auto'.

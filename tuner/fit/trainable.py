@@ -6,7 +6,7 @@ It takes the recipe and the model's architecture; it knows no bytes and looks at
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tuner.fit.decoder_layer import Experts, Linear
 from tuner.fit.families import Family
@@ -17,8 +17,7 @@ from tuner.recipes.objective import Dpo, Kto, Objective
 from tuner.recipes.schema import RecipeConfig
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(NamedTuple):
     """Numbers of parameters: `trainable`, `frozen` in 16 bits, and `quantized` (frozen, stored in fewer bits)."""
 
     trainable: int

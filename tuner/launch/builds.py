@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner.errors import MachineError
 from tuner.launch.run import ResolvedRun
 from tuner.machine import extensions
 from tuner.machine.kernel import die_with_parent
 from tuner.zero import needs
+
+if TYPE_CHECKING:
+    import subprocess
 
 _POLL_S = 0.1
 _LOOK_S = 1.0
@@ -71,6 +74,8 @@ def build(run: ResolvedRun, env: Mapping[str, str], log: Path) -> None:
     ops = missing(run)
     if not ops:
         return
+    import subprocess  # a dry run says what would be compiled, and starts nothing
+
     _say(f"{foretold(ops)}; the compiler's output is in {log}.")
     began_s = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from tuner.errors import TunerError, visible
-from tuner.launch import fitting, preflight, targets
+from tuner.launch import asked_machines, fitting, preflight, targets
+from tuner.launch.asked_machines import HERE, Machines
 from tuner.launch.checks import zero
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
-from tuner.launch.targets import HERE, Machines
 from tuner.machine import hardware
 from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.recipe import Recipe
@@ -158,7 +158,7 @@ def _planned(request: Request, machines: Machines, environ: Mapping[str, str]) -
     now = datetime.now().astimezone()
     if machines == HERE:
         return resolve_run(request, environ, hardware.detect(environ), now)
-    elsewhere, topology = targets.machines(machines, environ)
+    elsewhere, topology = asked_machines.machines(machines, environ)
     return resolve_run(request, environ, elsewhere, now, topology)
 
 
@@ -172,7 +172,7 @@ def _settled(
         return
 
     def resolve() -> ResolvedRecipe:
-        here, topology = targets.machines(machines, environ, choice.launch_of(loaded, deepspeed))
+        here, topology = asked_machines.machines(machines, environ, choice.launch_of(loaded, deepspeed))
         return resolve_recipe(loaded, deepspeed, topology, here, ignore_fit=True)
 
     made = report.attempt(resolve)

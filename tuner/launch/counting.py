@@ -6,19 +6,18 @@ A row is what `data.readers` reads as one; what takes longer, or other libraries
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tuner.data import readers
-from tuner.data.mixing import Holdout
-from tuner.data.readers import text_files
-from tuner.data.readers.text_files import Row
 from tuner.errors import DataError
 from tuner.launch.steps import DatasetSize
 from tuner.recipes import paths
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows, Share
+
+if TYPE_CHECKING:
+    from tuner.data.readers.text_files import Row
 
 _MIB = 1024**2
 _MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 8 * _MIB, ".csv": 16 * _MIB}
@@ -33,8 +32,7 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
         return (DatasetSize(None, "they are streamed, and max_steps ends the run"),)
     is_kto = config.objective.type == "kto"
     return tuple(
-        replace(
-            _less_held_out(_counted(share), number, dataset),
+        _less_held_out(_counted(share), number, dataset)._replace(
             weight=share.weight if isinstance(share, Share) else 1.0,
             samples_a_row=_answers_a_row(share) if is_kto else 1,
         )
@@ -44,8 +42,12 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
 
 def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset) -> DatasetSize:
     """Return the rows that are left where some are held out; which of a mixture's those are, reading alone tells."""
+    if counted.rows is None:
+        return counted
+    from tuner.data.mixing import Holdout
+
     holdout = Holdout.of(dataset)
-    if holdout is None or counted.rows is None:
+    if holdout is None:
         return counted
     if dataset.mixture:
         return DatasetSize(None, "some rows of a mixture are held out")
@@ -70,6 +72,9 @@ def _num_rows(file: Path) -> int:
 
 @cache  # a global batch of 'auto' and the steps ask for the same files
 def _counted_once(file: Path, mtime_ns: int, num_bytes: int) -> int:
+    from tuner.data import readers  # rows on the hub are not counted
+    from tuner.data.readers import text_files
+
     bad: list[DataError] = []  # whatever is wrong with it, it is a row
     if readers.kind(file) in (".json", ".csv"):
         return sum(1 for _ in readers.read(file, bad.append)) + len(bad)
@@ -93,6 +98,8 @@ def _answers_a_row(rows: Rows) -> int | None:
 
 
 def _first_rows(rows: Rows) -> Iterator[Row]:
+    from tuner.data import readers
+
     files = _files(rows)
     if isinstance(files, list):
         yield from (row for _, row in islice(chain.from_iterable(map(readers.read, files)), _DETECT_ROWS))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.errors import ModelError, UsageError
 from tuner.fit import gpu_catalog, sizes, summary
@@ -13,7 +12,7 @@ from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.levels import Fit, Machines
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.split import possible
-from tuner.launch import counting, global_batch, steps, targets
+from tuner.launch import asked_machines, counting, global_batch, steps
 from tuner.launch.steps import Steps
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware
@@ -23,8 +22,7 @@ from tuner.recipes.schema import RecipeConfig, Split
 from tuner.zero import precision
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The machines that are asked for; sizes and rates as texts such as "80GB" and "8x400Gb/s".
 
     Args:
@@ -48,8 +46,7 @@ class Wanted:
     utilisation: float = 0.4
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """What the DeepSpeed config needs that is asked for.
 
     `split` is what `tuner train` takes with that config, where the recipe leaves it open; the levels' may be another.
@@ -62,8 +59,7 @@ class Chosen:
         return {"name": self.fit.level, "split": self.split._asdict(), **self.fit.to_json()}
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What a recipe needs on machines, and which levels fit.
 
     Args:
@@ -96,8 +92,7 @@ class Plan:
         return value | {"batch": self.steps.to_json(), "notes": self.recipe.notes, "warnings": list(self.warnings)}
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Machines as `fit` calculates with them, one node of them, their GPU where it is a product, and their name."""
 
     machines: Machines
@@ -140,7 +135,7 @@ def _chosen(recipe: Recipe, deepspeed: str | None, place: Place) -> tuple[Chosen
     machines = place.machines
     topology = planned(machines.num_nodes, machines.gpus_per_node)
     made = resolve_recipe(recipe, deepspeed, topology, place.node, ignore_fit=True)
-    fit = Chosen(replace(made.fit, machines=machines), made.recipe.config.split) if made.fit else None
+    fit = Chosen(made.fit._replace(machines=machines), made.recipe.config.split) if made.fit else None
     return fit, made.warnings
 
 
@@ -163,21 +158,21 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
     host_bytes = sizes.parse_bytes(wanted.host_memory, "--host-memory") if wanted.host_memory else 0
     here, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
     if not (gpu or gpu_memory or here.gpus):
-        gpus, gpu = gpus or 8, targets.ASSUMED_GPU
+        gpus, gpu = gpus or 8, asked_machines.ASSUMED_GPU
         assumed = " (assumed, because this machine has no GPU; set --gpus and --gpu)"
     if gpu_memory:
         # The capability tells bf16 from fp16, which take as much.
         kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, "--gpu-memory"), (0, 0))
     else:
-        kind = targets.known_gpu(gpu) if gpu else None
-    node = targets.node(here, gpus, kind)
+        kind = asked_machines.known_gpu(gpu) if gpu else None
+    node = asked_machines.node(here, gpus, kind)
     count, first = len(node.gpus), node.gpus[0]
     weight_bytes = precision.decide(dtype, node).weight_bytes
     host_bytes = host_bytes or node.host_memory_bytes
     machines = Machines(count, node.smallest_gpu_bytes, wanted.nodes, host_bytes, weight_bytes)
     product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
     name = f"{wanted.nodes} x {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
-    return Place(replace(machines, nvme_path=wanted.nvme or ""), node, product, name)
+    return Place(machines._replace(nvme_path=wanted.nvme or ""), node, product, name)
 
 
 def _cluster(wanted: Wanted, product: KnownGpu | None) -> Cluster | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tuner.errors import UsageError
 from tuner.fit.advice import smaller_batches
@@ -23,8 +23,7 @@ _OFFLOADS = {GPU_MEMORY: True, HOST_MEMORY: False}
 _LESS_LR = 0.1
 
 
-@dataclass(frozen=True)
-class Lighter:
+class Lighter(NamedTuple):
     """A change after which a run needs less memory: KEY=VALUE texts for --set, or another level."""
 
     sets: tuple[str, ...] = ()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.levels import LEVELS
@@ -32,8 +31,7 @@ from tuner.zero.final_config import FinalConfig
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """Where a run starts; `checkpoint` is None where it starts new, or again."""
 
     run_path: Path
@@ -238,8 +236,7 @@ def load_universal(final: FinalConfig) -> FinalConfig:
     """Return the DeepSpeed config of an attempt that loads a universal checkpoint, which it must be told."""
     block = {**final.config.get("checkpoint", {}), "load_universal": True}
     origin = Origin.derived("--resume: the checkpoint was saved by another number of ranks")
-    return replace(
-        final,
+    return final._replace(
         config={**final.config, "checkpoint": block},
         origins={**final.origins, "checkpoint.load_universal": origin},
     )

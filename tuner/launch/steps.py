@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
+from typing import NamedTuple
 
 from tuner.machine import few_steps
 from tuner.machine.topology import Batch
@@ -40,8 +40,7 @@ class Certainty(Enum):
     UNKNOWN = "known once the data is read"
 
 
-@dataclass(frozen=True)
-class Count:
+class Count(NamedTuple):
     """A count, None where it is not known, how sure it is, and why."""
 
     value: int | None
@@ -57,8 +56,7 @@ class Count:
         return f"{self.certainty.value}: {self.why}" if self.why else self.certainty.value
 
 
-@dataclass(frozen=True)
-class DatasetSize:
+class DatasetSize(NamedTuple):
     """One data set: the rows of one pass over it (None, and `why`, where they are not counted).
 
     `num_bytes` is the size of the files that hold them. `samples_a_row` is 2 where kto makes two samples of a row, None
@@ -86,8 +84,7 @@ class DatasetSize:
         return None if self.taken is None or self.samples_a_row is None else self.taken * self.samples_a_row
 
 
-@dataclass(frozen=True)
-class Resumed:
+class Resumed(NamedTuple):
     """Where a run goes on: its checkpoint's step, and the samples (or packed rows) that it was trained on.
 
     A run of other data is refused, so their number holds for this one too.
@@ -97,8 +94,7 @@ class Resumed:
     samples: int | None = None
 
 
-@dataclass(frozen=True)
-class Steps:
+class Steps(NamedTuple):
     """The counts of one run: rows, samples and steps of an epoch, and `total`, the step at which it ends.
 
     `samples` are packed rows where a checkpoint tells them, else what will be packed. `done` is the step to go on from.
@@ -155,7 +151,7 @@ def count_steps(
     samples = _samples(sources, rows, config)
     if resumed and resumed.samples is not None:
         samples = Count(resumed.samples)
-    per_epoch = replace(samples, value=None if samples.value is None else batch.steps_per_epoch(samples.value))
+    per_epoch = samples._replace(value=None if samples.value is None else batch.steps_per_epoch(samples.value))
     total = _total(config, per_epoch)
     return Steps(rows, samples, per_epoch, total, resumed.step if resumed else 0)
 
@@ -187,10 +183,10 @@ def too_few(config: RecipeConfig, batch: Batch, found: Steps) -> str | None:
 
 def _total(config: RecipeConfig, per_epoch: Count) -> Count:
     cfg = config.train_cfg
-    epochs = replace(per_epoch, value=None if per_epoch.value is None else per_epoch.value * cfg.max_epochs)
+    epochs = per_epoch._replace(value=None if per_epoch.value is None else per_epoch.value * cfg.max_epochs)
     total = Count(cfg.max_steps) if cfg.max_steps else epochs
     if cfg.early_stopping_patience and total.most is not None:
-        return replace(total, certainty=Certainty.AT_MOST, why="early stopping may end the run sooner")
+        return total._replace(certainty=Certainty.AT_MOST, why="early stopping may end the run sooner")
     return total
 
 
@@ -212,7 +208,7 @@ def _samples(sources: Sequence[DatasetSize], rows: Count, config: RecipeConfig) 
     if config.train_dataloader.dataset.packing and config.objective.type in ("sft", "pretrain"):
         return Count(samples.value, Certainty.UNLESS_SPLIT, "packing joins samples, and splits those above max_length")
     if Certainty.AT_MOST in (rows.certainty, samples.certainty):
-        return replace(rows if rows.certainty is Certainty.AT_MOST else samples, value=samples.value)
+        return (rows if rows.certainty is Certainty.AT_MOST else samples)._replace(value=samples.value)
     num_bad = config.train_dataloader.dataset.bad_rows
     bad = f", and up to {num_bad} bad rows" if num_bad else ""
     return Count(samples.value, Certainty.UNLESS_DROPPED, f"{_DROPPED[config.objective.type]}{bad}")

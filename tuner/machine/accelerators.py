@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tuner.machine import libraries
 
 
-@dataclass(frozen=True)
-class Maker:
+class Maker(NamedTuple):
     """One maker's accelerators.
 
     Attributes:

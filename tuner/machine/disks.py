@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -54,6 +52,9 @@ def write_bytes_per_s(folder: Path) -> float:
     Raises:
         OSError: the folder takes no file, or none around the cache.
     """
+    import mmap  # with tempfile, for the few runs that swap to a disk
+    import tempfile
+
     with tempfile.NamedTemporaryFile(dir=folder) as file, mmap.mmap(-1, _PIECE_BYTES) as piece:  # its pages are aligned
         piece.write(os.urandom(_PIECE_BYTES // 16) * 16)
         target = os.open(file.name, os.O_WRONLY | os.O_DIRECT)

@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,8 +20,7 @@ _NVCC = Path("/usr/local/cuda/bin/nvcc")
 _USES_LIBAIO = "#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n"
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One visible GPU or other accelerator; memory as the driver reports it, 0 where it tells none.
 
     The compute capability of another maker than NVIDIA is (0, 0).
@@ -41,8 +39,7 @@ class GpuUse(NamedTuple):
     processes: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Hardware(NamedTuple):
     """The visible hardware of this machine."""
 
     gpus: tuple[Gpu, ...] = ()
@@ -85,7 +82,7 @@ class Hardware:
         return ", ".join(f"{count} x {label}" for label, count in kinds.items())
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**self._asdict(), "gpus": [gpu._asdict() for gpu in self.gpus]}
 
 
 def detect(environ: Mapping[str, str]) -> Hardware:

@@ -5,7 +5,6 @@ What ranks follow from its variables is `topology`'s work; what a job runs is wr
 
 from __future__ import annotations
 
-import hashlib
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -165,6 +164,8 @@ def expand_tasks(tasks: str) -> list[int]:
 
 def port(job: str, step: str, restarts: str = "0") -> int:
     """Return a port below the ephemeral range that every rank knows unasked, another one after each requeue."""
+    import hashlib  # only a job of Slurm
+
     digest = hashlib.sha256(f"{job}.{step}.{restarts}".encode()).digest()
     return 12_000 + int.from_bytes(digest[:4], "big") % 20_000
 

@@ -3,8 +3,6 @@
 What an adapter means for the rest of a recipe is `schema`'s.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

@@ -6,7 +6,6 @@ It rewrites one word and its value; whether the result is a recipe's, `overrides
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -48,6 +47,8 @@ def by_word(groups: Mapping[str, Meaning]) -> dict[str, Meaning]:
 @cache
 def table() -> Mapping[str, Alias]:
     """Return what each word means."""
+    import tomllib  # 2 ms, and most commands hold no other tool's word
+
     found = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     rows = found["values"]
     return by_word(

@@ -4,8 +4,6 @@ Families name some of them differently. `Architecture` holds them as they are wr
 model from, and reads them in the common names, for counting. It counts nothing and opens no file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator
 from typing import Annotated, Any
 
@@ -185,7 +183,7 @@ class Architecture(Block):
         return core.no_info_wrap_validator_function(cls._read, super().schema())
 
     @classmethod
-    def _read(cls, config: Any, validate: core.ValidatorFunctionWrapHandler) -> Architecture:
+    def _read(cls, config: Any, validate: core.ValidatorFunctionWrapHandler) -> "Architecture":
         if isinstance(config, Architecture):
             return config
         facts: Architecture = validate(config)

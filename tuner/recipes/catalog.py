@@ -8,7 +8,6 @@ It reads names and first lines only; which folders hold parts says `catalog_fold
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -301,6 +300,8 @@ def _suggest_spelled(name: str) -> str | None:
 
 def suggest(name: str) -> str | None:
     """Return the recipe name that `name` most likely means, mending one part after the other."""
+    import difflib
+
     spelled = re.sub(r"_e0+(?=[1-9])", "_e", re.sub(r"[-. ]", "_", name.strip().lower()))
     stem, epochs = with_epochs(re.sub(r"_e_*0*$|_e_\d+$", "", spelled))
     tokens = stem.split("_")
@@ -323,6 +324,8 @@ def _is_whole(name: str) -> bool:
 
 def _take(tokens: list[str], known: Iterable[str]) -> tuple[str | None, list[str]]:
     """Return the known name that the first tokens are most like, the longer of two alike, and the tokens after it."""
+    import difflib
+
     known, best = tuple(known), (0.0, "", 0)
     for count in range(1, min(len(tokens), _MAX_WORDS) + 1):
         head = "_".join(tokens[:count])

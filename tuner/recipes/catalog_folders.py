@@ -164,13 +164,13 @@ def _files(kind: str, cwd: str, stamped: tuple[tuple[Folder, int], ...]) -> Mapp
     """`cwd` tells folders of the same relative path apart, and the stamps those that changed."""
     found: dict[str, PartFile] = {}
     for folder, _ in stamped:
+        unsaid = f"{PACKAGE}/" if folder.kind is Kind.PACKAGE else ""
         for name, path in _listed(folder, kind):
             if name in found:
                 first = found[name]
                 found[name] = first._replace(shadowed=(*first.shadowed, folder))
             elif NAME.fullmatch(name):
-                shown = path.removeprefix(f"{PACKAGE}/") if folder.kind is Kind.PACKAGE else path
-                found[name] = PartFile(os.path.join(cwd, path), shown, folder)  # noqa: PTH118
+                found[name] = PartFile(os.path.join(cwd, path), path.removeprefix(unsaid), folder)  # noqa: PTH118
     return dict(sorted(found.items()))
 
 

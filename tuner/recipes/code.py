@@ -35,7 +35,7 @@ def run_file(path: Path, shown: str) -> RecipeFile:
         fix = "Install it, or put the folder that holds it on PYTHONPATH."
         raise RecipeError(f"the recipe's code cannot import: {error}", where=shown, fix=fix) from None
     known = set(RecipeConfig.model_fields)
-    return RecipeFile(shown, values, helpers=frozenset(key for key in values if not did_you_mean(key, known)))
+    return RecipeFile(shown, values, {}, helpers=frozenset(key for key in values if not did_you_mean(key, known)))
 
 
 def mmengine_config() -> Any:

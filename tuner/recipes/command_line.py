@@ -6,7 +6,6 @@ It merges nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from tuner.errors import RecipeError, brief_repr
@@ -120,7 +119,7 @@ def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Ite
                 # Only where the recipe's name names the part itself does its code run: not for any part of this path.
                 of_part.pop("trust_remote_code", None)
             rest = {key: value for key, value in source.values.items() if key != "model"}
-            yield layer_of(replace(source, values=rest))
+            yield layer_of(source._replace(values=rest))
         values = {"revision": None, "remote_code": False} | of_part | {"path": start.path}
         values |= {"revision": start.revision} if start.revision else {}
         values.pop("chat_template", None)  # `template` judges it

@@ -6,7 +6,6 @@ Order, later wins: base, model, method, objective, dataset, epochs, recipe files
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
@@ -189,6 +188,8 @@ def refuse_command(recipe: Recipe, *, allow_code: bool) -> None:
 
 def _is_installed(module: str) -> bool:
     """Return whether a module comes with Python or an installed package; nothing is imported to see it."""
+    import sysconfig  # few recipes name code
+
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == __package__.partition(".")[0]:
         return True

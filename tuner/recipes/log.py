@@ -1,7 +1,5 @@
 """What a run records and whom it tells: the block `log` of a recipe."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal

@@ -4,8 +4,6 @@ It knows no trainer; `worker` hands these values to the one of TRL that `type` m
 too, in all but sft and pretrain.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic_core import core_schema as core

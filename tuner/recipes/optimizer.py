@@ -3,8 +3,6 @@
 What it means for the rest of a recipe is `schema`'s.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic_core import core_schema as core

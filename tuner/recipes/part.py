@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import catalog
 from tuner.recipes.origin import Kind
@@ -30,7 +28,7 @@ def read_part(kind: str, name: str) -> RecipeFile:
     if not isinstance(facts, dict):
         fix = "Give the part that holds them."
         raise RecipeError(f"model {other!r} has no facts of its own", where=where, fix=fix)
-    return replace(source, values={**source.values, "architecture": facts})
+    return source._replace(values={**source.values, "architecture": facts})
 
 
 def _holder(source: RecipeFile, name: str) -> RecipeFile:

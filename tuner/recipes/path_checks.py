@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 
@@ -166,6 +165,8 @@ def _is_link(path: Path) -> bool:
 
 
 def _nearby(path: Path) -> str:
+    import difflib
+
     folder = path.parent
     names = [entry.name for entry in folder.iterdir()] if paths.exists(folder) and folder.is_dir() else []
     names = [name for name in names if name != path.name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.errors import RecipeError, UsageError
 from tuner.files import is_writable
@@ -52,8 +52,7 @@ class Overrides:
                 raise RecipeError(f"{text!r} is not UTF-8", where=flag, fix="Rename the file or folder.")
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """By what a recipe is loaded; `name` is None where the overrides name a model."""
 
     name: str | None

@@ -10,9 +10,8 @@ import ast
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tuner.errors import RecipeError
 from tuner.files import is_writable, read_named_text
@@ -29,13 +28,12 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _DATA_ONLY = "A recipe is data; --allow-code runs a recipe with code (through mmengine)."
 
 
-@dataclass(frozen=True)
-class RecipeFile:
+class RecipeFile(NamedTuple):
     """The values of one file, in file order, and the line on which each key stands."""
 
     name: str
     values: dict[str, Any]
-    lines: dict[Keys, int] = field(default_factory=dict)
+    lines: dict[Keys, int]
     helpers: frozenset[str] = frozenset()
     """Top-level scalars that a later expression uses; a name neither used nor a recipe's key is a typo."""
     kind: Kind = Kind.FILE
@@ -63,7 +61,7 @@ def read_file(path: Path, name: str | None = None, kind: Kind = Kind.FILE) -> Re
     """
     shown, fix = name or str(path), "Give a recipe's name or a .py file."
     text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix=fix, name=shown)
-    return replace(read_text(text, shown), kind=kind)
+    return read_text(text, shown)._replace(kind=kind)
 
 
 def read_text(text: str, name: str) -> RecipeFile:

@@ -3,8 +3,6 @@
 Values and defaults stand in `configs/base.py`; a field has a default here only inside a block that may be None.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union
@@ -229,7 +227,7 @@ class RecipeConfig(Block):
         assert accumulation != "auto" and recompute != "auto", "settled by launch.splitting before anybody asks"
         return Split(self.train_dataloader.micro_batch, accumulation, recompute)
 
-    def with_split(self, split: Split) -> RecipeConfig:
+    def with_split(self, split: Split) -> "RecipeConfig":
         """Return the recipe with this split; validation takes its micro-batch where it has none of its own."""
         values = {
             f"{key}.batch_size": split.micro_batch

@@ -18,7 +18,7 @@ from tuner.recipes.part import read_part
 from tuner.recipes.schema import LOADERS
 
 _KEY = "model.chat_template"
-_MARK = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
+_MARK = r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}"
 _MODEL, _TEMPLATE = ("model", "path"), ("model", "chat_template")
 
 
@@ -27,7 +27,7 @@ def plain(text: str) -> str:
 
     It renders the same text: a comment stands for each mark, so that white space is stripped as before.
     """
-    return _MARK.sub(r"{#\1 \2#}", text)
+    return re.sub(_MARK, r"{#\1 \2#}", text)
 
 
 def own(folder: Path) -> str | None:

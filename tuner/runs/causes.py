@@ -7,18 +7,17 @@ Those with signs are the rows of causes.toml. It knows text and nothing of ranks
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 _ROWS = Path(__file__).with_suffix(".toml")
 _AGAIN = "{again}"
 _MAX_LINE = 300
-_INDENTED = re.compile(r'^(?:\s{4,}|\s+File "|\s*[\^~]+$)')
-_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
+_INDENTED = r'^(?:\s{4,}|\s+File "|\s*[\^~]+$)'
+_PREFIX = r"^\[(?:rank|default)\d+\]:\s?"
 
 
 class Role(IntEnum):
@@ -31,8 +30,7 @@ class Role(IntEnum):
     """It lost another rank, or was told to end."""
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """One cause.
 
     Args:
@@ -57,7 +55,7 @@ class Cause:
             match = re.search(sign, text, re.MULTILINE)
             if match:
                 begin = text.rfind("\n", 0, match.start()) + 1
-                return _PREFIX.sub("", text[begin:].partition("\n")[0]).strip()[:_MAX_LINE]
+                return re.sub(_PREFIX, "", text[begin:].partition("\n")[0]).strip()[:_MAX_LINE]
         return None
 
 
@@ -78,6 +76,8 @@ SILENT = Cause("unknown", "ended without a report", (), "tail -n 50 {log}")
 @cache
 def table() -> Sequence[Cause]:
     """Return the causes that a log or a rank's report names, the more special sign above the more general one."""
+    import tomllib  # only where a run has failed
+
     rows = tomllib.loads(_ROWS.read_text(encoding="utf-8"))["cause"]
     return tuple(
         Cause(**{**row, "signs": tuple(row.get("signs", ())), "role": Role[row.get("role", Role.CAUSE.name)]})
@@ -92,7 +92,7 @@ def every() -> Sequence[Cause]:
 
 def classify(text: str) -> tuple[Cause, str] | None:
     """Return the cause that a text shows and the line that shows it; source lines of tracebacks are no signs."""
-    said = "\n".join(line for line in text.splitlines() if not _INDENTED.match(line))
+    said = "\n".join(line for line in text.splitlines() if not re.match(_INDENTED, line))
     for cause in table():
         line = cause.found_in(said)
         if line is not None:

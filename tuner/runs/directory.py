@@ -35,16 +35,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner.errors import DiskError, RunDirectoryError
-from tuner.files import append_line, disk_errors, load_json, write_json, write_new_text, write_text
+from tuner.files import append_line, disk_errors, is_writable, load_json, write_json, write_new_text, write_text
 from tuner.runs import checkpoints, lock
 
 State = Literal["running", "done", "failed", "stopped"]
 _WAIT_S = 300.0
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-"""Control characters, and what Python makes of bytes that are not UTF-8: neither can be written into a file as text."""
-_OF_A_JOB = re.compile(r"submit\.sh|slurm-\d+\.out")
+_OF_A_JOB = r"submit\.sh|slurm-\d+\.out"
 """`tuner submit` and Slurm put them there before the run begins."""
-_OF_A_START = re.compile(r"lock|recipe\.py|deepspeed\.json|\.(recipe\.py|(deepspeed|run)\.json)\..*\.tmp")
+_OF_A_START = r"lock|recipe\.py|deepspeed\.json|\.(recipe\.py|(deepspeed|run)\.json)\..*\.tmp"
 """All that a start can leave that was killed before run.json was there."""
 
 
@@ -151,7 +149,8 @@ def check_free(path: Path, *, resume: bool) -> None:
         DiskError: it cannot be written to, or not even looked at.
     """
     with disk_errors(path):
-        if _UNPRINTABLE.search(str(path)):
+        # Neither can be written into a file as text.
+        if not is_writable(str(path)) or any(character < " " or character == "\x7f" for character in str(path)):
             what = f"{str(path)!r} holds a control character, or bytes that are not UTF-8"
             raise RunDirectoryError(what, where="--work-dir", fix="Choose a name without control characters, in UTF-8.")
         if os.path.lexists(path) and not path.is_dir():
@@ -169,8 +168,8 @@ def check_free(path: Path, *, resume: bool) -> None:
 
 def _is_empty(path: Path) -> bool:
     """Return whether a folder holds nothing but what came before a run, or what is left of a start that was killed."""
-    names = [file.name for file in path.iterdir() if not _OF_A_JOB.fullmatch(file.name)]
-    return not names or (lock.NAME in names and all(map(_OF_A_START.fullmatch, names)))
+    names = [file.name for file in path.iterdir() if not re.fullmatch(_OF_A_JOB, file.name)]
+    return not names or (lock.NAME in names and all(re.fullmatch(_OF_A_START, name) for name in names))
 
 
 def create(
@@ -207,7 +206,7 @@ def create(
 
 def _clear_start(path: Path) -> None:
     for file in path.iterdir():
-        if _OF_A_START.fullmatch(file.name) and file.name != lock.NAME:
+        if re.fullmatch(_OF_A_START, file.name) and file.name != lock.NAME:
             file.unlink()
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from tuner.errors import RunDirectoryError
 from tuner.files import disk_errors, load_json
@@ -28,8 +26,7 @@ WORKER = "tuner.worker"
 """The module that a rank is, as its command line names it."""
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """The process that starts and watches a run, or its rank 0 where nobody does.
 
     `started_s` counts from the boot: a jump of the clock does not change it. A job that Slurm starts again keeps its
@@ -50,6 +47,8 @@ class Holder:
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Holder:
         """Return this process; `environ` tells of the Slurm job around it."""
+        import socket  # 2 ms, and most commands ask for no lock
+
         restarts = environ.get("SLURM_RESTART_COUNT", "")
         return cls(
             os.getpid(),
@@ -189,7 +188,7 @@ def take(run: Path, environ: Mapping[str, str], has_ended: Callable[[str], bool]
         if holder and not holder.is_process(this):
             _refuse_ranks_left(run)
         file.truncate(0)
-        file.write(json.dumps(asdict(replace(this, locked=_keep(run)))) + "\n")
+        file.write(json.dumps(this._replace(locked=_keep(run))._asdict()) + "\n")
 
 
 def release(run: Path) -> None:
@@ -260,7 +259,7 @@ def _read(file: IO[str]) -> Holder | None:
     file.seek(0)
     try:
         found = Holder(**load_json(file.read()))
-        whole = replace(found, pid=int(found.pid), started_s=float(found.started_s), restarts=int(found.restarts))
+        whole = found._replace(pid=int(found.pid), started_s=float(found.started_s), restarts=int(found.restarts))
     except (ValueError, TypeError, OverflowError):
         return None
     texts = (whole.host, whole.job or "", whole.cluster or "", whole.boot or "")

@@ -6,10 +6,9 @@ It compares what a checkpoint says of itself with what a run does; the launcher 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.errors import RunDirectoryError
 from tuner.runs import checkpoints
@@ -35,8 +34,7 @@ class IncompatibleStates(RunDirectoryError):
     """A valid checkpoint whose optimizer states this run cannot load."""
 
 
-@dataclass(frozen=True)
-class ResumePoint:
+class ResumePoint(NamedTuple):
     """A valid checkpoint, and how this run loads it."""
 
     checkpoint: Checkpoint

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from tuner.recipes.merging import lookup
 from tuner.recipes.optimizer import OptimizerType
@@ -19,8 +18,7 @@ _MODES = ("torch_adam", "adam_w_mode", "fused", "foreach", "set_grad_none")
 """How an optimizer is computed: nothing that a recipe would say."""
 
 
-@dataclass(frozen=True)
-class Wish:
+class Wish(NamedTuple):
     """Recipe values by dotted key, and one sentence for each thing that no recipe can say."""
 
     values: dict[str, Any]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.recipes.origin import Origin
 
 
-@dataclass(frozen=True)
-class FinalConfig:
+class FinalConfig(NamedTuple):
     """What training uses: strict JSON values, an origin for each leaf (dotted), and what was overridden."""
 
     name: str

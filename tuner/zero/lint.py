@@ -6,8 +6,7 @@ It changes no value beyond cleaning; what a recipe and the machine add is `merge
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.errors import did_you_mean, nearest
 from tuner.zero import conflicts, obsolete
@@ -16,8 +15,7 @@ from tuner.zero.findings import Findings
 from tuner.zero.jsonfile import Document, Keys, named
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(NamedTuple):
     """A config that DeepSpeed will understand as it is meant.
 
     Attributes:

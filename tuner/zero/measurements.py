@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from tuner.recipes.merging import lookup
@@ -40,4 +39,4 @@ def placed(final: FinalConfig, folder: Path) -> FinalConfig:
         if is_on(config, block, "enabled") and not config[block].get(key):
             config[block][key] = str(folder / name)
             origins[f"{block}.{key}"] = Origin(Place(Kind.DERIVED, "derived: in the run directory"))
-    return replace(final, config=config, origins=origins)
+    return final._replace(config=config, origins=origins)

@@ -6,8 +6,7 @@ It judges no key that DeepSpeed still reads: that is `lint`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tuner.recipes.merging import lookup
 from tuner.zero.findings import Findings
@@ -18,8 +17,7 @@ from tuner.zero.rules import is_off
 Kind = Literal["removed", "inert"]
 
 
-@dataclass(frozen=True)
-class Obsolete:
+class Obsolete(NamedTuple):
     """A key of the past.
 
     Attributes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tuner.errors import MachineError
 from tuner.machine.hardware import Hardware
@@ -11,8 +10,7 @@ from tuner.machine.hardware import Hardware
 Dtype = Literal["bf16", "fp16", "fp32"]
 
 
-@dataclass(frozen=True)
-class Precision:
+class Precision(NamedTuple):
     """The compute type, and why; `asked`: the recipe says so, not the machine."""
 
     dtype: Dtype

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import resource
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,6 @@ from tuner.launch import builds
 from tuner.launch.checks import Finding
 from tuner.launch.run import ResolvedRun
 from tuner.machine import libraries, slurm, variables
-from tuner.machine.hostfile import NODE
 from tuner.machine.topology import AGENT_STORE
 from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS
 
@@ -66,6 +64,8 @@ def compiles(run: ResolvedRun) -> Iterator[Finding]:
 
 def shadows(run: ResolvedRun) -> Iterator[Finding]:
     """Find what can put other modules or variables into a run than those that are installed and set."""
+    from tuner.machine.hostfile import NODE  # a dry run does not ask
+
     if folders := [folder for folder in run.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]:
         places = [(name, Path(folder) / name) for name in _LIBRARIES for folder in folders]
         hidden = [name for name, place in places if place.with_suffix(".py").is_file() or place.is_dir()]
@@ -96,6 +96,8 @@ def port(run: ResolvedRun) -> Iterator[Finding]:
     number = run.topology.master_port
     if number is None or not run.topology.leads or (run.topology.launcher == "env" and AGENT_STORE in run.environ):
         return
+    import socket  # a dry run does not ask
+
     with socket.socket() as listener:
         # As torch's store does it: a port that a finished run left in TIME_WAIT is free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,0 +1,58 @@
+"""The machines that a recipe is looked at on: this one, or others as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.errors import UsageError
+from tuner.fit import gpu_catalog
+from tuner.machine import hardware
+from tuner.machine.hardware import Gpu, Hardware
+from tuner.machine.launchers import filled, resolve
+from tuner.machine.topology import LaunchFlags, Topology, planned
+
+Machines = tuple[int | None, str | None, int]
+"""What `gpus`, `gpu` and `nodes` say: GPUs of each node, their product, and the number of nodes."""
+HERE: Machines = (None, None, 1)
+ASSUMED_GPU = "a100-80g"
+"""Where none is here and none is named."""
+
+
+def machines(asked: Machines, environ: Mapping[str, str], file: LaunchFlags | None = None) -> tuple[Hardware, Topology]:
+    """Return the machines that are asked for, where nothing is said this one with what its launch variables say.
+
+    Args:
+        file: What the DeepSpeed config says of the launch, where it is one that does.
+
+    Raises:
+        UsageError: a number of GPUs without a GPU here or a name, an unknown name, or launch variables that contradict.
+    """
+    here, (gpus, gpu, nodes) = hardware.detect(environ), asked
+    if asked == HERE:
+        return here, resolve(filled(LaunchFlags(), file, environ), environ, len(here.gpus))
+    if gpu is None and not here.gpus:
+        raise UsageError(
+            "this machine has no GPU, so the kind of GPU is unknown", where="--gpus", fix="Add: --gpu a100-80g."
+        )
+    made = node(here, gpus, known_gpu(gpu) if gpu else None)
+    return made, planned(nodes, len(made.gpus))
+
+
+def node(here: Hardware, gpus: int | None, kind: Gpu | None) -> Hardware:
+    """Return one node as it is asked for: so many GPUs of a kind, where nothing is said those that are here."""
+    if kind is None:
+        # Where those that are here differ, the smallest decides what fits.
+        smallest = min(here.gpus, key=lambda gpu: gpu.memory_bytes)
+        return here if gpus in (None, len(here.gpus)) else here._replace(gpus=(smallest,) * gpus)
+    # Nobody knows the host's memory of a machine that is not here, so it is not judged.
+    return here._replace(gpus=(kind,) * (gpus or 1), host_memory_bytes=0)
+
+
+def known_gpu(name: str) -> Gpu:
+    """Return the GPU that a product's name means.
+
+    Raises:
+        UsageError: no such GPU is known.
+    """
+    product = gpu_catalog.find(name)
+    return Gpu(gpu_catalog.spelled(name), product.memory_bytes, product.compute_capability)
