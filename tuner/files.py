@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import errno
-import hashlib
 import json
 import math
 import os
@@ -209,6 +208,8 @@ def append_line(path: Path, line: str) -> None:
 
 def sha256(data: bytes | Path) -> str:
     """Return the hex SHA-256 of bytes or of a file's content."""
+    import hashlib  # OpenSSL: 3 ms, and most commands hash nothing
+
     if isinstance(data, Path):
         with data.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -217,10 +218,12 @@ def sha256(data: bytes | Path) -> str:
 
 def xxh3_128(path: Path) -> str:
     """Return the hex XXH3 (128 bits) of a file's content: at a tenth of SHA-256's cost it finds damage, no forgery."""
-    from xxhash import xxh3_128  # what only plans or shows hashes no file
+    from hashlib import file_digest
+
+    from xxhash import xxh3_128
 
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, xxh3_128).hexdigest()
+        return file_digest(stream, xxh3_128).hexdigest()
 
 
 def is_writable(text: str) -> bool:

@@ -154,7 +154,7 @@ def test_a_gpu_too_full_for_the_plan_is_refused_unless_that_is_to_be_ignored(dri
     driver(plan.fit.peak.gpu_bytes - 1, (4711, 10 * GIB))
 
     (error,) = gpus.busy(plan)
-    (warning,) = gpus.busy(replace(plan, request=replace(plan.request, ignore_fit=True)))
+    (warning,) = gpus.busy(replace(plan, request=plan.request._replace(ignore_fit=True)))
 
     assert isinstance(error, MachineError)
     assert error.exit_code == 3
@@ -356,7 +356,7 @@ def test_a_model_larger_than_a_cpu_hosts_memory_is_refused() -> None:
 
     assert isinstance(error, MachineError)
     assert "the host has 16.0 GiB" in str(error)
-    assert list(storage.host_memory(replace(plan, request=replace(plan.request, ignore_fit=True)))) == []
+    assert list(storage.host_memory(replace(plan, request=plan.request._replace(ignore_fit=True)))) == []
     assert list(storage.host_memory(made())) == []
 
 

@@ -92,7 +92,7 @@ def check(request: Request, machines: Machines, environ: Mapping[str, str]) -> R
     if kind == "config":
         _alone(report, str(name), environ)
     elif kind == "run":
-        _recipe(report, replace(request, recipe=str(Path(str(name)) / "recipe.py")), machines, environ)
+        _recipe(report, request._replace(recipe=str(Path(str(name)) / "recipe.py")), machines, environ)
         _run(report, Path(str(name)))
     else:
         _recipe(report, request, machines, environ)
@@ -145,7 +145,7 @@ def _recipe(report: Report, asked: Request, machines: Machines, environ: Mapping
 
 def _machine(report: Report, asked: Request, machines: Machines, environ: Mapping[str, str]) -> None:
     """Check what the recipe and its config need of this machine; of others, say what cannot be seen from here."""
-    request = replace(asked, ignore_fit=True)
+    request = asked._replace(ignore_fit=True)
     planned = report.attempt(lambda: _planned(request, machines, environ))
     if planned is None:
         return

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tuner.errors import UsageError
 from tuner.fit.advice import smaller_batches
 from tuner.fit.levels import LEVELS, Level
 from tuner.machine.topology import Topology
@@ -34,25 +33,6 @@ class Lighter(NamedTuple):
         """The change as it is typed."""
         sets = [word for text in self.sets for word in ("--set", text)]
         return [*sets, "--deepspeed", self.level] if self.level else sets
-
-
-def check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
-    """Refuse --on-oom retry and --max-restarts where no supervisor of ours could start the ranks again.
-
-    Raises:
-        UsageError: something else starts the ranks, or, for --on-oom, no single supervisor sees all of them end.
-    """
-    if on_oom == "retry" and (not topology.is_supervised or topology.num_nodes > 1):
-        fix = (
-            "Remove it: after a failure the command that needs less memory is printed. Or "
-            "start one node without --launcher."
-        )
-        raise UsageError(f"retry on {topology.describe()}", where="--on-oom", fix=fix)
-    if max_restarts and not topology.is_supervised:
-        fix = (
-            "Remove it: whatever starts the ranks must restart them, as `tuner submit --max-requeues` does with Slurm."
-        )
-        raise UsageError(f"restarts with {topology.describe()}", where="--max-restarts", fix=fix)
 
 
 def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Lighter | None:

@@ -5,14 +5,13 @@ It decides nothing about training, and writes and starts nothing.
 
 from __future__ import annotations
 
-import platform
 import sys
 from pathlib import Path
 from typing import Any
 
 from tuner import __version__
 from tuner.files import dump_json, read_json_object
-from tuner.launch import fitting, remedies
+from tuner.launch import fitting
 from tuner.launch.run import ResolvedRun
 from tuner.machine.hardware import tool_path
 from tuner.machine.libraries import versions
@@ -121,6 +120,10 @@ def files(run: ResolvedRun) -> dict[str, str]:
 
 
 def _run_facts(run: ResolvedRun) -> dict[str, Any]:
+    import platform  # a dry run writes no files
+
+    from tuner.launch import remedies
+
     request, config, point = run.request, run.recipe.config, run.resume
     # Of a start that nobody typed, the overrides are Python's: the file that holds all of them goes on as well.
     typed = request.command or ("tuner", "train", str(RunDirectory(run.run_path).recipe))

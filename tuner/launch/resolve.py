@@ -14,7 +14,7 @@ from typing import Any
 from tuner.errors import UsageError
 from tuner.files import dump_json, sha256
 from tuner.fit.sequence_parallel import data_parallel_ranks
-from tuner.launch import counting, recipe_changes, remedies, resuming
+from tuner.launch import counting, recipe_changes, resuming
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.launch.steps import Resumed, Steps, count_steps
@@ -55,7 +55,7 @@ def resolve_run(
     loading.refuse_command(asked, allow_code=request.allow_code)
     flags = filled(request.flags, choice.launch_of(asked, request.deepspeed), environ)
     topology = topology or resolve(flags, environ, len(hardware.gpus))
-    remedies.check_retries(request.on_oom, request.max_restarts, topology)
+    _check_retries(request.on_oom, request.max_restarts, topology)
     if request.bind_cores and not topology.is_supervised:
         raise UsageError(_NOT_OURS, where="--bind-cores-to-rank", fix="srun --cpu-bind=cores, mpirun --bind-to core.")
     start = resuming.find_start(
@@ -138,3 +138,22 @@ def _launch_id(topology: Topology, environ: Mapping[str, str], now: datetime, wh
         attempt = [environ.get(name) for name in _ATTEMPT]
         return sha256(dump_json([topology.master_addr, topology.master_port, *attempt, *what]).encode())
     return f"{now:%Y%m%dT%H%M%S%f}"
+
+
+def _check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
+    """Refuse --on-oom retry and --max-restarts where no supervisor of ours could start the ranks again.
+
+    Raises:
+        UsageError: something else starts the ranks, or, for --on-oom, no single supervisor sees all of them end.
+    """
+    if on_oom == "retry" and (not topology.is_supervised or topology.num_nodes > 1):
+        fix = (
+            "Remove it: after a failure the command that needs less memory is printed. Or "
+            "start one node without --launcher."
+        )
+        raise UsageError(f"retry on {topology.describe()}", where="--on-oom", fix=fix)
+    if max_restarts and not topology.is_supervised:
+        fix = (
+            "Remove it: whatever starts the ranks must restart them, as `tuner submit --max-requeues` does with Slurm."
+        )
+        raise UsageError(f"restarts with {topology.describe()}", where="--max-restarts", fix=fix)

@@ -136,8 +136,7 @@ def _resolve_lighter(
 ) -> ResolvedRun:
     asked = _same_request(resolved, failure)
     pairs = (*asked.overrides.pairs, *((ON_OOM, text) for text in change.sets))
-    request = replace(
-        asked,
+    request = asked._replace(
         overrides=replace(asked.overrides, pairs=pairs),
         deepspeed=change.level or asked.deepspeed,
         command=(*asked.command, *change.flags) if asked.command else (),
@@ -152,8 +151,7 @@ def _same_request(resolved: ResolvedRun, failure: Mapping[str, Any]) -> Request:
     asked, batch = resolved.request, resolved.batch
     ended = {key: failure.get(key) for key in ("cause", "what", "rank", "step")}
     ran = {"deepspeed": resolved.level, "micro_batch": batch.micro_batch, "accumulation": batch.accumulation}
-    return replace(
-        asked,
+    return asked._replace(
         # Pinned: with a smaller batch `auto` might take a lower level than the one that ran out of memory.
         deepspeed=resolved.level if resolved.final.from_catalog else asked.deepspeed,
         work_dir=resolved.run_path,

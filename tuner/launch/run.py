@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from tuner.fit.levels import Fit
 from tuner.launch.steps import Steps
@@ -19,14 +19,13 @@ from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What the user asked for."""
 
     recipe: str | None
-    overrides: Overrides = field(default_factory=Overrides)
+    overrides: Overrides = Overrides()
     deepspeed: str | None = None
-    flags: LaunchFlags = field(default_factory=LaunchFlags)
+    flags: LaunchFlags = LaunchFlags()
     work_dir: Path | None = None
     resume: str | None = None
     resume_weights: bool = False
@@ -45,7 +44,7 @@ class Request:
     """False of a measurement, whose trained model nobody wants: it may be many gigabytes."""
     prints_events: bool = False
     """Standard output gets one JSON object for each thing that happens, in place of what rank 0 prints."""
-    output: TextIO | None = field(default=None, repr=False)
+    output: TextIO | None = None
     """Where what rank 0 prints is shown: the stream of a notebook's cell. None: standard output's descriptor."""
 
 

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -193,8 +193,7 @@ class _Smoke:
             raise TunerError(what)
 
     def _plan(self, name: str, resume: Path | None = None) -> ResolvedRun:
-        request = replace(
-            self.asked,
+        request = self.asked._replace(
             recipe=str(self.scratch / f"{self.loaded.name}.py"),
             overrides=Overrides(ds=self.asked.overrides.ds),
             flags=LaunchFlags(nproc_per_node=_RANKS, nnodes=1),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import Enum
-from fractions import Fraction
 from typing import NamedTuple
 
 from tuner.machine import few_steps
@@ -75,6 +74,8 @@ class DatasetSize(NamedTuple):
         if self.rows is None:
             return None
         # The decimal that was written: in floats 100 x 0.07 is more than 7.
+        from fractions import Fraction  # with decimal 3 ms, of no use where no rows are counted
+
         whole, rest = divmod(Fraction(str(self.weight)), 1)
         return int(whole) * self.rows + math.ceil(rest * self.rows)
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, BinaryIO, TextIO
 
@@ -20,8 +19,8 @@ import psutil
 
 from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped
 from tuner.files import write_json
+from tuner.launch import meeting
 from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
-from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.runs import beats, checkpoints
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
@@ -83,9 +82,9 @@ def run(
             # A terminal is where rank 0 draws its bar; what is shown on a stream comes from the log.
             inherited = log if output else None
             stdout = inherited if shows_rank_0 else subprocess.DEVNULL
-            with _processes(env, ranks) as processes:
-                for own_env, fds in processes:
-                    watch.start(argv, own_env, fds, stdout, log)
+            with meeting.opened(env, ranks) as processes:
+                for process in processes:
+                    watch.start(argv, process, stdout, log)
         if shows:
             shown.start()
         while watch.is_on():
@@ -98,24 +97,6 @@ def run(
     if shows:
         shown.stop()
     return watch.verdict()
-
-
-@contextlib.contextmanager
-def _processes(
-    env: Mapping[str, str], ranks: Sequence[Mapping[str, str]]
-) -> Iterator[list[tuple[Mapping[str, str], tuple[int, ...]]]]:
-    """Give the environment of each process to start, and the descriptors that it inherits.
-
-    Rank 0 inherits the socket at which it serves torch's store: no other process can take the port in between.
-    """
-    if not ranks:
-        yield [(env, ())]
-        return
-    with socket.create_server(("127.0.0.1", 0), backlog=socket.SOMAXCONN) as listener:
-        fd, port = listener.fileno(), listener.getsockname()[1]
-        all_of_them = {**env, "MASTER_PORT": str(port), AGENT_STORE: "True"}
-        first, *others = [{**all_of_them, **own} for own in ranks]
-        yield [({**first, STORE_FD: str(fd)}, (fd,)), *((other, ()) for other in others)]
 
 
 class _Watch:
@@ -158,15 +139,13 @@ class _Watch:
     def insisted(self) -> bool:
         return sum(number in _INSISTING for number in self.received) > 1
 
-    def start(
-        self, argv: Sequence[str], env: Mapping[str, str], fds: Sequence[int], stdout: _Output, stderr: _Output
-    ) -> None:
+    def start(self, argv: Sequence[str], process: meeting.Process, stdout: _Output, stderr: _Output) -> None:
         """Start a process and watch it; where that fails, none is left."""
         try:
             child = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
                 list(argv),
-                env=dict(env),
-                pass_fds=fds,
+                env=dict(process.env),
+                pass_fds=process.fds,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,

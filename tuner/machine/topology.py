@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 DEFAULT_PORT = 29500
@@ -32,8 +31,7 @@ class LaunchFlags(NamedTuple):
     file: str = ""
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(NamedTuple):
     """Where this process stands among all. rank and local_rank are None where this process starts the ranks."""
 
     launcher: Launcher | Literal["direct"]

@@ -15,10 +15,10 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from tuner.errors import RunDirectoryError
@@ -53,8 +53,7 @@ class _Expected(NamedTuple):
         return self.hashed(path) == self.digest
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """A checkpoint folder as its manifest describes it, which was read once.
 
     Args:
@@ -65,7 +64,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = MappingProxyType({})
     problem: str | None = None
 
     @property
