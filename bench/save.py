@@ -1,11 +1,11 @@
 """What a checkpoint costs training: DeepSpeed's save_checkpoint, the plain Trainer and tuner, in turns.
 
-    python -m bench save [--ranks 1 2] [--methods full lora] [--rounds 3]
+    python -m bench save [--ranks 1 2] [--dtypes bf16] [--methods full lora] [--rounds 3]
 
-All train a Llama of about 50M parameters with random weights at the same settings (ZeRO-2, bf16) and save every fourth
-step. A figure is the median, over all saves, of the four steps that begin with one, less four times a step that comes
-last of its four, which no save disturbs: what is written in the background after a step is in it as far as it slows the
-next ones. The content differs: the loop writes DeepSpeed's states; the Trainer the model once more, to be loaded
+All train a Llama of about 50M parameters with random weights at the same settings (ZeRO-2) and save every fourth step.
+A figure is the median, over all saves, of the four steps that begin with one, less four times a step that comes last of
+its four, which no save disturbs: what is written in the background after a step is in it as far as it slows the next
+ones. The content differs: the loop writes DeepSpeed's states; the Trainer the model once more, to be loaded
 without DeepSpeed, and the random states; tuner the same with hashes, and a checkpoint counts only once all of it is on
 the disk.
 Reach: tuner at 1.00 of the Trainer.
@@ -59,6 +59,7 @@ def newest_bytes(run: Path) -> int:
 def main() -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--dtypes", nargs="+", choices=["bf16", "fp32"], default=["bf16"])
     parser.add_argument("--methods", nargs="+", default=["full", "lora"])
     parser.add_argument("--tiny", action="store_true", help="a model of 0.6M parameters, to try the measurement itself")
     given = parser.parse_args()
@@ -66,8 +67,8 @@ def main() -> None:
     table = Table("save", f"{what} Rounds: {given.rounds}. Seconds of the wall (cpu).")
     with tempfile.TemporaryDirectory(prefix="save-") as scratch:
         model = make_model(Path(scratch) / "model", llama(**(TINY if given.tiny else SMALL)))
-        for ranks, method in itertools.product(given.ranks, given.methods):
-            setting, sizes = Setting(ranks, "bf16", method), dict[str, int]()
+        for ranks, dtype, method in itertools.product(given.ranks, given.dtypes, given.methods):
+            setting, sizes = Setting(ranks, dtype, method), dict[str, int]()
             job = make_job(Path(scratch), setting, STEPS, model, save_every=EVERY)
             found = in_turns(PEERS, given.rounds, partial(measured, job=job, sizes=sizes))
             written = {f"{tool}, MB": round(size / 1e6, 1) for tool, size in sizes.items()}

@@ -1,14 +1,15 @@
 """From Enter to the end of the first optimizer step, and the processor's seconds of all processes until then.
 
-    python -m bench start [--ranks 1 2] [--rounds 3]
+    python -m bench start [--ranks 1 2] [--dtypes bf16] [--rounds 3]
 
-All train a Llama of about 50M parameters with random weights in full, at the same settings: ZeRO-2, bf16, rows of 256
+All train a Llama of about 50M parameters with random weights in full, at the same settings: ZeRO-2, rows of 256
 tokens, micro-batch 2, accumulation 2. The hand-written script and the Trainer start under torchrun; each tool starts
 with its own command. A first round, in which caches fill, is not counted. Reach: tuner at 1.00 of the loop.
 """
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import tempfile
 import time
@@ -58,6 +59,7 @@ def _cpu(process: subprocess.Popen[str]) -> float:
 def main() -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--dtypes", nargs="+", choices=["bf16", "fp32"], default=["bf16"])
     parser.add_argument("--peers", nargs="+", choices=NAMES, default=PEERS)
     parser.add_argument("--tiny", action="store_true", help="a model of 0.6M parameters, to try the measurement itself")
     given = parser.parse_args()
@@ -65,11 +67,12 @@ def main() -> None:
     table = Table("start", f"{what} Medians of {given.rounds}. Seconds of the wall (cpu).")
     with tempfile.TemporaryDirectory(prefix="start-") as scratch:
         model = make_model(Path(scratch) / "model", llama(**(TINY if given.tiny else SMALL)))
-        for ranks in given.ranks:
-            job = make_job(Path(scratch), Setting(ranks, "bf16", "full"), 2, model)
+        for ranks, dtype in itertools.product(given.ranks, given.dtypes):
+            setting = Setting(ranks, dtype, "full")
+            job = make_job(Path(scratch), setting, 2, model)
             in_turns(given.peers, 1, partial(first_step, job=job))
             found = in_turns(given.peers, given.rounds, partial(first_step, job=job))
-            table.add({"ranks": ranks, **cells(found)})
+            table.add({"setting": str(setting), **cells(found)})
     table.show(given.json)
 
 

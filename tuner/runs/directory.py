@@ -149,7 +149,7 @@ def check_free(path: Path, *, resume: bool) -> None:
         DiskError: it cannot be written to, or not even looked at.
     """
     with disk_errors(path):
-        # Neither can be written into a file as text.
+        # Control characters, and what Python makes of bytes that are not UTF-8, cannot stand in a file as text.
         if not is_writable(str(path)) or any(character < " " or character == "\x7f" for character in str(path)):
             what = f"{str(path)!r} holds a control character, or bytes that are not UTF-8"
             raise RunDirectoryError(what, where="--work-dir", fix="Choose a name without control characters, in UTF-8.")
