@@ -37,6 +37,7 @@ setup(
         "click>=8.1",
         "datasets>=4.7",
         "deepspeed>=0.19.8",  # the keys that zero checks are this one's
+        "fastokens>=0.3.5; platform_machine == 'x86_64'",  # optional: without it tokenizers encodes; no wheel elsewhere
         "hjson>=3.1",
         "jinja2>=3.1",
         "mmengine>=0.10.7",

@@ -77,6 +77,7 @@ class Settings:
     max_rows: int | None = None
     bad_rows: int = 0
     num_proc: Any = "auto"
+    tokenizer_backend: Any = "auto"
     thinking: Any = None
     val_split: float | None = None
     val_seed: int | None = None

@@ -62,7 +62,7 @@ def test_results_come_in_the_order_of_the_values_and_from_other_processes() -> N
 
 
 def test_few_values_start_no_process() -> None:
-    assert {*processes.in_order(lambda _: os.getpid(), range(processes._ALONE), "auto")} == {os.getpid()}
+    assert {*processes.in_order(lambda _: os.getpid(), range(processes.ALONE), "auto")} == {os.getpid()}
 
 
 def test_no_more_values_are_taken_ahead_than_two_for_each_process() -> None:

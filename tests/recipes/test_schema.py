@@ -236,6 +236,7 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
         ("Dataset", "max_rows"),
         ("Dataset", "bad_rows"),
         ("Dataset", "num_proc"),
+        ("Dataset", "tokenizer_backend"),
         ("Dataset", "thinking"),
         ("Dataset", "streaming"),
         *(("Dataset", key) for key in ("val_split", "val_seed", "held_out")),

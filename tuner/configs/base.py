@@ -79,6 +79,9 @@ train_dataloader = dict(
         # Processes that tokenize rows; the result is the same with any number. 'auto': one per available core, and only
         # one for a few thousand rows.
         num_proc="auto",
+        # 'auto': fastokens encodes, where it is installed and gives the tokens that 'tokenizers' gives. 'tokenizers':
+        # without it.
+        tokenizer_backend="auto",
         # The thinking of answers: 'strip' removes it, 'last' keeps it only in the last answer, 'keep' keeps all of it
         # and rejects rows whose thinking the chat template would drop. None: as the template does; changes are counted.
         thinking=None,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from tuner.data import masks
+from tuner.data.fast_tokens import FastTokens
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
@@ -37,12 +38,13 @@ def chats_of(sample: Sample) -> Sequence[Chat | str]:
 class Encoder:
     """Tokenizes conversations and texts; `train_all` puts loss on every token of a conversation too.
 
-    `thinking` is what becomes of that of the answers, as `dataset.thinking` says.
+    `thinking` is what becomes of that of the answers, as `dataset.thinking` says. `fast` encodes, once there is one.
     """
 
     tokenizer: Any
     train_all: bool = False
     thinking: Thinking | None = None
+    fast: FastTokens | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, pipeline: Pipeline, tokenizer: Any) -> Encoder:
@@ -85,10 +87,11 @@ class Encoder:
 
         Raises:
             DataError: there is no chat template, or it refuses a conversation.
+            Differs: `fast` gives other tokens than the tokenizer.
         """
         texts = [(place, text) for place, text in placed if isinstance(text, str)]
         chats = [(place, chat) for place, chat in placed if isinstance(chat, Chat)]
-        of_texts = iter(masks.encode_texts(self.tokenizer, texts) if texts else ())
-        how: dict[str, Any] = {"train_all": self.train_all, "thinking": self.thinking, "on_change": on_change}
-        of_chats = iter(masks.encode_chats(self.template, chats, **how) if chats else ())
+        of_texts = iter(masks.encode_texts(self.tokenizer, texts, self.fast) if texts else ())
+        how: dict[str, Any] = {"train_all": self.train_all, "thinking": self.thinking, "fast": self.fast}
+        of_chats = iter(masks.encode_chats(self.template, chats, **how, on_change=on_change) if chats else ())
         return [next(of_texts if isinstance(one, str) else of_chats) for _, one in placed]

@@ -43,11 +43,11 @@ def size(value: Any) -> int:
     """Return the bytes of the texts that a sample holds, with sixteen more for each value."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
-    if is_dataclass(value):
-        return sum(size(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, dict):
         return sum(16 + size(key) + size(one) for key, one in value.items())
-    return sum(16 + size(one) for one in value) if isinstance(value, list | tuple) else 16
+    if isinstance(value, list | tuple):
+        return sum(16 + size(one) for one in value)
+    return sum(size(getattr(value, field.name)) for field in fields(value)) if is_dataclass(value) else 16
 
 
 def batches(values: Iterable[T], count: int | None = None) -> Iterator[list[T]]:

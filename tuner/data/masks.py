@@ -8,34 +8,41 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tuner.data import limits
 from tuner.data import thinking as thinking_of_answers
+from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Span, Template, render
 from tuner.data.sample import IGNORED, Chat
 from tuner.data.templates import choose_template
 from tuner.data.thinking import Thinking
-from tuner.data.tokens import Labelled
+from tuner.data.tokens import Labelled, Tokens
 from tuner.errors import DataError
 
 __all__ = ["Template", "choose_template", "encode_chats", "encode_texts"]
+
+_WithOffsets = tuple[Sequence[int] | Tokens, Sequence[Span]]
 
 # A Unicode noncharacter: no text for interchange holds it.
 _QUOTE = "\ufdd0"
 
 
-def encode_texts(tokenizer: Any, rows: Sequence[tuple[str, str]]) -> list[Labelled]:
+def encode_texts(tokenizer: Any, rows: Sequence[tuple[str, str]], fast: FastTokens | None = None) -> list[Labelled]:
     """Return the tokens of texts, each with its place; all carry loss, an end-of-sequence token at the end too.
+
+    `fast` encodes them, where there is one.
 
     Raises:
         DataError: a text is too long to be tokenized.
+        Differs: `fast` gives other tokens.
     """
     texts = [text for _, text in rows]
     _check_texts(tokenizer, rows, texts)
-    return [_all_trained(ids) for some in limits.batches(texts) for ids in _encode_texts(tokenizer, some)]
+    return [_all_trained(ids) for some in limits.batches(texts) for ids in _encode_texts(tokenizer, some, fast)]
 
 
 def encode_chats(
@@ -44,16 +51,18 @@ def encode_chats(
     *,
     train_all: bool = False,
     thinking: Thinking | None = None,
+    fast: FastTokens | None = None,
     on_change: Callable[[str, str], object] = lambda place, reason: None,
 ) -> list[Labelled]:
     """Return the tokens of conversations, each with its place, with loss on the assistant's turns alone.
 
-    `train_all` puts it on everything. `on_change` is called with the place of a conversation and what the template
-    makes otherwise than its answers are.
+    `train_all` puts it on everything. `fast` encodes, where there is one. `on_change` is called with the place of a
+    conversation and what the template makes otherwise than its answers are.
 
     Raises:
         DataError: the template refuses a conversation or leaves out thinking that is to be kept, or what is to be
             tokenized is too long.
+        Differs: `fast` gives other tokens.
     """
     tokenizer = template.tokenizer
     with limits.memory():
@@ -67,7 +76,7 @@ def encode_chats(
             on_change(place, reason)
     texts = [text for text, _ in rendered]
     _check_texts(tokenizer, rows, texts)
-    encoded = [one for some in limits.batches(texts) for one in _encode_rendered(tokenizer, some)]
+    encoded = [one for some in limits.batches(texts) for one in _encode_rendered(tokenizer, some, fast)]
     if train_all:
         return [_all_trained(ids) for ids, _ in encoded]
     return [_labelled(ids, offsets, spans) for (ids, offsets), (_, spans) in zip(encoded, rendered, strict=True)]
@@ -108,9 +117,9 @@ def _quote_special(value: Any, special: re.Pattern[str]) -> Any:
     return [_quote_special(one, special) for one in value] if isinstance(value, list) else value
 
 
-def _encode_rendered(tokenizer: Any, texts: list[str]) -> list[tuple[list[int], list[Span]]]:
-    plain = [text for text in texts if _QUOTE not in text]
-    encoded = iter(_encode_plain(tokenizer, plain) if plain else ())
+def _encode_rendered(tokenizer: Any, texts: list[str], fast: FastTokens | None) -> list[_WithOffsets]:
+    plain, exact = [text for text in texts if _QUOTE not in text], partial(_encode_plain, tokenizer)
+    encoded = iter(() if not plain else fast.with_offsets(plain, exact) if fast else exact(plain))
     return [_encode_quoted(tokenizer, text) if _QUOTE in text else next(encoded) for text in texts]
 
 
@@ -141,18 +150,22 @@ def _encode_quoted(tokenizer: Any, text: str) -> tuple[list[int], list[Span]]:
     return ids, offsets
 
 
-def _encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    ids = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
+def _encode_texts(tokenizer: Any, texts: list[str], fast: FastTokens | None) -> list[list[int]]:
+    def exact(some: list[str]) -> list[list[int]]:
+        ids: list[list[int]] = tokenizer(some, return_attention_mask=False, verbose=False)["input_ids"]
+        return ids
+
+    ids = fast.ids(texts, exact) if fast else exact(texts)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return [row if row[-1:] == end else row + end for row in ids]
 
 
-def _all_trained(ids: list[int]) -> Labelled:
+def _all_trained(ids: Sequence[int] | Tokens) -> Labelled:
     tokens = np.array(ids, dtype=np.int32)
     return tokens, tokens.copy()
 
 
-def _labelled(ids: list[int], offsets: list[Span], spans: list[Span]) -> Labelled:
+def _labelled(ids: Sequence[int] | Tokens, offsets: Sequence[Span], spans: list[Span]) -> Labelled:
     tokens = np.array(ids, dtype=np.int32)
     labels = np.full_like(tokens, IGNORED)
     for start, end in spans:

@@ -9,9 +9,11 @@ import contextlib
 import hashlib
 import inspect
 import json
+import logging
+import os
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuner.data import encoding, formats, layouts, limits, packing, processes
+from tuner.data.fast_tokens import Differs, FastTokens
 from tuner.data.layouts import Layout
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import NumberedRow, Pipeline
@@ -29,7 +32,10 @@ from tuner.data.prepared import COUNTS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared,
 from tuner.data.sample import JUDGED
 from tuner.errors import DataError
 from tuner.files import disk_errors, make_folder, sha256, write_json
+from tuner.machine.libraries import version_of
 from tuner.recipes.schema import Dataset
+
+_LOG = logging.getLogger(__name__)
 
 _BATCH_ROWS = 512
 _MAX_REASONS = 10
@@ -63,11 +69,19 @@ def prepare(
     with disk_errors(cache, "Set HF_HOME to a writable folder with free space."):
         if not (folder / COUNTS_FILE).is_file():
             make_folder(cache)
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                tally = build(Path(scratch), pipeline, tokenizer, pipeline.rows(), tick)
-                refuse_nothing(pipeline, tally)
-                _move(Path(scratch) / DONE, folder)
+            try:
+                _make(folder, pipeline, tokenizer, tick, is_fast=dataset.tokenizer_backend == "auto")
+            except Differs:
+                _LOG.warning("fastokens gives other tokens than tokenizers for a row, so tokenizers encodes all rows.")
+                _make(folder, pipeline, tokenizer, tick, is_fast=False)
     return Prepared.load(folder, objective)
+
+
+def _make(folder: Path, pipeline: Pipeline, tokenizer: Any, tick: Callable[[], None], *, is_fast: bool) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        tally = build(Path(scratch), pipeline, tokenizer, pipeline.rows(), tick, is_fast=is_fast)
+        refuse_nothing(pipeline, tally)
+        _move(Path(scratch) / DONE, folder)
 
 
 def describe(prepared: Prepared, name: str = "train") -> str:
@@ -110,6 +124,7 @@ def _key(pipeline: Pipeline, tokenizer: Any) -> str:
     parts = [
         pipeline.mixture.fingerprint(),
         [dataset.max_length, dataset.packing, dataset.bad_rows, dataset.thinking, pipeline.objective],
+        [dataset.tokenizer_backend, version_of("fastokens")],
         [_code_of_user(one.format) for one in pipeline.mixture.sets],
         tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer),
         [tokenizer.chat_template, tokenizer.special_tokens_map],
@@ -145,6 +160,7 @@ def build(
     *,
     num_proc: int | Literal["auto"] | None = None,
     bad_before: int = 0,
+    is_fast: bool = False,
 ) -> Tally:
     """Make the trainer's rows of some rows of a pipeline, in the folder `DONE` of an empty one; return the counts.
 
@@ -156,15 +172,18 @@ def build(
         tick: Called now and then.
         num_proc: Processes that make tokens; None: as the data set says.
         bad_before: Bad rows that were left out already.
+        is_fast: fastokens encodes many rows, where it can.
 
     Raises:
         DataError: more rows are bad than may be left out, or the chat template is wrong.
+        Differs: fastokens gives other tokens than the tokenizer.
     """
     done = scratch / DONE
     done.mkdir()
     with (done / OUTCOMES_FILE).open("w", encoding="utf-8") as stream:
         tally = pipeline.tally(stream, bad_before)
-        made = _write(scratch, pipeline, tokenizer, tally, rows, tick, num_proc or pipeline.dataset.num_proc)
+        work = _Work(pipeline, encoding.Encoder.of(pipeline, tokenizer), layouts.of(pipeline.objective), is_fast)
+        made = _write(scratch, work, tally, rows, tick, num_proc or pipeline.dataset.num_proc)
     tally.counts.packed_rows = len(made)
     sets = [
         SetCounts(one.place, name, one.format is None, tally.read_of_set[one.number])
@@ -182,19 +201,17 @@ def build(
 
 def _write(
     scratch: Path,
-    pipeline: Pipeline,
-    tokenizer: Any,
+    work: _Work,
     tally: Tally,
     rows: Iterable[NumberedRow | DataError],
     tick: Callable[[], None],
     num_proc: int | Literal["auto"],
 ) -> datasets.Dataset:
-    layout, is_packed = layouts.of(pipeline.objective), tally.counts.packing
+    layout, is_packed = work.layout, tally.counts.packing
 
     def tables() -> Generator[pa.RecordBatch, None, None]:
-        refuse = partial(pipeline.refuse, on_error=tally.refuse)
+        refuse = partial(work.pipeline.refuse, on_error=tally.refuse)
         batches = limits.batches(rows, encoding.BATCH_ROWS)
-        work = _Work(pipeline, encoding.Encoder.of(pipeline, tokenizer), layout)
         for table, part in processes.in_order(work, batches, num_proc):
             tally.add(part, refuse)
             tick()
@@ -206,15 +223,25 @@ def _write(
     return packing.pack(samples, tally.counts.max_length, done) if is_packed and tally.counts.kept else samples
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Work:
-    """What is done with a batch of rows, in whatever process: the trainer's rows, and what was counted on their way."""
+    """What is done with a batch of rows, in whatever process: the trainer's rows, and what was counted on their way.
+
+    With `is_fast`, fastokens encodes in the processes beside this one, or from the batch on that they would take: few
+    rows are not worth loading it.
+    """
 
     pipeline: Pipeline
     encoder: encoding.Encoder
     layout: Layout
+    is_fast: bool
+    num_batches: int = 0
+    process: int = field(default_factory=os.getpid)
 
     def __call__(self, batch: Sequence[NumberedRow | DataError]) -> tuple[pa.RecordBatch, Tally]:
+        self.num_batches += 1
+        if self.is_fast and (self.num_batches > processes.ALONE or os.getpid() != self.process):
+            self.is_fast, self.encoder.fast = False, FastTokens.of(self.encoder.tokenizer)
         part = self.pipeline.tally().part()
         samples = self.pipeline.samples_of(_readable(batch, part), part, part.refuse)
         rows = [

@@ -32,7 +32,7 @@ _OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _MOST = 16
 """'auto' takes no more. One process takes 23 s for 30,000 conversations; where others do the work, 2.7 s to read them,
 to hand them out and to write what comes back (measured): nine would wait for it, some more where a template is slow."""
-_ALONE = 4
+ALONE = 4
 """With 'auto', so many values are worked on before other processes start: what is over by then was small."""
 
 
@@ -51,7 +51,7 @@ def in_order(
         MachineError: one of the processes was killed.
     """
     values = iter(values)
-    yield from map(function, itertools.islice(values, _ALONE if num_proc == "auto" else 1))
+    yield from map(function, itertools.islice(values, ALONE if num_proc == "auto" else 1))
     count = max(1, min(num_cpus() // sharing, _MOST)) if num_proc == "auto" else num_proc
     if count == 1:
         yield from map(function, values)

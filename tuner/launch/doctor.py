@@ -71,6 +71,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
         rows.append(Row("flash attention", "absent", text, "pip install flash-attn --no-build-isolation"))
     rows.append(_liger(here))
     rows.append(_kernels(here))
+    rows.append(_fastokens())
     return Report(tuple(_without_secrets(row, environ) for row in rows))
 
 
@@ -115,6 +116,12 @@ def _liger(here: Hardware) -> Row:
     if libraries.is_installed("liger_kernel"):
         return Row("Liger", "ok", "fused norms, rotary embeddings and MLPs are used (model.use_liger_kernel)")
     return Row("Liger", "absent", "not installed: fused norms, rotary embeddings and MLPs", "pip install liger-kernel")
+
+
+def _fastokens() -> Row:
+    if libraries.is_installed("fastokens"):
+        return Row("fastokens", "ok", "rows are tokenized with it (dataset.tokenizer_backend)")
+    return Row("fastokens", "absent", "not installed: rows are tokenized more slowly", "pip install fastokens")
 
 
 def _gpus(here: Hardware) -> Iterator[Row]:

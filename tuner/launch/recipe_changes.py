@@ -27,7 +27,8 @@ FIXED = {
     "randomness.seed": "the order of the samples differs",
 }
 """What a checkpoint's state depends on, by key or block, and what would be wrong with it."""
-_FREE = frozenset(("adapter.lora_dropout", "train_dataloader.dataset.bad_rows", "train_dataloader.dataset.num_proc"))
+_ROWS = "train_dataloader.dataset"
+_FREE = frozenset(("adapter.lora_dropout", f"{_ROWS}.bad_rows", f"{_ROWS}.num_proc", f"{_ROWS}.tokenizer_backend"))
 """What may change although its block may not: the ranks see whether other rows are left out."""
 
 

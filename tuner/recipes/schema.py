@@ -100,6 +100,7 @@ class Dataset(Rows):
     max_length: PositiveInt
     packing: bool
     num_proc: PositiveInt | Literal["auto"] = "auto"
+    tokenizer_backend: Literal["auto", "tokenizers"] = "auto"
     thinking: Literal["keep", "strip", "last"] | None = None
     streaming: bool | PositiveInt = False
 
