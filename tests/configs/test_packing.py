@@ -17,6 +17,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from tests.each import each
 from tests.fit.small import SMALL
 from tests.models.brought import BROUGHT, brought
+from tuner.data.batches import side_by_side
 from tuner.models.shrink import config_of
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
@@ -84,6 +85,19 @@ def packed(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> torch.Ten
     return found
 
 
+def in_two_rows(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return the logits of two samples in one row, and of the third in a row that is padded, of one batch."""
+    first, second, third = (part[0].tolist() for part in parts)
+    rows = [
+        {"input_ids": first + second, "labels": first + second, "seq_lengths": [len(first), len(second)]},
+        {"input_ids": third, "labels": third, "seq_lengths": [len(third)]},
+    ]
+    batch = side_by_side(rows, pad_id=0)
+    del batch["labels"]
+    found = model(**batch, use_cache=False).logits
+    return torch.cat([found[:1], found[1:, : len(third)]], dim=1)
+
+
 def padded(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
     batch = DataCollatorForLanguageModeling(pad_token_id=0)([{"input_ids": part[0].tolist()} for part in parts])
     del batch["labels"]
@@ -95,6 +109,12 @@ def padded(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> torch.Ten
 @each(sorted(KINDS.keys() | BROUGHT.keys()))
 def test_a_model_packs_where_samples_do_not_see_each_other(kind: str) -> None:
     assert is_as_alone(kind, packed) == (kind in KEEPS_APART)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@each(sorted(KEEPS_APART))
+def test_samples_of_rows_side_by_side_do_not_see_each_other(kind: str) -> None:
+    assert is_as_alone(kind, in_two_rows)
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")

@@ -122,17 +122,28 @@ def test_checkpointing_keeps_one_hidden_state_a_layer_and_one_layer_at_work() ->
     assert kept.at_layer == pytest.approx(plain.kept / 32 + 2 * (128 + 2 * 352) * tokens)
 
 
-def test_packed_rows_have_a_mask_that_each_layer_saves_and_flash_attention_none() -> None:
-    facts = Architecture(model_type="llama", **FACTS)
-    tokens = full().split.micro_batch * full().train_dataloader.dataset.max_length
+@pytest.mark.parametrize(
+    ("facts", "rows_side_by_side"),
+    [
+        ({"model_type": "llama", **FACTS}, True),
+        ({"model_type": "mixtral", **FACTS, "num_local_experts": 4, "num_experts_per_tok": 2}, False),
+    ],
+)
+def test_packed_rows_have_a_mask_that_each_layer_saves_and_flash_attention_none(
+    facts: dict[str, Any], rows_side_by_side: bool
+) -> None:
+    loader, facts = full().train_dataloader, Architecture(**facts)
+    tokens = full().split.micro_batch * loader.dataset.max_length
+    pairs = tokens * (loader.dataset.max_length if rows_side_by_side else tokens)
     masked, flash = (
         of_recipe(changed(model={"attn_implementation": attention}, train_cfg={"gradient_checkpointing": True}), facts)
         for attention in ("sdpa", "flash_attention_2")
     )
 
-    assert full().train_dataloader.dataset.packing
-    assert masked.kept - flash.kept == tokens**2
-    assert masked.at_layer - flash.at_layer == 2 * tokens**2
+    assert loader.dataset.packing
+    assert full().split.micro_batch > 1
+    assert masked.kept - flash.kept == pairs
+    assert masked.at_layer - flash.at_layer == 2 * pairs
 
 
 def test_orpo_holds_six_bytes_a_logit_and_the_fused_head_of_others_one_tile() -> None:

@@ -77,7 +77,7 @@ def rows_of(recipe: RecipeConfig) -> list[dict[str, Any]]:
     loader, objective = recipe.train_dataloader, recipe.objective.type
     ids = [1 + at % 50 for at in range(loader.dataset.max_length)]
     if objective == "sft":
-        return [{"input_ids": ids, "labels": ids}] * loader.batch_size
+        return [{"input_ids": ids, "labels": ids, "seq_lengths": [len(ids)]}] * loader.batch_size
     sides = [(ids, [-100, *ids[1:]]), (ids[:-1], [-100, *ids[1:-1]])]
     if objective == "kto":
         return [{"answer_ids": side, "answer_labels": labels, "is_good": len(side) % 2 == 0} for side, labels in sides]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import SequentialSampler
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
+from tuner.data.batches import SampleCollator
 from tuner.worker.batching import Collator, Counts, RoundRobinBatchSampler
 
 
@@ -48,23 +48,47 @@ def test_a_step_of_the_same_global_batch_has_the_same_rows_on_any_number_of_rank
 
 
 def test_a_batch_is_counted_and_the_stand_in_of_a_rank_without_rows_counts_for_nothing() -> None:
-    def collate(rows: Any) -> dict[str, Any]:
-        return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows).masked_fill(torch.tensor(rows) < 2, -100)}
+    def row(*ids: int) -> dict[str, Any]:
+        return {"input_ids": list(ids), "labels": [-100, *ids[1:]], "seq_lengths": [len(ids)]}
 
-    collator = Collator(collate, [1, 2, 3])
+    collator = Collator(samples(takes_mask=True), row(1, 2, 3))
 
-    assert collator([[0, 1, 2], [5, 6, 7]])["counts"] == Counts(rows=2, tokens=6, trained=3)
+    padded = collator([row(0, 1, 2, 3, 4, 5, 6, 7, 8, 9), row(*range(9))])
+    assert padded["input_ids"].shape == (2, 10)
+    assert padded["counts"] == Counts(rows=2, tokens=19, trained=17)
     assert collator([])["counts"] == Counts(rows=0, tokens=0, trained=0)
     assert collator([])["input_ids"].tolist() == [[1, 2, 3]]
 
 
-def test_rows_of_one_sample_and_one_length_are_not_laid_end_to_end() -> None:
+def samples(*, takes_mask: bool) -> SampleCollator:
+    return SampleCollator(DataCollatorForLanguageModeling(0, padding_free=True), 0, takes_mask)
+
+
+@pytest.mark.parametrize("takes_mask", [True, False])
+def test_rows_of_one_sample_and_one_length_need_no_mask(takes_mask: bool) -> None:
     one, same = ({"input_ids": [at, 2], "labels": [-100, 2], "seq_lengths": [2]} for at in (0, 1))
     longer = {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "seq_lengths": [3]}
-    packed = {"input_ids": [1, 2], "labels": [1, 2], "seq_lengths": [1, 1]}
-    collator = Collator(DataCollatorForLanguageModeling(0, padding_free=True), longer)
+    collate = samples(takes_mask=takes_mask)
 
-    assert collator([one, same])["input_ids"].tolist() == [[0, 2], [1, 2]]
-    assert "position_ids" not in collator([one, same])
-    assert collator([one, longer])["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
-    assert collator([packed])["position_ids"].tolist() == [[0, 0]]
+    assert collate([one, same])["input_ids"].tolist() == [[0, 2], [1, 2]]
+    assert "position_ids" not in collate([one, same])
+    assert collate([one, longer])["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
+
+
+def test_full_rows_stand_side_by_side_where_attention_takes_a_mask() -> None:
+    packed = {"input_ids": list(range(20)), "labels": list(range(20)), "seq_lengths": [15, 5]}
+    shorter = {"input_ids": list(range(18)), "labels": list(range(18)), "seq_lengths": [8, 10]}
+
+    apart, flat = (samples(takes_mask=takes_mask)([packed, shorter]) for takes_mask in (True, False))
+
+    assert apart["position_ids"].tolist() == [[*range(15), *range(5)], [*range(8), *range(10), 0, 0]]
+    assert apart["labels"][1].tolist() == [*range(18), -100, -100]
+    assert apart.keys() == {"input_ids", "labels", "position_ids"}
+    assert flat["input_ids"].shape == (1, 38)
+
+
+def test_rows_that_would_be_padded_much_lie_end_to_end() -> None:
+    short = {"input_ids": [1] * 10, "labels": [1] * 10, "seq_lengths": [5, 5]}
+    full = {"input_ids": [1] * 30, "labels": [1] * 30, "seq_lengths": [20, 10]}
+
+    assert samples(takes_mask=True)([short, full])["input_ids"].shape == (1, 40)

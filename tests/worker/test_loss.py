@@ -88,7 +88,7 @@ def one_loss(objective: str, loss: str, rows: list[dict[str, Any]], folder: Path
     return found.item(), policy.lm_head.weight.grad
 
 
-SFT = [{"input_ids": [3, 5, 6, 7, 8, 9], "labels": [-100, -100, 6, 7, 8, 9]}]
+SFT = [{"input_ids": [3, 5, 6, 7, 8, 9], "labels": [-100, -100, 6, 7, 8, 9], "seq_lengths": [6]}]
 PAIR = [
     {
         "chosen_ids": [5, 6, 7, 8],

@@ -5,7 +5,8 @@ It prepares no rows. Shapes: S sequences, T tokens of the longest of them; all p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from tuner.recipes.architecture_constraints import KEEPS_APART
 Batch = dict[str, torch.Tensor]
 _Side = tuple[Sequence[int], Sequence[int]]
 """Ids and labels of one sequence."""
+_MOST_PADDING = 0.1
+"""Of the tokens of rows side by side: the model's other layers compute padding too."""
 
 
 def lays_end_to_end(model: Any) -> bool:
@@ -26,6 +29,50 @@ def lays_end_to_end(model: Any) -> bool:
     Where they may not they are padded, which is right for every causal model: what comes later is not seen.
     """
     return model.config.get_text_config().model_type in KEEPS_APART
+
+
+@dataclass(frozen=True)
+class SampleCollator:
+    """Rows that may lie end to end as SFTTrainer's batch: so, in one row of shape [1, T], or side by side.
+
+    Attention that takes a mask computes all pairs of a row's tokens, (S * T)^2 of them end to end and S * T^2 side by
+    side: on a CPU, a step of a small model with eight rows of 512 tokens takes twice as long end to end.
+
+    Args:
+        end_to_end: TRL's collator.
+        pad_id: The padding token.
+        takes_mask: Whether the attention does where samples share a row.
+    """
+
+    end_to_end: Callable[[Sequence[Row]], Batch]
+    pad_id: int
+    takes_mask: bool
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        """Return `input_ids` and `labels`, and `position_ids` that begin anew with each sample of a row."""
+        lengths = [len(row["input_ids"]) for row in rows]
+        no_mask = len({*lengths}) == 1 and all(len(row["seq_lengths"]) == 1 for row in rows)
+        is_full = sum(lengths) >= (1 - _MOST_PADDING) * len(rows) * max(lengths)
+        return side_by_side(rows, self.pad_id) if no_mask or (self.takes_mask and is_full) else self.end_to_end(rows)
+
+
+def side_by_side(rows: Sequence[Row], pad_id: int) -> Batch:
+    """Return rows as tensors of shape [S, T], with padding at their ends; the tokens of it are samples of their own.
+
+    Rows of one sample need no `position_ids`, and no mask: in a causal model no token sees what comes after it.
+    """
+    batch = {
+        "input_ids": _stacked([torch.tensor(row["input_ids"]) for row in rows], pad_id),
+        "labels": _stacked([torch.tensor(row["labels"]) for row in rows], IGNORED),
+    }
+    if any(len(row["seq_lengths"]) > 1 for row in rows):
+        positions = [torch.cat([torch.arange(length) for length in row["seq_lengths"]]) for row in rows]
+        batch["position_ids"] = _stacked(positions, 0)
+    return batch
+
+
+def _stacked(values: list[torch.Tensor], padding: int) -> torch.Tensor:
+    return pad_sequence(values, batch_first=True, padding_value=padding)
 
 
 def pairs(rows: Sequence[Row], *, pad_id: int) -> Batch:

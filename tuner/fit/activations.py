@@ -67,7 +67,7 @@ def of_recipe(recipe: RecipeConfig, architecture: Architecture, weight_bytes: in
     tokens = tokens_of_rank(recipe)
     scale, hidden = tokens * weight_bytes / 2, weight_bytes * tokens * architecture.hidden_size
     layers = built(architecture).layers[-(recipe.train_cfg.trainable_layers or 0) :]
-    mask = _mask(recipe, recipe.train_dataloader, tokens)
+    mask = _mask(recipe, architecture, recipe.train_dataloader, tokens)
     in_mlp = min(tokens, architecture.hidden_size) if recipe.train_cfg.tiled_mlp else tokens
     saved = [
         scale * layer_bytes(recipe, architecture, layer)
@@ -106,9 +106,9 @@ def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
     inner = max((_inner(architecture, layer) for layer in layers), default=0)
     at_layer = max(4 * tokens * hidden + _halves(architecture) * in_mlp * inner, _FORWARD_STEPS * tokens * hidden)
     at_layer += 2 * tokens * architecture.head_dim  # rotary positions
-    at_layer += _mask(recipe, loader, tokens)
+    at_layer += _mask(recipe, architecture, loader, tokens)
     if recipe.model.attn_implementation == "eager":
-        at_layer += 3 * architecture.num_attention_heads * tokens * _row_tokens(recipe, loader)
+        at_layer += 3 * architecture.num_attention_heads * tokens * _row_tokens(recipe, architecture, loader)
     at_loss = _LOSS_STEPS * tokens * hidden + min(tokens, _TILE_TOKENS) * _TILE_LOGITS
     if recipe.objective.type == "orpo":
         at_loss = _ORPO_LOGITS * architecture.vocab_size * tokens
@@ -133,17 +133,23 @@ def _dequantized(recipe: RecipeConfig, layers: tuple[Layer, ...], weight_bytes: 
     return weight_bytes * max((one.weights for layer in layers for one in layer.linears if one.quantizable), default=0)
 
 
-def _row_tokens(recipe: RecipeConfig, loader: Dataloader) -> int:
-    """Return the tokens of one row of a micro-batch, which attend to each other."""
-    return loader.dataset.max_length * (loader.micro_batch if recipe.objective.type in _PADDING_FREE else 1)
+def _row_tokens(recipe: RecipeConfig, architecture: Architecture, loader: Dataloader) -> int:
+    """Return the tokens of one row of a micro-batch, which attend to each other.
+
+    Rows that packing has filled stand side by side, others end to end, and so do those of a router that is kept
+    balanced (`tuner.data.batches`).
+    """
+    is_balanced = bool(architecture.num_experts) and recipe.model.router_aux_loss_coef != 0
+    end_to_end = recipe.objective.type in _PADDING_FREE and (is_balanced or not loader.dataset.packing)
+    return loader.dataset.max_length * (loader.micro_batch if end_to_end else 1)
 
 
-def _mask(recipe: RecipeConfig, loader: Dataloader, tokens: int) -> int:
+def _mask(recipe: RecipeConfig, architecture: Architecture, loader: Dataloader, tokens: int) -> int:
     """Return the pairs of tokens that a mask tells apart: SDPA takes it as a bool and saves it in the compute type.
 
     It is there where samples share a row or are padded to one length; flash attention needs none.
     """
-    row = _row_tokens(recipe, loader)
+    row = _row_tokens(recipe, architecture, loader)
     alone = row == tokens == loader.dataset.max_length and not loader.dataset.packing
     if recipe.train_cfg.sequence_parallel_size > 1:
         return 0  # samples are computed one after the other
@@ -205,7 +211,7 @@ def layer_bytes(recipe: RecipeConfig, architecture: Architecture, layer: Layer) 
     total = _norms(family, architecture, trained=trained) + _mlp(family, architecture, layer)
     total += _attention(family, architecture, layer, trained=trained)
     if recipe.model.attn_implementation == "eager":
-        total += 6 * architecture.num_attention_heads * _row_tokens(recipe, recipe.train_dataloader)
+        total += 6 * architecture.num_attention_heads * _row_tokens(recipe, architecture, recipe.train_dataloader)
     return total + (_adapter(recipe, architecture, layer) if recipe.adapter else 0)
 
 

@@ -15,7 +15,7 @@ from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from tuner.data.batches import lays_end_to_end
+from tuner.data.batches import SampleCollator, lays_end_to_end
 from tuner.data.prepared import Prepared
 from tuner.data.sample import IGNORED, Message
 from tuner.errors import DataError, TunerError, UsageError
@@ -25,6 +25,7 @@ from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
 from tuner.results.chat import answer, check_can_answer, check_room
 from tuner.results.model import LoadedModel, ModelSpec, load_frozen
+from tuner.worker.compat import takes_mask
 from tuner.worker.evaluation import num_trained
 from tuner.worker.generation import Settings, prompt_ids
 from tuner.worker.samples import prompts, shown
@@ -71,7 +72,10 @@ def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict
     Raises:
         TunerError: the loss is no number.
     """
-    collate = DataCollatorForLanguageModeling(loaded.tokenizer.pad_token_id, padding_free=lays_end_to_end(loaded.model))
+    pad_id, model = loaded.tokenizer.pad_token_id, loaded.model
+    collate: Any = DataCollatorForLanguageModeling(pad_id, padding_free=lays_end_to_end(model))
+    if collate.padding_free:
+        collate = SampleCollator(collate, pad_id, takes_mask(model))
     total, num_tokens = 0.0, 0
     for batch in DataLoader(prepared.dataset, batch_size, collate_fn=collate):
         inputs = send_to_device(batch, loaded.model.device)

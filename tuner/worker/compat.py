@@ -188,6 +188,11 @@ def attention_of(model: Any) -> str:
     return name
 
 
+def takes_mask(model: Any) -> bool:
+    """Return whether the attention of a model takes a mask for samples that share a row, and computes all pairs."""
+    return attention_of(model) in ("eager", "sdpa")
+
+
 def share_samples(trainer: Any, apart: Callable[[Any], Any]) -> None:
     """Let ranks share samples, as accelerate 1.14 asks DeepSpeed's Ulysses to; once a process.
 

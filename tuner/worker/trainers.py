@@ -158,6 +158,10 @@ def _made(
     with experts.balanced(models[0], config.model.router_aux_loss_coef):
         made = kind.trainer(model=models[0], args=settings, processing_class=tokenizer, **rows, **more)
     made.remove_callback(PrinterCallback)
+    if isinstance(settings, SFTConfig) and config.train_cfg.sequence_parallel_size == 1:
+        # The loss that balances a router would be one of padding too.
+        takes_mask = settings.padding_free and compat.takes_mask(models[0]) and not made.aux_loss_enabled
+        made.data_collator = batches.SampleCollator(made.data_collator, tokenizer.pad_token_id, takes_mask)
     return made
 
 
