@@ -17,6 +17,7 @@ from tuner.recipes.schema import Split
 from tuner.runs import directory
 
 OPEN, OF_XTUNER = "llama3_1_8b_lora_alpaca_e3", "internlm2_chat_7b_qlora_oasst1_e3"
+SMALL = "tiny_lora_sample_e1"
 MICRO, GLOBAL = "train_dataloader.batch_size", "train_cfg.global_batch_size"
 
 
@@ -35,8 +36,22 @@ def test_a_gpus_plan_chooses_the_split_and_says_so() -> None:
     assert found.fit and found.fit.fits
 
 
-def test_without_a_gpu_it_is_one_by_sixteen_with_recomputation() -> None:
-    assert split(made(recipe=OPEN, hardware=CPU)) == Split(1, 16, recompute=True)
+def test_a_cpu_takes_the_largest_micro_batch_of_packed_rows_and_others_one_by_one() -> None:
+    packed = made(recipe=SMALL, hardware=CPU)
+    alone = made("train_dataloader.dataset.packing=False", recipe=SMALL, hardware=CPU)
+
+    assert split(packed) == Split(16, 1, recompute=False)
+    assert "at most 50% of the host" in packed.recipe.origins[MICRO].source
+    assert split(alone) == Split(1, 16, recompute=False)
+
+
+@pytest.mark.parametrize(("recipe", "host_bytes"), [(OPEN, CPU.host_memory_bytes), (SMALL, 0)])
+def test_a_cpu_whose_memory_is_small_or_not_known_takes_one_by_sixteen_with_recomputation(
+    recipe: str, host_bytes: int
+) -> None:
+    found = made(recipe=recipe, hardware=CPU._replace(host_memory_bytes=host_bytes))
+
+    assert split(found) == Split(1, 16, recompute=True)
 
 
 def test_a_name_of_xtuners_keeps_its_numbers() -> None:

@@ -67,7 +67,7 @@ def test_what_is_changed_over_a_preset_is_written_with_the_level_that_was_fastes
 
 
 def test_more_than_what_ran_out_of_memory_is_not_tried() -> None:
-    base = made("global_batch_size=4", recipe=OPEN, hardware=CPU)
+    base = made("global_batch_size=4", recipe=OPEN, hardware=CPU._replace(host_memory_bytes=0))
     tuned = search(base, Split(2, 2, recompute=False))
 
     assert Split(4, 1, recompute=False) not in [one.candidate.split for one in tuned.measured]

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from tuner.fit import split
-from tuner.fit.levels import Level
+from tuner.fit.levels import Level, Machines
 from tuner.fit.parameters import has_formula
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.launch import global_batch
@@ -19,13 +19,15 @@ from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import Split
+from tuner.recipes.schema import RecipeConfig, Split
 from tuner.zero import merge
 from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 _DTYPE = "optim_wrapper.dtype"
+OF_HOST = 0.5
+"""The part of the host's memory that a split of our choice takes on a CPU, by formulas that are a GPU's."""
 
 
 def lightest(loaded: Recipe, ranks: int) -> Recipe:
@@ -74,16 +76,32 @@ def choose_split(
     options, architecture = split.possible(config, ranks), config.architecture
     if len(options) == 1:
         return _settled(loaded, options[0], f"derived: {options[0].samples} samples per rank and step")
-    if not hardware.smallest_gpu_bytes:
+    here = machines(topology, hardware, precision)
+    if not hardware.gpus:
+        config, here = _on_host(config, here, options[0])
+    if not here.gpu_bytes:
         return _settled(loaded, options[0], "derived: no GPU memory to plan for")
     if architecture is None or not has_formula(architecture):
         return _settled(loaded, options[0], "derived: the model's size is unknown")
-    here = machines(topology, hardware, precision)
     level, name = _level(loaded, document, Batch(*options[0][:2], ranks), precision, hardware)
     chosen = split.fastest(config, architecture, here, level, name, cluster(hardware, topology))
+    leaves = (
+        f"leaves {split.MARGIN:.0%} of each GPU free" if hardware.gpus else f"takes at most {OF_HOST:.0%} of the host"
+    )
     if chosen is None:
-        return _settled(loaded, options[0], f"derived: no other split leaves {split.MARGIN:.0%} of each GPU free")
-    return _settled(loaded, chosen, f"derived: the fastest split that leaves {split.MARGIN:.0%} of each GPU free")
+        return _settled(loaded, options[0], f"derived: no other split {leaves}")
+    return _settled(loaded, chosen, f"derived: the fastest split that {leaves}")
+
+
+def _on_host(config: RecipeConfig, here: Machines, least: Split) -> tuple[RecipeConfig, Machines]:
+    """Return what is planned where the ranks compute on CPUs: with their part of the host's memory, and whole logits.
+
+    Samples that are not packed cost the least one by one, without padding.
+    """
+    values: dict[str, Any] = {} if config.train_dataloader.dataset.packing else {_MICRO: least.micro_batch}
+    if config.train_cfg.loss == "auto":
+        values["train_cfg.loss"] = "whole"
+    return config.with_values(values), here._replace(gpu_bytes=int(OF_HOST * here.host_bytes / here.gpus_per_node))
 
 
 def _level(
