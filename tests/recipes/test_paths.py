@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import validate_repo_id
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,10 +44,22 @@ def test_an_id_on_the_hub_is_not_local(path: str) -> None:
         "~nobody-of-this-name/x",
         "a//b",
         "n" * 300,
+        "0.",
+        "0..0",
+        "a/b--c",
+        "a-/b",
+        "a/b.git",
     ],
 )
 def test_what_cannot_be_an_id_is_local(path: str) -> None:
     assert paths.local(path) == Path(path)
+
+
+@settings(max_examples=500)
+@given(st.text("aB0-._/", min_size=1, max_size=8))
+def test_what_is_taken_for_an_id_is_one_to_the_hubs_own_library(path: str) -> None:
+    if paths.is_hub_id(path):
+        validate_repo_id(path)  # raises
 
 
 def test_the_home_folder_is_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

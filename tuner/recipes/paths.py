@@ -19,9 +19,9 @@ ADAPTER = "adapter_config.json"
 ADAPTED = "adapter.path"
 TENSORS = "adapter_model.safetensors"
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))[A-Za-z0-9]([\w.-]*\w)?(/[A-Za-z0-9]([\w.-]*\w)?)?", re.ASCII)
 _MAX_HUB_ID = 96
-"""Characters; source: huggingface_hub, validate_repo_id."""
+"""Characters. Source of both: huggingface_hub, validate_repo_id."""
 _FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".bz2", ".safetensors")
 
 
