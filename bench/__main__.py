@@ -37,7 +37,7 @@ def run(name: str, arguments: list[str]) -> str | None:
 
 def placed(page: str, name: str, text: str) -> str:
     """Return a page with a measurement's machine and rows in its place; the page says itself what is compared."""
-    _, _, table = text.partition("\n\n")
+    _, _, table = text.strip().partition("\n\n")
     place = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     return place.sub(lambda found: f"{found[1]}\n{table.strip()}\n\n{found[2]}", page)
 
