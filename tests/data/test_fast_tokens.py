@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -194,6 +195,13 @@ def test_it_takes_no_tokenizer_that_it_cannot_be_held_to(monkeypatch: pytest.Mon
     assert [FastTokens.of(one) for one in (by_words, with_spaces, literal)] == [None, None, None]
     assert FastTokens.of(plain())
     monkeypatch.setattr(fast_tokens.libraries, "is_installed", lambda name: False)
+    assert FastTokens.of(plain()) is None
+
+
+def test_a_fastokens_that_does_not_load_here_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastokens", None)  # its import raises ImportError
+    monkeypatch.setattr(fast_tokens.libraries, "is_installed", lambda name: True)
+
     assert FastTokens.of(plain()) is None
 
 

@@ -61,7 +61,7 @@ def test_a_batch_is_counted_and_the_stand_in_of_a_rank_without_rows_counts_for_n
 
 
 def samples(*, takes_mask: bool) -> SampleCollator:
-    return SampleCollator(DataCollatorForLanguageModeling(0, padding_free=True), 0, takes_mask)
+    return SampleCollator(DataCollatorForLanguageModeling(0, padding_free=True), takes_mask)
 
 
 @pytest.mark.parametrize("takes_mask", [True, False])

@@ -5,12 +5,13 @@ It prepares no rows. Shapes: S sequences, T tokens of the longest of them; all p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.sample import IGNORED
 from tuner.data.tokens import Row
@@ -33,19 +34,17 @@ def lays_end_to_end(model: Any) -> bool:
 
 @dataclass(frozen=True)
 class SampleCollator:
-    """Rows that may lie end to end as SFTTrainer's batch: so, in one row of shape [1, T], or side by side.
+    """Rows as SFTTrainer's batch: in one row of shape [1, T] where they may lie end to end, or side by side.
 
     Attention that takes a mask computes all pairs of a row's tokens, (S * T)^2 of them end to end and S * T^2 side by
     side: on a CPU, a step of a small model with eight rows of 512 tokens takes twice as long end to end.
 
     Args:
-        end_to_end: TRL's collator.
-        pad_id: The padding token.
+        collator: TRL's, which lays them end to end with `padding_free`, and pads them without.
         takes_mask: Whether the attention does where samples share a row.
     """
 
-    end_to_end: Callable[[Sequence[Row]], Batch]
-    pad_id: int
+    collator: DataCollatorForLanguageModeling
     takes_mask: bool
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
@@ -53,7 +52,8 @@ class SampleCollator:
         lengths = [len(row["input_ids"]) for row in rows]
         no_mask = len({*lengths}) == 1 and all(len(row["seq_lengths"]) == 1 for row in rows)
         is_full = sum(lengths) >= (1 - _MOST_PADDING) * len(rows) * max(lengths)
-        return side_by_side(rows, self.pad_id) if no_mask or (self.takes_mask and is_full) else self.end_to_end(rows)
+        is_better = self.takes_mask and self.collator.padding_free and is_full
+        return side_by_side(rows, self.collator.pad_token_id) if no_mask or is_better else self.collator(rows)
 
 
 def side_by_side(rows: Sequence[Row], pad_id: int) -> Batch:

@@ -61,12 +61,11 @@ class FastTokens:
         rules = json.loads(tokenizer.backend_tokenizer.to_str())
         if not _is_byte_level(rules):
             return None
-        import fastokens  # only where many rows are encoded
-
-        text = json.dumps(rules | {"truncation": None, "padding": None})
         try:
-            backend = fastokens.Tokenizer.from_json_str(text)
-        except Exception:  # a rule that it does not know
+            import fastokens  # only where many rows are encoded
+
+            backend = fastokens.Tokenizer.from_json_str(json.dumps(rules | {"truncation": None, "padding": None}))
+        except (ImportError, ValueError):  # it is not for this machine, or does not know a rule
             return None
         return cls(backend, _table(tokenizer, rules), is_nfc=rules["normalizer"] is not None)
 
@@ -113,7 +112,7 @@ class FastTokens:
             return None
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception:  # such as a limit of its regular expressions; it has no class of errors of its own
+        except (ValueError, RuntimeError):  # such as a limit of its regular expressions
             return None
         return ids
 

@@ -72,10 +72,8 @@ def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict
     Raises:
         TunerError: the loss is no number.
     """
-    pad_id, model = loaded.tokenizer.pad_token_id, loaded.model
-    collate: Any = DataCollatorForLanguageModeling(pad_id, padding_free=lays_end_to_end(model))
-    if collate.padding_free:
-        collate = SampleCollator(collate, pad_id, takes_mask(model))
+    pad_id, end_to_end = loaded.tokenizer.pad_token_id, lays_end_to_end(loaded.model)
+    collate = SampleCollator(DataCollatorForLanguageModeling(pad_id, end_to_end), takes_mask(loaded.model))
     total, num_tokens = 0.0, 0
     for batch in DataLoader(prepared.dataset, batch_size, collate_fn=collate):
         inputs = send_to_device(batch, loaded.model.device)

@@ -160,8 +160,8 @@ def _made(
     made.remove_callback(PrinterCallback)
     if isinstance(settings, SFTConfig) and config.train_cfg.sequence_parallel_size == 1:
         # The loss that balances a router would be one of padding too.
-        takes_mask = settings.padding_free and compat.takes_mask(models[0]) and not made.aux_loss_enabled
-        made.data_collator = batches.SampleCollator(made.data_collator, tokenizer.pad_token_id, takes_mask)
+        takes_mask = compat.takes_mask(models[0]) and not made.aux_loss_enabled
+        made.data_collator = batches.SampleCollator(made.data_collator, takes_mask)
     return made
 
 
