@@ -24,6 +24,7 @@ SUITE: dict[str, tuple[str, ...]] = {
     "scale": ("--tiny", "--steps", "6"),
     "save": ("--tiny", "--ranks", "1", "--methods", "full", "--rounds", "1"),
     "light": ("--rounds", "1"),
+    "simulate": ("--layers", "2"),
     "runs": ("--runs", "20", "--lines", "5000", "--rounds", "1"),
 }
 

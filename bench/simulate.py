@@ -1,0 +1,323 @@
+"""The plan's estimate beside a simulation of the same step: peaks of GPU memory, without a GPU.
+
+    python -m bench simulate [--layers N] [--point WORDS] [--json FILE]
+
+Each point is a run that tuner resolves for GPUs that are not here. `bench.simulation` takes its step with the libraries
+themselves, on meta tensors, and shares no formula with `tuner.fit`. The aim: an estimate never more than 2 % below the
+simulation and never more than 10 % above. Both are without CUDA's context and fragmentation.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from bench.table import Table, arguments
+from tuner.launch.resolve import resolve_run
+from tuner.launch.run import Request, ResolvedRun
+from tuner.machine import libraries
+from tuner.machine.hardware import Gpu, Hardware
+from tuner.machine.topology import LaunchFlags
+from tuner.recipes.recipe import Overrides
+
+if TYPE_CHECKING:
+    from bench.simulation import Job, Simulated
+
+_OF_LORA = ("r", "lora_alpha", "lora_dropout", "target_modules")
+_OF_4_BITS = {"bnb_4bit_quant_type": "quant_type", "bnb_4bit_use_double_quant": "double_quant"}
+"""bitsandbytes' names for what a recipe's `quantization` says."""
+LEAST, MOST = -0.02, 0.10
+"""By how much an estimate may be off."""
+GIB = 1024**3
+GPUS = {
+    "A100": Gpu("NVIDIA A100-SXM4-80GB", 80 * GIB, (8, 0), "GPU-a100"),
+    "T4": Gpu("Tesla T4", 15 * GIB, (7, 5), "GPU-t4"),
+}
+# Shapes of published models. A small vocabulary and many key-value heads, or the other way round: both matter.
+LLAMA_2_7B = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 32000,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 4096,
+}
+LLAMA_3_8B = LLAMA_2_7B | {"intermediate_size": 14336, "num_key_value_heads": 8, "vocab_size": 128256}
+LLAMA_3_8B["max_position_embeddings"] = 8192
+QWEN_2_5_1B = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32768,
+}
+QWEN_3_8B = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 40960,
+}
+GEMMA_2_9B = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 42,
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "vocab_size": 256000,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 8192,
+}
+MIXTRAL = {
+    "model_type": "mixtral",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+}
+QWEN_3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 40960,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "Llama 2 7B": LLAMA_2_7B,
+    "Llama 3 8B": LLAMA_3_8B,
+    "Qwen 2.5 1.5B": QWEN_2_5_1B,
+    "Qwen 3 8B": QWEN_3_8B,
+    "Gemma 2 9B": GEMMA_2_9B,
+    "Mixtral 8x7B": MIXTRAL,
+    "Qwen 3 30B-A3B": QWEN_3_30B_A3B,
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run to simulate: micro-batches of `rows` rows of `tokens` tokens, two of them a step."""
+
+    model: str
+    method: str
+    zero: int
+    ranks: int = 8
+    rows: int = 1
+    tokens: int = 4096
+    recompute: bool = True
+    packing: bool = False
+    loss: str = "chunked"
+    gpu: str = "A100"
+    layers: int | None = None
+    """Fewer than the model has; None: as many."""
+    sets: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return its name, by which `--point` selects it."""
+        more = [
+            f"{self.ranks} x {self.gpu}",
+            f"{self.rows} x {self.tokens}",
+            "recomputed" if self.recompute else "kept",
+        ]
+        more += ["packed"] * self.packing + ["whole logits"] * (self.loss == "whole")
+        more += [f"{key}={value}" for key, value in self.sets.items()]
+        return f"{self.model}, {self.method}, ZeRO-{self.zero}, {', '.join(more)}"
+
+    def config(self) -> dict[str, Any]:
+        """Return the model's config.json."""
+        whole = MODELS[self.model]
+        return whole | {"num_hidden_layers": min(self.layers or sys.maxsize, whole["num_hidden_layers"])}
+
+
+KINDS = (
+    Point("Llama 3 8B", "full", 0, ranks=1),
+    Point("Llama 3 8B", "full", 1),
+    Point("Llama 2 7B", "full", 2),
+    Point("Llama 3 8B", "full", 3),
+    Point("Llama 2 7B", "full", 3, recompute=False),
+    Point("Llama 3 8B", "full", 3, rows=2, recompute=False, packing=True),
+    Point("Qwen 2.5 1.5B", "full", 3, recompute=False),
+    Point("Llama 3 8B", "lora", 0, ranks=1),
+    Point("Llama 3 8B", "lora", 2, recompute=False),
+    Point("Llama 3 8B", "lora", 3, recompute=False),
+    Point("Llama 3 8B", "qlora", 2),
+    Point("Llama 3 8B", "qlora", 3),
+    Point("Gemma 2 9B", "lora", 2, tokens=2048, recompute=False),
+    Point("Mixtral 8x7B", "full", 3, ranks=64, recompute=False),
+    Point("Qwen 3 30B-A3B", "lora", 2),
+    Point("Llama 3 8B", "lora", 0, ranks=1, gpu="T4", tokens=2048),
+)
+"""Every kind of run once. `tests/fit/test_simulated.py` takes them with few layers."""
+POINTS = (
+    *KINDS,
+    Point("Llama 3 8B", "full", 2),
+    Point("Llama 3 8B", "full", 2, recompute=False),
+    Point("Llama 3 8B", "full", 3, recompute=False),
+    Point("Llama 3 8B", "full", 3, loss="whole"),
+    Point("Llama 2 7B", "full", 2, rows=4, packing=True),
+    Point("Qwen 2.5 1.5B", "full", 2),
+    Point("Qwen 3 8B", "full", 2, recompute=False),
+    Point("Llama 3 8B", "lora", 2),
+    Point("Llama 3 8B", "lora", 3),
+    Point("Llama 3 8B", "qlora", 0, ranks=1),
+    Point("Llama 3 8B", "qlora", 2, recompute=False),
+    Point("Gemma 2 9B", "full", 3),
+    Point("Gemma 2 9B", "lora", 0, ranks=1, tokens=2048),
+    Point("Mixtral 8x7B", "lora", 3),
+    Point("Mixtral 8x7B", "full", 3, ranks=64),
+    Point("Qwen 3 30B-A3B", "full", 3, ranks=16),
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One point: what was simulated, and the lines of the plan's estimate in bytes."""
+
+    simulated: Simulated
+    estimated: Mapping[str, float]
+
+    @property
+    def off_by(self) -> float:
+        """The error of the estimate, as a part of what was simulated."""
+        return sum(self.estimated.values()) / self.simulated.peak - 1
+
+
+def compare(point: Point, folder: Path) -> Compared:
+    """Resolve the run of a point, and return the plan's estimate of its peak beside a simulation."""
+    from bench.simulation import simulate
+
+    run = resolved(point, folder)
+    assert run.fit is not None
+    estimated = {name: size for name, size in run.fit.peak.gpu.items() if name not in ("context", "fragmentation")}
+    return Compared(simulate(job_of(run)), estimated)
+
+
+def resolved(point: Point, folder: Path) -> ResolvedRun:
+    """Return the run of a point as `tuner train` resolves it where flash-attn and Liger are not installed."""
+    (folder / "config.json").write_text(json.dumps(point.config()), encoding="utf-8")
+    (folder / "rows.jsonl").write_text('{"text": "So?"}\n', encoding="utf-8")
+    sets = {
+        "train_dataloader.batch_size": point.rows,
+        "optim_wrapper.accumulative_counts": 2,
+        "train_dataloader.dataset.max_length": point.tokens,
+        "train_dataloader.dataset.packing": point.packing,
+        "train_cfg.gradient_checkpointing": point.recompute,
+        "train_cfg.loss": point.loss,
+        "train_cfg.max_steps": 2,
+        "model.use_liger_kernel": False,
+        **point.sets,
+    }
+    pairs = [("--set", f"{key}={value}") for key, value in sets.items()]
+    overrides = Overrides(str(folder), str(folder / "rows.jsonl"), pairs=pairs)
+    nodes = -(-point.ranks // 8)
+    flags = LaunchFlags(nproc_per_node=point.ranks // nodes, nnodes=nodes, master_addr="host" if nodes > 1 else None)
+    level = f"deepspeed_zero{point.zero}" if point.zero else "none"
+    name = f"tiny_pretrain_{point.method}_custom_e1"
+    request = Request(name, overrides, level, flags, work_dir=folder / "run", ignore_fit=True)
+    machine = Hardware((GPUS[point.gpu],) * (point.ranks // nodes), 64, 2000 * GIB, True)
+    with mock.patch.object(libraries, "installed_flash_attention", lambda *_: ()):
+        return resolve_run(request, {"NODE_RANK": "0"} if nodes > 1 else {}, machine, datetime.now(UTC))
+
+
+def job_of(run: ResolvedRun) -> Job:
+    """Return what one rank of a resolved run trains."""
+    from transformers import AutoConfig
+
+    from bench.simulation import Job
+
+    recipe = run.recipe.config
+    config = AutoConfig.from_pretrained(recipe.model.path)
+    dataset, rows = recipe.train_dataloader.dataset, recipe.split.micro_batch
+    row_tokens = dataset.max_length
+    if dataset.packing and getattr(config, "router_aux_loss_coef", 0):
+        rows, row_tokens = 1, rows * row_tokens  # `tuner.data.batches` lays them end to end
+    adapter, quantization, attention = recipe.adapter, recipe.quantization, recipe.model.attn_implementation
+    return Job(
+        config,
+        run.final.config,
+        run.topology.world_size,
+        rows,
+        row_tokens,
+        is_packed=dataset.packing,
+        recompute=bool(recipe.split.recompute),
+        loss=recipe.train_cfg.loss,
+        attention=None if attention == "auto" else attention,
+        adapter={name: getattr(adapter, name) for name in _OF_LORA} if adapter else None,
+        quantization={theirs: getattr(quantization, ours) for theirs, ours in _OF_4_BITS.items()}
+        if quantization
+        else None,
+        capability=run.hardware.gpus[0].compute_capability,
+    )
+
+
+def lines(sizes: Mapping[str, float]) -> str:
+    """Return lines of memory from the largest on, in GB; those that would be 0.0 are left out."""
+    kept = sorted(((size, name) for name, size in sizes.items() if size >= 5e7), reverse=True)
+    return ", ".join(f"{name} {size / 1e9:.1f}" for size, name in kept)
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=1)
+    parser.add_argument("--layers", type=int, help="at most so many layers of each model")
+    parser.add_argument("--point", default="", metavar="WORDS", help="the points whose name has these words alone")
+    parser.add_argument("--lines", action="store_true", help="what the two peaks consist of, too")
+    given = parser.parse_args()
+    table = Table("simulate", "Peaks of one GPU in GB (10^9 bytes), estimated by the plan and simulated.")
+    for point in (replace(one, layers=given.layers) for one in POINTS if given.point in str(one)):
+        with tempfile.TemporaryDirectory() as folder:
+            found = compare(point, Path(folder))
+        row: dict[str, Any] = {
+            "run": str(point),
+            "peak in": found.simulated.moment,
+            "simulated": f"{found.simulated.peak / 1e9:.2f}",
+            "estimated": f"{sum(found.estimated.values()) / 1e9:.2f}",
+            "off by": f"{found.off_by:+.1%}",
+        }
+        if given.lines:
+            row |= {"lines simulated": lines(found.simulated.lines), "lines estimated": lines(found.estimated)}
+        table.add(row)
+    table.show(given.json)
+
+
+if __name__ == "__main__":
+    import logging
+    import os
+
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    logging.disable(logging.WARNING)
+    main()

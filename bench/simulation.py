@@ -1,0 +1,508 @@
+"""The memory of one training step, without a GPU: the libraries themselves run on meta tensors, which hold no data.
+
+transformers' model, PEFT, bitsandbytes, TRL's loss and DeepSpeed's engine take real steps, and every storage that they
+hold on the GPU is counted. No formula is used, and nothing of `tuner.fit`, which is checked against this.
+
+Stand-ins replace what meta tensors lack: the other ranks (`Ranks`), a device (`GpuOfMeta`), values (`Memory`) and the
+kernels that torch has for GPUs alone (`GpuKernels`). Not counted: what a kernel allocates inside, CUDA's context,
+NCCL's buffers, the allocator's gaps, and memory that is freed late because another stream used it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+import os
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import deepspeed
+import torch
+import torch.nn.functional as F
+from bitsandbytes.backends.default.ops import _gemm_4bit_default_impl
+from bitsandbytes.nn import Params4bit
+from deepspeed.accelerator import real_accelerator
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+from deepspeed.comm import comm
+from deepspeed.runtime.zero import partition_parameters, partitioned_param_coordinator
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, Trainer, masking_utils
+from transformers.initialization import no_init_weights
+from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+from transformers.quantizers.base import HfQuantizer
+from trl.trainer.utils import add_fused_lm_head
+
+from bench.gpu_loss import as_on_a_gpu
+from tuner.worker.loss import use_whole_logits
+
+META = "meta"
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_METRICS = ("entropy", "is_top1")
+"""What `tuner.worker.loss` measures in a step that is logged."""
+_SMALL = 4096
+"""Elements. Smaller tensors of the host are real, so that code can read them."""
+_FILES = {
+    "/deepspeed/runtime/zero/linear.py": "layers",
+    "/deepspeed/runtime/zero/partition": "gathered",
+    "/deepspeed/runtime/engine.py": "",
+    "/deepspeed/utils/": "",
+    "/deepspeed/": "buckets",
+    "/trl/": "loss",
+    "/tuner/worker/loss.py": "loss",
+    "/transformers/": "layers",
+    "/peft/": "layers",
+    "/bitsandbytes/": "layers",
+}
+"""The line of a tensor by the innermost caller; callers named '' are skipped."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one rank trains: everything that its memory depends on."""
+
+    config: PreTrainedConfig
+    deepspeed: Mapping[str, Any]
+    """The final deepspeed.json."""
+    ranks: int
+    rows: int
+    row_tokens: int
+    is_packed: bool = False
+    """Rows hold several samples each, which attention keeps apart by their positions."""
+    recompute: bool = False
+    loss: str = "chunked"
+    attention: str | None = None
+    adapter: Mapping[str, Any] | None = None
+    """Arguments of `LoraConfig`."""
+    quantization: Mapping[str, Any] | None = None
+    """Arguments of `BitsAndBytesConfig`, for 4 bits."""
+    capability: tuple[int, int] = (8, 0)
+    rank: int = 0
+
+    @property
+    def stage(self) -> int:
+        return int(self.deepspeed.get("zero_optimization", {}).get("stage", 0))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        names = (name for name in _DTYPES if self.deepspeed.get(name, {}).get("enabled"))
+        return _DTYPES.get(next(names, ""), torch.float32)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The peak of a step in bytes of one GPU: all of it, its lines, and the part of the step that it is in."""
+
+    peak: int
+    lines: Mapping[str, int]
+    moment: str
+
+
+def simulate(job: Job) -> Simulated:
+    """Take two optimizer steps on meta tensors and return the peak of the second.
+
+    The first makes the optimizer's states, and ZeRO-3 learns the order of the layers in it.
+    """
+    with _stand_ins(job) as memory:
+        with torch.device(META), no_init_weights():
+            model = build(job)
+        memory.phase = "optimizer_states"
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer_of(model), config=dict(job.deepspeed), dist_init_required=False
+        )
+        gc.collect()
+        step(engine, job, META, memory.enter)
+        weights = {tensor.untyped_storage()._cdata for tensor in _weights(model)}
+        memory.relabel(lambda address: "weights" if address in weights else "optimizer_states")
+        memory.begin()
+        step(engine, job, META, memory.enter)
+        result = Simulated(memory.peak, {name: size for name, size in memory.at_peak.items() if size}, memory.moment)
+        engine.destroy()
+        del engine, model
+        gc.collect()
+    return result
+
+
+# What is trained, as tuner's worker sets it up; on the CPU it is the same with real tensors.
+
+
+def build(job: Job) -> Any:
+    """Return the model with its adapter, ready to train, on the current default device."""
+    model: Any = AutoModelForCausalLM.from_config(job.config, dtype=job.dtype, attn_implementation=job.attention)
+    model.tie_weights()
+    model.config.use_cache = False
+    if job.quantization:
+        _quantize(model, job)
+    text = model.config.get_text_config()
+    if hasattr(text, "output_router_logits"):
+        text.output_router_logits = bool(getattr(text, "router_aux_loss_coef", 0))
+    add_fused_lm_head(model, outputs=("log_probs", *_METRICS))
+    if job.loss == "whole":
+        use_whole_logits(model, _METRICS, lambda: True)
+    model.train()
+    trained = model
+    if job.adapter:
+        lora = LoraConfig(task_type="CAUSAL_LM", **job.adapter)
+        trained = get_peft_model(model, lora, autocast_adapter_dtype=False)
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(job.dtype)
+    if job.recompute:
+        # TRL 1.16 takes reentrant checkpoints for an adapter at ZeRO-3 (sft_trainer.py).
+        model.activation_checkpointing_enable({"use_reentrant": bool(job.adapter) and job.stage == 3})
+        if job.adapter:
+            model.enable_input_require_grads()
+    return trained
+
+
+def _quantize(model: Any, job: Job) -> None:
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=job.dtype, **(job.quantization or {}))
+    whole = HfQuantizer.get_modules_to_not_convert(model, None, None, add_default_skips=True)
+    before = {name: module.weight.data for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+    replace_with_bnb_linear(model, modules_to_not_convert=whole, quantization_config=config)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and hasattr(module.weight, "quant_state"):
+            settings = vars(module.weight)
+            module.weight = Params4bit(before[name], requires_grad=False, **settings)._quantize(before[name].device)
+    model.requires_grad_(False)
+    model.is_loaded_in_4bit = model.is_quantized = True
+
+
+def optimizer_of(model: Any) -> torch.optim.Optimizer:
+    """Return AdamW over transformers' two groups of weights."""
+    decayed = set(Trainer.get_decay_parameter_names(None, model))
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    groups = [[weight for name, weight in trained.items() if (name in decayed) is half] for half in (True, False)]
+    return torch.optim.AdamW([{"params": group} for group in groups if group], fused=True)
+
+
+def step(engine: Any, job: Job, device: str, enter: Callable[[str], None] = lambda phase: None) -> None:
+    """Take one optimizer step; `enter` is told the part of it that begins."""
+    for _ in range(job.deepspeed["gradient_accumulation_steps"]):
+        enter("forward")
+        loss = _loss(engine, job, device)
+        enter("backward")
+        engine.backward(loss)
+        del loss
+        enter("step")
+        engine.step()
+
+
+def _loss(engine: Any, job: Job, device: str) -> Tensor:
+    """Return the loss as `tuner.worker.loss.MeanOfTokens` computes it."""
+    shape = (job.rows, job.row_tokens)
+    text = engine.module.config.get_text_config()
+    batch = {"input_ids": torch.randint(0, text.vocab_size, shape, device=device)}
+    batch["labels"] = batch["input_ids"]
+    if job.is_packed:
+        batch["position_ids"] = torch.arange(job.row_tokens, device=device).remainder(job.row_tokens // 2).expand(shape)
+    outputs = engine(**batch, use_cache=False, fused_lm_head=True)
+    loss: Tensor = -outputs.log_probs.sum() / math.prod(shape)
+    return loss if outputs.aux_loss is None else loss + text.router_aux_loss_coef * outputs.aux_loss
+
+
+def _weights(model: Any) -> Iterator[Tensor]:
+    """Yield the tensors that keep the weights: whole ones, ZeRO-3's share of them, and the scales of 4-bit ones."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        yield getattr(tensor, "ds_tensor", tensor.data)
+        state = getattr(tensor, "quant_state", None)
+        while state is not None:
+            yield from (part for part in (state.absmax, state.code, state.offset) if part is not None)
+            state = state.state2
+
+
+# Meta tensors in the place of a GPU's.
+
+
+class Memory(TorchDispatchMode):
+    """Counts the storages of meta tensors, each from its first tensor to its last.
+
+    Large tensors of the host are meta tensors too, and are not counted. A value that code reads from a meta tensor is
+    0: no overflow, and a norm that needs no clipping.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.phase = "weights"
+        self.moment = ""
+        self.by_line: Counter[str] = Counter()
+        self.at_peak: dict[str, int] = {}
+        self._held: dict[int, tuple[int, str]] = {}
+        """Bytes and line of each storage, by address."""
+        self._on_host: set[int] = set()
+
+    def enter(self, phase: str) -> None:
+        self.phase = phase
+
+    def begin(self) -> None:
+        """Take what is held now for the peak so far."""
+        self.peak, self.at_peak, self.moment = self.now, dict(self.by_line), self.phase
+
+    def relabel(self, line: Callable[[int], str]) -> None:
+        """Put each storage that is held into another line, by its address."""
+        self._held = {address: (size, line(address)) for address, (size, _) in self._held.items()}
+        self.by_line.clear()
+        for size, name in self._held.values():
+            self.by_line[name] += size
+
+    def is_on_host(self, tensor: Tensor) -> bool:
+        return not tensor.is_meta or tensor.untyped_storage()._cdata in self._on_host
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = dict(kwargs or {}), func._schema.name
+        if name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal") and args[0].is_meta:
+            return 0.0 if args[0].is_floating_point() else 0
+        if name == "aten::_fused_adamw_":
+            return None  # in place, and not known on meta tensors
+        if name == "aten::copy_" and args[1].is_meta and not args[0].is_meta:
+            return args[0]  # small numbers that leave the GPU
+        if name == "bitsandbytes::gemm_4bit":
+            return _gemm_4bit_default_impl(*args, **kwargs)  # its CUDA kernel does this for more than 1,536 tokens
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        device, to_host = kwargs.get("device"), False
+        if device is not None and device.type == "cpu":
+            moved = next((one for one in inputs if one.is_meta), None)
+            if moved is not None and moved.numel() <= _SMALL:
+                return torch.zeros(moved.shape, dtype=kwargs.get("dtype") or moved.dtype)
+            to_host = moved is not None or (not inputs and _num_elements(args) > _SMALL)
+        if to_host:
+            kwargs["device"] = torch.device(META)
+        result = func(*args, **kwargs)
+        if name == "aten::zeros_like" and device is not None:
+            return result  # ZeRO-1 and 2 note shapes in meta tensors
+        on_host = to_host or (device is None and bool(inputs) and all(map(self.is_on_host, inputs)))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                self._follow(tensor.untyped_storage(), on_host)
+        if self.now > self.peak:
+            self.begin()
+        return result
+
+    def _follow(self, storage: Any, on_host: bool) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._on_host:
+            return
+        if address not in self._held:
+            weakref.finalize(storage, self._forget, address).atexit = False
+            if on_host:
+                self._on_host.add(address)
+                return
+            self._held[address] = 0, self._line(size)
+        known, line = self._held[address]
+        self._held[address] = size, line
+        self.now += size - known
+        self.by_line[line] += size - known
+
+    def _forget(self, address: int) -> None:
+        self._on_host.discard(address)
+        size, line = self._held.pop(address, (0, ""))
+        self.now -= size
+        self.by_line[line] -= size
+
+    def _line(self, size: int) -> str:
+        if self.phase in ("weights", "optimizer_states", "step"):
+            return self.phase
+        return f"{self.phase}: {_caller() if size > _SMALL else 'other'}"
+
+
+def _caller() -> str:
+    """Return the line of the innermost caller that has one; autograd has no file."""
+    frame: Any = sys._getframe(4)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        line = next((line for part, line in _FILES.items() if part in path), "")
+        if line:
+            return line
+        frame = frame.f_back
+    return "gradients"
+
+
+def _num_elements(args: Any) -> int:
+    return math.prod(args[0]) if args and isinstance(args[0], list | tuple) else 0
+
+
+class GpuKernels(TorchFunctionMode):
+    """Computes what torch 2.13 computes otherwise on a GPU than on meta tensors."""
+
+    def __init__(self, memory: Memory, capability: tuple[int, int]) -> None:
+        super().__init__()
+        self.memory, self.capability = memory, capability
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if func is F.dropout:
+            return _dropout(*args, **kwargs)
+        if func is Tensor.to and self.memory.is_on_host(args[0]) and META in map(str, (*args[1:], *kwargs.values())):
+            return torch.empty_like(args[0], device=META) if args[0].is_meta else func(*args, **kwargs)
+        if func is Tensor.__getitem__ and _is_mask(args[1]):
+            # The places that a mask selects are found first and kept for backward. Here it selects all of them.
+            places = torch.empty((args[1].ndim, args[1].numel()), dtype=torch.long, device=META)
+            return func(args[0], tuple(places.unbind()))
+        return func(*args, **kwargs)
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Compute attention with the kernel that torch selects (ATen/native/transformers/cuda/sdp_utils.cpp)."""
+        is_ampere, is_half = self.capability >= (8, 0), query.dtype in (torch.float16, torch.bfloat16)
+        if is_ampere and is_half and attn_mask is None and query.shape[-1] == value.shape[-1] <= 256:
+            flash = torch.ops.aten._scaled_dot_product_flash_attention
+            return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        if query.shape[1] == key.shape[1] and (is_ampere or query.dtype != torch.bfloat16):
+            efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+            keeps = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+            bias = None if attn_mask is None else _bias(attn_mask, query, key)
+            return efficient(query, key, value, bias, keeps, dropout_p, is_causal, scale=scale)[0]
+        # Meta tensors take the math path by themselves, with the scores of all pairs of tokens.
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Return a mask as the efficient kernel takes it: numbers in the compute type, in rows of a multiple of 16."""
+    if mask.dtype == torch.bool:
+        seen, hidden = (torch.empty((), dtype=query.dtype, device=META) for _ in range(2))
+        mask = torch.where(mask, seen, hidden)
+    if missing := -mask.shape[-1] % 16:
+        mask = F.pad(mask, (0, missing))[..., : key.shape[2]]
+    return mask.expand(*query.shape[:3], key.shape[2])
+
+
+def _dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Drop out with the kernel for GPUs, which keeps a mask of one byte per number."""
+    return torch.native_dropout(values, p, training)[0] if training and p else values
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.is_meta and index.dtype == torch.bool
+
+
+class GpuOfMeta(CPU_Accelerator):  # type: ignore[misc]
+    """DeepSpeed's accelerator whose tensors are meta tensors. It has no streams."""
+
+    def device_name(self, device_index: int | None = None) -> str:
+        return META
+
+    def current_device_name(self) -> str:
+        return META
+
+    def current_device(self) -> str:
+        return META
+
+    def device(self, device_index: int | None = None) -> torch.device:
+        return torch.device(META)
+
+    def on_accelerator(self, tensor: Tensor) -> bool:
+        return bool(tensor.is_meta)
+
+    def is_fp16_supported(self) -> bool:
+        return True
+
+    def available_memory(self, device_index: int | None = None) -> int:
+        return sys.maxsize
+
+
+class _Done:
+    def wait(self, *_: Any) -> None: ...
+
+    def is_completed(self) -> bool:
+        return True
+
+
+class Ranks:
+    """DeepSpeed's backend for collectives, of one rank. Of the others only the number exists: nothing is sent."""
+
+    using_mpi = False
+
+    def __init__(self, number: int, rank: int) -> None:
+        self.number, self.rank = number, rank
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def get_rank(self, group: Any = None) -> int:
+        return self.rank if group in (None, "world") else 0
+
+    def get_world_size(self, group: Any = None) -> int:
+        return self.number if group in (None, "world") else len(group)
+
+    def get_world_group(self) -> str:
+        return "world"
+
+    def get_global_rank(self, group: Any = None, group_rank: int = 0) -> int:
+        return group_rank
+
+    def new_group(self, ranks: Any) -> Any:
+        return "world" if len(ranks) == self.number else tuple(ranks)
+
+    def get_backend(self, group: Any = None) -> str:
+        return "nccl"
+
+    def has_all_gather_into_tensor(self) -> bool:
+        return True
+
+    def has_reduce_scatter_tensor(self) -> bool:
+        return True
+
+    def has_coalescing_manager(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *_, async_op=False, **__: _Done() if async_op else None
+
+
+@contextmanager
+def _stand_ins(job: Job) -> Iterator[Memory]:
+    memory, run_backward = Memory(), torch.autograd._engine_run_backward
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        with GpuKernels(memory, job.capability):  # torch takes a mode away while it handles a call
+            return run_backward(*args, **kwargs)
+
+    nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
+    objects: list[tuple[Any, str, Any]] = [
+        (real_accelerator, "ds_accelerator", GpuOfMeta()),
+        (comm, "cdb", Ranks(job.ranks, job.rank)),
+        (partition_parameters, "assert_ints_same_as_other_ranks", nothing),
+        (partitioned_param_coordinator, "assert_ints_same_as_other_ranks", nothing),
+        (importlib.import_module("torch.optim.adam"), "_device_dtype_check_for_fused", nothing),
+        (torch.autograd, "_engine_run_backward", backward),
+        (torch, "is_autocast_enabled", lambda *_: False),
+        (torch, "get_autocast_dtype", lambda *_: job.dtype),
+        (torch, "autocast", lambda *_, **__: nullcontext()),
+        (F, "linear", F.linear),  # ZeRO-3 replaces it and leaves it so
+    ]
+    if not job.is_packed:
+        objects.append((masking_utils, "find_packed_sequence_indices", nothing))
+    with ExitStack() as stack:
+        for owner, name, stand_in in objects:
+            stack.enter_context(mock.patch.object(owner, name, stand_in))
+        stack.enter_context(mock.patch.dict(os.environ, {"LOCAL_RANK": "0"}))
+        stack.enter_context(as_on_a_gpu())
+        stack.enter_context(memory)
+        stack.enter_context(GpuKernels(memory, job.capability))
+        yield memory

@@ -1,0 +1,101 @@
+"""The simulation of a step holds what real ranks hold, and takes the kernels that a GPU takes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from bench import simulation
+from bench.simulation import META, GpuKernels, Memory, simulate
+from tests.bench.small_jobs import JOBS, RANKS
+
+ROOT = Path(__file__).parents[2]
+FEW = ("full at 2, few tokens", "experts at 3")
+
+
+def real_peaks(names: tuple[str, ...], folder: Path) -> list[dict[str, int]]:
+    """Train jobs on the CPU, on two ranks; return the peaks of each rank."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    command += ["-m", "tests.bench.real_rank", str(folder / "peaks"), *names]
+    env = os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"peaks.{rank}").read_text(encoding="utf-8")) for rank in range(RANKS)]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("names", [FEW, pytest.param(tuple(JOBS), marks=pytest.mark.long)], ids=["few", "all"])
+def test_the_peak_is_that_of_real_ranks(names: tuple[str, ...], tmp_path: Path) -> None:
+    for rank, peaks in enumerate(real_peaks(names, tmp_path)):
+        simulated = {name: simulate(replace(JOBS[name], rank=rank)).peak for name in names}
+
+        assert simulated == {name: pytest.approx(peak, rel=1e-3) for name, peak in peaks.items()}
+
+
+def test_the_lines_add_up_to_the_peak() -> None:
+    found = simulate(JOBS["lora at 2"])
+
+    assert sum(found.lines.values()) == found.peak
+    assert {"weights", "optimizer_states", "forward: layers"} <= found.lines.keys()
+
+
+def test_it_takes_nothing_from_what_it_checks() -> None:
+    tree = ast.parse(Path(simulation.__file__).read_text(encoding="utf-8"))
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+
+    assert {name for name in modules if name and name.startswith("tuner")} == {"tuner.worker.loss"}
+
+
+def held_by_attention(capability: tuple[int, int], *, groups: int = 8, has_mask: bool = False) -> int:
+    """Return the bytes that attention of 8 heads, 128 tokens and 16 numbers a head keeps for its backward."""
+    memory = Memory()
+    with memory, GpuKernels(memory, capability):
+        query = torch.empty(1, 8, 128, 16, dtype=torch.float16, device=META, requires_grad=True)
+        key, value = (torch.empty(1, groups, 128, 16, dtype=query.dtype, device=META) for _ in range(2))
+        mask = torch.empty(1, 1, 128, 128, dtype=torch.bool, device=META) if has_mask else None
+        before = memory.now
+        result = scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=groups < 8
+        )
+        kept = memory.now - before
+        del result
+    return kept
+
+
+def test_attention_takes_the_kernel_that_the_gpu_has() -> None:
+    output, scores, random_state = 8 * 128 * 16 * 2, 8 * 128 * 128 * 2, 64
+    output += 8 * 128 * 4  # and the logarithms of its rows' sums
+
+    assert held_by_attention((8, 0)) == pytest.approx(output, abs=random_state)
+    assert held_by_attention((8, 0), groups=2) == pytest.approx(output, abs=random_state)
+    assert held_by_attention((8, 0), has_mask=True) == pytest.approx(output + 128 * 128 * 2, abs=random_state)
+    assert held_by_attention((7, 5)) == pytest.approx(output, abs=random_state)
+    assert held_by_attention((7, 5), groups=2) > output + scores, "no kernel takes grouped heads there"
+
+
+def test_tensors_of_the_host_are_not_counted() -> None:
+    memory = Memory()
+    with memory, GpuKernels(memory, (8, 0)):
+        on_gpu = torch.empty(10_000, device=META)
+        on_host = on_gpu.to("cpu")
+        also_on_host = on_host + 1
+
+        assert memory.now == 40_000
+        assert memory.is_on_host(also_on_host)
+
+        back = also_on_host.to(META)
+        assert memory.now == 80_000
+        del back, on_gpu
+
+    assert memory.now == 0
+    assert memory.peak == 80_000
