@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +131,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Point:
-    """One run to simulate: micro-batches of `rows` rows of `tokens` tokens, two of them a step."""
+    """One run to simulate: steps of `accumulation` micro-batches of `rows` rows of `tokens` tokens."""
 
     model: str
     method: str
@@ -139,13 +139,13 @@ class Point:
     ranks: int = 8
     rows: int = 1
     tokens: int = 4096
+    accumulation: int = 2
     recompute: bool = True
     packing: bool = False
     loss: str = "chunked"
     gpu: str = "A100"
     layers: int | None = None
     """Fewer than the model has; None: as many."""
-    sets: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return its name, by which `--point` selects it."""
@@ -154,8 +154,8 @@ class Point:
             f"{self.rows} x {self.tokens}",
             "recomputed" if self.recompute else "kept",
         ]
+        more += ["one micro-batch"] * (self.accumulation == 1)
         more += ["packed"] * self.packing + ["whole logits"] * (self.loss == "whole")
-        more += [f"{key}={value}" for key, value in self.sets.items()]
         return f"{self.model}, {self.method}, ZeRO-{self.zero}, {', '.join(more)}"
 
     def config(self) -> dict[str, Any]:
@@ -173,6 +173,7 @@ KINDS = (
     Point("Llama 3 8B", "full", 3, rows=2, recompute=False, packing=True),
     Point("Qwen 2.5 1.5B", "full", 3, recompute=False),
     Point("Llama 3 8B", "lora", 0, ranks=1),
+    Point("Llama 3 8B", "lora", 2),
     Point("Llama 3 8B", "lora", 2, recompute=False),
     Point("Llama 3 8B", "lora", 3, recompute=False),
     Point("Llama 3 8B", "qlora", 2),
@@ -189,10 +190,11 @@ POINTS = (
     Point("Llama 3 8B", "full", 2, recompute=False),
     Point("Llama 3 8B", "full", 3, recompute=False),
     Point("Llama 3 8B", "full", 3, loss="whole"),
+    Point("Llama 3 8B", "full", 3, accumulation=1),
+    Point("Llama 3 8B", "full", 2, accumulation=1),
     Point("Llama 2 7B", "full", 2, rows=4, packing=True),
     Point("Qwen 2.5 1.5B", "full", 2),
     Point("Qwen 3 8B", "full", 2, recompute=False),
-    Point("Llama 3 8B", "lora", 2),
     Point("Llama 3 8B", "lora", 3),
     Point("Llama 3 8B", "qlora", 0, ranks=1),
     Point("Llama 3 8B", "qlora", 2, recompute=False),
@@ -219,12 +221,23 @@ class Compared:
 
 def compare(point: Point, folder: Path) -> Compared:
     """Resolve the run of a point, and return the plan's estimate of its peak beside a simulation."""
-    from bench.simulation import simulate
-
     run = resolved(point, folder)
     assert run.fit is not None
     estimated = {name: size for name, size in run.fit.peak.gpu.items() if name not in ("context", "fragmentation")}
-    return Compared(simulate(job_of(run)), estimated)
+    return Compared(of_fullest_rank(job_of(run)), estimated)
+
+
+def of_fullest_rank(job: Job) -> Simulated:
+    """Return the highest of the ranks' peaks.
+
+    ZeRO-1 and 2 divide all weights in their order: the first ranks have the embeddings, and the last has the layers
+    that get their gradients first, while most activations are held. ZeRO-3 divides each weight.
+    """
+    from bench.simulation import simulate
+
+    differ = job.stage in (1, 2) and not job.adapter and job.ranks > 1
+    ranks = {0, 1, job.ranks - 1} if differ else {0}
+    return max((simulate(replace(job, rank=rank)) for rank in sorted(ranks)), key=lambda found: found.peak)
 
 
 def resolved(point: Point, folder: Path) -> ResolvedRun:
@@ -233,14 +246,13 @@ def resolved(point: Point, folder: Path) -> ResolvedRun:
     (folder / "rows.jsonl").write_text('{"text": "So?"}\n', encoding="utf-8")
     sets = {
         "train_dataloader.batch_size": point.rows,
-        "optim_wrapper.accumulative_counts": 2,
+        "optim_wrapper.accumulative_counts": point.accumulation,
         "train_dataloader.dataset.max_length": point.tokens,
         "train_dataloader.dataset.packing": point.packing,
         "train_cfg.gradient_checkpointing": point.recompute,
         "train_cfg.loss": point.loss,
         "train_cfg.max_steps": 2,
         "model.use_liger_kernel": False,
-        **point.sets,
     }
     pairs = [("--set", f"{key}={value}") for key, value in sets.items()]
     overrides = Overrides(str(folder), str(folder / "rows.jsonl"), pairs=pairs)

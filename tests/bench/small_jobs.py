@@ -23,6 +23,7 @@ _FACTS = {
     "pad_token_id": 0,
 }
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 352}
+_MANY_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 96}
 _LORA = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all-linear"}
 _NF4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 
@@ -47,7 +48,7 @@ def _deepspeed(stage: int) -> dict[str, Any]:
 
 
 def _job(stage: int, model_type: str = "llama", **other: Any) -> Job:
-    facts = _FACTS | (_EXPERTS if model_type == "mixtral" else {})
+    facts = _FACTS | {"mixtral": _EXPERTS, "qwen3_moe": _MANY_EXPERTS}.get(model_type, {})
     config = AutoConfig.for_model(model_type, **facts)
     plain = Job(config, _deepspeed(stage), RANKS, rows=1, row_tokens=256, attention="eager")
     return replace(plain, **other)
@@ -69,4 +70,6 @@ JOBS = {
     "experts at 2": _job(2, "mixtral"),
     "experts at 3": _job(3, "mixtral"),
     "experts at 3, recomputed": _job(3, "mixtral", recompute=True),
+    "many experts, lora at 2": _job(2, "qwen3_moe", adapter=_LORA),
+    "capped scores, lora at 2": _job(2, "gemma2", adapter=_LORA),
 }

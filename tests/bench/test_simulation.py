@@ -38,7 +38,7 @@ def test_the_peak_is_that_of_real_ranks(names: tuple[str, ...], tmp_path: Path) 
     for rank, peaks in enumerate(real_peaks(names, tmp_path)):
         simulated = {name: simulate(replace(JOBS[name], rank=rank)).peak for name in names}
 
-        assert simulated == {name: pytest.approx(peak, rel=1e-3) for name, peak in peaks.items()}
+        assert simulated == {name: pytest.approx(peak, rel=2e-3) for name, peak in peaks.items()}
 
 
 def test_the_lines_add_up_to_the_peak() -> None:

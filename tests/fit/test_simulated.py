@@ -11,6 +11,7 @@ from bench.simulate import KINDS, LEAST, MOST, POINTS, Point, compare, lines
 
 FEW = tuple(replace(point, layers=8) for point in KINDS)
 OPEN = {
+    "Llama 2 7B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
     "Llama 3 8B, lora, ZeRO-3, 8 x A100, 1 x 4096, kept",
     "Gemma 2 9B, lora, ZeRO-2, 8 x A100, 1 x 2048, kept",
     "Mixtral 8x7B, full, ZeRO-3, 64 x A100, 1 x 4096, kept",
@@ -18,7 +19,9 @@ OPEN = {
 }
 """Runs with an estimate that is known to be wrong."""
 OPEN_WHEN_WHOLE = OPEN | {
-    "Llama 2 7B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
+    "Llama 3 8B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed, one micro-batch",
+    "Llama 2 7B, full, ZeRO-2, 8 x A100, 4 x 4096, recomputed, packed",
+    "Qwen 2.5 1.5B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
     "Llama 3 8B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
     "Llama 3 8B, full, ZeRO-3, 8 x A100, 2 x 4096, kept, packed",
     "Llama 3 8B, qlora, ZeRO-3, 8 x A100, 1 x 4096, recomputed",
