@@ -297,7 +297,7 @@ def test_a_recipe_repeats_no_value_of_what_it_builds_on(name: str) -> None:
 
 
 def test_the_check_for_repeated_values_sees_one() -> None:
-    assert repeated({"log": {"interval": 10, "trackers": ("wandb",)}}, read_file(catalog.BASE).values) == [
+    assert repeated({"log": {"interval": "auto", "trackers": ("wandb",)}}, read_file(catalog.BASE).values) == [
         "log.interval"
     ]
 

@@ -172,8 +172,9 @@ checkpoint = dict(
 )
 
 log = dict(
-    # Optimizer steps between lines of metrics.jsonl.
-    interval=10,
+    # Optimizer steps between lines of metrics.jsonl. 'auto': 1 in a run of under 100 steps, else 10. The first step,
+    # the last one and those that validate or save are always logged.
+    interval="auto",
     # Integrations of transformers: 'tensorboard', 'wandb', 'mlflow', 'trackio', 'comet_ml', 'swanlab', 'clearml'.
     trackers=(),
     # Validation prompts to answer after training, by the result and by the model before training; rank 0 loads both.

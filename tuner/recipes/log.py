@@ -14,7 +14,7 @@ Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "swan
 class Log(Block):
     """What is recorded; interval in optimizer steps."""
 
-    interval: PositiveInt
+    interval: PositiveInt | Literal["auto"]
     trackers: Annotated[tuple[Tracker, ...], Lax]
     num_samples: Annotated[int, Field(ge=0)]
     notify: str | tuple[str, ...] | list[str] | None

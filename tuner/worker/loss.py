@@ -17,6 +17,7 @@ from trl import SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
 from tuner.data.sample import IGNORED
+from tuner.worker.progress import logs_step
 
 METRICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
 """What TRL's trainers measure on each token, beside its log-probability."""
@@ -111,8 +112,7 @@ class MeanOfTokens(SFTTrainer):  # type: ignore[misc]
         return loss
 
     def _logs_next_step(self) -> bool:
-        step, args = self.state.global_step + 1, self.args
-        return bool(step % self.state.logging_steps == 0 or (args.logging_first_step and step == 1))
+        return logs_step(self.state.global_step + 1, self.args, self.state)
 
     def _measure(self, outputs: Any) -> None:
         aux_loss = outputs.aux_loss.detach() if self.aux_loss_enabled else outputs.log_probs.new_zeros(())

@@ -7,7 +7,7 @@ import resource
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
@@ -21,8 +21,40 @@ from tuner.worker.output import warn
 
 Logs = dict[str, Any]
 GIB = 1024**3
+SHORT_RUN_STEPS = 100
+INTERVAL = 10
+"""With `log.interval = 'auto'`: a run of fewer steps than SHORT_RUN_STEPS logs each one, others every tenth."""
 _BESIDE = 40
 """Columns of a terminal that the bar, the steps and the time left take."""
+
+
+def logs_step(step: int, args: Any, state: Any) -> bool:
+    """Return whether a step will be logged, as far as that is known before it: the last one of a run is."""
+    intervals = [state.logging_steps, state.save_steps] + [state.eval_steps] * (args.eval_strategy == "steps")
+    return step in (1, state.max_steps) or any(step % interval == 0 for interval in intervals)
+
+
+class LogsSteps(TrainerCallback):  # type: ignore[misc]
+    """Decides which steps are logged: every one of a short run, the first, the last, and those that validate or save.
+
+    A logged loss is the mean since the last logged step, so a run that resumes from a checkpoint logs the same losses
+    as one that never stopped. transformers' own callback comes first; it knows the first step and the interval alone.
+    """
+
+    def __init__(self, interval: int | Literal["auto"]) -> None:
+        self.interval = interval
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # Also of a resumed run: its state is the checkpoint's, with the interval of then.
+        short = state.max_steps < SHORT_RUN_STEPS
+        state.logging_steps = (1 if short else INTERVAL) if self.interval == "auto" else self.interval
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        is_known = logs_step(state.global_step, args, state)
+        control.should_log |= is_known or control.should_save or control.should_training_stop
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_log |= control.should_evaluate
 
 
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]

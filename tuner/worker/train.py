@@ -42,7 +42,7 @@ from tuner.worker.final_model import load_best, save_final_model
 from tuner.worker.guard import Guard
 from tuner.worker.measurements import KeepMeasurements
 from tuner.worker.output import warn
-from tuner.worker.progress import MetricsCallback, ProgressBar
+from tuner.worker.progress import LogsSteps, MetricsCallback, ProgressBar
 from tuner.worker.samples import show_samples
 from tuner.worker.streaming import NodeStream
 from tuner.worker.trackers import trackers
@@ -204,7 +204,7 @@ def _callbacks(
 ) -> tuple[TrainerCallback, ...]:
     metrics = MetricsCallback(run, facts, ProgressBar(guard.terminal) if rank.rank == 0 else None)
     followers = trackers(config.log.trackers, run) if rank.rank == 0 else []
-    return ValidationCallback(config), metrics, HeartbeatCallback(guard), *followers
+    return LogsSteps(config.log.interval), ValidationCallback(config), metrics, HeartbeatCallback(guard), *followers
 
 
 def _finish(

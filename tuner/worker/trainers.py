@@ -78,7 +78,7 @@ def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, devic
         save_steps=config.checkpoint.interval,
         save_total_limit=None,  # CheckpointSaver prunes, after the newer checkpoint is known to be whole
         logging_strategy="steps",
-        logging_steps=config.log.interval,
+        logging_steps=1,  # LogsSteps sets the number once the steps of the run are known
         logging_first_step=True,
         logging_nan_inf_filter=False,
         report_to="none",  # `trackers` holds them off the run
