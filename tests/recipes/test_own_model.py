@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tuner.errors import ModelError, RecipeError
-from tuner.recipes import catalog, loading, path_checks, paths
-from tuner.recipes.recipe import Overrides
+from tuner.recipes import catalog, loading, model_facts, path_checks, paths
+from tuner.recipes.recipe import Overrides, Recipe
 
 ASSETS = catalog.CONFIGS / "assets" / "tiny"
 CHATML = catalog.chat_template("chatml")
@@ -60,6 +61,14 @@ def an_adapter(base: str, name: str = "runs/sft/final", **changes: Any) -> str:
     (folder / paths.ADAPTER).write_text(json.dumps({**LORA, "base_model_name_or_path": base, **changes}))
     (folder / "adapter_model.safetensors").write_bytes(b"")
     return name
+
+
+TRAIN_LENGTH, VAL_LENGTH = (f"{loader}.dataset.max_length" for loader in ("train_dataloader", "val_dataloader"))
+
+
+def lengths(found: Recipe) -> tuple[int, ...]:
+    """Return max_length of training and validation."""
+    return tuple(loader.dataset.max_length for loader in found.config.loaders.values())
 
 
 def flags(*sets: str, **given: Any) -> Overrides:
@@ -195,6 +204,50 @@ def test_samples_are_no_longer_than_the_models_context_unless_the_user_says_so()
     assert "max_length is 512, the context of ./my-qwen" in found.warnings[0]
     asked = loading.load(model, flags("max_length=1024", data="my.jsonl"))
     assert asked.config.train_dataloader.dataset.max_length == 1024
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Overrides(data="my.jsonl", val="val.jsonl"),
+        Overrides(data="my.jsonl", val_split=0.1),
+        flags("val_dataloader.dataset.path=val.jsonl", data="my.jsonl"),
+    ],
+)
+def test_validation_samples_are_no_longer_than_those_of_training(given: Overrides) -> None:
+    model = a_model(context=512)
+
+    found = loading.load(model, given)
+    asked = loading.load(model, replace(given, pairs=(*given.pairs, *flags(f"{TRAIN_LENGTH}=256").pairs)))
+    own = loading.load(model, replace(given, pairs=(*given.pairs, *flags(f"{VAL_LENGTH}=128").pairs)))
+
+    assert lengths(found) == (512, 512)
+    assert len([one for one in found.warnings if "the context of" in one]) == 1
+    assert found.origins[VAL_LENGTH].place == found.origins[TRAIN_LENGTH].place or given.val_split
+    assert lengths(asked) == (256, 256)
+    assert lengths(own) == (512, 128) or given.val_split
+
+
+def test_validation_gives_way_to_the_model_as_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = a_model()
+    monkeypatch.setattr(model_facts, "kind_of", lambda merged: "mamba")
+
+    found = loading.load(model, Overrides(data="my.jsonl", val="val.jsonl")).config
+
+    assert found.val_dataloader
+    assert (found.train_dataloader.dataset.packing, found.val_dataloader.dataset.packing) == (False, False)
+
+
+def test_a_new_format_of_the_training_rows_is_that_of_the_validation_rows_too() -> None:
+    pairs = ("train_dataloader.dataset.format=alpaca", "train_dataloader.dataset.columns.output=answer")
+
+    found = loading.load("tiny_full_custom_e1", flags(*pairs, data="my.jsonl", val="val.jsonl")).config
+
+    assert found.val_dataloader
+    assert (found.val_dataloader.dataset.format, found.val_dataloader.dataset.columns) == (
+        "alpaca",
+        {"output": "answer"},
+    )
 
 
 # --- A run's result is a model; an adapter goes on

@@ -48,9 +48,9 @@ def layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[L
     """
     if overrides.model is not None or overrides.adapter is not None:
         yield from _start_layers(overrides, merged, name)
-    for flag, given, values in _flags(overrides):
+    for flag, given, layer in _flags(overrides):
         if given is not None:
-            yield Layer.at(Place(Kind.FLAG, f"{flag} {given}"), values(given, merged))
+            yield layer(Place(Kind.FLAG, f"{flag} {given}"), given, merged)
     for key, value in overrides.values.items():
         yield from _value_layers(key, value, merged, name)
     for flag, text in overrides.pairs:
@@ -85,21 +85,25 @@ def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iter
 def _key_layers(keys: Keys, value: Any, place: Place, merged: Merged, told: str | None = None) -> Iterator[Layer]:
     """Yield the layer of one value at its keys, below one of the validation data where there is none yet."""
     if keys[0] == _VAL and len(keys) > 1 and merged.values[_VAL] is None:
-        yield Layer.at(place, {_VAL: validation_rows.block(merged)})
+        yield validation_rows.followed(place, merged)
     # A mapping may be None until it gets its first key: dataset.columns.
     _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, place.name)
     yield Layer.at(place, nested(keys, value), told)
 
 
-def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Any, Merged], dict[str, Any]]], ...]:
-    """Return each flag of one value, what was given, and the values that it means."""
+def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Place, Any, Merged], Layer]], ...]:
+    """Return each flag of one value, its value or None, and the layer that it means."""
     return (
-        ("--data", overrides.data, lambda path, _: {_TRAIN: {"dataset": one_data_set(path)}, _VAL: None}),
+        ("--data", overrides.data, _at(lambda path: {_TRAIN: {"dataset": one_data_set(path)}, _VAL: None})),
         ("--val", overrides.val, validation_rows.of_file),
-        ("--val-split", overrides.val_split, lambda part, _: {_TRAIN: {"dataset": {"val_split": part}}}),
-        ("--epochs", overrides.epochs, lambda count, _: {"train_cfg": {"max_epochs": count, "max_steps": None}}),
-        ("--seed", overrides.seed, lambda seed, _: {"randomness": {"seed": seed}}),
+        ("--val-split", overrides.val_split, _at(lambda part: {_TRAIN: {"dataset": {"val_split": part}}})),
+        ("--epochs", overrides.epochs, _at(lambda count: {"train_cfg": {"max_epochs": count, "max_steps": None}})),
+        ("--seed", overrides.seed, _at(lambda seed: {"randomness": {"seed": seed}})),
     )
+
+
+def _at(values: Callable[[Any], dict[str, Any]]) -> Callable[[Place, Any, Merged], Layer]:
+    return lambda place, given, _: Layer.at(place, values(given))
 
 
 def _start_layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[Layer]:

@@ -52,6 +52,10 @@ class Merged:
                 return self.origins[inner[0]].place
         return DEFAULT.place
 
+    def places_in(self, keys: Keys) -> set[Place]:
+        """Return where the value at a key, and the values in its block, came from."""
+        return {self.origins[key].place for key in self._at(keys)}
+
     def order_of(self, keys: Keys) -> int:
         """Return the number of the layer that wrote a key, or the latest of its block, last; 0: none did."""
         dotted = ".".join(keys)

@@ -1,6 +1,6 @@
 """Where validation rows come from: a file of their own, or a part of the training rows that training leaves out.
 
-It changes merged values only; which rows are held out is `data`'s to say.
+It changes merged values only; `data` chooses the rows that are held out.
 """
 
 from __future__ import annotations
@@ -10,35 +10,68 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.recipes.merging import Layer, Merged, nested
-from tuner.recipes.origin import Kind, Place
-from tuner.recipes.schema import LOADERS
+from tuner.recipes.origin import Keys, Kind, Place
+from tuner.recipes.schema import LOADERS, Dataloader, Dataset
 
 _TRAIN, _VAL = LOADERS
 _SPLIT = (_TRAIN, "dataset", "val_split")
 _KEY = ".".join(_SPLIT)
+_FIELDS: tuple[Keys, ...] = (
+    *((key,) for key in Dataloader.model_fields if key != "dataset"),
+    *(("dataset", key) for key in Dataset.model_fields),
+)
+_OF_OTHER_ROWS = {
+    **{"path": None, "split": "train", "mixture": None, "max_rows": None, "streaming": False},
+    **{"val_split": None, "val_seed": None, "held_out": False},
+}
+"""What other rows do not take over from the training rows."""
+_FOLLOWS = Place(Kind.DERIVED, "derived: as train_dataloader")
+"""Where a value of the validation stands that nobody wrote: it becomes the training's, with the training's place."""
 
 
 def block(merged: Merged) -> dict[str, Any]:
-    """Return a block like the training data's for other rows: one data set, whose path is still to be said."""
+    """Return a block like the training data's for other rows: one data set, without a path yet."""
     loader = deepcopy(merged.values[_TRAIN])
-    no_split = {"val_split": None, "val_seed": None, "held_out": False}
-    given = {"path": None, "split": "train", "mixture": None, "max_rows": None, "streaming": False, **no_split}
-    return {**loader, "dataset": {**loader["dataset"], **given}}
+    return {**loader, "dataset": {**loader["dataset"], **_OF_OTHER_ROWS}}
 
 
-def of_file(path: str, merged: Merged) -> dict[str, Any]:
-    """Return the values that make the rows at `path` the validation's, read as the recipe reads its training rows."""
-    dataset = block(merged)["dataset"] | {"path": path}
-    loader = merged.values.get(_VAL) or block(merged)
-    return {_TRAIN: {"dataset": {"val_split": None}}, _VAL: {"_delete_": True, **loader, "dataset": dataset}}
+def followed(place: Place, merged: Merged) -> Layer:
+    """Return the layer of a new validation block, which stands at `place`; `settle` gives it the training's values."""
+    return _layer(place, block(merged))
+
+
+def of_file(place: Place, path: str, merged: Merged) -> Layer:
+    """Return the layer that makes the rows at `path` the validation's, read as the recipe reads its training rows."""
+    loader = block(merged)
+    loader["dataset"] |= {"_delete_": True, "path": path}
+    if merged.values.get(_VAL) is not None:  # its batch_size and num_workers stay
+        loader = {"dataset": loader["dataset"]}
+    layer = _layer(place, loader)
+    return layer._replace(values={_TRAIN: {"dataset": {"val_split": None}}, **layer.values})
+
+
+def _layer(place: Place, loader: dict[str, Any]) -> Layer:
+    own = {_SPLIT, *((_VAL, "dataset", key) for key in _OF_OTHER_ROWS)}
+    return Layer({_VAL: loader}, lambda keys: place if keys in own else _FOLLOWS)
 
 
 def settle(merged: Merged) -> None:
     """Make of `val_split` a validation on the rows that it holds out; of it and a `val_dataloader` the later counts.
 
+    What nobody set for validation rows is as the training rows have it in the end.
+
     Raises:
-        RecipeError: it stands in val_dataloader.
+        RecipeError: val_split stands in val_dataloader.
     """
+    _settle_split(merged)
+    for keys in _FIELDS:
+        if merged.places_in((_VAL, *keys)) == {_FOLLOWS}:
+            value = deepcopy(merged.get((_TRAIN, *keys)))
+            value = value | {"_delete_": True} if isinstance(value, dict) else value
+            merged.lay(Layer(nested((_VAL, *keys), value), lambda leaf: merged.place_of((_TRAIN, *leaf[1:]))))
+
+
+def _settle_split(merged: Merged) -> None:
     train, val = merged.get((_TRAIN,)), merged.get((_VAL,))
     holds = bool(merged.get((_VAL, "dataset", "held_out")))
     if merged.get((_VAL, "dataset", "val_split")) and not holds:
