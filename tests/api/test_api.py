@@ -276,6 +276,15 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path, ranks: Any) -> None:
     assert (run.checkpoints, os.fspath(run), run.report.name) == ([], str(tmp_path / "run"), "report.html")
 
 
+def test_a_run_tells_its_verdict(tmp_path: Path, ranks: Any) -> None:
+    ranks(DONE)
+    run = tuner.train(TINY, work_dir=tmp_path / "run")
+    assert run.verdict is None
+
+    (run.path / "status.json").write_text('{"state": "done", "verdict": {"outcome": "learned", "before": 4.5}}')
+    assert run.verdict == {"outcome": "learned", "before": 4.5}
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="is not a run directory"):
         tuner.Run(tmp_path)

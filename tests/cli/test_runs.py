@@ -35,6 +35,15 @@ def test_the_table_has_a_line_for_each_run(tuner: Tuner) -> None:
     assert "[red]odd/second" in result.out
 
 
+def test_a_run_that_is_done_has_its_verdict_there(tuner: Tuner) -> None:
+    brief = "validation loss 4.52 -> 3.70, still falling"
+    run = written_run(Path("work_dirs/first").absolute())
+    run.write_status("done", step=12, verdict={"brief": brief, "line": f"{brief} and more"})
+
+    assert brief in tuner("runs").out
+    assert json.loads(tuner("runs", "--json").out)[0]["verdict"] == brief
+
+
 @pytest.mark.parametrize(
     "arguments", ["report ./rum", "export ./rum out", "eval ./rum", "train tiny_full_sample_e1 --resume ./rum"]
 )

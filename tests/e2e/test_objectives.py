@@ -91,12 +91,15 @@ def told_apart(model: Any, base: Any, tokenizer: Any) -> float:
 def test_the_margin_between_held_out_answers_grows(run_of: Any, name: str) -> None:
     run = run_of(name)
 
-    first, last, held = run.metrics[0], run.metrics[-2], run.metrics[-1]
+    before, first, *_, last, held = run.metrics
     assert last["loss"] < first["loss"]
     assert held["eval_rewards/margins"] > first["rewards/margins"] + 0.03
     assert held["eval_loss"] < first["loss"] * 0.95
     assert held.get("eval_rewards/accuracies", 1.0) > 0.75
-    assert all(line["tokens_per_second"] > 0 for line in run.metrics[:-1])
+    assert all(line["tokens_per_second"] > 0 for line in run.metrics if "loss" in line)
+    verdict = run.json("status.json")["verdict"]
+    assert (verdict["before"], verdict["after"]) == (before["eval_loss"], held["eval_loss"])
+    assert verdict["outcome"] in ("learned", "still falling") and verdict["line"] in run.text
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -89,6 +89,7 @@ def test_qlora_learns_the_same_under_zero3_and_survives_an_evaluation(tmp_path: 
 
     runs = [losses_of(recipe, tmp_path, preset, "--set", "dtype=bf16") for preset in ("none", "zero3")]
 
-    evaluated = [run.metrics[-1]["eval_loss"] for run in runs]
+    before, evaluated = ([run.metrics[place]["eval_loss"] for run in runs] for place in (0, -1))
+    assert before == pytest.approx([before[0]] * 2, abs=5e-3)
     assert evaluated == pytest.approx([evaluated[0]] * 2, abs=5e-3)
     assert evaluated[0] < runs[0].losses[0] - 0.2, "the evaluated model is the trained one"

@@ -42,7 +42,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_eval_finds_the_loss_that_training_found(
     run: Finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained = next(line["eval_loss"] for line in run.metrics if "eval_loss" in line)
+    before, trained = (line["eval_loss"] for line in run.metrics if "eval_loss" in line)
+    assert before > trained
     tuner = runner(monkeypatch, capsys)
 
     found = [json.loads(tuner("eval", run.path, "--json", "--batch-size", size).out) for size in (3, 41)]

@@ -25,7 +25,8 @@ def test_a_run_that_gets_worse_ends_early_with_its_best_weights_and_tells_it_all
     nowhere = "/dev/null/tensorboard"
     run = ok(train(quick(tmp_path, "full"), tmp_path / "run", *sets, TENSORBOARD_LOGGING_DIR=nowhere))
 
-    validated = {line["step"]: line["eval_loss"] for line in run.metrics if "eval_loss" in line}
+    before, *later = [line for line in run.metrics if "eval_loss" in line]
+    validated = {line["step"]: line["eval_loss"] for line in later}
     best = min(validated, key=lambda step: validated[step])
     assert max(validated) == best + 2 < 12, "two validations without a lower loss"
     assert run.json("status.json")["result_step"] == best
@@ -47,4 +48,7 @@ def test_a_run_that_gets_worse_ends_early_with_its_best_weights_and_tells_it_all
         "Early stopping ended the run before step 12" in run.text
         and f"Training ended early, at step {best + 2} of 12" in report
     )
+    verdict = run.json("status.json")["verdict"]
+    assert (verdict["outcome"], verdict["before"], verdict["after"]) == ("overfit", before["eval_loss"], validated[best])
+    assert verdict["line"] in run.text and verdict["line"].replace(">", "&gt;") in report
     assert f"the weights of step {best}" in report and "chart-loss" in report

@@ -21,12 +21,16 @@ EPOCHS = ("max_rows=40", "max_steps=6", "checkpoint.interval=3", "lora_dropout=0
 VALIDATED = (
     "val_dataloader=dict(batch_size=4, dataset=dict(path='package:sample/validation.jsonl', format='messages', "
     "max_rows=8, max_length=128, packing=True))",
-    *("train_cfg.val_interval=2", "save_best=auto"),
+    "train_cfg.val_interval=2",
 )
 
 
 def _sets(*texts: str) -> list[str]:
     return [word for text in texts for word in ("--set", text)]
+
+
+def _steps(run: Finished, key: str) -> list[int]:
+    return [line["step"] for line in run.metrics if key in line]
 
 
 def _copy(run: Finished, path: Path, step: int) -> Path:
@@ -41,18 +45,21 @@ def _copy(run: Finished, path: Path, step: int) -> Path:
 def test_a_killed_run_goes_on_bit_for_bit_and_on_one_rank_within_its_dropout(tmp_path: Path, faulty: Faulty) -> None:
     recipe, asked = quick(tmp_path, "lora"), ["--deepspeed", "zero2", *_sets(*EPOCHS)]
     undisturbed = ok(train(recipe, tmp_path / "undisturbed", *asked))
-    killed = faulty("kill@1:5", recipe, tmp_path / "killed", *asked)
-    assert killed.code == 137 and [line["step"] for line in killed.metrics] == [1, 2, 3, 4]
+    validated = [*asked, *_sets(*VALIDATED)]
+    killed = faulty("kill@1:5", recipe, tmp_path / "killed", *validated)
+    assert killed.code == 137 and _steps(killed, "loss") == [1, 2, 3, 4]
 
-    resumed = ok(train(recipe, killed.path, *asked, "--resume", "auto"))
+    resumed = ok(train(recipe, killed.path, *validated, "--resume", "auto"))
 
     assert resumed.json("run.json")["resume_step"] == 3
-    assert [line["step"] for line in resumed.metrics] == [1, 2, 3, 4, 5, 6]
+    assert _steps(resumed, "loss") == [1, 2, 3, 4, 5, 6] and _steps(resumed, "eval_loss") == [0, 2, 4, 6]
+    verdict, first = resumed.json("status.json")["verdict"], killed.metrics[0]
+    assert (verdict["before"], verdict["steps"]) == (first["eval_loss"], 6), "measured by the attempt that was killed"
     assert [loss.hex() for loss in resumed.losses] == [loss.hex() for loss in undisturbed.losses]
     results = [run.path / "final" / "adapter_model.safetensors" for run in (resumed, undisturbed)]
     assert results[0].read_bytes() == results[1].read_bytes()
     cut = (killed.path / "attempts" / "1" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in cut] == [4]
+    assert [json.loads(line)["step"] for line in cut] == [4, 4]
 
     alone = ok(train(recipe, _copy(undisturbed, tmp_path / "alone", 3), *asked, "--resume", "auto", ranks=1))
 
@@ -70,7 +77,7 @@ def test_a_sharded_run_goes_on_on_more_ranks_and_its_weights_at_another_stage(tm
 
     path = _copy(two, tmp_path / "four", 2)
     _claim_the_lowest_loss(path / "checkpoints" / "checkpoint-2")
-    four = ok(train(recipe, path, "--deepspeed", "zero3", "--resume", "auto", *_sets(*VALIDATED), ranks=4))
+    four = ok(train(recipe, path, "--deepspeed", "zero3", "--resume", "auto", *_sets(*VALIDATED, "save_best=auto"), ranks=4))
 
     assert four.json("run.json")["batch"]["accumulation"] == 1
     assert four.json("deepspeed.json")["checkpoint"] == {"load_universal": True}

@@ -134,11 +134,21 @@ def test_a_damaged_run_still_has_a_report(name: str, damage: str, tmp_path: Path
     assert "Machine and versions" in page.render(gather([run.path, tmp_path / "sound"]))
 
 
+def test_the_verdict_stands_first_and_the_loss_before_training_is_not_the_best(tmp_path: Path) -> None:
+    run = made.trained(tmp_path / "run", num_steps=100)
+    run.log_metrics({"step": 0, "eval_loss": 0.001})
+
+    shown = page.render(gather([run.path]))
+
+    assert shown.index("validation loss 0.693 -&gt; 0.412 in 300 steps") < shown.index("Result: <code>")
+    assert "0.0010" not in shown
+
+
 def test_values_of_another_kind_in_its_files_do_no_harm(tmp_path: Path) -> None:
     run = made.failed(tmp_path / "run")
     odd = {key: 7 for key in ("hardware", "batch", "precision", "fit", "versions", "command", "warnings", "name")}
     run.run.write_text(json.dumps({**run.read_json(run.run), **odd}))
-    run.status.write_text(json.dumps({"state": "failed", "diagnosis": 7, "seconds": "long", "message": [1]}))
+    run.status.write_text(json.dumps({"state": "failed", "diagnosis": 7, "seconds": "long", "verdict": 7, "message": [1]}))
     run.metrics.write_text('{"step": 1, "loss": "low", "memory_bytes": null, "eval_loss": true}\n')
     (run.path / "samples.jsonl").write_text('{"prompt": 7, "answer": null}\n')
 

@@ -245,13 +245,14 @@ def test_resuming_touches_neither_checkpoints_nor_metrics_nor_the_users_files(tm
 
 
 @pytest.mark.parametrize(
-    ("resume_step", "kept", "cut"), [(2, [1, 2], [3, 4]), (None, [], [1, 2, 3, 4]), (9, [1, 2, 3, 4], [])]
+    ("resume_step", "kept", "cut"),
+    [(2, [0, 1, 2], [3, 4]), (None, [], [0, 1, 2, 3, 4]), (0, [], [0, 1, 2, 3, 4]), (9, [0, 1, 2, 3, 4], [])],
 )
 def test_the_metrics_of_steps_that_run_again_are_kept_with_the_attempt_that_wrote_them(
     tmp_path: Path, resume_step: int | None, kept: list[int], cut: list[int]
 ) -> None:
     run = create(tmp_path / "run", FILES, resume=False)
-    for step in range(1, 5):
+    for step in range(5):  # 0: the validation before the first step
         run.log_metrics({"step": step})
 
     create(run.path, FILES | {"run.json": json.dumps({"resume_step": resume_step})}, resume=True)

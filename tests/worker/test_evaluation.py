@@ -73,6 +73,21 @@ def test_the_validation_loss_is_the_mean_over_trained_tokens(config: Any, batch_
     assert 0 <= found["eval_mean_token_accuracy"] <= 1
 
 
+def test_an_evaluation_leaves_the_random_numbers_of_training_as_they_were_and_names_the_rows_of_a_part(
+    tmp_path: Path,
+) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.pad_token = "<s>"
+    model = AutoModelForCausalLM.from_config(QWEN)
+    trainer = evaluator(load("tiny_full_sample_e1").config, (model, None), tokenizer, rows(), 2, str(tmp_path))
+    before = torch.get_rng_state()
+
+    whole, part = trainer.evaluate(), trainer.evaluate(rows().select([0, 2, 4]))
+
+    assert torch.equal(torch.get_rng_state(), before)
+    assert "eval_rows" not in whole and part["eval_rows"] == 3
+
+
 @given(st.integers(1, 70), st.integers(1, 9), st.integers(1, 8))
 def test_every_rank_takes_as_many_rows_and_each_row_counts_once(rows: int, batch_size: int, ranks: int) -> None:
     rounds = list(shares(rows, batch_size, ranks))

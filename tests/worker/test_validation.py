@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from transformers import TrainerControl, TrainerState
 
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints
-from tuner.worker.callbacks import ValidationCallback
+from tuner.worker.callbacks import ValidateFirst, ValidationCallback
 from tuner.worker.checkpointing import best_step
 
 
@@ -55,6 +56,57 @@ def test_patience_goes_on_where_a_resumed_run_left_it(tmp_path: Path) -> None:
 
     assert best_step(resumed) == 10
     assert decided(resumed, "early_stopping_patience=2").should_training_stop
+
+
+def test_the_validation_before_the_first_step_is_no_best_one_and_uses_up_no_patience() -> None:
+    state = TrainerState(log_history=[{"eval_loss": 1.0, "step": 0}])
+
+    assert best_step(state) is None
+    assert not decided(state, "save_best=eval_loss", "early_stopping_patience=1").should_save
+
+    later = state_after(3.0)
+    later.log_history.insert(0, {"eval_loss": 1.0, "step": 0})
+    assert best_step(later) == 10
+    control = decided(later, "save_best=eval_loss", "early_stopping_patience=1")
+    assert control.should_save and not control.should_training_stop
+
+
+class Evaluated:
+    """A trainer that notes which rows it is to validate on."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.eval_dataset = datasets.Dataset.from_dict({"row": list(range(num_rows))})
+        self.asked: list[list[int]] = []
+
+    def evaluate(self, rows: Any) -> None:
+        self.asked.append(list(rows["row"]))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "max_steps", "measured"),
+    [
+        (300, 1, list(range(300))),
+        (1_000, 1, list(range(0, 1_000, 2))),
+        (4_800, 2_000, list(range(4_800))),
+        (9_600, 2_000, list(range(0, 9_600, 2))),
+    ],
+)
+def test_before_training_a_large_validation_set_is_measured_on_rows_spread_over_it(
+    num_rows: int, max_steps: int, measured: list[int]
+) -> None:
+    trainer = Evaluated(num_rows)
+
+    ValidateFirst(trainer, 8).on_train_begin(None, TrainerState(max_steps=max_steps), TrainerControl())
+
+    assert trainer.asked == [measured]
+
+
+def test_a_resumed_run_has_measured_the_loss_before_training_already() -> None:
+    trainer = Evaluated(300)
+
+    ValidateFirst(trainer, 8).on_train_begin(None, TrainerState(max_steps=9, global_step=3), TrainerControl())
+
+    assert trainer.asked == []
 
 
 def test_pruning_leaves_the_best_checkpoint(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def _table(runs: Sequence[Listed]) -> Table:
     table.add_column("state", no_wrap=True)
     for title in ("step", "loss", "tokens/s", "seen"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("why")
+    table.add_column("outcome")
     for run in runs:
         table.add_row(
             escape(visible(run.name)),
@@ -143,7 +143,7 @@ def _figures(run: Listed) -> tuple[str, str, str, str]:
 
 
 def _why(run: Listed) -> str:
-    return visible(". ".join(filter(None, (run.why.rstrip("."), _going_on(run)))))
+    return visible(". ".join(filter(None, (run.verdict or run.why.rstrip("."), _going_on(run)))))
 
 
 def _going_on(run: Listed) -> str:

@@ -25,6 +25,7 @@ from tuner.files import write_text
 from tuner.recipes.resume_command import resume_command
 from tuner.report.curves import COLOURS, Charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, gather, hardware, listed, recipe_differences, table
+from tuner.runs.metrics import Curve
 
 MARK = '<meta name="generator" content="tuner">'
 """Near the beginning of every report: what says so may be written over."""
@@ -115,7 +116,8 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "estimates": [_memory(run) for run in runs],
             "machines": [_machine(run.facts) for run in runs],
             "ended_early": [_ended_early(run.status) for run in runs],
-            "best": [min(run.curves["eval_loss"].values, default=None) for run in runs],
+            "verdicts": [table(run.status, "verdict").get("line") for run in runs],
+            "best": [_best(run.curves["eval_loss"]) for run in runs],
             "commands": [shlex.join(map(str, listed(run.facts, "command"))) for run in runs],
             "resumes": [resume_command(Path(run.listed.path)) for run in runs],
             "max_samples": MAX_SAMPLES,
@@ -169,6 +171,11 @@ def _columns(keys: Sequence[str]) -> list[tuple[str, str]]:
 
 def _heading(runs: Sequence[Gathered]) -> str:
     return str(runs[0].facts.get("name") or runs[0].name) if len(runs) == 1 else f"{len(runs)} runs"
+
+
+def _best(curve: Curve) -> float | None:
+    """Return the lowest validation loss; the one before the first step is none of the run's."""
+    return min((value for step, value in zip(*curve, strict=True) if step), default=None)
 
 
 def _ended_early(status: Mapping[str, Any]) -> bool:

@@ -45,6 +45,14 @@ class Run:
         return self._files.read_json(self._files.status)
 
     @property
+    def verdict(self) -> dict[str, Any] | None:
+        """Whether a run that is done has learned: `outcome`, `measure`, `before`, `after`, `steps`, `advice`, `line`.
+
+        None of a run that is not done, or that logged no two losses. Errors as `status`.
+        """
+        return self.status.get("verdict")
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """A dict for each line of metrics.jsonl, the earliest first: `pandas.DataFrame(run.metrics)` is a table."""
         return metrics.every_line(self._files)

@@ -253,7 +253,8 @@ def _cut(metrics: Path, kept: Path, step: int) -> None:
 
 def _is_before(line: str, step: int) -> bool:
     try:
-        return int(json.loads(line)["step"]) <= step
+        # A run that starts again at step 0 validates again before its first step.
+        return step > 0 and int(json.loads(line)["step"]) <= step
     except (ValueError, KeyError, TypeError):  # a rank was killed while it wrote this line
         return False
 

@@ -32,6 +32,7 @@ class Listed:
         resumable_step: The step of its newest whole checkpoint.
         tokens_per_second: Of all ranks together.
         seen: When it last wrote something, in seconds since 1970.
+        verdict: Of a run that is done, its loss before and after, and what became of it, in one line.
     """
 
     path: str
@@ -43,6 +44,7 @@ class Listed:
     tokens_per_second: float | None
     resumable_step: int | None
     seen: float
+    verdict: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,6 +78,7 @@ def look(path: Path, name: str) -> Listed:
         tokens_per_second=_number(last.get("tokens_per_second")),
         resumable_step=_resumable_step(run),
         seen=_seen(run),
+        verdict=_verdict(status),
     )
 
 
@@ -161,6 +164,12 @@ def _seen(run: RunDirectory) -> float:
         with contextlib.suppress(OSError):
             times.append(file.stat().st_mtime)
     return max(times, default=0.0)
+
+
+def _verdict(status: Mapping[str, Any]) -> str | None:
+    verdict = status.get("verdict")
+    brief = verdict.get("brief") if isinstance(verdict, dict) else None
+    return brief if isinstance(brief, str) else None
 
 
 def _number(value: Any) -> float | None:

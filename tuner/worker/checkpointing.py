@@ -161,10 +161,17 @@ def _num_bytes(engine: Any, no_model_file: bool) -> int:
     return total
 
 
+def validations(state: Any) -> list[tuple[float, int]]:
+    """Return the validation losses so far, each with its step; the one before the first step is not among them."""
+    return [
+        (entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry and entry["step"]
+    ]
+
+
 def best_step(state: Any) -> int | None:
     """Return the step of the lowest validation loss so far, the first of equal ones; None before any validation."""
-    found = [(entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry]
-    return int(min(found)[1]) if found else None
+    losses = validations(state)
+    return int(min(losses)[1]) if losses else None
 
 
 @contextmanager

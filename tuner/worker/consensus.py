@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback
 
 from tuner.errors import NotANumber
 from tuner.worker import compat
 from tuner.worker.guard import Guard
+from tuner.worker.random_state import random_states, set_random_states
 
 _EXCERPT_TOKENS, _EXCERPT = 48, 120
 _FIX = "Check these rows, or lower the learning rate."
@@ -59,7 +59,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         self._loader, self._losses = train_dataloader, []
-        self._random = _random_states()
+        self._random = random_states()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # DeepSpeed has taken its step by now, or has skipped it for its gradient.
@@ -149,9 +149,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
     @contextmanager
     def _repeating(self) -> Iterator[None]:
         self._is_repeating = True
-        torch.set_rng_state(self._random[0])
-        if len(self._random) > 1:
-            get_accelerator().set_rng_state(self._random[1])
+        set_random_states(self._random)
         with self.trainer.compute_loss_context_manager():
             yield
 
@@ -189,13 +187,6 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
                 raise NotANumber(f"{one}; no weight was updated", rank=rank, fix=_FIX)
         # Each micro-batch has one on its own, and their sum has none.
         raise NotANumber(f"the sum of all ranks' gradients is infinite in step {self.guard.step}", rank=0, fix=_FIX)
-
-
-def _random_states() -> tuple[torch.Tensor, ...]:
-    """Return what dropout draws from: the states of the CPU's and of the accelerator's random numbers."""
-    accelerator = get_accelerator()
-    own = (accelerator.get_rng_state(),) if accelerator.device_name() != "cpu" else ()
-    return (torch.get_rng_state(), *own)
 
 
 def _norm(numbers: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from accelerate.data_loader import DataLoaderShard
 
 from tuner.data.sample import IGNORED
 from tuner.worker import compat, sequence_parallel
+from tuner.worker.random_state import random_states, set_random_states
 from tuner.worker.sequence_parallel import WHOLE, Share
 
 
@@ -41,7 +42,7 @@ class EvaluatesEachRowOnce:
 
     transformers gives the mean of the batches' means, and counts rows twice where the ranks do not divide them (6.8927
     instead of 6.8863 on a random Qwen2 of two layers, 41 rows in batches of 3). Ranks that share rows in training share
-    them here.
+    them here. Training goes on with the random numbers that it would have drawn without the evaluation.
     """
 
     is_evaluating = False
@@ -49,6 +50,7 @@ class EvaluatesEachRowOnce:
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoaderShard:
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         args, share = self.args, sequence_parallel.share_of(self.args)
+        self._num_rows = len(rows)
         self._shares = list(shares(len(rows), args.eval_batch_size, args.world_size // share.size))
         return DataLoaderShard(
             rows,
@@ -71,16 +73,20 @@ class EvaluatesEachRowOnce:
     def evaluation_loop(self: Any, *given: Any, **named: Any) -> Any:
         self._rounds: list[tuple[float, int, Mapping[str, float]]] = []
         self.is_evaluating = True
+        random = random_states()  # a loader of rows draws a seed for its workers, also where it has none
         try:
             output = super().evaluation_loop(*given, **named)  # type: ignore[misc]
         finally:
             self.is_evaluating = False
+        set_random_states(random)
         sums_R2 = torch.tensor([(loss * count, count) for loss, count, _ in self._rounds], dtype=torch.float64)
         sums_R2 = self.accelerator.reduce(sums_R2.to(self.args.device))
         for total, of_groups in zip(sums_R2, self._shares, strict=True):
             total /= of_groups.count(of_groups[0])
         weights = sums_R2[:, 1].tolist()
         output.metrics["eval_loss"] = float(sums_R2[:, 0].sum()) / sum(weights)
+        if self.eval_dataset is not None and self._num_rows < len(self.eval_dataset):
+            output.metrics["eval_rows"] = self._num_rows
         compat.eval_metrics(self).update(_means([measured for *_, measured in self._rounds], weights))
         return output
 

@@ -90,6 +90,8 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
             # TRL's own number counts the tokens of this process's life, and stand-ins among them.
             logs["num_tokens"] = state.num_input_tokens_seen
             logs |= self._measured(float(state.num_input_tokens_seen))
+        # Speed is that of training; a validation comes after the line of its step.
+        self.since += logs.get("eval_runtime", 0.0)
         if "eval_num_tokens" in logs:
             logs["eval_num_tokens"] = state.num_input_tokens_seen
         self._record({"step": state.global_step, **_finite(logs)})
@@ -171,10 +173,16 @@ class ProgressBar:
         text = self.text
         if "eval_loss" in logs:
             text = f"validation loss {logs['eval_loss']:.4f}{_margin(logs, 'eval_')}"
+        if step == self.first:  # a validation before the first step tells nothing of the time that steps take
+            self.began = time.monotonic()
+            if self.is_terminal:
+                self.progress.reset(self.task, completed=step)
         if self.is_terminal:
             self.progress.update(self.task, text=self._fitting())
-            if "eval_loss" in logs:
-                print(f"step {step}/{total}  {text}", flush=True)
+        if self.is_terminal and "eval_loss" not in logs:
+            return
+        if self.is_terminal or step == self.first:
+            print(f"step {step}/{total}  {text}", flush=True)
         else:
             seconds = (time.monotonic() - self.began) / max(step - self.first, 1) * (total - step)
             print(f"step {step}/{total}  {text}  {timedelta(seconds=round(seconds))} left", flush=True)

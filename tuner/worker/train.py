@@ -30,11 +30,12 @@ from tuner.models.load import load_model, load_reference, source, tokenizer_of
 from tuner.recipes.loading import load
 from tuner.recipes.resume_command import resume_command
 from tuner.recipes.schema import RecipeConfig
-from tuner.runs import checkpoints
+from tuner.report.verdict import Trained, judge
+from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker import compat, experts, resume, store, trainers
-from tuner.worker.callbacks import CheckWeightsMoved, HeartbeatCallback, ValidationCallback
+from tuner.worker.callbacks import CheckWeightsMoved, HeartbeatCallback, ValidateFirst, ValidationCallback
 from tuner.worker.checkpointing import CheckpointSaver, best_step, disk_errors
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
 from tuner.worker.consensus import RankConsensus
@@ -106,7 +107,10 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.E
     if rank.rank == 0:
         mended = (*mended, KeepMeasurements(trainer, run, zero))
     followed = (stream,) if stream else ()
-    for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *mended, *followed):
+    # Not before DeepCompile's passes: they take the first graphs that they see for those of training.
+    is_deepcompile = config.train_cfg.torch_compile == "deepcompile"
+    first = () if is_deepcompile else (ValidateFirst(trainer, facts["batch"]["global_batch"]),)
+    for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *mended, *followed, *first):
         trainer.add_callback(callback)
     if point:
         resume.LoadCheckpoint(trainer, point, config.randomness.seed)
@@ -207,6 +211,10 @@ def _callbacks(
     return LogsSteps(config.log.interval), ValidationCallback(config), metrics, HeartbeatCallback(guard), *followers
 
 
+def _num_trained(model: Any) -> int:
+    return sum(getattr(one, "ds_numel", one.numel()) for one in model.parameters() if one.requires_grad)
+
+
 def _finish(
     run: RunDirectory, config: RecipeConfig, trainer: Any, guard: Guard, seconds: float, best: int | None
 ) -> None:
@@ -216,8 +224,21 @@ def _finish(
     facts["loss"] = losses[-1] if losses else None
     if config.train_cfg.torch_compile:
         facts["num_compiled_graphs"] = compat.num_compiled_graphs()
+    facts["num_trained_weights"] = num_trained = _num_trained(trainer.model)
+    trained = Trained(
+        result_step=facts["result_step"],
+        planned_steps=facts["max_steps"],
+        epochs=None if config.train_cfg.max_steps else config.train_cfg.max_epochs,
+        learning_rate=config.optim_wrapper.optimizer.lr,
+        num_trained=num_trained,
+    )
+    # The file has a validation after the last checkpoint, the log what another directory's run logged before it.
+    verdict = judge([*trainer.state.log_history, *metrics.every_line(run)], trained)
+    facts["verdict"] = verdict.to_json() if verdict else None
     run.write_status("done", exit_code=0, seconds=round(seconds, 1), **facts)
     print(f"Trained {step} steps in {seconds:.0f} s.", flush=True)
+    if verdict:
+        print(f"Verdict: {verdict}", flush=True)
     if facts.get("num_compiled_graphs") == 0:
         warn(run, "torch.compile compiled nothing in this model: the steps ran uncompiled.")
     if step < trainer.state.max_steps:

@@ -1,0 +1,185 @@
+"""The verdict on a run: an outcome for each course of its losses, and the option that its numbers call for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tuner.report.verdict import Outcome, Trained, Verdict, judge
+
+
+def trained(**changes: Any) -> Trained:
+    known = {"result_step": 0, "planned_steps": 0, "epochs": 3, "learning_rate": 2e-4, "num_trained": 1_000}
+    return Trained(**known | changes)
+
+
+def verdict(
+    validation: dict[int, float], training: list[float] | None = None, *, every: int = 1, **changes: Any
+) -> Verdict:
+    """Judge a run by its validation losses, each at its step, and by the training losses of steps 1, 2 ..."""
+    lines: list[dict[str, Any]] = [
+        {"step": every * place, "loss": loss} for place, loss in enumerate(training or [], 1)
+    ]
+    lines += [{"step": step, "eval_loss": loss} for step, loss in validation.items()]
+    last = max(line["step"] for line in lines)
+    found = judge(lines, trained(**{"result_step": last, "planned_steps": last, **changes}))
+    assert found
+    return found
+
+
+def course(start: float, end: float, steps: int, noise: float = 0.0) -> list[float]:
+    """Return losses that fall evenly from `start` to `end`, with noise that is always the same."""
+    drawn = np.random.default_rng(0).normal(0, noise, steps)
+    return list(np.linspace(start, end, steps) + drawn)
+
+
+def test_a_loss_that_still_falls_at_the_end_calls_for_more_epochs() -> None:
+    found = verdict({0: 4.52, 4: 4.2, 8: 3.9, 12: 3.7})
+
+    assert found.outcome is Outcome.FALLING
+    assert str(found) == "validation loss 4.52 -> 3.70 in 12 steps; it was still falling: --epochs 10"
+    assert found.brief == "validation loss 4.52 -> 3.70, still falling"
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "option"),
+    [
+        (12, 3, "--epochs 10"),
+        (60, 3, "--epochs 6"),
+        (400, 3, "--epochs 6"),
+        (30, 12, "--epochs 24"),
+        (40, None, "--set max_steps=120"),
+        (400, None, "--set max_steps=800"),
+    ],
+)
+def test_a_run_is_to_be_at_least_twice_as_long_and_a_short_one_longer(
+    steps: int, epochs: int | None, option: str
+) -> None:
+    found = verdict({0: 4.0, steps // 2: 3.0, steps: 2.0}, epochs=epochs)
+
+    assert found.advice == f"it was still falling: {option}"
+
+
+def test_a_loss_that_levels_off_is_learned() -> None:
+    found = verdict({0: 4.52, 35: 3.3, 70: 3.09, 105: 3.08})
+
+    assert (found.outcome, str(found)) == (Outcome.LEARNED, "validation loss 4.52 -> 3.08 in 105 steps")
+
+
+def test_frequent_validations_are_compared_over_a_third_of_the_run() -> None:
+    falling = {0: 4.0, **{step: 4.0 - step / 100 for step in range(1, 101)}}
+    level = {0: 4.0, **{step: 3.0 for step in range(1, 101)}}
+
+    assert verdict(falling).outcome is Outcome.FALLING, "each validation is less than one per cent lower than the last"
+    assert verdict(level).outcome is Outcome.LEARNED
+
+
+@pytest.mark.parametrize(("end", "outcome"), [(3.0, Outcome.FALLING), (4.0, Outcome.LEARNED)])
+def test_with_one_validation_at_the_end_the_training_loss_says_whether_it_still_fell(
+    end: float, outcome: Outcome
+) -> None:
+    losses = course(4.0, end, 40, noise=0.05)
+
+    found = verdict({0: 4.5, 40: 3.9}, losses, epochs=1)
+
+    assert found.outcome is outcome
+    assert (found.advice == "the training loss was still falling: --epochs 3") is (outcome is Outcome.FALLING)
+
+
+def test_early_stopping_is_not_told_to_go_on() -> None:
+    assert verdict({0: 4.0, 5: 3.5, 10: 3.0}, planned_steps=40).outcome is Outcome.LEARNED
+
+
+def test_a_loss_that_rises_after_its_lowest_names_that_step_and_what_keeps_it() -> None:
+    found = verdict({0: 4.52, 40: 3.21, 80: 3.3, 120: 3.4})
+
+    assert found.outcome is Outcome.OVERFIT
+    assert str(found) == (
+        "validation loss 4.52 -> 3.40 in 120 steps; "
+        "it was lowest at step 40 (3.21): --epochs 1, or --set save_best=eval_loss"
+    )
+
+
+def test_the_loss_is_that_of_the_weights_that_the_result_has() -> None:
+    found = verdict({0: 4.52, 40: 3.21, 80: 3.3, 120: 3.4}, result_step=40)
+
+    assert found.outcome is Outcome.OVERFIT
+    assert str(found) == ("validation loss 4.52 -> 3.21 in 40 steps; after that it rose, to 3.40 at step 120")
+
+
+def test_a_loss_above_where_it_began_calls_for_a_lower_rate() -> None:
+    found = verdict({0: 2.0, 10: 2.6, 20: 3.1}, course(2.0, 3.0, 20))
+
+    assert found.outcome is Outcome.ROSE
+    assert found.advice == "it rose: lower the learning rate, which was 0.0002 (--set lr=2e-05)"
+
+
+def test_rows_learned_by_heart_are_told_from_a_rate_that_is_too_high() -> None:
+    found = verdict({0: 2.0, 10: 2.1, 20: 2.3}, course(2.0, 0.5, 20))
+
+    assert found.outcome is Outcome.ROSE
+    assert "the training loss fell from 1.88 to 0.618" in found.advice and "learned by heart" in found.advice
+
+
+def test_a_loss_that_does_not_move_names_rate_and_number_of_trained_weights() -> None:
+    found = verdict({0: 4.52, 120: 4.51}, course(4.5, 4.5, 120), learning_rate=1e-7, num_trained=460_800)
+
+    assert found.outcome is Outcome.FLAT
+    assert "raise the learning rate, which was 1e-07 (--set lr=1e-06)" in found.advice and "460,800" in found.advice
+
+
+def test_a_loss_that_does_not_move_in_few_steps_calls_for_more_of_them() -> None:
+    found = verdict({0: 4.52, 12: 4.51}, course(4.5, 4.5, 12))
+
+    assert found.outcome is Outcome.FLAT and "train longer (--epochs 10)" in found.advice
+
+
+def test_rows_that_the_model_knew_are_named_as_such() -> None:
+    found = verdict({0: 0.031, 12: 0.012})
+
+    assert (found.outcome, found.brief) == (Outcome.KNOWN, "validation loss 0.031 -> 0.012, already known")
+
+
+def test_the_loss_of_pairs_begins_at_chance() -> None:
+    found = verdict({0: math.log(2), 30: 0.41, 60: 0.32, 90: 0.318})
+
+    assert str(found) == "validation loss 0.693 -> 0.318 in 90 steps"
+
+
+def test_without_validation_the_means_of_the_first_and_last_steps_are_compared() -> None:
+    found = verdict({}, course(4.0, 2.0, 50, noise=0.05))
+
+    assert (found.measure, found.outcome) == ("training", Outcome.FALLING)
+    assert (found.before, found.after) == (pytest.approx(3.82, abs=0.05), pytest.approx(2.18, abs=0.05))
+    assert str(found).startswith("training loss 3.8") and "no rows were held out (--val-split 0.05)" in str(found)
+
+
+@pytest.mark.parametrize(("end", "outcome"), [(3.8, Outcome.FLAT), (6.0, Outcome.ROSE)])
+def test_the_noise_of_training_losses_is_not_taken_for_learning(end: float, outcome: Outcome) -> None:
+    assert verdict({}, course(4.0, end, 20, noise=0.6)).outcome is outcome
+
+
+def test_a_training_loss_that_levels_off_is_learned() -> None:
+    assert verdict({}, [*course(4.0, 2.0, 40), *course(2.0, 2.0, 40, noise=0.05)]).outcome is Outcome.LEARNED
+
+
+def test_without_a_loss_before_training_the_first_validation_is_compared_and_named() -> None:
+    found = verdict({10: 3.0, 20: 2.5, 30: 2.49})
+
+    assert str(found) == "validation loss 3.00 -> 2.49 in 30 steps; 3.00 is of step 10"
+
+
+def test_of_a_step_that_was_taken_again_the_last_line_counts() -> None:
+    lines = [{"step": 5, "eval_loss": 9.0}, {"step": 0, "eval_loss": 4.0}, {"step": 5, "eval_loss": 3.0}]
+
+    found = judge(lines, trained(result_step=5, planned_steps=5))
+
+    assert found and (found.before, found.after) == (4.0, 3.0)
+
+
+@pytest.mark.parametrize("lines", [[], [{"step": 1, "loss": 2.0}], [{"step": 0, "eval_loss": None}, {"step": 1}]])
+def test_fewer_than_two_losses_are_no_verdict(lines: list[dict[str, Any]]) -> None:
+    assert judge(lines, trained()) is None

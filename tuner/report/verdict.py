@@ -1,0 +1,244 @@
+"""Whether a run has learned, from the losses that it logged: before and after, how they moved, and what would help.
+
+It computes and reads no file. A rank stores the verdict in status.json; terminal, report, `tuner runs` and the Python
+API show that one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from tuner.machine.few_steps import ENOUGH
+
+_CHANGED = 0.01
+"""A loss has moved if it differs by more than this part of what it was."""
+_KNOWN = 0.1
+"""Nats a token: the model gives the right token nine times of ten before it has trained on any row."""
+_LEARNED_BY_HEART = 0.05
+"""A training loss that fell by this part while the validation loss did not is of rows learned by heart."""
+_MOST_EPOCHS = 10
+"""More are not suggested to a run of few steps: they are worth less and less (Muennighoff et al., arXiv:2305.16264)."""
+_DEVIATIONS = 2.0
+"""Means of training losses differ if they are this many standard errors apart."""
+
+Point = tuple[int, float]
+
+
+class Outcome(StrEnum):
+    """What became of the loss."""
+
+    LEARNED = "learned"
+    FALLING = "still falling"
+    OVERFIT = "overfit"
+    ROSE = "rose"
+    FLAT = "flat"
+    KNOWN = "already known"
+
+
+class Trained(NamedTuple):
+    """How a run was trained.
+
+    Args:
+        result_step: The step of the weights that the result has.
+        planned_steps: More than were taken where early stopping ended the run.
+        epochs: None if the recipe gives a number of steps.
+        learning_rate: The peak.
+        num_trained: How many weights were trained.
+    """
+
+    result_step: int
+    planned_steps: int
+    epochs: float | None
+    learning_rate: float
+    num_trained: int
+
+
+class Verdict(NamedTuple):
+    """The loss of a run before and after training, and what to do next.
+
+    Args:
+        outcome: What became of the loss.
+        measure: "validation" or "training".
+        before: Before the first step; of a training loss the mean over the first steps.
+        after: Of the result's weights; of a training loss the mean over the last steps.
+        steps: After which `after` was measured.
+        advice: What the numbers say beyond before and after, with the option that helps; may be empty.
+    """
+
+    outcome: Outcome
+    measure: str
+    before: float
+    after: float
+    steps: int
+    advice: str
+
+    def __str__(self) -> str:
+        """Return it in one line."""
+        steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
+        line = f"{self.measure} loss {_number(self.before)} -> {_number(self.after)} in {steps}"
+        return f"{line}; {self.advice}" if self.advice else line
+
+    @property
+    def brief(self) -> str:
+        """What fits a table: the loss before and after, and the outcome."""
+        return f"{self.measure} loss {_number(self.before)} -> {_number(self.after)}, {self.outcome}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what status.json holds: its values, `brief` and `line`."""
+        return {**self._asdict(), "brief": self.brief, "line": str(self)}
+
+
+def judge(lines: Iterable[Mapping[str, Any]], trained: Trained) -> Verdict | None:
+    """Return the verdict on a run, by its validation loss if it has two, else by its training loss.
+
+    Args:
+        lines: As in metrics.jsonl; of several lines with a loss of the same step the last one counts.
+        trained: How it was trained.
+
+    Returns:
+        None if there are no two losses to compare.
+    """
+    lines = list(lines)
+    training, validation = _points(lines, "loss"), _points(lines, "eval_loss")
+    if len(validation) > 1:
+        return _by_validation(validation, training, trained)
+    if len(training) > 1:
+        return _by_training(training, trained)
+    return None
+
+
+def _points(lines: Iterable[Mapping[str, Any]], key: str) -> list[Point]:
+    values = {line["step"]: line[key] for line in lines if isinstance(line.get(key), int | float)}
+    return sorted((step, value) for step, value in values.items() if math.isfinite(value))
+
+
+def _by_validation(points: Sequence[Point], training: Sequence[Point], trained: Trained) -> Verdict:
+    (first, before), (last, at_end) = points[0], points[-1]
+    best_step, best = min(points[1:], key=lambda point: point[1])
+    after = dict(points).get(trained.result_step, at_end)
+    steps = trained.result_step if trained.result_step in dict(points) else last
+    since = f"{_number(before)} is of step {first}; " if first else ""
+
+    def verdict(outcome: Outcome, advice: str = "") -> Verdict:
+        return Verdict(outcome, "validation", before, after, steps, f"{since}{advice}".removesuffix("; "))
+
+    if 0 <= before < _KNOWN:
+        return verdict(Outcome.KNOWN, _known())
+    by_heart = _learned_by_heart(training)
+    if _fell(before, best):
+        if best_step != last and _fell(at_end, best):
+            return verdict(Outcome.OVERFIT, _overfit(best_step, best, last, at_end, trained))
+        if trained.planned_steps > last:
+            return verdict(Outcome.LEARNED)
+        if len(points) == 2:
+            advice = f"the training loss was still falling: {_longer(trained, last)}"
+            falls = _trend(training) < 0
+        else:
+            advice = f"it was still falling: {_longer(trained, last)}"
+            earlier = [value for step, value in points[1:-1] if step <= 0.7 * last] or [points[1][1]]
+            falls = _fell(earlier[-1], at_end)
+        return verdict(Outcome.FALLING, advice) if falls else verdict(Outcome.LEARNED)
+    if _fell(at_end, before):
+        return verdict(Outcome.ROSE, by_heart or f"it rose: {_lower(trained)}")
+    return verdict(Outcome.FLAT, by_heart or _flat(trained, last))
+
+
+def _by_training(points: Sequence[Point], trained: Trained) -> Verdict:
+    values, last = [value for _, value in points], points[-1][0]
+    width = max(1, len(values) // 5)
+    before, after = _mean(values[:width]), _mean(values[-width:])
+    apart = _DEVIATIONS * _noise(values) * math.sqrt(2 / width)
+    has_moved = abs(before - after) > max(apart, _CHANGED * abs(before))
+
+    def verdict(outcome: Outcome, advice: str = "") -> Verdict:
+        note = f"no rows were held out (--val-split 0.05){'; ' * bool(advice)}"
+        return Verdict(outcome, "training", before, after, last, f"{note}{advice}")
+
+    if 0 <= before < _KNOWN:
+        return verdict(Outcome.KNOWN, _known())
+    if not has_moved:
+        return verdict(Outcome.FLAT, _flat(trained, last))
+    if after > before:
+        return verdict(Outcome.ROSE, f"it rose: {_lower(trained)}")
+    if _trend(points) < 0:
+        return verdict(Outcome.FALLING, f"it was still falling: {_longer(trained, last)}")
+    return verdict(Outcome.LEARNED)
+
+
+def _fell(before: float, after: float) -> bool:
+    return before - after > _CHANGED * abs(before)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Return the standard deviation of a loss around its course, from the differences of neighbours."""
+    squares = [(one - other) ** 2 for one, other in zip(values[1:], values[:-1], strict=True)]
+    return math.sqrt(_mean(squares) / 2)
+
+
+def _trend(points: Sequence[Point]) -> int:
+    """Return -1 if a training loss still falls in the second half of a run, 1 if it rises, 0 if that is not sure."""
+    values = [value for _, value in points]
+    quarter = len(values) // 4
+    if quarter < 2:
+        return 0
+    earlier, later = _mean(values[-2 * quarter : -quarter]), _mean(values[-quarter:])
+    apart = max(_DEVIATIONS * _noise(values) * math.sqrt(2 / quarter), _CHANGED * abs(earlier))
+    return 0 if abs(later - earlier) <= apart else 1 if later > earlier else -1
+
+
+def _learned_by_heart(training: Sequence[Point]) -> str:
+    """Return what to say if the training loss fell where the validation loss did not, else nothing."""
+    values = [value for _, value in training]
+    width = max(1, len(values) // 5)
+    if len(values) < 2 or _mean(values[:width]) - _mean(values[-width:]) <= _LEARNED_BY_HEART * _mean(values[:width]):
+        return ""
+    fell = f"the training loss fell from {_number(_mean(values[:width]))} to {_number(_mean(values[-width:]))}"
+    return f"{fell}, so the rows are learned by heart: train on more rows, or on rows more like those of the validation"
+
+
+def _longer(trained: Trained, steps: int) -> str:
+    """Return the option that trains longer: twice as long, and a short run up to ENOUGH steps or 10 epochs."""
+    factor = max(2, math.ceil(ENOUGH / steps))
+    if trained.epochs is None:
+        return f"--set max_steps={factor * steps}"
+    epochs = min(factor * trained.epochs, max(_MOST_EPOCHS, 2 * trained.epochs))
+    return f"--epochs {math.ceil(epochs)}"
+
+
+def _lower(trained: Trained) -> str:
+    rate = trained.learning_rate
+    return f"lower the learning rate, which was {rate:g} (--set lr={rate / 10:g})"
+
+
+def _flat(trained: Trained, steps: int) -> str:
+    rate = trained.learning_rate
+    raised = f"raise the learning rate, which was {rate:g} (--set lr={10 * rate:g})"
+    if steps < ENOUGH:
+        return f"that is hardly a change: train longer ({_longer(trained, steps)}), or {raised}"
+    return f"that is hardly a change: {raised}, or train more weights than these {trained.num_trained:,}"
+
+
+def _known() -> str:
+    return "the model knew these rows before training: use others"
+
+
+def _overfit(best_step: int, best: float, last: int, at_end: float, trained: Trained) -> str:
+    if trained.result_step == best_step:
+        return f"after that it rose, to {_number(at_end)} at step {last:,}"
+    ways = ["--set save_best=eval_loss"]
+    epochs = round(best_step / last * trained.epochs) if trained.epochs else 0
+    if trained.epochs and 1 <= epochs < trained.epochs:
+        ways.insert(0, f"--epochs {epochs}")
+    return f"it was lowest at step {best_step:,} ({_number(best)}): {', or '.join(ways)}"
+
+
+def _number(loss: float) -> str:
+    """Return a loss with three digits that count."""
+    return f"{loss:.2f}" if abs(loss) >= 1 else f"{loss:.3f}"
