@@ -49,6 +49,10 @@ def test_a_run_that_gets_worse_ends_early_with_its_best_weights_and_tells_it_all
         and f"Training ended early, at step {best + 2} of 12" in report
     )
     verdict = run.json("status.json")["verdict"]
-    assert (verdict["outcome"], verdict["before"], verdict["after"]) == ("overfit", before["eval_loss"], validated[best])
+    assert (verdict["outcome"], verdict["before"], verdict["after"]) == (
+        "overfit",
+        before["eval_loss"],
+        validated[best],
+    )
     assert verdict["line"] in run.text and verdict["line"].replace(">", "&gt;") in report
     assert f"the weights of step {best}" in report and "chart-loss" in report

@@ -77,7 +77,9 @@ def test_a_sharded_run_goes_on_on_more_ranks_and_its_weights_at_another_stage(tm
 
     path = _copy(two, tmp_path / "four", 2)
     _claim_the_lowest_loss(path / "checkpoints" / "checkpoint-2")
-    four = ok(train(recipe, path, "--deepspeed", "zero3", "--resume", "auto", *_sets(*VALIDATED, "save_best=auto"), ranks=4))
+    four = ok(
+        train(recipe, path, "--deepspeed", "zero3", "--resume", "auto", *_sets(*VALIDATED, "save_best=auto"), ranks=4)
+    )
 
     assert four.json("run.json")["batch"]["accumulation"] == 1
     assert four.json("deepspeed.json")["checkpoint"] == {"load_universal": True}

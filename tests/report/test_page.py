@@ -148,7 +148,9 @@ def test_values_of_another_kind_in_its_files_do_no_harm(tmp_path: Path) -> None:
     run = made.failed(tmp_path / "run")
     odd = {key: 7 for key in ("hardware", "batch", "precision", "fit", "versions", "command", "warnings", "name")}
     run.run.write_text(json.dumps({**run.read_json(run.run), **odd}))
-    run.status.write_text(json.dumps({"state": "failed", "diagnosis": 7, "seconds": "long", "verdict": 7, "message": [1]}))
+    run.status.write_text(
+        json.dumps({"state": "failed", "diagnosis": 7, "seconds": "long", "verdict": 7, "message": [1]})
+    )
     run.metrics.write_text('{"step": 1, "loss": "low", "memory_bytes": null, "eval_loss": true}\n')
     (run.path / "samples.jsonl").write_text('{"prompt": 7, "answer": null}\n')
 
