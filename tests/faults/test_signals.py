@@ -21,7 +21,8 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path, faulty:
     run = faulty("usr2@1:3", recipe, tmp_path / "run", "--deepspeed", "zero2")
 
     assert run.code == 75, run.text
-    assert not [line for line in run.metrics if "eval_loss" in line], "the epoch's validation is not due yet"
+    validated = [line["step"] for line in run.metrics if "eval_loss" in line]
+    assert validated == [0], "the epoch's validation is not due yet"
     assert "stopped: at step 3 on request" in run.text
     newest, passed = checkpoints.newest_valid(run.path / "checkpoints")
     assert newest is not None and (newest.step, passed) == (3, [])

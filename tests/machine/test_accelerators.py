@@ -18,7 +18,7 @@ from tuner.fit.gpu_catalog import like
 from tuner.launch.kernels import _flash
 from tuner.machine import accelerators, hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware, detect
-from tuner.worker import consensus, progress, train
+from tuner.worker import progress, random_state, train
 from tuner.zero.precision import decide
 
 
@@ -124,7 +124,7 @@ def test_a_rank_asks_the_accelerator_for_its_device_its_memory_and_its_random_nu
     set_accelerator(Made())
     try:
         device = train._join(rank, config)
-        held, states = progress._peak_bytes(), consensus._random_states()
+        held, states = progress._peak_bytes(), random_state.random_states()
     finally:
         set_accelerator(before)
 
