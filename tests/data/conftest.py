@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from tuner.data import sources
+from tuner.recipes import schema
 
 CORPUS = [
     "Why is the sky blue? Because the air scatters blue light.",
@@ -82,6 +83,8 @@ class Settings:
     val_split: float | None = None
     val_seed: int | None = None
     held_out: bool = False
+    pack_length: int | None = None
+    pack_tokens = schema.Dataset.pack_tokens
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-m", "tuner"]
 # A learning rate above 0 from the first step on, and every loss in metrics.jsonl.
 QUICK = """
 _base_ = "tiny_{method}_sample_e1"
-train_dataloader = dict(batch_size=2, dataset=dict(max_length=128))
+train_dataloader = dict(batch_size=2, dataset=dict(max_length=128, pack_length=None))
 val_dataloader = None
 optim_wrapper = dict(optimizer=dict(lr=3e-3), accumulative_counts=2, dtype="fp32")
 param_scheduler = dict(type="constant", warmup_ratio=0.0)

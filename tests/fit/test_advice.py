@@ -46,7 +46,8 @@ def test_the_lowest_level_that_fits_is_taken(name: str, machines: Machines, expe
 
 
 def test_32768_tokens_of_lora_on_8b_fit_one_h100_since_logits_are_never_whole() -> None:
-    recipe = lightest("qwen3_8b_lora_alpaca_e3", "max_length=32768", "train_dataloader.batch_size=1")
+    of_xtuner = ("adapter.r=64", "lora_dropout=0.1")
+    recipe = lightest("qwen3_8b_lora_alpaca_e3", "max_length=32768", "train_dataloader.batch_size=1", *of_xtuner)
     assert recipe.architecture is not None
     best = recommended(levels(recipe, recipe.architecture, Machines(1, 80 * GIB)))
 

@@ -9,11 +9,15 @@ import pytest
 
 from bench.simulate import KINDS, LEAST, MOST, POINTS, Point, compare, lines
 
+# PEFT's, of fused experts.
+pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match")
+
 FEW = tuple(replace(point, layers=8) for point in KINDS)
 OPEN = {
     "Llama 2 7B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
     "Llama 3 8B, lora, ZeRO-3, 8 x A100, 1 x 4096, kept",
     "Gemma 2 9B, lora, ZeRO-2, 8 x A100, 1 x 2048, kept",
+    "Qwen 3 30B-A3B, lora, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
     "Mixtral 8x7B, full, ZeRO-3, 64 x A100, 1 x 4096, kept",
     "Llama 3 8B, lora, ZeRO-0, 1 x T4, 1 x 2048, recomputed",
 }

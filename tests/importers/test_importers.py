@@ -96,11 +96,12 @@ train_dataloader = dict(
         max_rows=9,
         max_length=512,
         packing=False,
+        pack_length=None,
     ),
 )
 optim_wrapper = dict(optimizer=dict(lr=1e-4), accumulative_counts=1)
 param_scheduler = dict(type="cosine", warmup_ratio=0.1)
-train_cfg = dict(gradient_checkpointing=True)
+train_cfg = dict(gradient_checkpointing=True, global_batch_size=None)
 log = dict(interval=500)
 """
     )
@@ -141,10 +142,10 @@ wandb_entity:
         """
 _base_ = "qwen3_8b_qlora_alpaca_e3"
 adapter = dict(r=32, lora_alpha=16, lora_dropout=0.05)
-train_dataloader = dict(batch_size=2, dataset=dict(val_split=0.05))
+train_dataloader = dict(batch_size=2, dataset=dict(val_split=0.05, pack_length=None))
 optim_wrapper = dict(optimizer=dict(type="AdamW8bit"), accumulative_counts=4)
 param_scheduler = dict(warmup_ratio=0.1)
-train_cfg = dict(gradient_checkpointing=True)
+train_cfg = dict(gradient_checkpointing=True, global_batch_size=None)
 log = dict(interval=1)
 """
     )

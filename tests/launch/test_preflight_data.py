@@ -91,18 +91,17 @@ def test_a_run_of_too_few_steps_is_told_by_a_dry_run_and_a_submission(tmp_path: 
 
     (told,) = few(path)
 
-    assert told.startswith("20 samples (exact unless samples are dropped: ")
-    assert "global batch 8, 1 epoch: 3 optimizer steps, too few to learn from" in told
-    assert told.endswith("--set accumulative_counts=1 (10 steps), or --set max_epochs=4 (12 steps)")
+    assert told.startswith("This run makes only 3 optimizer steps (20 samples, global batch 8, 1 epoch)")
+    assert told.endswith("--set accumulative_counts=1 (10 steps) or --epochs 10 (30 steps)")
     plan = made(f"train_dataloader.dataset.path={path}", recipe=SFT)
-    assert any("too few to learn from" in one for one in preflight.foresee(plan))
-    assert any("too few to learn from" in one for one in preflight.check_elsewhere(plan, quick=True))
+    assert any("will learn very little" in one for one in preflight.foresee(plan))
+    assert any("will learn very little" in one for one in preflight.check_elsewhere(plan, quick=True))
 
 
 def test_enough_steps_and_steps_that_the_recipe_sets_are_not_told(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", *[GOOD] * 20)
 
-    assert few(path, "max_epochs=4") == []
+    assert few(path, "max_epochs=10") == []
     assert few(path, "max_steps=2") == []
 
 

@@ -193,7 +193,8 @@ def test_checkpoint_sizes_are_those_measured() -> None:
     # On DeepSpeed 0.19.8 with bf16: files of tiny_full_sample (803,712 parameters) and its LoRA (466,944 trained).
     bf16 = "dtype=bf16"
     full, lora = (
-        needed(made(bf16, recipe=f"tiny_{method}_sample_e1", deepspeed="none")) for method in ("full", "lora")
+        needed(made(bf16, *more, recipe=f"tiny_{method}_sample_e1", deepspeed="none"))
+        for method, more in (("full", ()), ("lora", ("adapter.r=64",)))
     )
     sharded = needed(made(bf16, deepspeed="zero3"))
     frozen = needed(made(bf16, recipe="tiny_freeze_sample_e1", deepspeed="zero2"))

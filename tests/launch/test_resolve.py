@@ -199,10 +199,10 @@ def test_rows_that_cannot_be_counted_on_paper_are_left_open(tmp_path: Path, name
     assert found["steps_per_epoch_is"] == f"known once the data is read: ./{name} is a folder"
 
 
-def test_packing_makes_the_steps_an_upper_bound_of_samples_that_are_not_split() -> None:
+def test_packing_makes_the_steps_an_estimate() -> None:
     found = batch_json(made("train_dataloader.dataset.packing=True"))
 
-    assert str(found["steps_per_epoch_is"]).startswith("at most unless samples are split")
+    assert str(found["steps_per_epoch_is"]).endswith("exact once the data is tokenized")
 
 
 def test_a_mixture_is_counted_with_its_weights_up_to_max_rows(tmp_path: Path) -> None:

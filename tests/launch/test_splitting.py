@@ -28,7 +28,7 @@ def split(found: ResolvedRun) -> Split:
 def test_a_gpus_plan_chooses_the_split_and_says_so() -> None:
     found = made(recipe=OPEN, hardware=machine(A100, A100))
 
-    assert split(found).samples == 16 and split(found).micro_batch > 1 and not split(found).recompute
+    assert split(found).samples == 8 and split(found).micro_batch > 1 and not split(found).recompute
     origin = found.recipe.origins[MICRO]
     assert origin.place.kind is Kind.DERIVED and "fastest" in origin.source
     assert found.final.config["train_micro_batch_size_per_gpu"] == split(found).micro_batch
@@ -37,7 +37,7 @@ def test_a_gpus_plan_chooses_the_split_and_says_so() -> None:
 
 
 def test_a_cpu_takes_the_largest_micro_batch_of_packed_rows_and_others_one_by_one() -> None:
-    packed = made(recipe=SMALL, hardware=CPU)
+    packed = made("global_batch_size=16", recipe=SMALL, hardware=CPU)
     alone = made("train_dataloader.dataset.packing=False", recipe=SMALL, hardware=CPU)
 
     assert split(packed) == Split(16, 1, recompute=False)
@@ -49,7 +49,7 @@ def test_a_cpu_takes_the_largest_micro_batch_of_packed_rows_and_others_one_by_on
 def test_a_cpu_whose_memory_is_small_or_not_known_takes_one_by_sixteen_with_recomputation(
     recipe: str, host_bytes: int
 ) -> None:
-    found = made(recipe=recipe, hardware=CPU._replace(host_memory_bytes=host_bytes))
+    found = made("global_batch_size=16", recipe=recipe, hardware=CPU._replace(host_memory_bytes=host_bytes))
 
     assert split(found) == Split(1, 16, recompute=True)
 
@@ -95,13 +95,14 @@ def test_a_jsons_global_batch_stands_for_that_of_an_open_recipe(tmp_path: Path) 
 def test_an_open_recipe_goes_on_with_its_global_batch_on_other_ranks(tmp_path: Path) -> None:
     recipe = "tiny_lora_sample_e1"
     run = tmp_path / "run"
-    written_run(run, recipe=recipe, flags={"nproc_per_node": 2})
+    written_run(run, recipe=recipe, flags={"nproc_per_node": 8})
     checkpoint(run, 5)
 
     found = made(recipe=recipe, resume=str(run), flags={"nproc_per_node": 1}, resume_weights=True)
 
-    assert found.batch.global_batch == 32
-    assert "keep the global batch of 32" in " ".join(found.notes)
+    assert made(recipe=recipe).batch.global_batch == 4
+    assert found.batch.global_batch == 8
+    assert "keep the global batch of 8" in " ".join(found.notes)
 
 
 def own_rows(folder: Path, count: int, words: int = 30) -> str:
@@ -117,20 +118,50 @@ def without_recipe(rows: str, *sets: str, **request: Any) -> ResolvedRun:
     return made(f"train_dataloader.dataset.path={rows}", *sets, recipe=None, model="package:tiny", **request)
 
 
-def test_without_a_recipe_few_rows_make_a_smaller_global_batch(tmp_path: Path) -> None:
+def pack_length(found: ResolvedRun) -> int | None:
+    length = found.recipe.config.train_dataloader.dataset.pack_length
+    assert length != "auto"
+    return length
+
+
+def test_few_rows_make_small_steps_and_many_rows_steps_of_32768_tokens(tmp_path: Path) -> None:
     few, many = own_rows(tmp_path, 300), tmp_path / "many"
     many.mkdir()
 
-    found = without_recipe(few)
+    found, whole = without_recipe(few), without_recipe(own_rows(many, 100_000))
 
-    assert found.batch.global_batch == 1
-    assert "would make 9 optimizer steps" in found.recipe.origins[GLOBAL].source
-    assert without_recipe(few, "max_epochs=20").batch.global_batch == 8
-    assert without_recipe(own_rows(many, 100_000)).batch.global_batch == 16
+    assert found.batch.global_batch == 1 and pack_length(found) == 128
+    assert "tokens an epoch" in found.recipe.origins[GLOBAL].source
+    assert (whole.batch.global_batch, pack_length(whole)) == (64, None)
+    assert whole.recipe.config.train_dataloader.dataset.max_length == 512
+
+
+def test_the_steps_of_a_run_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
+    rows = own_rows(tmp_path, 20_000)
+
+    one, eight = (without_recipe(rows, flags={"nproc_per_node": count}) for count in (1, 8))
+
+    assert one.batch.global_batch == eight.batch.global_batch == 16
+    assert one.steps.total == eight.steps.total
+
+
+@pytest.mark.parametrize("named", ["max_steps=2", "max_steps=20000"])
+def test_a_number_of_steps_changes_no_batch(tmp_path: Path, named: str) -> None:
+    rows = own_rows(tmp_path, 300)
+
+    plain, found = without_recipe(rows), without_recipe(rows, named)
+
+    assert (found.batch, pack_length(found)) == (plain.batch, pack_length(plain))
+
+
+def test_samples_that_are_not_packed_get_a_smaller_batch_too(tmp_path: Path) -> None:
+    found = without_recipe(own_rows(tmp_path, 300), "train_dataloader.dataset.packing=False")
+
+    assert found.batch.global_batch == 4 and found.steps.total.value == 225
 
 
 @pytest.mark.parametrize(
-    "named", ["global_batch_size=16", "accumulative_counts=16", "max_steps=20", "train_cfg.global_batch_size=None"]
+    "named", ["global_batch_size=16", "accumulative_counts=16", "train_cfg.global_batch_size=None"]
 )
 def test_a_number_that_the_user_names_stays_however_few_the_rows(tmp_path: Path, named: str) -> None:
     assert without_recipe(own_rows(tmp_path, 300), named).batch.global_batch == 16

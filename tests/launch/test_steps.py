@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuner.launch.steps import Certainty, DatasetSize, Resumed, Steps, count_steps
+from tuner.launch.steps import Certainty, DatasetSize, Resumed, Steps, count_steps, packed_rows
 from tuner.machine.topology import Batch
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
@@ -88,12 +88,24 @@ def test_which_of_two_kinds_max_rows_leaves_is_not_told_on_paper(sources: tuple[
     assert (found.samples.value, found.samples.certainty) == (8, Certainty.AT_MOST)
 
 
-def test_packing_has_no_bound_as_long_samples_are_split() -> None:
-    found = steps(DatasetSize(1000), **PACKED)
+def test_packed_rows_are_counted_by_the_tokens_of_sampled_rows_and_have_no_bound() -> None:
+    found = steps(DatasetSize(1000, lengths=(500, 500, 100, 900)), **PACKED, pack_length=1000)
 
-    assert numbers(found) == (1000, 1000, 250, 500)
-    assert (found.total.certainty, found.total.most) == (Certainty.UNLESS_SPLIT, None)
+    assert numbers(found) == (1000, 500, 125, 250)
+    assert (found.total.certainty, found.total.most) == (Certainty.ABOUT, None)
+    assert found.describe().startswith("about 250 (1,000 rows pack into about 500 rows of 1,000 tokens")
     assert steps(DatasetSize(1000), **PACKED, recipe=KTO).total.certainty is Certainty.UNLESS_DROPPED
+
+
+def test_without_a_tokenizer_the_bytes_of_the_files_count() -> None:
+    found = steps(DatasetSize(1000, num_bytes=4_000_000), **PACKED, pack_length=2048)
+
+    assert found.samples.value == 500
+
+
+@pytest.mark.parametrize("pack_length", [64, 256])
+def test_rows_above_the_pack_length_have_a_row_each_and_those_above_max_length_several(pack_length: int) -> None:
+    assert packed_rows(8, (1000, 2500, 4000, 2048), pack_length, 1024) == 2 * (1 + 3 + 4 + 2)
 
 
 def test_max_steps_wins_and_is_exact_whatever_the_data() -> None:

@@ -48,7 +48,7 @@ def test_the_experts_that_peft_adapts_as_one_tensor_are_those_it_knows_by_their_
 
 @pytest.mark.parametrize("method", ["lora", "qlora", "rslora", "dora"])
 def test_beside_fused_experts_attention_alone_is_adapted_and_it_is_said(method: str) -> None:
-    found = recipe(f"{MOE}_{method}_alpaca_e3")
+    found = recipe(f"{MOE}_{method}_alpaca_e3", "lora_dropout=0.1")
 
     assert found.config.adapter is not None
     assert found.config.adapter.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -79,7 +79,7 @@ def test_without_dropout_the_experts_are_adapted_too_and_dense_models_keep_all_l
 
 def test_a_users_own_all_linear_is_refused_instead() -> None:
     with pytest.raises(RecipeError, match="fused experts of qwen3_moe") as caught:
-        recipe(f"{MOE}_lora_alpaca_e3", "target_modules=all-linear")
+        recipe(f"{MOE}_lora_alpaca_e3", "lora_dropout=0.1", "target_modules=all-linear")
 
     assert "--set target_modules=all-linear" in str(caught.value)
 
@@ -88,7 +88,7 @@ def test_a_value_of_the_users_own_folder_configs_is_the_users(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     Path("configs").mkdir()
     Path("configs/mine.py").write_text(
-        f'_base_ = "{MOE}_lora_alpaca_e3"\nadapter = dict(target_modules="all-linear")\n'
+        f'_base_ = "{MOE}_lora_alpaca_e3"\nadapter = dict(target_modules="all-linear", lora_dropout=0.1)\n'
     )
 
     with pytest.raises(RecipeError, match="fused experts of qwen3_moe") as caught:

@@ -123,7 +123,7 @@ def test_a_block_over_none_and_none_over_a_block() -> None:
 
     assert value_of(over_none, "adapter.r") == 8
     assert value_of(none_over, "adapter") is None
-    assert none_over.origins["adapter"].overridden[0][0]["r"] == 64
+    assert none_over.origins["adapter"].overridden[0][0]["r"] == 16
     assert not [key for key in none_over.origins if key.startswith("adapter.")]
 
 
@@ -135,7 +135,7 @@ def test_delete_replaces_a_block_and_tells_what_it_beat() -> None:
     assert found.config.adapter is not None
     assert (found.config.adapter.r, found.config.adapter.lora_dropout) == (8, 0.0)
     assert found.origins["adapter.r"] == Origin(
-        Place(Kind.FILE, "./my.py", 2), (Overridden(64, Place(Kind.PACKAGE, "configs/methods/lora.py", 3)),)
+        Place(Kind.FILE, "./my.py", 2), (Overridden(16, Place(Kind.PACKAGE, "configs/methods/lora.py", 3)),)
     )
     assert found.origins["adapter.lora_dropout"] == DEFAULT
 
@@ -157,7 +157,7 @@ def test_delete_reaches_the_blocks_inside() -> None:
 def test_a_delete_that_is_false_merges() -> None:
     path = write("my.py", '_base_ = "tiny_lora_sample_e1"\nadapter = dict(_delete_=False, r=8)\n')
 
-    assert value_of(loading.load(path), "adapter.lora_dropout") == 0.1
+    assert value_of(loading.load(path), "adapter.lora_dropout") == 0.0
 
 
 def test_a_base_is_a_name_a_file_or_several() -> None:
@@ -171,7 +171,7 @@ def test_a_base_is_a_name_a_file_or_several() -> None:
     assert value_of(found, "log.interval") == 3
     assert value_of(found, "checkpoint.interval") == 2
     assert value_of(found, "train_cfg.max_epochs") == 9
-    assert value_of(found, "adapter.r") == 64
+    assert value_of(found, "adapter.r") == 16
     assert found.origins["checkpoint.interval"].source == "inner/../second.py:3"
     assert found.name == "my"
 

@@ -235,6 +235,7 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
         ("Dataset", "mixture"),
         ("Dataset", "max_rows"),
         ("Dataset", "bad_rows"),
+        ("Dataset", "pack_length"),
         ("Dataset", "num_proc"),
         ("Dataset", "tokenizer_backend"),
         ("Dataset", "thinking"),

@@ -11,7 +11,11 @@ from tuner.errors import RecipeError
 from tuner.recipes import catalog, loading, xtuner_names
 from tuner.recipes.recipe import Overrides
 
-OF_XTUNER = {"batch_size": 1, "accumulative_counts": 16, "gradient_checkpointing": True}
+OF_XTUNER = {
+    **{"batch_size": 1, "accumulative_counts": 16, "gradient_checkpointing": True},
+    **{"global_batch_size": None, "pack_length": None},
+}
+OF_XTUNERS_ADAPTERS = {"r": 64, "lora_alpha": 16, "lora_dropout": 0.1}
 """What its own names keep; a name that it has not leaves these to the plan."""
 DPO = "llama3_8b_instruct_dpo_qlora_orpo_dpo_mix_40k_e3"
 OWN = "qwen3_8b_full_finetune_custom_dataset_e1"
@@ -34,7 +38,7 @@ OWN = "qwen3_8b_full_finetune_custom_dataset_e1"
         ("qwen3_8b_full_alpaca_e3_sp4", "qwen3_8b_full_alpaca_e3", {}),
         ("qwen3_8b_full_alpaca_e3_sequence_parallel_4", "qwen3_8b_full_alpaca_e3", {}),
         ("llama3_8b_instruct_dpo_qlora", DPO, {}),
-        ("llama3_8b_instruct_dpo_qlora_varlenattn", DPO, OF_XTUNER),
+        ("llama3_8b_instruct_dpo_qlora_varlenattn", DPO, OF_XTUNER | OF_XTUNERS_ADAPTERS),
         ("qwen3_8b_orpo_full_varlenattn_jsonl_dataset", "qwen3_8b_orpo_full_jsonl_dataset_e3", {"batch_size": 1}),
         ("qwen3_8b_reward_lora_ultrafeedback", "qwen3_8b_reward_lora_ultrafeedback_e1", {}),
         ("internlm2_chat_1_8b_dpo_full", "internlm2_chat_1_8b_sft_dpo_full_orpo_dpo_mix_40k_e3", OF_XTUNER),

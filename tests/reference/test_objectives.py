@@ -33,10 +33,10 @@ class Case:
         # What training began with, which an adapter's trainer finds below the adapter.
         start = load(f"tiny_{objective}_full_sample_preferences_e1").config
         self.reference = load_model(start, path, torch.float32, "cpu", shards=False).eval()
-        transformers.set_seed({"full": 1, "lora": 2}[method])  # draws of which KTO's distance, cut at 0, is above it
+        transformers.set_seed({"full": 1, "lora": 3}[method])  # draws of which KTO's distance, cut at 0, is above it
         for name, weight in self.policy.named_parameters():
             if weight.requires_grad and ("lora_B" in name or "layers.1.mlp" in name or "score" in name):
-                torch.nn.init.normal_(weight, std=0.1)
+                torch.nn.init.normal_(weight, std=0.02 if "lora_B" in name else 0.1)
         tokenizer = load_tokenizer(config.model, path)
         dataset = prepare(config.train_dataloader.dataset, tokenizer, objective=objective).dataset
         compared = self.reference if method == "full" and objective in ("dpo", "kto") else None

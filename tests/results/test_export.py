@@ -130,7 +130,7 @@ def test_the_card_tells_the_runs_facts_and_no_folder_of_this_machine(
 
     head, text = card_of(tmp_path / "my-model")
     assert head["tags"] == ["tuner", "trl", "deepspeed", "sft"] and "license" not in head and "base_model" not in head
-    for told in ("LoRA, r = 64", "| base model | base |", "16 = 2 x 4 accumulated x 2 ranks", "| GPUs | H100 |"):
+    for told in ("LoRA, r = 16", "| base model | base |", "16 = 2 x 4 accumulated x 2 ranks", "| GPUs | H100 |"):
         assert told in text
     assert "| training loss | 1.5000 at step 2 |" in text, "not of the steps after it"
     assert "| torch | 2.13.0 |" in text and "# my-model" in text

@@ -57,9 +57,8 @@ def test_packed_rows_that_make_too_few_steps_are_told_with_the_numbers(
     train._tell_few_steps(config, found, run)
 
     counts, told = found.counts, capsys.readouterr().out
-    assert told.startswith(
-        f"WARNING: 40 samples packed into {counts.packed_rows} rows of 64 tokens, global batch 16, 1"
-    )
+    packed = f"40 samples packed into {counts.packed_rows} rows of 64 tokens, global batch 16, 1 epoch"
+    assert told.startswith(f"WARNING: This run makes only 1 optimizer step ({packed})")
     assert "--set train_dataloader.dataset.packing=False (3 steps)" in told
 
 

@@ -145,15 +145,6 @@ def test_rows_that_are_dropped_only_make_it_less() -> None:
     assert plan.steps.total.certainty is Certainty.UNLESS_DROPPED
 
 
-@pytest.mark.parametrize(("words", "more_steps"), [(1, False), (400, True)])
-def test_packing_makes_fewer_steps_of_short_samples_and_more_of_long_ones(words: int, more_steps: bool) -> None:
-    write("rows.jsonl", {**ALPACA, "output": "Because. " * words}, 8)
-    plan = planned(SFT, "train_dataloader.dataset.packing=True", batch=(1, 1, 1))
-
-    assert (trained(plan)[1] > (plan.steps.total.value or 0)) is more_steps
-    assert (plan.steps.total.certainty, plan.steps.total.most) == (Certainty.UNLESS_SPLIT, None)
-
-
 def test_a_dry_run_says_so(tuner: Tuner) -> None:
     write("rows.jsonl", ALPACA, 1000)
     sets = ("max_rows=10", "train_dataloader.dataset.packing=False", "accumulative_counts=1")

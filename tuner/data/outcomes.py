@@ -47,7 +47,7 @@ class Counts:
 
     `read` counts rows, `bad` those of them and of the unreadable ones that were left out; `kept`, `dropped`,
     `truncated` and `split` count samples: to kto a row with two answers is two. `packed_rows` are the rows of the
-    result: as many as samples when not packing.
+    result: as many as samples when not packing. `pack_length` are the tokens that packing fills a row to.
     """
 
     max_length: int
@@ -62,11 +62,12 @@ class Counts:
     trained_tokens: int = 0
     truncated_tokens: int = 0
     packed_rows: int = 0
+    pack_length: int = 0
 
     @property
     def efficiency(self) -> float:
-        """The part, 0 to 1, of `packed_rows` rows of `max_length` tokens that holds tokens."""
-        return self.tokens / (self.packed_rows * self.max_length)
+        """The part, 0 to 1, of rows of `pack_length` tokens that holds tokens; a longer row counts as full."""
+        return min(1.0, self.tokens / (self.packed_rows * (self.pack_length or self.max_length)))
 
 
 _SUMS = ("read", "kept", "dropped", "truncated", "split", "tokens", "trained_tokens", "truncated_tokens")
@@ -93,7 +94,8 @@ class Tally:
 
     def part(self) -> Tally:
         """Return a tally of some rows for `add`, which refuses none."""
-        return Tally(Counts(self.counts.max_length, self.counts.packing), kept_back=[])
+        counts = Counts(self.counts.max_length, self.counts.packing, pack_length=self.counts.pack_length)
+        return Tally(counts, kept_back=[])
 
     def add(self, part: Tally, on_error: OnError) -> None:
         """Count what a part has counted, as if it had been met here; `on_error` is called for its bad rows."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import datasets
+import pyarrow as pa
+import pyarrow.compute as pc
 from trl import pack_dataset
 
 # Samples that are packed together. Bounds the memory (about 8 bytes per token) and keeps 32-bit offsets from
@@ -17,20 +20,50 @@ from trl import pack_dataset
 SAMPLES_PER_CHUNK = 16_384
 
 
-def pack(samples: datasets.Dataset, max_length: int, path: Path) -> datasets.Dataset:
-    """Fit samples into rows of at most `max_length` tokens, best fit first, and write them to `path`.
+def pack(samples: datasets.Dataset, max_length: int, path: Path, pack_length: int | None = None) -> datasets.Dataset:
+    """Fit samples into rows, best fit first, and write them to `path`. No token is lost or repeated.
 
-    A longer sample is split, and its parts are samples of their own. No token is lost or repeated.
+    Args:
+        samples: Rows of one sample each.
+        max_length: Tokens of a row at most; a longer sample is split.
+        path: The file of the result.
+        pack_length: Tokens that a row is filled to, `max_length` or less; a longer sample has its row to itself.
+            None: `max_length`.
     """
-    options = {
-        "batch_size": SAMPLES_PER_CHUNK,
-        "cache_file_name": str(path),
-        "load_from_cache_file": False,
-    }
+    samples, length = samples.select_columns(["input_ids", "labels"]), pack_length or max_length
     with _no_progress_bars():
-        packed = pack_dataset(samples.select_columns(["input_ids", "labels"]), max_length, "bfd_split", options)
+        long = _longer(samples, length) if length < max_length else []
+        if not long:
+            packed = _packed(samples, length, SAMPLES_PER_CHUNK, path)
+        else:
+            scratch = [path.with_name(f"{part}-{path.name}") for part in ("long", "short")]
+            # A chunk of one sample: its parts share a row with no other.
+            parts = [_packed(samples.select(long), max_length, 1, scratch[0])]
+            if short := sorted({*range(len(samples))} - {*long}):
+                parts.append(_packed(samples.select(short), length, SAMPLES_PER_CHUNK, scratch[1]))
+            packed = _written(parts, path)
+            for file in scratch:
+                file.unlink(missing_ok=True)
     assert num_tokens(packed) == num_tokens(samples)
     return packed
+
+
+def _longer(samples: datasets.Dataset, length: int) -> list[int]:
+    """Return the numbers of the samples of more than `length` tokens."""
+    column = samples.data.column("input_ids")
+    return cast(list[int], pc.indices_nonzero(pc.greater(pc.list_value_length(column), length)).to_pylist())
+
+
+def _packed(samples: datasets.Dataset, length: int, chunk: int, path: Path) -> datasets.Dataset:
+    options = {"batch_size": chunk, "cache_file_name": str(path), "load_from_cache_file": False}
+    return pack_dataset(samples, length, "bfd_split", options)
+
+
+def _written(parts: list[datasets.Dataset], path: Path) -> datasets.Dataset:
+    with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_stream(stream, parts[0].data.schema) as writer:
+        for part in parts:
+            writer.write_table(part.data.table.cast(parts[0].data.schema))
+    return datasets.Dataset.from_file(str(path))
 
 
 @contextmanager

@@ -66,7 +66,8 @@ class Pipeline:
             bad_before: So many were left out already.
         """
         packing = self.dataset.packing and self.objective not in JUDGED
-        return Tally(Counts(self.dataset.max_length, packing), self.dataset.bad_rows, stream, bad_before=bad_before)
+        counts = Counts(self.dataset.max_length, packing, pack_length=self.dataset.pack_tokens if packing else 0)
+        return Tally(counts, self.dataset.bad_rows, stream, bad_before=bad_before)
 
     def samples(self, tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield what the objective learns from; `on_error` is called for each row that it cannot learn from."""

@@ -114,7 +114,7 @@ def _shape(prepared: Prepared) -> str:
         noun = layouts.of(prepared.objective).noun
         return f"{counts.kept:,} {noun} of at most {counts.max_length:,} tokens (packing does not apply)"
     if counts.packing:
-        return f"{counts.packed_rows:,} packed rows of {counts.max_length:,} tokens, {counts.efficiency:.1%} full"
+        return f"{counts.packed_rows:,} packed rows of {counts.pack_length:,} tokens, {counts.efficiency:.1%} full"
     return f"{counts.packed_rows:,} samples of at most {counts.max_length:,} tokens"
 
 
@@ -123,7 +123,14 @@ def _key(pipeline: Pipeline, tokenizer: Any) -> str:
     dataset = pipeline.dataset
     parts = [
         pipeline.mixture.fingerprint(),
-        [dataset.max_length, dataset.packing, dataset.bad_rows, dataset.thinking, pipeline.objective],
+        [
+            dataset.max_length,
+            dataset.packing,
+            dataset.pack_tokens,
+            dataset.bad_rows,
+            dataset.thinking,
+            pipeline.objective,
+        ],
         [dataset.tokenizer_backend, version_of("fastokens")],
         [_code_of_user(one.format) for one in pipeline.mixture.sets],
         tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer),
@@ -220,7 +227,9 @@ def _write(
     done = scratch / DONE / ROWS_FILE
     with contextlib.closing(tables()) as made:  # its processes end with it
         samples = layouts.write_rows(scratch / ROWS_FILE if is_packed else done, made, layout)
-    return packing.pack(samples, tally.counts.max_length, done) if is_packed and tally.counts.kept else samples
+    if not (is_packed and tally.counts.kept):
+        return samples
+    return packing.pack(samples, tally.counts.max_length, done, tally.counts.pack_length)
 
 
 @dataclass

@@ -12,11 +12,13 @@ from typing import Any
 from tuner.importers.document import Keys
 from tuner.importers.translation import Entry, Given, Outcome, Translation
 from tuner.recipes import architecture_constraints, catalog, mixture, model_facts, paths, validation_rows
+from tuner.recipes.command_line import layer_of
 from tuner.recipes.explain import validate
+from tuner.recipes.loading import with_xtuner
 from tuner.recipes.merging import Layer, Merged, leaves, lookup, nested
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
-from tuner.recipes.recipe import read_base, read_split
+from tuner.recipes.recipe import read_base
 from tuner.recipes.schema import LOADERS
 
 _TRAIN, _VAL = LOADERS
@@ -63,15 +65,17 @@ def finished(t: Translation) -> Imported:
     objective = t.objective
     below = Merged()
     parts = catalog.Parts(part, objective, t.method, dataset or _CUSTOM, epochs) if part else None
-    base_file, split = read_base(), read_split()
+    base_file = read_base()
     below.lay(Layer(base_file.values, base_file.place))
-    if parts and not catalog.is_of_xtuner(parts.name):
-        below.lay(Layer(split.values, split.place))
-    for kind, name in (("models", part), ("methods", t.method), ("objectives", objective), ("datasets", dataset)):
-        if name is not None:
-            source = read_part(kind, name)
-            below.lay(Layer(source.values, source.place))
+    named = (("models", part), ("methods", t.method), ("objectives", objective), ("datasets", dataset))
+    layers = [layer_of(read_part(kind, name)) for kind, name in named if name is not None]
+    is_of_xtuner = parts is not None and catalog.is_of_xtuner(parts.name)
+    for layer in with_xtuner(layers) if is_of_xtuner else layers:
+        below.lay(layer)
     merged = deepcopy(below)
+    # The tool's own numbers hold: no batch and no pack of our choice.
+    fixed = {_TRAIN: {"dataset": {"pack_length": None}}, "train_cfg": {"global_batch_size": None}}
+    merged.lay(Layer.at(Place(Kind.PACKAGE, t.document.name), fixed))
     for keys, value in t.values.items():
         merged.lay(_layer(t, keys, value))
     if architecture and t.model:

@@ -5,6 +5,7 @@ A row is what `data.readers` reads as one; what takes longer, or other libraries
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.errors import DataError
+from tuner.launch import steps
 from tuner.launch.steps import DatasetSize
-from tuner.recipes import paths
+from tuner.recipes import catalog, paths, template
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows, Share
 
 if TYPE_CHECKING:
@@ -35,9 +37,37 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
         _less_held_out(_counted(share), number, dataset)._replace(
             weight=share.weight if isinstance(share, Share) else 1.0,
             samples_a_row=_answers_a_row(share) if is_kto else 1,
+            lengths=_lengths(share, config) if steps.packs(config) else (),
         )
         for number, share in enumerate(dataset.shares)
     )
+
+
+def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
+    """Return the tokens of sampled rows; empty if they or the model's tokenizer are not in files here."""
+    files, folder = _files(rows), paths.local(config.model.path or "")
+    if isinstance(files, str) or folder is None or not paths.is_file(folder / "tokenizer.json"):
+        return ()
+    named = config.model.chat_template
+    text = catalog.chat_template(named) if named else template.own(folder)
+    changed = tuple((file, file.stat().st_mtime_ns) for file in files)
+    return _lengths_once(
+        changed,
+        json.dumps({name: getattr(rows, name) for name in Rows.model_fields}),
+        config.objective.type,
+        folder,
+        text,
+    )
+
+
+@cache  # the global batch and the steps ask for the same rows
+def _lengths_once(
+    files: tuple[tuple[Path, int], ...], rows: str, objective: str, folder: Path, chat_template: str | None
+) -> tuple[int, ...]:
+    from tuner.data import token_estimate  # rows on the hub are not tokenized here
+
+    block = Rows.model_validate(json.loads(rows))
+    return token_estimate.lengths([file for file, _ in files], block, objective, folder, chat_template)
 
 
 def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset) -> DatasetSize:

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.levels import LEVELS
 from tuner.fit.split import samples_of_rank
-from tuner.launch import global_batch
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.topology import Topology
 from tuner.recipes.merging import lookup
 from tuner.recipes.objective import least_batch_size
 from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
 from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -154,7 +153,7 @@ def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint | None, world_size:
     micro = _micro_batch(loaded.config, wanted, world_size)
     reason = f"--resume: keep the global batch of {wanted} on {world_size} ranks"
     if asked["micro_batch"] == "auto":
-        kept: dict[str, Any] = {_ACCUMULATION: "auto", global_batch.KEY: wanted}
+        kept: dict[str, Any] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
         told = "its split is chosen again"
     else:
         kept = {_MICRO: micro, _ACCUMULATION: wanted // world_size // micro}

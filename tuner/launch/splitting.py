@@ -13,13 +13,12 @@ from tuner.fit import split
 from tuner.fit.levels import Level, Machines
 from tuner.fit.parameters import has_formula
 from tuner.fit.sequence_parallel import data_parallel_ranks
-from tuner.launch import global_batch
 from tuner.launch.machines import cluster, machines
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import RecipeConfig, Split
+from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
 from tuner.zero import merge
 from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
@@ -59,7 +58,7 @@ def with_batch(loaded: Recipe, document: Document) -> Recipe:
     is_open = "auto" in (attrgetter(_MICRO)(loaded.config), attrgetter(_ACCUMULATION)(loaded.config))
     named = isinstance(loaded.config.train_cfg.global_batch_size, int)
     if is_open and not named and (number := _number(document, "train_batch_size")):
-        return loaded.settled({global_batch.KEY: number}, document.place(("train_batch_size",)))
+        return loaded.settled({GLOBAL_BATCH: number}, document.place(("train_batch_size",)))
     return loaded
 
 

@@ -16,7 +16,9 @@ from tuner.machine.topology import Batch
 from tuner.recipes.schema import RecipeConfig
 
 _BYTES_PER_TOKEN = 4
-"""Of English text as JSON, about: enough to tell tens of rows from thousands."""
+"""Of English text as JSON, about: for rows that no tokenizer has counted."""
+_MAX_FITTED = 512
+"""Sampled rows that are fitted into packed rows one by one: a few milliseconds."""
 _WITHOUT_LOSS = "no token to train on within max_length"
 _DROPPED = {
     "sft": _WITHOUT_LOSS,
@@ -35,7 +37,7 @@ class Certainty(Enum):
     EXACT = "exact"
     UNLESS_DROPPED = "exact unless samples are dropped"
     AT_MOST = "at most"
-    UNLESS_SPLIT = "at most unless samples are split"
+    ABOUT = "exact once the data is tokenized"
     UNKNOWN = "known once the data is read"
 
 
@@ -49,17 +51,19 @@ class Count(NamedTuple):
     @property
     def most(self) -> int | None:
         """A number that the true one does not pass, if one is known."""
-        return None if self.certainty is Certainty.UNLESS_SPLIT else self.value
+        return None if self.certainty is Certainty.ABOUT else self.value
 
     def __str__(self) -> str:
+        if self.certainty is Certainty.ABOUT:
+            return f"{self.why}; {self.certainty.value}"
         return f"{self.certainty.value}: {self.why}" if self.why else self.certainty.value
 
 
 class DatasetSize(NamedTuple):
     """One data set: the rows of one pass over it (None, and `why`, where they are not counted).
 
-    `num_bytes` is the size of the files that hold them. `samples_a_row` is 2 where kto makes two samples of a row, None
-    where that is not known: one or two.
+    `num_bytes` is the size of the files that hold them, `lengths` are the tokens of sampled rows, where a tokenizer is
+    at hand. `samples_a_row` is 2 if kto makes two samples of a row, None if that is not known: one or two.
     """
 
     rows: int | None
@@ -67,6 +71,17 @@ class DatasetSize(NamedTuple):
     weight: float = 1.0
     samples_a_row: int | None = 1
     num_bytes: int = 0
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """The tokens of typical rows: those of `lengths`, or else one number from the size of the files."""
+        return self.lengths or (max(1, round(self.num_bytes / max(1, self.rows or 0) / _BYTES_PER_TOKEN)),)
+
+    @property
+    def tokens(self) -> float:
+        """About how many tokens the rows of one epoch have."""
+        return (self.taken or 0) * sum(self.sampled) / len(self.sampled)
 
     @property
     def taken(self) -> int | None:
@@ -131,7 +146,8 @@ class Steps(NamedTuple):
         if not self.left:
             return f"{self.total.value}, and none is left: only the result is saved again"
         resumed = f", from {self.done} on, so {self.left} are left" if self.done else ""
-        return f"{self.total.value}{resumed} ({self.total})"
+        about = "about " if self.total.certainty is Certainty.ABOUT else ""
+        return f"{about}{self.total.value}{resumed} ({self.total})"
 
 
 def count_steps(
@@ -157,20 +173,48 @@ def count_steps(
     return Steps(rows, samples, per_epoch, total, resumed.step if resumed else 0)
 
 
-def estimate_rows(config: RecipeConfig, sources: Sequence[DatasetSize]) -> int | None:
-    """Return about how many rows the trainer has in an epoch, packed ones by their bytes; None where none are counted.
+def estimate_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> float | None:
+    """Return about how many tokens the rows of an epoch have, or None if the rows are not counted.
 
     Args:
         config: The recipe.
         sources: The data set, or those of the mixture.
     """
-    dataset = config.train_dataloader.dataset
-    samples = _samples(sources, _rows(sources, dataset.max_rows), config)
-    if samples.value is None or samples.certainty is not Certainty.UNLESS_SPLIT:
-        return samples.value
-    num_bytes, num_rows = sum(one.num_bytes for one in sources), sum(one.rows or 0 for one in sources)
-    tokens = samples.value * num_bytes / max(1, num_rows) / _BYTES_PER_TOKEN
-    return max(1, min(samples.value, math.ceil(tokens / dataset.max_length)))
+    rows = _rows(sources, config.train_dataloader.dataset.max_rows)
+    if rows.value is None:
+        return None
+    counted = sum(one.taken or 0 for one in sources)
+    return sum(one.tokens for one in sources) * rows.value / max(1, counted)
+
+
+def count_samples(config: RecipeConfig, sources: Sequence[DatasetSize]) -> Count:
+    """Return the rows that the trainer has in an epoch."""
+    return _samples(sources, _rows(sources, config.train_dataloader.dataset.max_rows), config)
+
+
+def packed_rows(num_rows: int, lengths: Sequence[int], pack_length: int, max_length: int) -> int:
+    """Return about how many rows packing makes of `num_rows` rows, of which some have these lengths in tokens.
+
+    Fitted longest first into the first row with room, which needs about as many rows as TRL 1.16's best fit. A row
+    longer than `pack_length` shares its row with none; what is longer than `max_length` is split.
+    """
+    sample = list(lengths) * max(1, _MAX_FITTED // len(lengths))
+    rows, room, pieces = 0, list[int](), list[int]()
+    for length in sample:
+        if length > pack_length:
+            whole, rest = divmod(length, max_length)
+            is_packed = pack_length == max_length
+            rows += whole + (rest > 0 and not is_packed)
+            pieces += [rest] if rest and is_packed else []
+        else:
+            pieces.append(length)
+    for piece in sorted(pieces, reverse=True):
+        place = next((at for at, free in enumerate(room) if free >= piece), None)
+        if place is None:
+            room.append(pack_length - piece)
+        else:
+            room[place] -= piece
+    return max(1, round((rows + len(room)) * num_rows / len(sample)))
 
 
 def too_few(config: RecipeConfig, batch: Batch, found: Steps) -> str | None:
@@ -178,8 +222,16 @@ def too_few(config: RecipeConfig, batch: Batch, found: Steps) -> str | None:
     samples = found.samples
     if config.train_cfg.max_steps or samples.value is None:
         return None
-    told, ratio = f"{samples.value:,} samples ({samples})", config.param_scheduler.warmup_ratio
-    return few_steps.warning(batch, config.train_cfg.max_epochs, samples.value, told, warmup_ratio=ratio)
+    return few_steps.warning(batch, config.train_cfg.max_epochs, samples.value, _described(samples))
+
+
+def _described(samples: Count) -> str:
+    return samples.why if samples.certainty is Certainty.ABOUT else f"{samples.value:,} samples"
+
+
+def packs(config: RecipeConfig) -> bool:
+    """Return whether several samples share a row."""
+    return config.train_dataloader.dataset.packing and config.objective.type in ("sft", "pretrain")
 
 
 def _total(config: RecipeConfig, per_epoch: Count) -> Count:
@@ -202,12 +254,20 @@ def _rows(sources: Sequence[DatasetSize], max_rows: int | None) -> Count:
 
 
 def _samples(sources: Sequence[DatasetSize], rows: Count, config: RecipeConfig) -> Count:
-    """Return the samples of an epoch before packing, and how sure they are as a number of the trainer's rows."""
+    """Return the rows that the trainer has in an epoch: samples, or packed rows."""
     if rows.value is None:
         return rows
     samples = _of_rows(sources, rows.value)
-    if config.train_dataloader.dataset.packing and config.objective.type in ("sft", "pretrain"):
-        return Count(samples.value, Certainty.UNLESS_SPLIT, "packing joins samples, and splits those above max_length")
+    dataset = config.train_dataloader.dataset
+    if packs(config) and rows.value:
+        counted = sum(one.taken or 0 for one in sources)
+        length = dataset.pack_tokens
+        packed = sum(
+            packed_rows(one.taken or 0, one.sampled, length, dataset.max_length) for one in sources if one.taken
+        )
+        value = max(1, round(packed * rows.value / max(1, counted)))
+        why = f"{rows.value:,} rows pack into about {value:,} rows of {length:,} tokens"
+        return Count(value, Certainty.ABOUT, why)
     if Certainty.AT_MOST in (rows.certainty, samples.certainty):
         return (rows if rows.certainty is Certainty.AT_MOST else samples)._replace(value=samples.value)
     num_bad = config.train_dataloader.dataset.bad_rows

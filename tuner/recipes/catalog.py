@@ -23,7 +23,7 @@ from tuner.recipes.catalog_folders import PRESETS, TEMPLATES, PartFile
 from tuner.recipes.catalog_folders import asset as asset
 
 BASE = CONFIGS / "base.py"
-SPLIT = CONFIGS / "split.py"
+XTUNER_DEFAULTS = CONFIGS / "xtuner.py"
 XTUNER = CONFIGS / "xtuner_recipes.txt"
 KINDS = ("models", "methods", "objectives", "datasets", "recipes")
 DEFAULT_OBJECTIVE = "sft"

@@ -34,7 +34,7 @@ from tuner.recipes.explain import validate
 from tuner.recipes.merging import Layer, Merged, leaves
 from tuner.recipes.origin import DEFAULT, Kind, Place
 from tuner.recipes.part import read_part
-from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_split
+from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_xtuner
 from tuner.recipes.recipe_file import RecipeFile, read_file
 from tuner.recipes.schema import LOADERS, RecipeConfig
 
@@ -113,8 +113,6 @@ def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
     base = read_base()
     yield Layer(base.values, base.place)
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
-    yield layer_of(read_split())
-    yield Layer.at(Place(Kind.DERIVED, "no recipe given"), {"train_cfg": {"global_batch_size": "auto"}})
     yield _part_layer("methods", method)
     yield _part_layer("objectives", objective)
     if overrides.method is None:
@@ -260,14 +258,25 @@ def _named_layers(
         # A recipe of the package builds on composed names alone, so it begins no circle.
         yield from _file_layers(source, allow_code, read, 0 if file.is_ours else depth)
     else:
-        if not (above and above.kind is Kind.PACKAGE) and not catalog.is_of_xtuner(name):
-            yield layer_of(read_split())
-        for kind, part in reading.base.kinds():
-            yield _part_layer(kind, part)
+        parts = [_part_layer(kind, part) for kind, part in reading.base.kinds()]
+        # The package's own files build on XTuner's recipes.
+        is_of_xtuner = (above and above.kind is Kind.PACKAGE) or catalog.is_of_xtuner(name)
+        yield from with_xtuner(parts) if is_of_xtuner else parts
     if reading.epochs:
         yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
     for word in reversed(reading.words):
         yield Layer.at(Place(Kind.NAME, f"{word.text} in name {name}"), word.values, word.loses)
+
+
+def with_xtuner(parts: Sequence[Layer]) -> Iterator[Layer]:
+    """Yield the layers of a name's parts with XTuner's defaults: below them, those of the adapter next to it."""
+    ours = layer_of(read_xtuner())
+    adapter = ours.values.pop("adapter")
+    yield ours
+    for part in parts:
+        yield part
+        if part.values.get("adapter"):
+            yield ours._replace(values={"adapter": adapter})
 
 
 def _part_layer(kind: str, name: str) -> Layer:

@@ -114,9 +114,9 @@ def read_base() -> RecipeFile:
     return read_file(catalog.BASE, "configs/base.py", Kind.PACKAGE)
 
 
-def read_split() -> RecipeFile:
-    """Return the file of a step's split in composed recipes that are not XTuner's, which lies next above the base."""
-    return read_file(catalog.SPLIT, "configs/split.py", Kind.PACKAGE)
+def read_xtuner() -> RecipeFile:
+    """Return XTuner's defaults, which its recipe names keep: they lie above the base, those of the adapter above it."""
+    return read_file(catalog.XTUNER_DEFAULTS, "configs/xtuner.py", Kind.PACKAGE)
 
 
 def _difference(base: Any, values: dict[str, Any]) -> dict[str, Any]:

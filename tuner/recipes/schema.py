@@ -29,6 +29,7 @@ from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS, OptimWrapper
 from tuner.recipes.origin import Keys
 
 LOADERS = ("train_dataloader", "val_dataloader")
+GLOBAL_BATCH = "train_cfg.global_batch_size"
 """The keys of a recipe that read rows."""
 
 
@@ -99,6 +100,7 @@ class Dataset(Rows):
     bad_rows: Annotated[int, Field(ge=0)] = 0
     max_length: PositiveInt
     packing: bool
+    pack_length: PositiveInt | Literal["auto"] | None = None
     num_proc: PositiveInt | Literal["auto"] = "auto"
     tokenizer_backend: Literal["auto", "tokenizers"] = "auto"
     thinking: Literal["keep", "strip", "last"] | None = None
@@ -112,6 +114,11 @@ class Dataset(Rows):
         if streaming and info.data.get("val_split") and not info.data.get("held_out"):
             raise ValueError("no rows of a stream are held out; validate on another file: --val FILE")
         return streaming
+
+    @property
+    def pack_tokens(self) -> int:
+        """Tokens that a packed row is filled to; what is longer has a row of its own, up to max_length."""
+        return min(self.pack_length, self.max_length) if isinstance(self.pack_length, int) else self.max_length
 
     @property
     def shares(self) -> tuple[Rows, ...]:

@@ -191,16 +191,17 @@ def _tell_few_steps(config: RecipeConfig, found: Prepared | None, run: RunDirect
         return
     sizes = run.read_json(run.run)["batch"]
     batch = Batch(sizes["micro_batch"], sizes["accumulation"], sizes["ranks"])
-    counts, ratio = found.counts, config.param_scheduler.warmup_ratio
-    told = (
-        f"{counts.kept:,} samples packed into {counts.packed_rows:,} rows of {counts.max_length:,} tokens"
+    counts = found.counts
+    description = (
+        f"{counts.kept:,} samples packed into {counts.packed_rows:,} rows of "
+        f"{counts.pack_length or counts.max_length:,} tokens"
         if counts.packing
         else f"{counts.kept:,} samples"
     )
     unpacked = counts.kept if counts.packing else None
     rows = counts.packed_rows
-    if said := few_steps.warning(batch, config.train_cfg.max_epochs, rows, told, warmup_ratio=ratio, unpacked=unpacked):
-        warn(run, f"{said}.")
+    if warning := few_steps.warning(batch, config.train_cfg.max_epochs, rows, description, unpacked=unpacked):
+        warn(run, f"{warning}.")
 
 
 def _callbacks(
