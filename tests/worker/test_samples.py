@@ -46,12 +46,38 @@ def test_every_answer_is_a_sign_of_life_and_one_model_is_held_at_a_time(
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", noted)
     watched = guard()
 
-    show_samples(load(str(run.recipe)).config, run, watched)
+    found = samples(run, watched)
 
-    found = [json.loads(line) for line in (run.path / "samples.jsonl").read_text().splitlines()]
     assert len(found) == 2 and all(isinstance(one["before"], str) for one in found)
     assert len(watched.heart.ticks) >= 4, "two answers of two models, of a token or more"
     assert len(loaded) == (1 if "lora" in recipe else 2)
+
+
+def samples(run: Any, watched: Any, *, run_s: float = 0.0, num_parameters: int = 0) -> list[dict[str, Any]]:
+    show_samples(load(str(run.recipe)).config, run, watched, run_s=run_s, num_parameters=num_parameters)
+    file = run.path / "samples.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def test_without_a_number_a_run_of_minutes_answers_five_prompts_and_a_short_one_none(tmp_path: Path) -> None:
+    run, _ = make_result(tmp_path / "run", "tiny_full_sample_e1", "num_samples='auto'")
+
+    assert samples(run, guard(), run_s=19.0) == []
+    assert samples(run, guard(), run_s=3600.0, num_parameters=10**15) == [], "the host's memory has no room for it"
+    assert len(samples(run, guard(), run_s=3600.0)) == 5
+
+
+def test_answers_that_nobody_asked_for_end_with_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = make_result(tmp_path / "run", "tiny_full_sample_e1", "num_samples='auto'")
+    now = [0.0]
+    watched = guard()
+    watched.heart.tick = lambda: now.__setitem__(0, now[0] + 0.3)  # each token takes this long
+    monkeypatch.setattr("tuner.worker.samples.time.monotonic", lambda: now[0])
+
+    lines = samples(run, watched, run_s=600.0)
+
+    assert 0 < len(lines) < 5 and now[0] < 61
+    assert isinstance(lines[0]["before"], str)
 
 
 def test_who_asks_to_stop_waits_for_no_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +85,7 @@ def test_who_asks_to_stop_waits_for_no_answer(tmp_path: Path, capfd: pytest.Capt
     asked = guard()
     asked.stop_requested = True
 
-    show_samples(load(str(run.recipe)).config, run, asked)
+    samples(run, asked)
 
     assert capfd.readouterr().out == "WARNING: no samples: RuntimeError: a signal asked to stop\n"
     assert not (run.path / "samples.jsonl").exists()
@@ -72,7 +98,7 @@ def test_the_table_is_as_wide_as_the_terminal(tmp_path: Path, capfd: pytest.Capt
     with os.fdopen(slave, "w") as terminal:
         shown = guard()
         shown.terminal = terminal
-        show_samples(load(str(run.recipe)).config, run, shown)
+        samples(run, shown)
 
     os.close(master)
     assert max(map(len, capfd.readouterr().out.splitlines())) == WIDE

@@ -183,7 +183,8 @@ log = dict(
     # Integrations of transformers: 'tensorboard', 'wandb', 'mlflow', 'trackio', 'comet_ml', 'swanlab', 'clearml'.
     trackers=(),
     # Validation prompts to answer after training, by the result and by the model before training; rank 0 loads both.
-    num_samples=0,
+    # 'auto': five, as many as are answered in a tenth of the run and in a minute (tuner/worker/samples.py).
+    num_samples="auto",
     # A command that runs when the run is done, failed or stopped, with the facts as JSON on its standard input: a
     # line, or a list of words; no shell reads it. None: nothing runs. In a file it needs --allow-code (docs/runs.md).
     notify=None,

@@ -16,7 +16,7 @@ class Log(Block):
 
     interval: PositiveInt | Literal["auto"]
     trackers: Annotated[tuple[Tracker, ...], Lax]
-    num_samples: Annotated[int, Field(ge=0)]
+    num_samples: Annotated[int, Field(ge=0)] | Literal["auto"]
     notify: str | tuple[str, ...] | list[str] | None
 
     @check_key("notify")

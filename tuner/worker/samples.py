@@ -11,9 +11,10 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Sequence
+import time
 from typing import Any, TextIO
 
+import psutil
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -34,41 +35,70 @@ from tuner.worker.output import warn
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160
 _WIDTH = 120
+_DEFAULT = 5
+"""Prompts, where the recipe does not say how many."""
+_PART, _LEAST_S, _MOST_S = 0.1, 2.0, 60.0
+"""Of the run's seconds: the part that answers may take which nobody asked for. A shorter time answers nothing, and a
+longer one keeps the GPUs of a large model waiting."""
 
 
-def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard) -> None:
+class _OutOfTime(Exception):
+    """The time for answers that nobody asked for is over."""
+
+
+def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard, *, run_s: float, num_parameters: int) -> None:
     """Print `log.num_samples` validation prompts with right and given answers; keep them in samples.jsonl.
 
-    The run is done by then: whatever fails is a warning, and who asks it to stop gets no more answers.
+    'auto': five, as many as are answered in a tenth of the run. The run is done by then: whatever fails is a warning,
+    and a request to stop leaves out the answers that are still to come.
+
+    Args:
+        config: The recipe.
+        run: It has its result.
+        guard: Of this rank.
+        run_s: Seconds that training took.
+        num_parameters: Of the model, which rank 0 loads once more.
     """
-    try:
-        _show(config, run, guard)
-    except Exception as error:
-        warn(run, f"no samples: {_told(error)}")
-
-
-def _show(config: RecipeConfig, run: RunDirectory, guard: Guard) -> None:
-    assert config.val_dataloader is not None
+    count, seconds = config.log.num_samples, float("inf")
+    if count == "auto":
+        count, seconds = _DEFAULT, min(_PART * run_s, _MOST_S)
+        has_room = 4 * num_parameters < psutil.virtual_memory().available
+        if seconds < _LEAST_S or not has_room or config.val_dataloader is None or config.objective.type == "reward":
+            return
+    if not count:
+        return
+    if config.val_dataloader is None:
+        print("No samples: log.num_samples uses the prompts of val_dataloader, and it is not set.", flush=True)
+        return
     if config.objective.type == "reward":
         print("log.num_samples is ignored: a reward model gives no answers.", flush=True)
         return
-    asked = prompts(config.val_dataloader.dataset, config.log.num_samples, config.objective.type)
+    try:
+        _show(config, prompts(config.val_dataloader.dataset, count, config.objective.type), run, guard, seconds)
+    except Exception as error:
+        warn(run, f"no samples: {_message(error)}")
+
+
+def _show(config: RecipeConfig, asked: list[list[Message]], run: RunDirectory, guard: Guard, seconds: float) -> None:
     if not asked:  # plain text asks nothing
         return
+    began = time.monotonic()
     # With ZeRO-3 on, from_pretrained would shard the weights over all ranks; here one rank loads them, as a user would.
     unset_hf_deepspeed_config()
     questions = [messages[:-1] for messages in asked]
     tokenizer = AutoTokenizer.from_pretrained(run.final)
     model = AutoModelForCausalLM.from_pretrained(run.final)  # loads an adapter's base too
-    answers = _answers(model, tokenizer, questions, guard)
+    answers = _answers(model, tokenizer, questions, guard, began + seconds / 2)
+    if not answers:
+        return
     if not config.adapter:
         model = None  # two of them at once may be too much for the host
-    before = _before(config, model, tokenizer, questions, guard)
+    before = _before(config, model, tokenizer, questions[: len(answers)], guard, began + seconds)
     table = Table(title="Validation prompts", title_justify="left")
     for title in ("prompt", "right answer", "before training", "after it", ""):
         table.add_column(title)
     lines, num_right = [], 0
-    for messages, first, answer in zip(asked, before, answers, strict=True):
+    for messages, answer, first in itertools.zip_longest(asked[: len(answers)], answers, before):
         prompt, right = shown(messages[:-1]), messages[-1]["content"]
         is_right = _same(answer, right)
         num_right += is_right
@@ -82,7 +112,7 @@ def _show(config: RecipeConfig, run: RunDirectory, guard: Guard) -> None:
         )
     write_text(run.samples, "\n".join(lines) + "\n")
     Console(width=_width(guard.terminal)).print(table)
-    print(f"{num_right} of {len(asked)} right.", flush=True)
+    print(f"{num_right} of {len(answers)} right to the letter.", flush=True)
 
 
 def _width(terminal: TextIO | None) -> int:
@@ -114,38 +144,51 @@ def _right(sample: Sample) -> list[Message] | None:
 
 
 def _before(
-    config: RecipeConfig, model: Any | None, tokenizer: Any, prompts: list[list[dict[str, Any]]], guard: Guard
-) -> Sequence[Any]:
-    """Return the answers of the model that training began with, or None for each where it cannot give any.
+    config: RecipeConfig,
+    model: Any | None,
+    tokenizer: Any,
+    prompts: list[list[dict[str, Any]]],
+    guard: Guard,
+    deadline: float,
+) -> list[str]:
+    """Return the answers of the model that training began with: those of the first prompts, none if it gives none.
 
-    Training began with `model` without its adapter, or, where that is None, with what the recipe names.
+    Training began with `model` without its adapter, or, if that is None, with the model that the recipe names.
     """
     try:
         if model is None:
             model = AutoModelForCausalLM.from_pretrained(source(config.model), **pinned(config.model))
         else:
             model.disable_adapters()
-        return _answers(model, tokenizer, prompts, guard)
+        return _answers(model, tokenizer, prompts, guard, deadline)
     except Exception as error:  # a base model may not know the tokens of the chat template
-        warn(guard.run, f"no answers from before training: {_told(error)}")
-        return [None] * len(prompts)
+        warn(guard.run, f"no answers from before training: {_message(error)}")
+        return []
 
 
-def _answers(model: Any, tokenizer: Any, prompts: list[list[dict[str, Any]]], guard: Guard) -> list[str]:
+def _answers(
+    model: Any, tokenizer: Any, prompts: list[list[dict[str, Any]]], guard: Guard, deadline: float
+) -> list[str]:
+    """Return the answers that are whole before the deadline, in seconds of `time.monotonic`."""
+
     def go_on(*_: Any) -> None:
         if guard.stop_requested:
             raise RuntimeError("a signal asked to stop")
+        if time.monotonic() > deadline:
+            raise _OutOfTime
         guard.heart.tick()  # a large model takes seconds for a token here, which is no hang
 
     model.register_forward_pre_hook(go_on)
     ask_for_one_answer(model.generation_config)
     settings = Settings(_MAX_ANSWER_TOKENS, temperature=0)
-    return [
-        generate(model.eval(), tokenizer, prompt_ids(tokenizer, prompt), settings).text.strip() for prompt in prompts
-    ]
+    answers = list[str]()
+    with contextlib.suppress(_OutOfTime):
+        for prompt in prompts:
+            answers.append(generate(model.eval(), tokenizer, prompt_ids(tokenizer, prompt), settings).text.strip())
+    return answers
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {textwrap.shorten(str(error), _MAX_SHOWN)}"
 
 

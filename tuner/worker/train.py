@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -212,8 +212,8 @@ def _callbacks(
     return LogsSteps(config.log.interval), ValidationCallback(config), metrics, HeartbeatCallback(guard), *followers
 
 
-def _num_trained(model: Any) -> int:
-    return sum(getattr(one, "ds_numel", one.numel()) for one in model.parameters() if one.requires_grad)
+def _num_parameters(parameters: Iterable[Any]) -> int:
+    return sum(getattr(one, "ds_numel", one.numel()) for one in parameters)
 
 
 def _finish(
@@ -225,7 +225,9 @@ def _finish(
     facts["loss"] = losses[-1] if losses else None
     if config.train_cfg.torch_compile:
         facts["num_compiled_graphs"] = compat.num_compiled_graphs()
-    facts["num_trained_weights"] = num_trained = _num_trained(trainer.model)
+    facts["num_trained_weights"] = num_trained = _num_parameters(
+        one for one in trainer.model.parameters() if one.requires_grad
+    )
     trained = Trained(
         result_step=facts["result_step"],
         planned_steps=facts["max_steps"],
@@ -255,10 +257,7 @@ def _finish(
     elif config.checkpoint.save_best and (wanted := best_step(trainer.state)) not in (None, step):
         gone = f"the validation loss was the lowest at step {wanted}, but its checkpoint is missing"
         warn(run, f"{gone}: the result has the weights of step {step}.")
-    if config.log.num_samples and config.val_dataloader:
-        show_samples(config, run, guard)
-    elif config.log.num_samples:
-        print("No samples: log.num_samples uses the prompts of val_dataloader, and it is not set.", flush=True)
+    show_samples(config, run, guard, run_s=seconds, num_parameters=_num_parameters(trainer.model.parameters()))
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
     print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run.recipe))} --set lr=...")
     use = "eval" if config.objective.type == "reward" else "chat"
