@@ -148,7 +148,7 @@ def build(job: Job) -> Any:
         text.output_router_logits = bool(getattr(text, "router_aux_loss_coef", 0))
     add_fused_lm_head(model, outputs=("log_probs", *_METRICS))
     if job.loss == "whole":
-        use_whole_logits(model, _METRICS, lambda: True)
+        use_whole_logits(model, _METRICS)
     model.train()
     trained = model
     if job.adapter:

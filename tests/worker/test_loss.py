@@ -39,7 +39,7 @@ def test_whole_logits_give_what_trls_head_gives(dtype: torch.dtype, apart: float
         made = model(dtype)
         add_fused_lm_head(made, outputs=("log_probs", *METRICS))
         if loss == "whole":
-            use_whole_logits(made, METRICS, lambda: True)
+            use_whole_logits(made, METRICS)
         outputs = made(input_ids=IDS, labels=LABELS, fused_lm_head=True)
         (-outputs.log_probs.sum() / 7).backward()
         found[loss] = outputs, made.lm_head.weight.grad, made.model.embed_tokens.weight.grad
@@ -53,17 +53,21 @@ def test_whole_logits_give_what_trls_head_gives(dtype: torch.dtype, apart: float
         torch.testing.assert_close(one, other, rtol=apart, atol=apart * float(other.abs().max()))
 
 
-def test_whole_logits_are_used_while_training_alone_and_leave_generation_as_it_is() -> None:
-    made, trains = model(), True
+def test_training_and_validation_call_the_module_of_the_head_and_generation_stays_as_it_is() -> None:
+    made, calls = model(), list[int]()
     add_fused_lm_head(made)
     plain = made(input_ids=IDS).logits
-    use_whole_logits(made, ["is_top1"], lambda: trains)
+    use_whole_logits(made, ["is_top1"])
+    made.lm_head.register_forward_hook(lambda *_: calls.append(1))
 
-    training = made(input_ids=IDS, labels=LABELS, fused_lm_head=True)
-    trains = False
-    judging = made(input_ids=IDS, labels=LABELS, fused_lm_head=True)
+    training = made.train()(input_ids=IDS, labels=LABELS, fused_lm_head=True)
+    with torch.no_grad():
+        reference = made(input_ids=IDS, labels=LABELS, fused_lm_head=True)
+        validation = made.eval()(input_ids=IDS, labels=LABELS, fused_lm_head=True)
 
-    assert training.is_top1 is not None and judging.is_top1 is None
+    assert len(calls) == 3, "at ZeRO-3 its hooks gather the weight"
+    assert torch.equal(training.log_probs, validation.log_probs)
+    assert training.is_top1 is not None and validation.is_top1 is not None and reference.is_top1 is None
     assert torch.equal(made(input_ids=IDS).logits, plain)
 
 

@@ -89,6 +89,9 @@ def choose_loss(
     if config.train_cfg.loss != "auto" or config.objective.type not in CHOOSES_LOSS:
         return loaded
     whole = config.with_values({"train_cfg.loss": "whole"})
+    if _validates_larger_batches(config):
+        reason = "derived: the batches of the validation are larger than those of training"
+        return loaded.settled({key: "chunked"}, Place(Kind.DERIVED, reason))
     if hardware.gpus:
         fit = judge(whole, deepspeed, topology, hardware, precision, "whole")
         has_room, place = fit is not None and fit.room >= TOLERANCE, "on each GPU"
@@ -96,6 +99,16 @@ def choose_loss(
         has_room, place = _logits_fit_host(whole, topology, hardware, precision), "on the host"
     reason = f"derived: {'the full logits fit' if has_room else 'the full logits do not fit'} {place}"
     return loaded.settled({key: "whole" if has_room else "chunked"}, Place(Kind.DERIVED, reason))
+
+
+def _validates_larger_batches(config: RecipeConfig) -> bool:
+    """Return whether a validation, whose loss takes the same head, may hold more logits than training."""
+    val = config.val_dataloader
+    if val is None or val.batch_size == "auto":
+        return False
+    return (
+        val.batch_size * val.dataset.max_length > config.split.micro_batch * config.train_dataloader.dataset.max_length
+    )
 
 
 def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision) -> bool:

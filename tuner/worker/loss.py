@@ -6,7 +6,7 @@ TRL's fused head saves memory and computes every logit twice; where the logits f
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
@@ -19,17 +19,20 @@ from trl.trainer.utils import FusedCausalLMOutput
 from tuner.data.sample import IGNORED
 from tuner.worker.progress import logs_step
 
+_LOGGED = ("entropy", "is_top1")
 METRICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
 """What TRL's trainers measure on each token, beside its log-probability."""
 
 
-def use_whole_logits(model: Any, metrics: Sequence[str], is_on: Callable[[], bool]) -> None:
+def use_whole_logits(model: Any, metrics: Sequence[str]) -> None:
     """Let `model(..., labels=..., fused_lm_head=True)` return the same from logits that are held whole.
+
+    Training and validation take this one path: at ZeRO-3 the head's weight is gathered by the hooks of its module here,
+    and by TRL's head itself, and DeepSpeed 0.19 fails where both take turns ("Cannot partition a param in flight").
 
     Args:
         model: A causal language model that TRL's trainer has given its fused head.
-        metrics: Those of `METRICS` that are read of what is trained; each costs a pass over the logits.
-        is_on: Else TRL's head is used: a validation has batches of its own, which nobody has found room for.
+        metrics: Those of `METRICS` that are read of training and of validation; each costs a pass over the logits.
     """
     chunked = model.forward
     lacks_aux_loss = False  # of a mixture of experts whose forward returns none (Llama 4): TRL's head works it out
@@ -40,7 +43,7 @@ def use_whole_logits(model: Any, metrics: Sequence[str], is_on: Callable[[], boo
         self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, shift_labels: Any = None, **kwargs: Any
     ) -> Any:
         nonlocal lacks_aux_loss
-        if not fused_lm_head or lacks_aux_loss or not is_on():
+        if not fused_lm_head or lacks_aux_loss:
             return chunked(*args, fused_lm_head=fused_lm_head, labels=labels, shift_labels=shift_labels, **kwargs)
         found = chunked(*args, **{**kwargs, "use_cache": False})
         aux_loss = getattr(found, "aux_loss", None)
@@ -49,7 +52,8 @@ def use_whole_logits(model: Any, metrics: Sequence[str], is_on: Callable[[], boo
             return chunked(*args, fused_lm_head=True, labels=labels, shift_labels=shift_labels, **kwargs)
         # Labels move and logits do not: a shifted view of them would be copied whole.
         targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORED) if shift_labels is None else shift_labels
-        measured = of_logits(found.logits, targets_BT, metrics if torch.is_grad_enabled() else ())
+        is_measured = torch.is_grad_enabled() or not self.training  # else it is the adapter's reference
+        measured = of_logits(found.logits, targets_BT, metrics if is_measured else ())
         last = None if shift_labels is not None else -1
         is_trained_BT = targets_BT[:, :last] != IGNORED
         named = {name: value[:, :last].masked_fill(~is_trained_BT, 0) for name, value in measured.items()}
@@ -99,9 +103,10 @@ class MeanOfTokens(SFTTrainer):  # type: ignore[misc]
     ) -> Any:
         """Return the sum over trained tokens divided by their number in the step, of which ranks take the mean."""
         if not self.model.training:
+            self.metrics[:] = _LOGGED
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         is_logged = self._logs_next_step()
-        self.metrics[:] = ["entropy", "is_top1"] if is_logged else []
+        self.metrics[:] = _LOGGED if is_logged else ()
         more = {"output_router_logits": True} if self.aux_loss_enabled else {}
         outputs = model(**inputs, **more, use_cache=False, fused_lm_head=True)
         loss = -outputs.log_probs.sum() / num_items_in_batch.clamp(min=1) * self.args.world_size

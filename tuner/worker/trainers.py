@@ -166,13 +166,14 @@ def _made(
 
 
 def use_whole_logits(made: Any, models: tuple[Any, Any | None], config: RecipeConfig) -> None:
-    """Compute a trainer's loss from whole logits while it trains; the reference model's log-probabilities too."""
+    """Compute a trainer's losses from whole logits; the reference model's log-probabilities too."""
     weighs = ("log_sum_sq_probs",) if getattr(config.objective, "use_weighting", False) else ()
     of_kind = (*objectives.KINDS[config.objective.type].metrics, *weighs)
     metrics = made.metrics if isinstance(made, loss.MeanOfTokens) else of_kind
     trained = models[0].get_base_model() if isinstance(models[0], PeftModel) else models[0]
-    for model in filter(None, (trained, models[1])):
-        loss.use_whole_logits(model, metrics, lambda: made.model.training)
+    loss.use_whole_logits(trained, metrics)
+    if models[1] is not None:
+        loss.use_whole_logits(models[1], ())
 
 
 def evaluator(

@@ -1,0 +1,75 @@
+"""Two real ranks: a model trains and validates to the same losses at every ZeRO stage, whatever its head is tied to."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from tests.e2e.runs import ok, train
+from tuner.models.load import CACHE
+from tuner.models.tiny import materialize
+from tuner.recipes import catalog
+
+pytestmark = pytest.mark.e2e
+
+RECIPE = """
+_base_ = "tiny_{method}_sample_e1"
+model = dict(path={path!r})
+train_dataloader = dict(batch_size=2, dataset=dict(max_length=128, pack_length=None))
+val_dataloader = dict(batch_size={val_batch}, dataset=dict(max_rows=7))
+optim_wrapper = dict(optimizer=dict(lr=3e-3), accumulative_counts=2, dtype="fp32")
+param_scheduler = dict(type="constant", warmup_ratio=0.0)
+train_cfg = dict(max_steps=4, val_interval=2)
+checkpoint = dict(interval=2)
+log = dict(interval=1, num_samples=0)
+"""
+
+
+def llama(folder: Path, *, is_tied: bool) -> Path:
+    """Write a small Llama with the tokenizer of the package's tiny model."""
+    tiny = materialize(Path(catalog.asset("package:tiny")), CACHE)
+    vocab_size = AutoModelForCausalLM.from_pretrained(tiny).config.vocab_size
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=is_tied, **shape))
+    model.save_pretrained(folder)
+    for file in tiny.glob("*token*"):
+        shutil.copy(file, folder)
+    shutil.copy(tiny / "chat_template.jinja", folder)
+    return folder
+
+
+def check(folder: Path, method: str, *, is_tied: bool, levels: tuple[str, ...], val_batch: int = 2) -> None:
+    path, recipe = llama(folder / "model", is_tied=is_tied), folder / "recipe.py"
+    recipe.write_text(RECIPE.format(method=method, path=str(path), val_batch=val_batch))
+    measured = {}
+    for level in levels:
+        ok(train(recipe, folder / level, "--deepspeed", level))
+        # A run that goes on validates for the first time when DeepSpeed knows the order of the weights, and prefetches.
+        run = ok(train(recipe, folder / level, "--deepspeed", level, "--resume", "auto", "--set", "max_steps=6"))
+        measured[level] = [line[key] for line in run.metrics for key in ("loss", "eval_loss") if key in line]
+
+    first, *others = measured.values()
+    assert len(first) == 10, "six steps, and validations before them and after each two"
+    for losses in others:
+        assert losses == pytest.approx(first, rel=1e-6)
+
+
+def test_a_head_of_its_own_trains_and_validates_at_zero_3_as_without_zero(tmp_path: Path) -> None:
+    check(tmp_path, "full", is_tied=False, levels=("none", "zero3"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_losses_are_the_same_at_every_stage(tmp_path: Path, method: str, is_tied: bool) -> None:
+    check(tmp_path, method, is_tied=is_tied, levels=("none", "zero2", "zero3"))
+
+
+@pytest.mark.long
+def test_larger_batches_of_the_validation_take_the_chunked_head_in_training_too(tmp_path: Path) -> None:
+    check(tmp_path, "full", is_tied=False, levels=("none", "zero3"), val_batch=4)
