@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tests.e2e.runs import ok, train
 from tuner.models.load import CACHE
@@ -73,3 +73,30 @@ def test_losses_are_the_same_at_every_stage(tmp_path: Path, method: str, is_tied
 @pytest.mark.long
 def test_larger_batches_of_the_validation_take_the_chunked_head_in_training_too(tmp_path: Path) -> None:
     check(tmp_path, "full", is_tied=False, levels=("none", "zero3"), val_batch=4)
+
+
+@pytest.mark.long
+def test_a_head_with_a_cap_that_tiles_leave_out_is_computed_whole_and_announced(tmp_path: Path) -> None:
+    path, recipe = llama(tmp_path / "model", is_tied=False), tmp_path / "recipe.py"
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+    }
+    shape |= {"lru_width": 64, "attention_window_size": 128, "block_types": ("recurrent", "attention")}
+    vocab_size = AutoModelForCausalLM.from_pretrained(path).config.vocab_size
+    config = AutoConfig.for_model(
+        "recurrent_gemma", vocab_size=vocab_size, logits_soft_cap=2.0, pad_token_id=0, **shape
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    recipe.write_text(RECIPE.format(method="full", path=str(path), val_batch=2))
+
+    whole, chunked = (
+        ok(train(recipe, tmp_path / loss, "--deepspeed", "zero3", "--set", f"train_cfg.loss={loss}"))
+        for loss in ("whole", "chunked")
+    )
+
+    assert chunked.losses == pytest.approx(whole.losses, rel=1e-6)
+    assert "RecurrentGemmaForCausalLM changes its logits" in chunked.text and "changes its logits" not in whole.text

@@ -8,14 +8,14 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from tests.data.conftest import make_tokenizer
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.worker import trainers
-from tuner.worker.loss import METRICS, use_whole_logits
+from tuner.worker.loss import METRICS, tiles_give_its_logits, use_whole_logits
 
 IDS = torch.tensor([[3, 5, 6, 7, 8, 9], [10, 11, 12, 13, 0, 0]])
 LABELS = torch.tensor([[-100, -100, 6, 7, 8, 9], [-100, 11, 12, 13, -100, -100]])
@@ -69,6 +69,55 @@ def test_training_and_validation_call_the_module_of_the_head_and_generation_stay
     assert torch.equal(training.log_probs, validation.log_probs)
     assert training.is_top1 is not None and validation.is_top1 is not None and reference.is_top1 is None
     assert torch.equal(made(input_ids=IDS).logits, plain)
+
+
+SMALL = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "pad_token_id": 0,
+}
+RECURRENT = {"lru_width": 32, "attention_window_size": 16, "block_types": ("recurrent", "attention")}
+MPT = {"d_model": 32, "n_heads": 2, "n_layers": 1, "expansion_ratio": 2, "max_seq_len": 64, "vocab_size": 300}
+XLSTM = {"embedding_dim": 32, "num_heads": 2, "num_blocks": 1, "chunkwise_kernel": "chunkwise--native_autograd"}
+XLSTM |= {"sequence_kernel": "native_sequence__native", "step_kernel": "native", "mode": "inference"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more", "is_matrix"),
+    [
+        ("llama", {}, True),
+        ("llama", {"tie_word_embeddings": True}, True),
+        ("gemma2", {"final_logit_softcapping": 5.0}, True),
+        ("cohere", {"logit_scale": 0.25}, True),
+        ("granite", {"logits_scaling": 4.0}, True),
+        ("recurrent_gemma", {"logits_soft_cap": 5.0, **RECURRENT}, False),
+        ("mpt", MPT, True),
+        ("mpt", {**MPT, "logit_scale": 0.5}, False),  # transformers 5.23 leaves it out, TRL 1.16 does not
+        ("mpt", {**MPT, "logit_scale": "inv_sqrt_d_model"}, False),
+        ("xlstm", {"output_logit_soft_cap": 5.0, **XLSTM}, False),
+    ],
+)
+def test_a_head_that_is_more_than_a_matrix_is_seen(model_type: str, more: dict[str, Any], is_matrix: bool) -> None:
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SMALL | more))
+    with torch.no_grad():
+        made.get_output_embeddings().weight.normal_(std=2.0)
+    add_fused_lm_head(made)
+
+    assert tiles_give_its_logits(made, made) is is_matrix
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_is_no_difference_and_the_model_trains_on(dtype: torch.dtype) -> None:
+    made = model(dtype)
+    add_fused_lm_head(made)
+
+    assert tiles_give_its_logits(made, made) and made.training
 
 
 def one_loss(objective: str, loss: str, rows: list[dict[str, Any]], folder: Path) -> tuple[float, torch.Tensor]:

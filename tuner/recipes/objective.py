@@ -94,7 +94,10 @@ class Dpo(Block):
 
 
 class Orpo(Block):
-    """Odds-ratio preference optimization on pairs of answers, without a reference model."""
+    """Odds-ratio preference optimization on pairs of answers, without a reference model.
+
+    The likelihood term, the mean over the tokens of the chosen sample, counts the prompt too, as TRL 1.16's does.
+    """
 
     type: Literal["orpo"]
     # The weight of the odds ratio.

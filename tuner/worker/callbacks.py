@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from peft import PeftModel
 from transformers import TrainerCallback
 
 from tuner.errors import TunerError
 from tuner.recipes.schema import RecipeConfig
+from tuner.runs.directory import RunDirectory
+from tuner.worker import loss
 from tuner.worker.checkpointing import best_step, validations
 from tuner.worker.guard import Guard
+from tuner.worker.output import warn
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """An integer of as many bytes as a number."""
@@ -84,6 +89,27 @@ class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
             return None
         sums = [one.detach().view(_BITS[one.element_size()]).sum(dtype=torch.int64) for one in weights]
         return torch.stack([one.to(self.trainer.args.device) for one in sums])
+
+
+class CheckHead(TrainerCallback):  # type: ignore[misc]
+    """Computes the loss from whole logits where those of TRL's head, a tile at a time, would be others."""
+
+    def __init__(self, trainer: Any, use_whole_logits: Callable[[], None], run: RunDirectory) -> None:
+        self.trainer, self.use_whole_logits, self.run = trainer, use_whole_logits, run
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        model = self.trainer.model
+        trained = model.get_base_model() if isinstance(model, PeftModel) else model
+        is_same = torch.tensor(float(loss.tiles_give_its_logits(trained, self.trainer.model_wrapped)))
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            is_same = is_same.to(args.device)
+            dist.all_reduce(is_same, dist.ReduceOp.MIN)  # ranks that differ in the last bit take one way
+        if not is_same:
+            self.use_whole_logits()
+            if args.process_index == 0:
+                name = type(trained).__name__
+                why = f"{name} changes its logits behind the head, so train_cfg.loss='chunked' would be a wrong loss"
+                warn(self.run, f"{why}: whole logits are computed, which takes more memory than planned.")
 
 
 class ValidateFirst(TrainerCallback):  # type: ignore[misc]

@@ -6,7 +6,7 @@ TRL's fused head saves memory and computes every logit twice; where the logits f
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -20,6 +20,7 @@ from tuner.data.sample import IGNORED
 from tuner.worker.progress import logs_step
 
 _LOGGED = ("entropy", "is_top1")
+_PROBED_TOKENS = 16
 METRICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
 """What TRL's trainers measure on each token, beside its log-probability."""
 
@@ -60,6 +61,40 @@ def use_whole_logits(model: Any, metrics: Sequence[str]) -> None:
         return FusedCausalLMOutput(**named, label_mask=is_trained_BT, aux_loss=aux_loss)
 
     model.forward = MethodType(forward, model)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def tiles_give_its_logits(model: Any, call: Callable[..., Any]) -> bool:
+    """Return whether TRL's head, a tile at a time, gives the log-probabilities of the model's own logits.
+
+    TRL 1.16 multiplies by the head's weight and knows some scales and caps by their name in the config; it leaves out
+    RecurrentGemma's `logits_soft_cap` and xLSTM's `output_logit_soft_cap`. Ranks call it together: at ZeRO-3 they
+    gather the weights.
+
+    Args:
+        model: A causal language model that TRL's trainer has given its fused head.
+        call: Its forward pass, through what it is wrapped in.
+    """
+    config = model.config.get_text_config()
+    if isinstance(getattr(config, "logit_scale", None), str):  # MPT's, which TRL's head computes with as a number
+        return False
+    vocab_size = config.vocab_size
+    ids_BT = torch.arange(1, vocab_size, max(1, vocab_size // _PROBED_TOKENS), device=model.device)[
+        None, :_PROBED_TOKENS
+    ]
+    was_training = model.training
+    model.eval()
+    try:
+        # The tiles come first: what DeepSpeed 0.19 has seen used in one pass it prefetches in the next, and then TRL's
+        # head fails to gather its weight.
+        tiled_BT = call(input_ids=ids_BT, labels=ids_BT, fused_lm_head=True).log_probs
+        logits_BTV = call(input_ids=ids_BT, use_cache=False).logits
+    finally:
+        model.train(was_training)
+    log_probs_BT = of_logits(logits_BTV, F.pad(ids_BT[:, 1:], (0, 1), value=IGNORED), ())["log_probs"][:, :-1]
+    # Of the largest logit: bfloat16 has 8 bits, and TF32, which a GPU may take for fp32, 11.
+    rtol = 2e-3 if logits_BTV.dtype == torch.float32 else 2e-2
+    return bool(torch.allclose(tiled_BT, log_probs_BT, rtol=rtol, atol=rtol * float(logits_BTV.abs().max()) + 1e-5))
 
 
 def of_logits(logits_BTV: Tensor, targets_BT: Tensor, metrics: Sequence[str]) -> dict[str, Tensor]:

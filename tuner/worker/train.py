@@ -29,13 +29,13 @@ from tuner.machine.topology import Batch, Rank
 from tuner.models.load import load_model, load_reference, source, tokenizer_of
 from tuner.recipes.loading import load
 from tuner.recipes.resume_command import resume_command
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig
 from tuner.report.verdict import Trained, judge
 from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker import compat, experts, resume, store, trainers
-from tuner.worker.callbacks import CheckWeightsMoved, HeartbeatCallback, ValidateFirst, ValidationCallback
+from tuner.worker.callbacks import CheckHead, CheckWeightsMoved, HeartbeatCallback, ValidateFirst, ValidationCallback
 from tuner.worker.checkpointing import CheckpointSaver, best_step, disk_errors
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
 from tuner.worker.consensus import RankConsensus
@@ -109,7 +109,15 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.E
     followed = (stream,) if stream else ()
     # Not before DeepCompile's passes: they take the first graphs that they see for those of training.
     is_deepcompile = config.train_cfg.torch_compile == "deepcompile"
-    first = () if is_deepcompile else (ValidateFirst(trainer, facts["batch"]["global_batch"]),)
+    first: tuple[TrainerCallback, ...] = ()
+    if not is_deepcompile:
+        first = (ValidateFirst(trainer, facts["batch"]["global_batch"]),)
+    if (
+        config.train_cfg.loss == "chunked"
+        and config.objective.type in CHOOSES_LOSS
+        and not config.train_cfg.torch_compile
+    ):
+        first = (CheckHead(trainer, partial(trainers.use_whole_logits, trainer, models, config), run), *first)
     for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *mended, *followed, *first):
         trainer.add_callback(callback)
     if point:
