@@ -57,6 +57,14 @@ def test_what_became_of_each_key_is_there_as_json(tuner: Tuner) -> None:
     assert outcomes["deepspeed"] == "no counterpart"
 
 
+def test_an_unknown_option_is_what_is_wrong_and_not_the_file(tuner: Tuner) -> None:
+    Path("sft.yaml").write_text(CONFIG, encoding="utf-8")
+
+    done = tuner("import", "sft.yaml", "--force")
+
+    assert done.code == 2 and "no such option: --force" in done.err
+
+
 def test_a_command_line_is_imported_too(tuner: Tuner) -> None:
     done = tuner("import", "trl", "sft", "--model_name_or_path", "Qwen/Qwen3-8B", "--dataset_name", "a/b")
 

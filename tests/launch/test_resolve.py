@@ -298,3 +298,26 @@ def test_ranks_are_bound_to_cores_by_who_starts_them() -> None:
     with pytest.raises(UsageError, match="binds them to cores") as caught:
         made(bind_cores=True, environ=task(0), flags={"launcher": "slurm"})
     assert "--cpu-bind" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("block", "sets", "compiles"),
+    [
+        ({"disable": False, "backend": "inductor"}, (), True),
+        ({"disable": True, "backend": "inductor"}, (), False),
+        ({"disable": False, "backend": "inductor"}, ("torch_compile=False",), False),
+    ],
+)
+def test_a_deepspeed_config_that_compiles_as_it_once_did_sets_the_recipes_torch_compile(
+    tmp_path: Path, block: dict[str, Any], sets: tuple[str, ...], compiles: bool
+) -> None:
+    path = tmp_path / "zero1_torch_compile.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "bf16": {"enabled": "auto"}, "compile": block}))
+
+    found = made(*sets, deepspeed=str(path))
+
+    assert found.recipe.config.train_cfg.torch_compile is compiles
+    assert not {"disable", "backend"} & found.final.config.get("compile", {}).keys()
+    if compiles:
+        assert found.recipe.origins["train_cfg.torch_compile"].source.startswith(f"{path}:1:")
+    assert any("compile.backend is no longer read by DeepSpeed" in warning for warning in found.warnings)

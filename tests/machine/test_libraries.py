@@ -134,6 +134,16 @@ def test_a_cuda_build_is_recognised_without_importing_it(fake_torch: Callable[[s
     assert list(problems(quantized=False, needs_cuda=True)) == []
 
 
+def test_a_torch_without_a_version_file_is_a_build_for_nothing_known(
+    fake_torch: Callable[[str], None], tmp_path: Path
+) -> None:
+    fake_torch('cuda = "12.8"')
+    (version,) = tmp_path.rglob("version.py")
+    version.unlink()
+
+    assert torch_cuda_version() is None
+
+
 def test_the_installed_torch_is_read_as_it_calls_itself() -> None:
     import torch
 

@@ -14,6 +14,7 @@ from tuner.errors import RecipeError
 from tuner.recipes import loading
 from tuner.recipes.adapter import Adapter, Quantization
 from tuner.recipes.architecture import Architecture
+from tuner.recipes.loading import load
 from tuner.recipes.objective import Dpo, Kto, Orpo, Reward
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Block, RecipeConfig, schema_keys
@@ -40,7 +41,7 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("optim_wrapper.accumulative_counts", 0, "greater than 0"),
     ("optim_wrapper.accumulative_counts", 1.5, "valid integer"),
     ("optim_wrapper.accumulative_counts", True, "valid integer"),
-    ("optim_wrapper.dtype", "bfloat16", "'bf16'"),
+    ("optim_wrapper.dtype", "bf61", "'bf16'"),
     ("optim_wrapper.clip_grad", {"max_norm": 0}, "greater than 0"),
     ("optim_wrapper.clip_grad", {}, "required"),
     ("param_scheduler.type", "cosin", "'cosine'"),
@@ -244,3 +245,13 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
         ("Share", "weight"),
         *itertools.product(("Rows", "Dataset", "Share"), rows),
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("float16", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32"), ("torch.bfloat16", "bf16"), ("bf16", "bf16")],
+)
+def test_torchs_and_xtuners_words_for_a_number_type_are_taken(name: str, dtype: str) -> None:
+    config = load("tiny_full_sample_e1", Overrides(pairs=[("--set", f"optim_wrapper.dtype={name}")])).config
+
+    assert config.optim_wrapper.dtype == dtype

@@ -80,7 +80,6 @@ REFUSED: list[tuple[str, str, str]] = [
         "super_offload needs ZeRO stage 3",
     ),
     ('{"bf16": {"bf16_optimizer_states": true}}', "1:11", "needs bf16.bf16_master_weights_and_grads"),
-    ('{"compile": {"disable": false, "backend": "inductor"}}', "1:14", "no key 'disable' in compile"),
     # What only fails when the engine is built, or at the first checkpoint.
     ('{"optimizer": {"type": "AdamWW"}}', "1:16", "Did you mean 'AdamW'?"),
     ('{"optimizer": {"type": "OneBitAdam"}}', "1:16", "1-bit optimizers were removed"),

@@ -75,6 +75,8 @@ def _document(words: Sequence[str]) -> Document:
         return python_file.read(path)
     if len(words) == 1 and path.suffix in _SHELL:
         return command_line.read_script(path)
+    if paths.is_file(path) and (options := [word for word in words[1:] if word.startswith("-")]):
+        raise UsageError(f"no such option: {options[0]}", where="tuner import", fix="See tuner import --help.")
     if document := command_line.read_words(words if len(words) > 1 else shlex.split(words[0])):
         return document
     raise UsageError(f"{words[0]!r} is not a config that can be imported", where="tuner import", fix=_FIX)

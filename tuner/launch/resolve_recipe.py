@@ -38,7 +38,8 @@ def resolve_recipe(
     refuse_tiles(loaded.config)
     document = None if choice.is_auto(loaded, deepspeed) else choice.open_chosen(loaded, deepspeed)
     if document:
-        loaded = splitting.with_batch(splitting.with_dtype(loaded, document), document)
+        for of_document in (splitting.with_dtype, splitting.with_compile, splitting.with_batch):
+            loaded = of_document(loaded, document)
     loaded = global_batch.settle(loaded, ranks)
     dtype = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
     loaded = kernels.choose(loaded, hardware, dtype.dtype)

@@ -24,7 +24,7 @@ from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
-_DTYPE = "optim_wrapper.dtype"
+_DTYPE, _COMPILE = "optim_wrapper.dtype", "train_cfg.torch_compile"
 OF_HOST = 0.5
 """The part of the host's memory that a split of our choice takes on a CPU, by formulas that are a GPU's."""
 
@@ -48,6 +48,19 @@ def with_dtype(loaded: Recipe, document: Document) -> Recipe:
         return loaded.settled({_DTYPE: said}, place)
     warning = f"{_DTYPE} = {asked!r} from {loaded.origins[_DTYPE].source} overrides {said!r} in {place}."
     return replace(loaded, warnings=(*loaded.warnings, warning))
+
+
+def with_compile(loaded: Recipe, document: Document) -> Recipe:
+    """Return the recipe with torch.compile where an older DeepSpeed config asks for it, as Axolotl's examples do.
+
+    DeepSpeed once read `compile.disable` and `compile.backend`; now the recipe compiles. What the user says of
+    train_cfg.torch_compile stays.
+    """
+    block = document.value.get("compile")
+    is_asked = isinstance(block, dict) and {"disable", "backend"} & block.keys() and not block.get("disable")
+    if not is_asked or loaded.origins[_COMPILE].place.kind in (Kind.FILE, Kind.FLAG):
+        return loaded
+    return loaded.settled({_COMPILE: True}, document.place(("compile",)))
 
 
 def with_batch(loaded: Recipe, document: Document) -> Recipe:

@@ -185,7 +185,8 @@ def torch_built_for(key: str) -> str | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    file = Path(spec.origin).parent / "version.py"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""  # a build of one's own may lack it
     match = re.search(rf"^{key}\b.*=\s*['\"](.+)['\"]", text, re.MULTILINE)
     return match[1] if match else None
 

@@ -23,6 +23,14 @@ REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb", "onebitsgd")
 """DeepSpeed 0.19.7 took them out. In lower case, as DeepSpeed reads names."""
 
 
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+"""The words of torch and of XTuner's configs."""
+
+
+def _short_dtype(name: Any) -> Any:
+    return _DTYPES.get(name.removeprefix("torch."), name) if isinstance(name, str) else name
+
+
 def _not_removed(name: Any) -> Any:
     if str(name).lower() in REMOVED_OPTIMIZERS:
         raise ValueError(f"{name!r} no longer exists: the 1-bit optimizers were removed from DeepSpeed; use AdamW")
@@ -66,4 +74,4 @@ class OptimWrapper(Block):
     optimizer: Optimizer
     clip_grad: ClipGrad | None
     accumulative_counts: PositiveInt | Literal["auto"]
-    dtype: Literal["auto", "bf16", "fp16", "fp32"]
+    dtype: Annotated[Literal["auto", "bf16", "fp16", "fp32"], Before(_short_dtype)]

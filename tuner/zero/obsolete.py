@@ -76,6 +76,12 @@ OBSOLETE: dict[tuple[str, ...], Obsolete] = {
     ("pipeline", "micro_batch_size"): Obsolete("inert", _NEVER, "The recipe's train_dataloader.batch_size decides."),
     ("seed",): Obsolete("inert", _NEVER, "The recipe's randomness.seed decides."),
     ("aio", "thread_count"): Obsolete("inert", "is no longer read by DeepSpeed", "Write intra_op_parallelism."),
+    **{
+        ("compile", key): Obsolete(
+            "inert", "is no longer read by DeepSpeed", "The recipe's train_cfg.torch_compile decides."
+        )
+        for key in ("disable", "backend", "kwargs")
+    },
     ("comms_config",): Obsolete("inert", _NEVER, "Use comms_logger to log communication."),
     ("monitor_config",): Obsolete("inert", _NEVER, "Use tensorboard, wandb, csv_monitor or comet."),
     ("fp32_allreduce",): Obsolete(
