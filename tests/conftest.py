@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.real import model
+from tests.real.__main__ import MISSING
+
 # How fast inputs are made says how busy the machine is.
 settings.register_profile("any-machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("any-machine")
+ROOT = Path(__file__).parents[1]
 _CACHE = Path(tempfile.gettempdir()) / f"tuner-tests-{os.getuid()}"
 # Before any library reads them; prepared data is keyed by content, so one cache serves every run of the suite.
 os.environ |= {"HF_HOME": str(_CACHE / "hf"), "TUNER_CACHE": str(_CACHE / "tuner"), "HF_HUB_OFFLINE": "1"}
@@ -51,6 +56,17 @@ def signals_of_a_fresh_process() -> Iterator[None]:
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture(scope="session")
+def real() -> Path:
+    """Return the folder of `make real`: a pretrained model in smollm2, and files of real rows."""
+    folder = model.folder()
+    done = subprocess.run([sys.executable, "-m", "tests.real", str(folder)], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == MISSING:
+        pytest.skip(f"skipped: {done.stderr.strip().splitlines()[-1]}")
+    assert not done.returncode, done.stderr
+    return folder
 
 
 @pytest.fixture
