@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
 
 from tests.machine.gpus import A100, CPU, GIB, H200, T4, V100, machine
+from tuner.errors import MachineError
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, detect, has_compiler, tool_path
 
@@ -39,6 +42,7 @@ def nvml_has(monkeypatch: pytest.MonkeyPatch, gpus: Iterable[Gpu]) -> None:
         "nvmlDeviceGetCudaComputeCapability": lambda gpu: gpu.compute_capability,
         "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=gpu.memory_bytes, free=GIB),
         "nvmlDeviceGetComputeRunningProcesses": lambda gpu: processes,
+        "nvmlDeviceGetMigMode": failing(pynvml.NVML_ERROR_NOT_SUPPORTED),
         "nvmlSystemGetCudaDriverVersion": lambda: 12080,
     }
     for name, answer in answers.items():
@@ -74,13 +78,10 @@ VISIBLE = {
     "GPU-bbbb,GPU-aaaa": ["bbbb", "aaaa"],
     "": [],
     "-1": [],
-    "9": [],
-    "GPU-dead": [],
     "NoDevFiles": [],
     "0,9,1": ["aaaa"],
     "0,-1,1": ["aaaa"],
     "0,,1": ["aaaa"],
-    "0,0": [],
 }
 
 
@@ -91,10 +92,72 @@ def test_hidden_gpus_do_not_count_and_the_order_is_the_users(wanted: str, monkey
     assert [gpu.uuid[4:8] for gpu in detect({"CUDA_VISIBLE_DEVICES": wanted}).gpus] == VISIBLE[wanted]
 
 
-@pytest.mark.parametrize("silent", ["nvmlInit", "nvmlDeviceGetCount"])
-def test_without_an_answer_from_nvml_there_is_no_gpu(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wanted", ["9", "GPU-dead", "0,0"])
+def test_a_variable_that_names_no_gpu_is_refused(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml_has(monkeypatch, FOUR)
-    monkeypatch.setattr(pynvml, silent, no_driver)
+
+    with pytest.raises(MachineError, match=rf"'{wanted}' names no GPU of this machine. In CUDA_VISIBLE_DEVICES. Name"):
+        detect({"CUDA_VISIBLE_DEVICES": wanted})
+
+
+def failing(code: int) -> Callable[..., None]:
+    def fail(*_: Any) -> None:
+        raise pynvml.NVMLError(code)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "message"),
+    [
+        ("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "nvmlInit fails with 'RM has detected"),
+        ("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN, "nvmlDeviceGetCount fails with 'Unknown Error'"),
+        ("nvmlDeviceGetMemoryInfo", pynvml.NVML_ERROR_GPU_IS_LOST, "nvmlDeviceGetMemoryInfo fails with 'GPU is lost'"),
+    ],
+)
+def test_a_driver_that_fails_is_no_reason_to_train_on_the_cpu(
+    call: str, code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml_has(monkeypatch, FOUR)
+    monkeypatch.setattr(pynvml, call, failing(code))
+
+    with pytest.raises(MachineError, match=re.escape(message)) as refused:
+        detect({})
+
+    assert refused.value.exit_code == 3
+    assert detect({"CUDA_VISIBLE_DEVICES": ""}).gpus == () == detect({"DS_ACCELERATOR": "cpu"}).gpus
+
+
+def test_one_gpu_of_four_that_is_lost_is_named_and_the_others_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml_has(monkeypatch, FOUR)
+    name = pynvml.nvmlDeviceGetName
+    lost = lambda gpu: failing(pynvml.NVML_ERROR_GPU_IS_LOST)() if gpu == FOUR[1] else name(gpu)  # noqa: E731
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lost)
+
+    with pytest.raises(MachineError, match=r"GPU 1 cannot be read: .* Train without it: CUDA_VISIBLE_DEVICES=0,2,3;"):
+        detect({})
+    assert detect({"CUDA_VISIBLE_DEVICES": "0,2,3"}).gpus == (FOUR[0], *FOUR[2:])
+
+
+@pytest.mark.parametrize("wanted", [None, "MIG-1111", "MIG-2222", "MIG-2222,MIG-1111"])
+def test_an_instance_of_mig_is_a_gpu_with_its_own_memory(wanted: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    instances = [Gpu("NVIDIA H200 MIG 1g.18gb", 18 * GIB, (9, 0), f"MIG-{digit * 4}") for digit in "12"]
+    nvml_has(monkeypatch, FOUR[:1])
+    missing = failing(pynvml.NVML_ERROR_NOT_FOUND)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda gpu: [1, 1])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMaxMigDeviceCount", lambda gpu: 7)
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetMigDeviceHandleByIndex", lambda gpu, at: instances[at] if at < 2 else missing()
+    )
+
+    shown = detect({"CUDA_VISIBLE_DEVICES": wanted} if wanted else {}).gpus
+
+    assert shown == (instances[1 if wanted and wanted.startswith("MIG-2") else 0],), "CUDA shows a process one of them"
+
+
+def test_a_library_without_a_loaded_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml_has(monkeypatch, FOUR)
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
 
     found = detect({})
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner import __version__
+from tuner.errors import MachineError
 from tuner.fit.sizes import gib
 from tuner.launch import probes
 from tuner.launch.checks import gpus, storage
@@ -61,8 +62,13 @@ class Report:
 
 def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Report:
     """Look at this machine; heavy libraries are tried in processes of their own, each for `deadline_s` at most."""
-    here = hardware.detect(environ)
-    rows = [*_software(here), *_gpus(here), *_host(here, environ)]
+    try:
+        here = hardware.detect(environ)
+        of_gpus = list(_gpus(here))
+    except MachineError as error:
+        here = hardware.detect({**environ, "DS_ACCELERATOR": "cpu"})
+        of_gpus = [Row("GPUs", "failed", error.what, error.fix)]
+    rows = [*_software(here), *of_gpus, *_host(here, environ)]
     env = {**environ, "PYTHONSAFEPATH": "1", "DS_ACCELERATOR": here.device}
     has_flash = libraries.is_installed("flash_attn")
     rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash), env, deadline_s)

@@ -90,6 +90,9 @@ def _defaults(run: ResolvedRun) -> dict[str, str]:
     if run.hardware.device == "cuda" and not any(name in run.environ for name in _ALLOCATORS):
         # Batches of different lengths leave holes that a segment of fixed size cannot give to a longer one.
         defaults[_ALLOCATOR] = "expandable_segments:True"
+    if run.hardware.has_nvidia:
+        # The order in which NVML, and so the plan, counts GPUs; CUDA's own puts the fastest first.
+        defaults["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return defaults
 
 

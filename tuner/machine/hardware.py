@@ -13,9 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tuner.errors import MachineError
 from tuner.machine import accelerators, kernel
 
 Answer = TypeVar("Answer")
+Seen = TypeVar("Seen", "Gpu", "Gpu | _Unreadable")
+_NO_GPU = ("", "-1", "NoDevFiles", "none", "void")
+"""Of CUDA_VISIBLE_DEVICES: values that hide every GPU on purpose."""
+_ON_CPU = 'CUDA_VISIBLE_DEVICES="" trains on the CPU.'
 _NVCC = Path("/usr/local/cuda/bin/nvcc")
 _USES_LIBAIO = "#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n"
 
@@ -30,6 +35,19 @@ class Gpu(NamedTuple):
     memory_bytes: int
     compute_capability: tuple[int, int]
     uuid: str = ""
+
+
+class _Unreadable(NamedTuple):
+    """A GPU that NVIDIA's driver counts and cannot describe."""
+
+    number: int
+    call: str
+    error: str
+    uuid: str = ""
+
+
+class _CallFailed(Exception):
+    """A call of NVML failed; the arguments are its name and NVML's message."""
 
 
 class GpuUse(NamedTuple):
@@ -86,15 +104,68 @@ class Hardware(NamedTuple):
 
 
 def detect(environ: Mapping[str, str]) -> Hardware:
-    """Look at this machine; GPUs hidden by CUDA_VISIBLE_DEVICES, or their maker's variable, do not count."""
+    """Look at this machine; GPUs hidden by CUDA_VISIBLE_DEVICES, or their maker's variable, do not count.
+
+    Raises:
+        MachineError: NVIDIA's driver is loaded, and a GPU that a run would use cannot be read, or the variable names
+            none: training on the CPU in its place would be no answer.
+    """
     if environ.get("DS_ACCELERATOR") == "cpu":
         return Hardware((), num_cpus(), _host_memory_bytes(), has_compiler(tool_path(environ)))
-    gpus = _visible(_with_nvml(_nvml_gpus) or [], environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus = _nvidia_gpus(environ.get("CUDA_VISIBLE_DEVICES"))
     if not gpus and (other := accelerators.found()):
         return _of_another_maker(*other, environ)
     # DeepSpeed 0.19.8 compiles its CPU Adam with nvcc where it sees a GPU (op_builder/builder.py, nvcc_args).
     builds = has_compiler(tool_path(environ)) and (not gpus or has_nvcc(environ))
     return Hardware(gpus, num_cpus(), _host_memory_bytes(), builds)
+
+
+def _nvidia_gpus(wanted: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA shows with CUDA_VISIBLE_DEVICES at `wanted`.
+
+    Raises:
+        MachineError: as `detect`.
+    """
+    if wanted is not None and wanted.strip() in _NO_GPU:
+        return ()
+    every = _read_gpus()
+    visible = _visible(every, wanted)
+    if every and not visible:
+        fix = f"Name some of 0 to {len(every) - 1}, or a UUID of nvidia-smi -L; {_ON_CPU}"
+        raise MachineError(f"{wanted!r} names no GPU of this machine", where="CUDA_VISIBLE_DEVICES", fix=fix)
+    for one in visible:
+        if isinstance(one, _Unreadable):
+            others = ",".join(str(at) for at, gpu in enumerate(every) if isinstance(gpu, Gpu))
+            without = f"Train without it: CUDA_VISIBLE_DEVICES={others}; " if others else ""
+            what = f"GPU {one.number} cannot be read: {one.call} fails with {one.error!r}"
+            raise MachineError(what, where="NVIDIA's driver", fix=f"nvidia-smi shows its state. {without}{_ON_CPU}")
+    gpus = tuple(one for one in visible if isinstance(one, Gpu))
+    # CUDA shows a process one instance, whatever the variable names (NVIDIA, MIG User Guide, "Device Enumeration").
+    return gpus[:1] if gpus and gpus[0].uuid.startswith("MIG-") else gpus
+
+
+def _read_gpus() -> list[Gpu | _Unreadable]:
+    """Return the GPUs in the order of the PCI bus, an instance of MIG each by itself; none without a loaded driver.
+
+    Raises:
+        MachineError: the driver's library does not start.
+    """
+    if not has_driver():
+        return []
+    import pynvml  # which takes 12 ms, and would only look for the driver's library
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
+            return []
+        what = f"NVIDIA's driver is here and does not answer: nvmlInit fails with {str(error)!r}"
+        fix = f"nvidia-smi shows more; after an update of the driver, restart the machine. {_ON_CPU}"
+        raise MachineError(what, where="NVIDIA's driver", fix=fix) from error
+    try:
+        return _nvml_gpus(pynvml)
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _of_another_maker(maker: accelerators.Maker, sizes: list[int], environ: Mapping[str, str]) -> Hardware:
@@ -228,13 +299,50 @@ def _handles(nvml: Any) -> list[Any]:
     return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
 
 
-def _nvml_gpus(nvml: Any) -> list[Gpu]:
-    gpus = []
-    for handle in _handles(nvml):
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        name, uuid = (str(ask(handle)) for ask in (nvml.nvmlDeviceGetName, nvml.nvmlDeviceGetUUID))
-        gpus.append(Gpu(name, nvml.nvmlDeviceGetMemoryInfo(handle).total, (major, minor), uuid))
+def _nvml_gpus(nvml: Any) -> list[Gpu | _Unreadable]:
+    gpus: list[Gpu | _Unreadable] = []
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        return [_Unreadable(0, "nvmlDeviceGetCount", str(error))]
+    for index in range(count):
+        try:
+            gpus += _nvml_gpu(nvml, index)
+        except _CallFailed as failed:
+            gpus.append(_Unreadable(index, *failed.args))
     return gpus
+
+
+def _nvml_gpu(nvml: Any, index: int) -> list[Gpu]:
+    """Return a GPU, or in its place its instances of MIG."""
+
+    def ask(call: str, *arguments: Any) -> Any:
+        try:
+            return getattr(nvml, call)(*arguments)
+        except nvml.NVMLError as error:
+            raise _CallFailed(call, str(error)) from error
+
+    def described(handle: Any) -> Gpu:
+        name, uuid = (str(ask(call, handle)) for call in ("nvmlDeviceGetName", "nvmlDeviceGetUUID"))
+        return Gpu(name, ask("nvmlDeviceGetMemoryInfo", handle).total, capability, uuid)
+
+    handle = ask("nvmlDeviceGetHandleByIndex", index)
+    major, minor = ask("nvmlDeviceGetCudaComputeCapability", handle)
+    capability = (major, minor)
+    if not _has_instances(nvml, handle):
+        return [described(handle)]
+    instances = []
+    for place in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle)):
+        with contextlib.suppress(nvml.NVMLError):  # no instance at this place
+            instances.append(described(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)))
+    return instances
+
+
+def _has_instances(nvml: Any, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:  # a GPU without MIG
+        return False
 
 
 def _nvml_use(nvml: Any) -> dict[str, GpuUse]:
@@ -251,10 +359,10 @@ def _nvml_cuda_version(nvml: Any) -> tuple[int, int]:
     return number // 1000, number % 1000 // 10
 
 
-def _visible(gpus: list[Gpu], wanted: str | None) -> tuple[Gpu, ...]:
+def _visible(gpus: list[Seen], wanted: str | None) -> tuple[Seen, ...]:
     if wanted is None:
         return tuple(gpus)
-    chosen: list[Gpu] = []
+    chosen: list[Seen] = []
     for item in (part.strip() for part in wanted.split(",")):
         found = [gpu for index, gpu in enumerate(gpus) if item and (item == str(index) or gpu.uuid.startswith(item))]
         if not found:
