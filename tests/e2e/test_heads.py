@@ -72,7 +72,7 @@ def test_losses_are_the_same_at_every_stage(tmp_path: Path, method: str, is_tied
 
 @pytest.mark.long
 def test_larger_batches_of_the_validation_take_the_chunked_head_in_training_too(tmp_path: Path) -> None:
-    check(tmp_path, "full", is_tied=False, levels=("none", "zero3"), val_batch=4)
+    check(tmp_path, "full", is_tied=False, levels=("none", "zero3"), val_batch=8)
 
 
 @pytest.mark.long

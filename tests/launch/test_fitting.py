@@ -98,3 +98,13 @@ def test_full_training_takes_6_flops_a_parameter_and_an_adapter_little_more_than
 )
 def test_where_a_part_is_not_known_nothing_is_claimed(sets: tuple[str, ...], hardware: object) -> None:
     assert arithmetic(*sets, hardware=hardware) is None
+
+
+@pytest.mark.parametrize(("batch_size", "loss"), [(2, "whole"), (3, "chunked")])
+def test_batches_of_a_validation_that_are_larger_than_twice_those_of_training_are_computed_in_tiles(
+    batch_size: int, loss: str
+) -> None:
+    sizes = ("train_dataloader.batch_size=1", f"val_dataloader.batch_size={batch_size}")
+    found = made(*sizes, recipe="tiny_full_sample_e1")
+
+    assert found.recipe.config.train_cfg.loss == loss

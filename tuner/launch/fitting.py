@@ -90,7 +90,7 @@ def choose_loss(
         return loaded
     whole = config.with_values({"train_cfg.loss": "whole"})
     if _validates_larger_batches(config):
-        reason = "derived: the batches of the validation are larger than those of training"
+        reason = "derived: the batches of the validation are larger than twice those of training"
         return loaded.settled({key: "chunked"}, Place(Kind.DERIVED, reason))
     if hardware.gpus:
         fit = judge(whole, deepspeed, topology, hardware, precision, "whole")
@@ -106,9 +106,9 @@ def _validates_larger_batches(config: RecipeConfig) -> bool:
     val = config.val_dataloader
     if val is None or val.batch_size == "auto":
         return False
-    return (
-        val.batch_size * val.dataset.max_length > config.split.micro_batch * config.train_dataloader.dataset.max_length
-    )
+    # Training holds the logits, their log-softmax and the gradients of both: twice what a validation holds of as many.
+    of_step = config.split.micro_batch * config.train_dataloader.dataset.max_length
+    return val.batch_size * val.dataset.max_length > 2 * of_step
 
 
 def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision) -> bool:
