@@ -67,6 +67,15 @@ def _path(flag: str, told: str) -> Decorator[Any]:
     return click.option(flag, metavar="PATH", shell_complete=complete.files, help=told)
 
 
+def _one_data_set(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> str | None:
+    """Return the value of --data; click takes the last of several in silence."""
+    if len(given) > 1:
+        mixture = ", ".join(f"dict(path={path!r})" for path in given)
+        fix = f'To train on all of them: --set "train_dataloader.dataset.mixture=[{mixture}]"'
+        raise UsageError(f"--data is given {len(given)} times", where="--data", fix=fix)
+    return given[0] if given else None
+
+
 def _pairs(flag: str, name: str, metavar: str, told: str) -> Decorator[Any]:
     return click.option(flag, name, multiple=True, metavar=metavar, shell_complete=complete.keys, help=told)
 
@@ -75,7 +84,14 @@ override_options = all_of(
     _path("--model", "Train this model: a folder, a run's result, or an id on the hub. No recipe is needed."),
     click.option("--method", metavar="NAME", help="Training method for --model without a recipe. Default: lora."),
     _path("--adapter", "Continue training this adapter: a run's result, or a folder saved by PEFT."),
-    _path("--data", "Train on this data: a file, a folder, or an id on the hub."),
+    click.option(
+        "--data",
+        multiple=True,
+        callback=_one_data_set,
+        metavar="PATH",
+        shell_complete=complete.files,
+        help="Train on this data: a file, a folder, or an id on the hub.",
+    ),
     _path("--val", "Validate on this data."),
     click.option(
         "--val-split",
