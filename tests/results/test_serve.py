@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -39,8 +39,9 @@ def served(log: Path, *arguments: object) -> Iterator[tuple[subprocess.Popen[byt
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     argv = [sys.executable, "-m", "tuner", "serve", *map(str, arguments), "--port", str(port)]
+    env = environment(TMPDIR=str(log.parent), HF_HUB_CACHE=str(log.parent.parent / "not-there"))
     with log.open("wb") as stream:
-        process = subprocess.Popen(argv, stdout=stream, stderr=stream, env=environment(TMPDIR=str(log.parent)))
+        process = subprocess.Popen(argv, stdout=stream, stderr=stream, env=env)
     try:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
@@ -64,24 +65,33 @@ def served(log: Path, *arguments: object) -> Iterator[tuple[subprocess.Popen[byt
     ],
 )
 def test_a_result_answers_openai_requests_as_it_does_in_chat(recipe: str, end: int, tmp_path: Path) -> None:
-    for package in ("uvicorn", "fastapi", "openai"):
+    for package in ("uvicorn", "fastapi"):
         pytest.importorskip(package)
+    openai = pytest.importorskip("openai")
     run, _ = make_result(tmp_path / "my-run", recipe)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    body = {"model": "my-run", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8, "temperature": 0}
+    body: dict[str, Any] = {
+        "model": "my-run",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 8,
+        "temperature": 0,
+    }
 
     with served(scratch / "log", run.path) as (process, address):
-        asked = urllib.request.Request(  # noqa: S310
-            f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310
-            found = json.load(answer)
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=60, max_retries=0)
+        listed = [model.id for model in client.models.list()]
+        whole = client.chat.completions.create(**body).choices[0].message.content
+        parts = [part.choices[0].delta.content or "" for part in client.chat.completions.create(**body, stream=True)]
+        with pytest.raises(openai.APIStatusError) as refused:
+            client.chat.completions.create(**body | {"model": "another"})
         process.send_signal(end)
         assert process.wait(60) == 0, (scratch / "log").read_text()
 
     chat = Chat(load(spec_of(str(run.path), None), CPU), Settings(max_new_tokens=8, temperature=0))
-    assert found["choices"][0]["message"]["content"] == chat.ask(QUESTION, lambda _: None).text
+    assert listed == ["my-run"], "and nothing of the hub's cache, which may not be there"
+    assert whole == "".join(parts) == chat.ask(QUESTION, lambda _: None).text
+    assert 400 <= refused.value.status_code < 500
     assert "Stopped." in (scratch / "log").read_text()
     assert [entry.name for entry in scratch.iterdir()] == ["log"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
@@ -56,6 +57,7 @@ def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware:
         ModelError: it is of an architecture that transformers itself does not have.
     """
     from transformers.cli.serve import Serve  # an extra
+    from transformers.cli.serving.model_manager import ModelManager
 
     config = transformers.AutoConfig.from_pretrained(spec.path, **pinned(spec.model))
     if not hasattr(transformers, config.architectures[0]):  # where the server looks it up
@@ -65,6 +67,9 @@ def run_transformers(spec: ModelSpec, name: str, host: str, port: int, hardware:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # effect: the folder of links is removed first
     try:
         with _folder(spec, name) as model:
+            # transformers 5.23 lists the models of the hub's cache, none of which is served, and fails without a cache.
+            listed = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "tuner"}
+            ModelManager.get_gen_models = staticmethod(lambda cache_dir=None: [listed])
             Serve(
                 force_model=model,
                 dtype=str(dtype_of(spec, hardware)).removeprefix("torch."),
