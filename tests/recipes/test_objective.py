@@ -36,7 +36,7 @@ def changed(name: str, *pairs: str) -> Recipe:
             ("objective.loss_type belongs to dpo, kto", "Remove loss_type"),
         ),
         (DPO.replace("dpo", "kto"), "train_dataloader.batch_size=1", ("batch_size must be 2 or more for kto",)),
-        ("tiny_full_sample_e1", "dtype=bfloat16", ("optim_wrapper.dtype = 'bfloat16'", "Did you mean 'bf16'?")),
+        ("tiny_full_sample_e1", "dtype=bf61", ("optim_wrapper.dtype = 'bf61'", "Did you mean 'bf16'?")),
     ],
 )
 def test_a_mistake_in_an_objective_is_told_with_the_way_out(name: str, pair: str, told: tuple[str, ...]) -> None:

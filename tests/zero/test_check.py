@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "MiCS": (_zero(stage=3, mics_shard_size=8), "zero_hpz_partition_size"),
     "cpu_offload": (_zero(stage=2, cpu_offload=True), '"offload_optimizer": {"device": "cpu"}'),
     "a dtype for tensor parallelism": ({"tensor_parallel": {"dtype": "bf16"}}, "remove the key"),
-    "a compile backend": ({"compile": {"backend": "inductor"}}, "no key 'backend' in compile"),
+    "a compile mode": ({"compile": {"mode": "max-autotune"}}, "no key 'mode' in compile"),
 }
 
 
@@ -292,7 +292,7 @@ DEEPSPEED_REFUSES: list[dict[str, Any]] = [
     {"checkpoint": {"tag_validation": "never"}},
     {"checkpoint": {"parallel_write": {"pipeline_stage": "yes"}}},
     {"checkpoint": {"writer": {"type": "slow"}}},
-    {"compile": {"backend": "inductor"}},
+    {"compile": {"mode": "max-autotune"}},
     {"compile": {"passes": ["z9"]}},
     {"tensor_parallel": {"dtype": "bf16"}},
     {"tensor_parallel": {"autotp": 2}},
