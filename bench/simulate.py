@@ -142,6 +142,7 @@ class Point:
     accumulation: int = 2
     recompute: bool = True
     packing: bool = False
+    offload: bool = False
     loss: str = "chunked"
     gpu: str = "A100"
     layers: int | None = None
@@ -156,7 +157,8 @@ class Point:
         ]
         more += ["one micro-batch"] * (self.accumulation == 1)
         more += ["packed"] * self.packing + ["whole logits"] * (self.loss == "whole")
-        return f"{self.model}, {self.method}, ZeRO-{self.zero}, {', '.join(more)}"
+        level = f"ZeRO-{self.zero}{' offload' * self.offload}"
+        return f"{self.model}, {self.method}, {level}, {', '.join(more)}"
 
     def config(self) -> dict[str, Any]:
         """Return the model's config.json."""
@@ -192,6 +194,9 @@ POINTS = (
     Point("Llama 3 8B", "full", 3, loss="whole"),
     Point("Llama 3 8B", "full", 3, accumulation=1),
     Point("Llama 3 8B", "full", 2, accumulation=1),
+    Point("Llama 3 8B", "full", 2, offload=True),
+    Point("Llama 3 8B", "full", 3, offload=True),
+    Point("Llama 3 8B", "lora", 3, offload=True),
     Point("Llama 2 7B", "full", 2, rows=4, packing=True),
     Point("Qwen 2.5 1.5B", "full", 2),
     Point("Qwen 3 8B", "full", 2, recompute=False),
@@ -258,7 +263,7 @@ def resolved(point: Point, folder: Path) -> ResolvedRun:
     overrides = Overrides(str(folder), str(folder / "rows.jsonl"), pairs=pairs)
     nodes = -(-point.ranks // 8)
     flags = LaunchFlags(nproc_per_node=point.ranks // nodes, nnodes=nodes, master_addr="host" if nodes > 1 else None)
-    level = f"deepspeed_zero{point.zero}" if point.zero else "none"
+    level = f"deepspeed_zero{point.zero}{'_offload' * point.offload}" if point.zero else "none"
     name = f"tiny_pretrain_{point.method}_custom_e1"
     request = Request(name, overrides, level, flags, work_dir=folder / "run", ignore_fit=True)
     machine = Hardware((GPUS[point.gpu],) * (point.ranks // nodes), 64, 2000 * GIB, True)

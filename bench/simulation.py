@@ -48,10 +48,11 @@ from tuner.worker.loss import use_whole_logits
 
 META = "meta"
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
 _METRICS = ("entropy", "is_top1")
 """What `tuner.worker.loss` measures in a step that is logged."""
-_SMALL = 4096
-"""Elements. Smaller tensors of the host are real, so that code can read them."""
+_READ = 64
+"""Elements. As many that leave the GPU are real on the host, where code reads them as numbers."""
 _FILES = {
     "/deepspeed/runtime/zero/linear.py": "layers",
     "/deepspeed/runtime/zero/partition": "gathered",
@@ -118,7 +119,7 @@ def simulate(job: Job) -> Simulated:
             model = build(job)
         memory.phase = "optimizer_states"
         engine, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer_of(model), config=dict(job.deepspeed), dist_init_required=False
+            model=model, optimizer=optimizer_of(model), config=_with_any_optimizer(job), dist_init_required=False
         )
         gc.collect()
         step(engine, job, META, memory.enter)
@@ -131,6 +132,11 @@ def simulate(job: Job) -> Simulated:
         del engine, model
         gc.collect()
     return result
+
+
+def _with_any_optimizer(job: Job) -> dict[str, Any]:
+    """Return the config for torch's Adam on the host, in the place of DeepSpeed's, which is compiled."""
+    return {**job.deepspeed, "zero_force_ds_cpu_optimizer": False}
 
 
 # What is trained, as tuner's worker sets it up; on the CPU it is the same with real tensors.
@@ -273,9 +279,9 @@ class Memory(TorchDispatchMode):
         device, to_host = kwargs.get("device"), False
         if device is not None and device.type == "cpu":
             moved = next((one for one in inputs if one.is_meta), None)
-            if moved is not None and moved.numel() <= _SMALL:
+            if moved is not None and moved.numel() <= _READ:
                 return torch.zeros(moved.shape, dtype=kwargs.get("dtype") or moved.dtype)
-            to_host = moved is not None or (not inputs and _num_elements(args) > _SMALL)
+            to_host = moved is not None or (not inputs and _num_elements(args) > 1)
         if to_host:
             kwargs["device"] = torch.device(META)
         result = func(*args, **kwargs)
@@ -313,7 +319,7 @@ class Memory(TorchDispatchMode):
     def _line(self, size: int) -> str:
         if self.phase in ("weights", "optimizer_states", "step"):
             return self.phase
-        return f"{self.phase}: {_caller() if size > _SMALL else 'other'}"
+        return f"{self.phase}: {_caller() if size > 4096 else 'other'}"
 
 
 def _caller() -> str:
@@ -345,6 +351,8 @@ class GpuKernels(TorchFunctionMode):
             return self._attention(*args, **kwargs)
         if func is F.dropout:
             return _dropout(*args, **kwargs)
+        if func == _DEVICE and args[0].is_meta and self.memory.is_on_host(args[0]):
+            return torch.device("cpu")
         if func is Tensor.to and self.memory.is_on_host(args[0]) and META in map(str, (*args[1:], *kwargs.values())):
             return torch.empty_like(args[0], device=META) if args[0].is_meta else func(*args, **kwargs)
         if func is Tensor.__getitem__ and _is_mask(args[1]):

@@ -92,7 +92,7 @@ def test_tensors_of_the_host_are_not_counted() -> None:
         also_on_host = on_host + 1
 
         assert memory.now == 40_000
-        assert memory.is_on_host(also_on_host)
+        assert memory.is_on_host(also_on_host) and also_on_host.device == torch.device("cpu")
 
         back = also_on_host.to(META)
         assert memory.now == 80_000
