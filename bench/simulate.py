@@ -118,6 +118,21 @@ QWEN_3_30B_A3B = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 40960,
 }
+GPT_OSS_20B = {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 24,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "Llama 2 7B": LLAMA_2_7B,
     "Llama 3 8B": LLAMA_3_8B,
@@ -126,6 +141,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "Gemma 2 9B": GEMMA_2_9B,
     "Mixtral 8x7B": MIXTRAL,
     "Qwen 3 30B-A3B": QWEN_3_30B_A3B,
+    "gpt-oss 20B": GPT_OSS_20B,
 }
 
 
@@ -183,6 +199,7 @@ KINDS = (
     Point("Gemma 2 9B", "lora", 2, tokens=2048, recompute=False),
     Point("Mixtral 8x7B", "full", 3, ranks=64, recompute=False),
     Point("Qwen 3 30B-A3B", "lora", 2),
+    Point("gpt-oss 20B", "lora", 2, tokens=2048),
     Point("Llama 3 8B", "lora", 0, ranks=1, gpu="T4", tokens=2048),
 )
 """Every kind of run once. `tests/fit/test_simulated.py` takes them with few layers."""
@@ -205,6 +222,8 @@ POINTS = (
     Point("Llama 3 8B", "qlora", 2, recompute=False),
     Point("Gemma 2 9B", "full", 3),
     Point("Gemma 2 9B", "lora", 0, ranks=1, tokens=2048),
+    Point("Gemma 2 9B", "lora", 0, ranks=1, tokens=8192),
+    Point("Llama 3 8B", "qlora", 0, ranks=1, gpu="T4", tokens=2048, recompute=False),
     Point("Mixtral 8x7B", "lora", 3),
     Point("Mixtral 8x7B", "full", 3, ranks=64),
     Point("Qwen 3 30B-A3B", "full", 3, ranks=16),
@@ -293,7 +312,7 @@ def job_of(run: ResolvedRun) -> Job:
         is_packed=dataset.packing,
         recompute=bool(recipe.split.recompute),
         loss=recipe.train_cfg.loss,
-        attention=None if attention == "auto" else attention,
+        attention=attention,
         adapter={name: getattr(adapter, name) for name in _OF_LORA} if adapter else None,
         quantization={theirs: getattr(quantization, ours) for theirs, ours in _OF_4_BITS.items()}
         if quantization

@@ -39,11 +39,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, Trainer, masking_utils
 from transformers.initialization import no_init_weights
+from transformers.integrations import sdpa_attention
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.quantizers.base import HfQuantizer
 from trl.trainer.utils import add_fused_lm_head
 
 from bench.gpu_loss import as_on_a_gpu
+from tuner.models.compat import repeat_heads_on_old_gpus
 from tuner.worker.loss import use_whole_logits
 
 META = "meta"
@@ -503,12 +505,14 @@ def _stand_ins(job: Job) -> Iterator[Memory]:
         (torch, "get_autocast_dtype", lambda *_: job.dtype),
         (torch, "autocast", lambda *_, **__: nullcontext()),
         (F, "linear", F.linear),  # ZeRO-3 replaces it and leaves it so
+        (sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa),  # so does the next line
     ]
     if not job.is_packed:
         objects.append((masking_utils, "find_packed_sequence_indices", nothing))
     with ExitStack() as stack:
         for owner, name, stand_in in objects:
             stack.enter_context(mock.patch.object(owner, name, stand_in))
+        repeat_heads_on_old_gpus(job.capability)
         stack.enter_context(mock.patch.dict(os.environ, {"LOCAL_RANK": "0"}))
         stack.enter_context(as_on_a_gpu())
         stack.enter_context(memory)

@@ -11,9 +11,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.live import Live
+from tests.fit.built import on_meta
 from tests.fit.recipes import lightest
+from tests.fit.small import SMALL, name_of
 from tuner.fit import activations
 from tuner.fit.activations import layer_bytes, of_recipe, of_validation
+from tuner.fit.attention import WITHOUT_SDPA, of_transformers
 from tuner.fit.parameters import built
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
@@ -33,12 +36,20 @@ FACTS = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 176}
 
 
-def saved_bytes(model_type: str, num_layers: int, extra: dict[str, Any], lora: LoraConfig | None) -> int:
+def saved_bytes(
+    model_type: str,
+    num_layers: int,
+    extra: dict[str, Any],
+    lora: LoraConfig | None,
+    *,
+    attention: str | None = "sdpa",
+    packed: bool = False,
+) -> int:
     """Return the bytes of all tensors that the forward pass saves for backward, weights left out."""
     facts = {**FACTS, **extra, "num_hidden_layers": num_layers}
     facts["num_local_experts"] = facts.get("num_experts", 4)
     config = AutoConfig.for_model(model_type, **{**facts, "pad_token_id": 0})
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention)
     if lora:
         model = get_peft_model(model, lora, autocast_adapter_dtype=False)
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
@@ -50,18 +61,26 @@ def saved_bytes(model_type: str, num_layers: int, extra: dict[str, Any], lora: L
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model.train()(input_ids=torch.randint(1, 60, (1, TOKENS)), use_cache=False)
+        positions = torch.arange(TOKENS).remainder(TOKENS // 2)[None] if packed else None
+        output = model.train()(input_ids=torch.randint(1, 60, (1, TOKENS)), position_ids=positions, use_cache=False)
     assert output.logits is not None
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
-def per_token_and_layer(model_type: str, extra: dict[str, Any], lora: LoraConfig | None = None) -> float:
-    """Measure one layer: the difference between three and two of them."""
-    three, two = (saved_bytes(model_type, count, extra, lora) for count in (3, 2))
-    return (three - two) / TOKENS
+def per_token_and_layer(
+    model_type: str, extra: dict[str, Any], lora: LoraConfig | None = None, **options: Any
+) -> float:
+    """Measure one layer: the difference between two more and two of the same kinds of layers."""
+    four, two = (saved_bytes(model_type, count, extra, lora, **options) for count in (4, 2))
+    return (four - two) / 2 / TOKENS
 
 
-def on_paper(recipe: RecipeConfig, model_type: str, extra: dict[str, Any]) -> float:
+def on_paper(recipe: RecipeConfig, model_type: str, extra: dict[str, Any], *, packed: bool = False) -> float:
+    """Return the plan's bytes of one token in a layer, for one row of TOKENS tokens."""
+    loader = recipe.train_dataloader
+    dataset = loader.dataset.model_copy(update={"packing": packed, "max_length": TOKENS})
+    one_row = loader.model_copy(update={"dataset": dataset, "batch_size": 1})
+    recipe = recipe.model_copy(update={"train_dataloader": one_row})
     facts = Architecture(model_type=model_type, **{**FACTS, **extra})
     return layer_bytes(recipe, facts, built(facts).layers[-1])
 
@@ -91,6 +110,28 @@ def test_full_training_saves_exactly_the_planned_bytes(model_type: str) -> None:
 )
 def test_other_families_save_the_planned_bytes_within_an_eighth(model_type: str, extra: dict[str, Any]) -> None:
     assert on_paper(full(), model_type, extra) == pytest.approx(per_token_and_layer(model_type, extra), rel=0.12)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_a_mask_has_keys_and_values_copied_to_all_heads_and_is_saved_in_each_layer(model_type: str) -> None:
+    saved = per_token_and_layer(model_type, {}, packed=True)
+
+    assert on_paper(full(), model_type, {}, packed=True) + 2 * TOKENS == saved
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "llama", "qwen2"])
+def test_eager_attention_saves_the_scores_of_all_pairs_of_tokens(model_type: str) -> None:
+    attention = None if model_type in WITHOUT_SDPA else "eager"
+    recipe = changed(model={"attn_implementation": attention})
+    saved = per_token_and_layer(model_type, {}, attention=attention)
+
+    assert on_paper(recipe, model_type, {}) == pytest.approx(saved, rel=0.03)
+
+
+def test_the_attention_of_a_model_that_names_none_is_the_one_that_transformers_takes() -> None:
+    planned = {name_of(facts): of_transformers(facts) for facts in SMALL}
+
+    assert planned == {name_of(facts): on_meta(facts).config.get_text_config()._attn_implementation for facts in SMALL}
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
@@ -135,6 +176,7 @@ def test_packed_rows_have_a_mask_that_each_layer_saves_and_flash_attention_none(
     loader, facts = full().train_dataloader, Architecture(**facts)
     tokens = full().split.micro_batch * loader.dataset.max_length
     pairs = tokens * (loader.dataset.max_length if rows_side_by_side else tokens)
+    copies = 4 * 16 * (8 - 2) * tokens
     masked, flash = (
         of_recipe(changed(model={"attn_implementation": attention}, train_cfg={"gradient_checkpointing": True}), facts)
         for attention in ("sdpa", "flash_attention_2")
@@ -143,7 +185,7 @@ def test_packed_rows_have_a_mask_that_each_layer_saves_and_flash_attention_none(
     assert loader.dataset.packing
     assert full().split.micro_batch > 1
     assert masked.kept - flash.kept == pairs
-    assert masked.at_layer - flash.at_layer == 2 * pairs
+    assert masked.at_layer - flash.at_layer == 2 * pairs + copies
 
 
 def test_orpo_holds_six_bytes_a_logit_and_the_fused_head_of_others_one_tile() -> None:

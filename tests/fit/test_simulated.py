@@ -16,10 +16,8 @@ FEW = tuple(replace(point, layers=8) for point in KINDS)
 OPEN = {
     "Llama 2 7B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
     "Llama 3 8B, lora, ZeRO-3, 8 x A100, 1 x 4096, kept",
-    "Gemma 2 9B, lora, ZeRO-2, 8 x A100, 1 x 2048, kept",
     "Qwen 3 30B-A3B, lora, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
     "Mixtral 8x7B, full, ZeRO-3, 64 x A100, 1 x 4096, kept",
-    "Llama 3 8B, lora, ZeRO-0, 1 x T4, 1 x 2048, recomputed",
 }
 """Runs with an estimate that is known to be wrong."""
 OPEN_WHEN_WHOLE = OPEN | {
@@ -31,7 +29,6 @@ OPEN_WHEN_WHOLE = OPEN | {
     "Llama 3 8B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
     "Llama 3 8B, full, ZeRO-3, 8 x A100, 2 x 4096, kept, packed",
     "Llama 3 8B, qlora, ZeRO-3, 8 x A100, 1 x 4096, recomputed",
-    "Gemma 2 9B, lora, ZeRO-0, 1 x A100, 1 x 2048, recomputed",
     "Mixtral 8x7B, full, ZeRO-3, 64 x A100, 1 x 4096, recomputed",
 }
 """The same with all layers."""

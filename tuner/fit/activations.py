@@ -2,7 +2,7 @@
 
 It takes a recipe and an architecture; it knows no ZeRO level, which does not change activations.
 
-What layers save is counted on the tensors that autograd keeps in transformers 5.23 (bf16, SDPA): exact for Llama, Qwen
+What layers save is counted on the tensors that autograd keeps in transformers 5.23 (bf16): exact for Llama, Qwen
 2 and 3, Mistral and Gemma, within an eighth for the others (tests/fit/test_activations.py). Korthikanti et al., 2022
 (arXiv:2205.05198), section 4, counts the same way for another layer. The loss is TRL 1.16's as a GPU computes it:
 trl/kernels/chunked_logprob.py for sft, pretrain, dpo and kto, trl/experimental/orpo for orpo; tests/fit/test_loss.py
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tuner.fit import attention
 from tuner.fit.decoder_layer import Layer
 from tuner.fit.families import FAMILIES, Family
 from tuner.fit.parameters import built
@@ -62,26 +63,47 @@ _OFFLOAD_STASH = 5
 """Tensors that TRL 1.16's offloading leaves on the GPU until they have arrived (max_fwd_stash_size)."""
 
 
-def of_recipe(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2) -> Work:
-    """Return what one micro-batch holds. fp32 (`weight_bytes` 4) doubles what is saved in 16 bits."""
+class _Mask(NamedTuple):
+    """Bytes of a mask that all layers share, and of what each layer saves of it."""
+
+    shared: int = 0
+    of_layer: int = 0
+
+
+def of_recipe(
+    recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2, *, old_gpus: bool = False
+) -> Work:
+    """Return what one micro-batch holds.
+
+    Args:
+        recipe: The recipe.
+        architecture: Of the model.
+        weight_bytes: 4 (fp32) doubles what is saved in 16 bits.
+        old_gpus: SDPA has no kernel for grouped heads (compute capability below 8.0).
+    """
     tokens = tokens_of_rank(recipe)
     scale, hidden = tokens * weight_bytes / 2, weight_bytes * tokens * architecture.hidden_size
     layers = built(architecture).layers[-(recipe.train_cfg.trainable_layers or 0) :]
-    mask = _mask(recipe, architecture, recipe.train_dataloader, tokens)
+    mask = _mask(recipe, architecture, recipe.train_dataloader, tokens, weight_bytes)
     in_mlp = min(tokens, architecture.hidden_size) if recipe.train_cfg.tiled_mlp else tokens
+    family = FAMILIES[architecture.model_type]
+    of_mlps = [weight_bytes / 2 * _mlp(family, architecture, layer) for layer in layers]
     saved = [
-        scale * layer_bytes(recipe, architecture, layer)
-        - (tokens - in_mlp) * weight_bytes / 2 * _mlp(FAMILIES[architecture.model_type], architecture, layer)
-        + weight_bytes * mask
-        for layer in layers
+        scale * layer_bytes(recipe, architecture, layer, old_gpus=old_gpus) - (tokens - in_mlp) * of_mlp + mask.of_layer
+        for layer, of_mlp in zip(layers, of_mlps, strict=True)
     ]
-    steps = [weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp) for layer in layers]
+    # More at the peak of a layer's backward: in its MLP, or in eager attention when the MLP's share is gone.
+    scores = scale * _scores(recipe, architecture, attention.work_bytes(architecture))
+    steps = [
+        max(weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp), scores - in_mlp * of_mlp)
+        for layer, of_mlp in zip(layers, of_mlps, strict=True)
+    ]
     trained = recipe.adapter is None
-    norm = scale * _norm(architecture.hidden_size, FAMILIES[architecture.model_type], architecture, trained=trained)
+    norm = scale * _norm(architecture.hidden_size, family, architecture, trained=trained)
     at_loss, logits = norm + hidden, _logits(recipe, architecture, tokens, weight_bytes)
     if recipe.split.recompute:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
-        kept: float = len(layers) * hidden + mask
+        kept: float = len(layers) * hidden + mask.shared
         at_layer = max(held + step for held, step in zip(saved, steps, strict=True))
     else:
         # Of the head, the norm is what is left when the loss is gone.
@@ -104,10 +126,12 @@ def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
     in_mlp = -(-tokens // num_tiles(recipe, hidden)) if recipe.train_cfg.tiled_mlp else tokens
     layers = built(architecture).layers
     inner = max((_inner(architecture, layer) for layer in layers), default=0)
-    at_layer = max(4 * tokens * hidden + _halves(architecture) * in_mlp * inner, _FORWARD_STEPS * tokens * hidden)
+    at_layer: float = max(
+        4 * tokens * hidden + _halves(architecture) * in_mlp * inner, _FORWARD_STEPS * tokens * hidden
+    )
     at_layer += 2 * tokens * architecture.head_dim  # rotary positions
-    at_layer += _mask(recipe, architecture, loader, tokens)
-    if recipe.model.attn_implementation == "eager":
+    at_layer += sum(_mask(recipe, architecture, loader, tokens, weight_bytes)) / weight_bytes
+    if attention.of_recipe(recipe, architecture) == "eager":
         at_layer += 3 * architecture.num_attention_heads * tokens * _row_tokens(recipe, architecture, loader)
     at_loss = _LOSS_STEPS * tokens * hidden + min(tokens, _TILE_TOKENS) * _TILE_LOGITS
     if recipe.objective.type == "orpo":
@@ -144,18 +168,28 @@ def _row_tokens(recipe: RecipeConfig, architecture: Architecture, loader: Datalo
     return loader.dataset.max_length * (loader.micro_batch if end_to_end else 1)
 
 
-def _mask(recipe: RecipeConfig, architecture: Architecture, loader: Dataloader, tokens: int) -> int:
-    """Return the pairs of tokens that a mask tells apart: SDPA takes it as a bool and saves it in the compute type.
+def _mask(
+    recipe: RecipeConfig, architecture: Architecture, loader: Dataloader, tokens: int, weight_bytes: int
+) -> _Mask:
+    """Return the bytes of what tells pairs of tokens apart: SDPA takes a bool and saves it in the compute type.
 
-    It is there where samples share a row or are padded to one length; flash attention needs none.
+    SDPA needs one where samples share a row or are padded to one length, eager attention always, in the compute type;
+    flash attention needs none.
     """
-    row = _row_tokens(recipe, architecture, loader)
-    alone = row == tokens == loader.dataset.max_length and not loader.dataset.packing
+    row, name = _row_tokens(recipe, architecture, loader), attention.of_recipe(recipe, architecture)
     if recipe.train_cfg.sequence_parallel_size > 1:
-        return 0  # samples are computed one after the other
-    if alone or recipe.model.attn_implementation not in (None, "auto", "sdpa"):
+        return _Mask()  # samples are computed one after the other
+    if name == "eager":
+        return _Mask(attention.num_masks(architecture) * weight_bytes * tokens * row)
+    is_alone = row == tokens == loader.dataset.max_length and not loader.dataset.packing
+    return _Mask(tokens * row, weight_bytes * tokens * row) if name == "sdpa" and not is_alone else _Mask()
+
+
+def _scores(recipe: RecipeConfig, architecture: Architecture, of_pair: int) -> int:
+    """Return the bytes a token of an eager attention's scores, of which a pair of tokens has `of_pair`."""
+    if attention.of_recipe(recipe, architecture) != "eager":
         return 0
-    return tokens * row
+    return of_pair * _row_tokens(recipe, architecture, recipe.train_dataloader)
 
 
 def _backward_steps(architecture: Architecture, layer: Layer, tokens: int, in_mlp: int) -> int:
@@ -205,13 +239,15 @@ def _trains_head(recipe: RecipeConfig, name: str) -> bool:
     return any(name.endswith(module) for module in recipe.adapter.modules_to_save or ())
 
 
-def layer_bytes(recipe: RecipeConfig, architecture: Architecture, layer: Layer) -> float:
-    """Return the bytes that one layer saves for one token."""
+def layer_bytes(recipe: RecipeConfig, architecture: Architecture, layer: Layer, *, old_gpus: bool = False) -> float:
+    """Return the bytes that one layer saves for one token, a mask left out."""
     family, trained = FAMILIES[architecture.model_type], recipe.adapter is None
+    name = attention.of_recipe(recipe, architecture)
+    has_mask = bool(_mask(recipe, architecture, recipe.train_dataloader, tokens_of_rank(recipe), 2).shared)
+    all_heads = attention.repeats_heads(name, architecture, has_mask=has_mask, old_gpus=old_gpus)
     total = _norms(family, architecture, trained=trained) + _mlp(family, architecture, layer)
-    total += _attention(family, architecture, layer, trained=trained)
-    if recipe.model.attn_implementation == "eager":
-        total += 6 * architecture.num_attention_heads * _row_tokens(recipe, architecture, recipe.train_dataloader)
+    total += _attention(family, architecture, layer, trained=trained, all_heads=all_heads)
+    total += _scores(recipe, architecture, attention.score_bytes(architecture))
     return total + (_adapter(recipe, architecture, layer) if recipe.adapter else 0)
 
 
@@ -231,7 +267,10 @@ def _norm(width: int, family: Family, architecture: Architecture, *, trained: bo
     return (4 + (weighted if trained else 0)) * width + 4
 
 
-def _attention(family: Family, architecture: Architecture, layer: Layer, *, trained: bool) -> float:
+def _attention(
+    family: Family, architecture: Architecture, layer: Layer, *, trained: bool, all_heads: bool = False
+) -> float:
+    """Return what attention saves but for scores; with `all_heads` keys and values are copies for each query head."""
     heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
     query, key = heads * architecture.head_dim, groups * architecture.head_dim
     if architecture.kv_lora_rank:  # keys and values of every head come out of the latent
@@ -240,7 +279,7 @@ def _attention(family: Family, architecture: Architecture, layer: Layer, *, trai
     linear = [one for one in layer.linears if one.name.startswith("linear_attn.")]
     if linear:  # each projection's output before and after the convolution, and the recurrence's inputs in fp32
         return 6 * sum(one.outputs for one in linear)
-    total: float = 4 * query + 4 * key + 4 * heads
+    total: float = 4 * query + 4 * (query if all_heads else key) + 4 * heads
     if family.qk_norm and (not family.qk_norm_optional or architecture.use_qk_norm):
         weighted = 4 if architecture.model_type in _FP32_WEIGHT_NORM else 2
         total += (4 + (weighted if trained else 0)) * (query + key) + 4 * (heads + groups)

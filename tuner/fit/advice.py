@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tuner.fit.estimate import peak
+from tuner.fit.estimate import peak_on
 from tuner.fit.levels import LEVELS, Fit, Level, Machines
 from tuner.recipes.adapter import Adapter, Quantization
 from tuner.recipes.architecture import Architecture
@@ -40,7 +40,7 @@ def levels(recipe: RecipeConfig, architecture: Architecture, machines: Machines)
 def fit(recipe: RecipeConfig, architecture: Architecture, machines: Machines, level: str) -> Fit:
     """Return what one level needs on these machines."""
     preset = Level.of_preset(level, architecture.hidden_size)
-    needs = peak(recipe, architecture, preset, machines.world_size, machines.gpus_per_node, machines.weight_bytes)
+    needs = peak_on(recipe, architecture, preset, machines)
     return Fit(level, needs, machines)
 
 
@@ -77,7 +77,7 @@ def _costly(recipe: RecipeConfig, architecture: Architecture, machines: Machines
 def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machines, flags: str) -> Change | None:
     """Return the change that swaps to the disks (ZeRO-Infinity), where there are some and that is enough."""
     level = Level.of_preset(_MOST_OFFLOADED, architecture.hidden_size).on_disk()
-    needs = peak(recipe, architecture, level, machines.world_size, machines.gpus_per_node, machines.weight_bytes)
+    needs = peak_on(recipe, architecture, level, machines)
     if not machines.nvme_path or not Fit(_MOST_OFFLOADED, needs, machines).fits:
         return None
     to_disk = [

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from tuner.fit import activations
 from tuner.fit.activations import Work
-from tuner.fit.levels import Level, Peak
+from tuner.fit.levels import Level, Machines, Peak
 from tuner.fit.trainable import Parameters, count
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
@@ -37,6 +37,8 @@ def peak(
     world_size: int,
     gpus_per_node: int,
     weight_bytes: int = 2,
+    *,
+    old_gpus: bool = False,
 ) -> Peak:
     """Return the memory of one step.
 
@@ -47,10 +49,11 @@ def peak(
         world_size: Ranks; ZeRO shards over all of them, also where they share samples.
         gpus_per_node: Of them on one host.
         weight_bytes: 2 in bf16 and fp16, 4 in fp32.
+        old_gpus: As `Machines` says.
     """
     parameters = count(recipe, architecture)
     states = model_states(recipe, parameters, level, world_size, weight_bytes)
-    work = activations.of_recipe(recipe, architecture, weight_bytes)
+    work = activations.of_recipe(recipe, architecture, weight_bytes, old_gpus=old_gpus)
     buffers = _buffers(recipe, parameters, level, activations.largest_layer(architecture), weight_bytes)
     update = max(0.0, _optimizer_step(parameters, level, world_size, weight_bytes))
     accumulates = recipe.split.accumulation > 1
@@ -65,6 +68,12 @@ def peak(
     if work.offloaded:
         host["activations"] = work.offloaded * gpus_per_node
     return Peak(gpu, host, sum(states.values()))
+
+
+def peak_on(recipe: RecipeConfig, architecture: Architecture, level: Level, machines: Machines) -> Peak:
+    """Return the memory of one step on these machines."""
+    ranks, here, width = machines.world_size, machines.gpus_per_node, machines.weight_bytes
+    return peak(recipe, architecture, level, ranks, here, width, old_gpus=machines.old_gpus)
 
 
 def _total(lines: Mapping[str, float]) -> float:

@@ -131,6 +131,8 @@ class Machines(NamedTuple):
     host_bytes: int = 0
     weight_bytes: int = 2
     nvme_path: str = ""
+    old_gpus: bool = False
+    """Some GPU has a compute capability below 8.0: SDPA has no kernel for grouped heads there."""
 
     @property
     def world_size(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tuner.errors import RecipeError
 from tuner.fit import communication
 from tuner.fit.communication import Cluster
-from tuner.fit.estimate import frozen_bytes, peak
+from tuner.fit.estimate import frozen_bytes, peak_on
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import active_parameters, num_parameters
 from tuner.fit.sequence_parallel import data_parallel_ranks
@@ -97,7 +97,7 @@ def fastest(
 
     def room(split: Split) -> float:
         config = recipe.with_split(split)
-        needs = peak(config, architecture, level, machines.world_size, machines.gpus_per_node, machines.weight_bytes)
+        needs = peak_on(config, architecture, level, machines)
         return Fit(name, needs, machines).room
 
     def cost(split: Split) -> tuple[float, int]:

@@ -11,7 +11,7 @@ from typing import Any
 from tuner.errors import MachineError
 from tuner.fit import activations, advice
 from tuner.fit.communication import step_flops
-from tuner.fit.estimate import peak
+from tuner.fit.estimate import peak_on
 from tuner.fit.levels import Fit, Level
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
 from tuner.fit.sizes import gib
@@ -76,9 +76,7 @@ def judge(
     if not hardware.smallest_gpu_bytes or architecture is None or not has_formula(architecture):
         return None
     here = machines(topology, hardware, precision)
-    level = Level.of_config(deepspeed)
-    needs = peak(config, architecture, level, topology.world_size, topology.nproc_per_node, here.weight_bytes)
-    return Fit(name, needs, here)
+    return Fit(name, peak_on(config, architecture, Level.of_config(deepspeed), here), here)
 
 
 def choose_loss(

@@ -5,6 +5,7 @@ It reads what is installed and imports none of it; nothing is ever downloaded fo
 
 from __future__ import annotations
 
+from tuner.fit import attention
 from tuner.fit.parameters import has_formula
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
@@ -24,7 +25,7 @@ def choose(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
     """Return the recipe with the `attn_implementation` and `use_liger_kernel` that 'auto' means on these GPUs."""
     model = loaded.config.model
     if model.attn_implementation == "auto":
-        name, why = _flash(loaded.config.architecture, hardware, dtype)
+        name, why = _attention(loaded.config.architecture, hardware, dtype)
         loaded = loaded.settled({"model.attn_implementation": name}, Place(Kind.DERIVED, f"derived: {why}"))
     if model.use_liger_kernel == "auto":
         why = "no GPU with Triton is visible" if hardware.device not in _TRITON else "liger-kernel is not installed"
@@ -34,9 +35,14 @@ def choose(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
     return loaded
 
 
-def _flash(architecture: Architecture | None, hardware: Hardware, dtype: str) -> tuple[str | None, str]:
-    """Return the newest flash attention that computes this model here, or None, and why."""
-    lacks = None
+def _attention(architecture: Architecture | None, hardware: Hardware, dtype: str) -> tuple[str | None, str]:
+    """Return the newest flash attention that computes this model here, or transformers' choice, and why.
+
+    transformers' choice is named where it is known, so that memory is planned for the attention that is computed.
+    """
+    lacks, other = None, None
+    if architecture is not None and has_formula(architecture):
+        other = attention.of_transformers(architecture)
     if not hardware.gpus:
         lacks = "no GPU is visible"
     elif not hardware.has_nvidia:
@@ -48,6 +54,6 @@ def _flash(architecture: Architecture | None, hardware: Hardware, dtype: str) ->
     elif max(architecture.head_dim, architecture.global_head_dim or 0) > _MAX_HEAD:
         lacks = f"flash attention supports heads up to {_MAX_HEAD}"
     if lacks:
-        return None, lacks
+        return other, lacks
     names = libraries.installed_flash_attention([gpu.compute_capability for gpu in hardware.gpus])
-    return (names[0], "installed, and these GPUs support it") if names else (None, "flash attention is not installed")
+    return (names[0], "installed, and these GPUs support it") if names else (other, "flash attention is not installed")

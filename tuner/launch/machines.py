@@ -19,6 +19,7 @@ def machines(topology: Topology, hardware: Hardware, precision: Precision) -> Ma
         topology.num_nodes,
         hardware.host_memory_bytes,
         precision.weight_bytes,
+        old_gpus=hardware.has_old_gpus,
     )
 
 

@@ -12,7 +12,7 @@ from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.levels import Fit, Machines
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.split import possible
-from tuner.launch import asked_machines, counting, global_batch, steps
+from tuner.launch import asked_machines, counting, global_batch, kernels, steps
 from tuner.launch.steps import Steps
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware
@@ -113,6 +113,8 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
     place = place_of(wanted, recipe.config.optim_wrapper.dtype, environ)
     ranks = data_parallel_ranks(recipe.config, place.machines.world_size)
     recipe = global_batch.settle(recipe, ranks)
+    dtype = precision.decide(recipe.config.optim_wrapper.dtype, place.node).dtype
+    recipe = kernels.choose(recipe, place.node, dtype)  # as `tuner train` does: memory depends on them
     if unknown := summary.unknown_size(recipe.config):
         config = recipe.config.with_split(possible(recipe.config, ranks)[0])
         counted, warnings = _steps(recipe, config, ranks)
@@ -169,7 +171,9 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
     count, first = len(node.gpus), node.gpus[0]
     weight_bytes = precision.decide(dtype, node).weight_bytes
     host_bytes = host_bytes or node.host_memory_bytes
-    machines = Machines(count, node.smallest_gpu_bytes, wanted.nodes, host_bytes, weight_bytes)
+    machines = Machines(
+        count, node.smallest_gpu_bytes, wanted.nodes, host_bytes, weight_bytes, old_gpus=node.has_old_gpus
+    )
     product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
     name = f"{wanted.nodes} x {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
     return Place(machines._replace(nvme_path=wanted.nvme or ""), node, product, name)

@@ -86,6 +86,11 @@ class Hardware(NamedTuple):
         return bool(self.gpus) and (not self.has_nvidia or all(gpu.compute_capability >= (8, 0) for gpu in self.gpus))
 
     @property
+    def has_old_gpus(self) -> bool:
+        """Some visible GPU is NVIDIA's and older than compute capability 8.0: PyTorch has fewer kernels for it."""
+        return self.has_nvidia and any((0, 0) < gpu.compute_capability < (8, 0) for gpu in self.gpus)
+
+    @property
     def smallest_gpu_bytes(self) -> int:
         return min((gpu.memory_bytes for gpu in self.gpus), default=0)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, modeling_utils
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.integrations import sdpa_attention
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from tuner.machine.libraries import KERNELS, require_names
@@ -28,6 +29,7 @@ def check_names() -> None:
     """
     require_names("transformers", modeling_utils, "_load_state_dict_into_zero3_model")
     require_names("transformers", PreTrainedModel, "_adjust_missing_and_unexpected_keys")
+    require_names("transformers", sdpa_attention, "use_gqa_in_sdpa")
 
 
 @contextmanager
@@ -49,6 +51,17 @@ def zero3_told() -> Iterator[set[str]]:
         yield unexpected
     finally:
         modeling_utils._load_state_dict_into_zero3_model = load
+
+
+def repeat_heads_on_old_gpus(capability: tuple[int, int]) -> None:
+    """Let SDPA have keys and values copied to all query heads on GPUs older than compute capability 8.0.
+
+    transformers 5.23 asks torch to group the heads (`enable_gqa`) wherever there is no mask. Torch's flash kernel can
+    from 8.0 on and its memory-efficient kernel nowhere, so that an older GPU took the plain one, which holds the scores
+    of all pairs of tokens in fp32 (transformers issue 48633).
+    """
+    if capability < (8, 0):
+        sdpa_attention.use_gqa_in_sdpa = lambda *_: False
 
 
 def _without_place(model: Any, names: Iterable[str], mapping: Iterable[Any]) -> set[str]:

@@ -169,6 +169,8 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     if _can_attend(model.attn_implementation):
         arguments["attn_implementation"] = model.attn_implementation
     compat.hide_kernels_of_gpus()
+    if torch.cuda.is_available():
+        compat.repeat_heads_on_old_gpus(torch.cuda.get_device_capability())
     auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
     if scores:
         arguments["num_labels"] = 1
