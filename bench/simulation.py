@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import bitsandbytes.functional
 import deepspeed
 import torch
 import torch.nn.functional as F
@@ -514,6 +515,8 @@ def _stand_ins(job: Job) -> Iterator[Memory]:
             stack.enter_context(mock.patch.object(owner, name, stand_in))
         repeat_heads_on_old_gpus(job.capability)
         stack.enter_context(mock.patch.dict(os.environ, {"LOCAL_RANK": "0"}))
+        # bitsandbytes keeps the table of its 8-bit numbers, which would stay a meta tensor in this process.
+        stack.enter_context(mock.patch.dict(bitsandbytes.functional.name2qmap, clear=True))
         stack.enter_context(as_on_a_gpu())
         stack.enter_context(memory)
         stack.enter_context(GpuKernels(memory, job.capability))
