@@ -106,6 +106,8 @@ class Table:
     what: str
     """What is compared, at which equal settings: one paragraph."""
     rows: list[dict[str, Any]] = field(default_factory=list)
+    where: str = ""
+    """The machine and the versions of rows that another run has measured; empty: this machine, now."""
 
     def add(self, row: dict[str, Any]) -> None:
         """Take a row, and leave it on standard error at once: what comes later may be cut off."""
@@ -114,7 +116,7 @@ class Table:
 
     def markdown(self) -> str:
         """Return the paragraph, the machine, and the rows."""
-        return f"{self.what}\n\n{machine_line()}\n\n{grid(self.rows)}\n"
+        return f"{self.what}\n\n{self.where or machine_line()}\n\n{grid(self.rows)}\n"
 
     def to_json(self) -> str:
         rows = [{name: _plain(value) for name, value in row.items()} for row in self.rows]

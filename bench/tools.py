@@ -72,6 +72,11 @@ class Tick:
     wall: float
     cpu: float
     gpu_peak_bytes: int
+    aside_wall: float = 0.0
+    """Seconds after the step that the measurement took itself, of the wall and of the processor."""
+    aside_cpu: float = 0.0
+    max_steps: int = 0
+    """The steps that the tool meant to take."""
 
 
 def by_hand(which: str, job: Job, folder: Path) -> Command:

@@ -2,7 +2,10 @@
 
 `BENCH_CLOCK` names the file that gets a line a step: the wall's clock (one for all processes of a machine), the
 processor's seconds of this rank, and the peak of a GPU's memory. `BENCH_OPERATIONS` names one for the operations of
-one step, by torch's profiler. It imports nothing that the tool has not imported already, and needs no package.
+one step, by torch's profiler. `BENCH_SNAPSHOTS` names a folder that gets the trained weights after some of the steps;
+the line of such a step has the seconds that writing took. `BENCH_STOP_S` ends training after the step in which that
+many seconds of the wall have passed since the first step's end. It imports nothing that the tool has not imported
+already, and needs no package.
 """
 
 from __future__ import annotations
@@ -20,21 +23,39 @@ from typing import Any
 
 _PROFILED_STEP = 4
 _HOOKED = "transformers.trainer_callback"
+_PARTS = (1 / 8, 1 / 4, 1 / 2, 3 / 4)
+"""The parts of all steps after which the weights are written; a tool writes those of the last step itself."""
 _steps = 0
+_began = 0.0
 _profiler: Any = None
 
 
-def tick() -> None:
-    """Write down that an optimizer step has ended."""
-    global _steps
+def tick(model: Any = None, state: Any = None, control: Any = None) -> None:
+    """Write down that an optimizer step has ended; the model, the Trainer's state and its control are known to it."""
+    global _steps, _began
     if os.environ.get("RANK", "0") != "0":
         return
     _steps += 1
     line = {"wall": time.monotonic(), "cpu": time.process_time(), "gpu_peak_bytes": _gpu_peak()}
+    _began = _began or line["wall"]
+    if "BENCH_SNAPSHOTS" in os.environ and _steps in {round(part * state.max_steps) for part in _PARTS}:
+        _snapshot(model, Path(os.environ["BENCH_SNAPSHOTS"]) / str(_steps))
+    line |= {"aside_wall": time.monotonic() - line["wall"], "aside_cpu": time.process_time() - line["cpu"]}
+    if line["wall"] - _began >= float(os.environ.get("BENCH_STOP_S", "inf")):
+        control.should_training_stop = True
     with Path(os.environ["BENCH_CLOCK"]).open("a") as stream:
-        stream.write(json.dumps(line) + "\n")
+        stream.write(json.dumps(line | {"max_steps": state.max_steps if state else 0}) + "\n")
     if "BENCH_OPERATIONS" in os.environ:
         _profile()
+
+
+def _snapshot(model: Any, folder: Path) -> None:
+    """Write each trained parameter into a file of its own, so that no second copy of all of them is in memory."""
+    torch = sys.modules["torch"]
+    folder.mkdir(parents=True)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.save(parameter.detach().cpu().clone(), folder / f"{name}.pt")
 
 
 def _gpu_peak() -> int:
@@ -84,9 +105,9 @@ class _Hooked(Loader):
         handler: Any = module.CallbackHandler
         on_step_end = handler.on_step_end
 
-        def timed(*given: Any, **more: Any) -> Any:
-            found = on_step_end(*given, **more)
-            tick()
-            return found
+        def timed(handler: Any, args: Any, state: Any, control: Any) -> Any:
+            control = on_step_end(handler, args, state, control)
+            tick(handler.model, state, control)
+            return control
 
         handler.on_step_end = timed

@@ -13,6 +13,7 @@ from tuner.recipes import catalog
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+OTHER_PAGES = ("scale.md", "plan.md", "learning.md")
 _ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
 
 
@@ -43,7 +44,7 @@ def test_each_value_of_a_preset_has_a_reason_and_each_reason_a_value() -> None:
 
 
 def test_each_measurement_has_its_place_and_its_command() -> None:
-    pages = PAGE + "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("scale.md", "plan.md"))
+    pages = PAGE + "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in OTHER_PAGES)
 
     for name in SUITE:
         assert f"<!-- table: {name} -->" in pages, name
