@@ -102,8 +102,8 @@ def test_the_number_of_optimizer_steps_is_that_of_a_dry_run(tuner: Tuner, tmp_pa
     counted = plan(tuner, *arguments, "--gpus", "1", "--gpu", "t4")["batch"]
     dry_run = json.loads(tuner("train", *arguments, "--dry-run", "--json").out)["batch"]
 
-    assert "steps: 250 (exact unless samples are dropped" in planned.out
-    assert counted["steps"] == dry_run["steps"] == 250
+    assert "steps: 1000 (exact unless samples are dropped" in planned.out
+    assert counted["steps"] == dry_run["steps"] == 1000
     assert counted.items() <= dry_run.items()
 
 

@@ -225,4 +225,4 @@ def test_a_job_is_announced_as_a_training_is_and_the_script_stays_alone_on_stdou
     assert found.out.startswith("#!/bin/bash\n")
     starts = ("DeepSpeed: ", "batch: ", "steps: ", "memory: ", "run directory: ")
     assert [start for start in starts if f"\n{start}" not in found.err] == []
-    assert "batch: 1 x 2 x 8 ranks = 16" in found.err
+    assert "batch: 2 x 1 x 8 ranks = 16" in found.err

@@ -38,7 +38,7 @@ def test_a_gpus_plan_chooses_the_split_and_says_so() -> None:
 
 def test_a_cpu_takes_the_largest_micro_batch_of_packed_rows_and_others_one_by_one() -> None:
     packed = made("global_batch_size=16", recipe=SMALL, hardware=CPU)
-    alone = made("train_dataloader.dataset.packing=False", recipe=SMALL, hardware=CPU)
+    alone = made("global_batch_size=16", "train_dataloader.dataset.packing=False", recipe=SMALL, hardware=CPU)
 
     assert split(packed) == Split(16, 1, recompute=False)
     assert "at most 50% of the host" in packed.recipe.origins[MICRO].source
@@ -100,7 +100,7 @@ def test_an_open_recipe_goes_on_with_its_global_batch_on_other_ranks(tmp_path: P
 
     found = made(recipe=recipe, resume=str(run), flags={"nproc_per_node": 1}, resume_weights=True)
 
-    assert made(recipe=recipe).batch.global_batch == 4
+    assert made(recipe=recipe).batch.global_batch == 1
     assert found.batch.global_batch == 8
     assert "keep the global batch of 8" in " ".join(found.notes)
 
@@ -128,16 +128,16 @@ def test_few_rows_make_small_steps_and_many_rows_steps_of_32768_tokens(tmp_path:
     few, many = own_rows(tmp_path, 300), tmp_path / "many"
     many.mkdir()
 
-    found, whole = without_recipe(few), without_recipe(own_rows(many, 100_000))
+    found, whole = without_recipe(few), without_recipe(own_rows(many, 100_000, words=120))
 
-    assert found.batch.global_batch == 1 and pack_length(found) == 128
+    assert found.batch.global_batch == 1 and pack_length(found) == 64
     assert "tokens an epoch" in found.recipe.origins[GLOBAL].source
     assert (whole.batch.global_batch, pack_length(whole)) == (64, None)
     assert whole.recipe.config.train_dataloader.dataset.max_length == 512
 
 
 def test_the_steps_of_a_run_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
-    rows = own_rows(tmp_path, 20_000)
+    rows = own_rows(tmp_path, 100_000)
 
     one, eight = (without_recipe(rows, flags={"nproc_per_node": count}) for count in (1, 8))
 
@@ -157,7 +157,7 @@ def test_a_number_of_steps_changes_no_batch(tmp_path: Path, named: str) -> None:
 def test_samples_that_are_not_packed_get_a_smaller_batch_too(tmp_path: Path) -> None:
     found = without_recipe(own_rows(tmp_path, 300), "train_dataloader.dataset.packing=False")
 
-    assert found.batch.global_batch == 4 and found.steps.total.value == 225
+    assert found.batch.global_batch == 1 and found.steps.total.value == 900
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from tests.machine.gpus import GIB
 from tuner.fit.gpu_catalog import like
-from tuner.launch.kernels import _flash
+from tuner.launch import kernels
 from tuner.machine import accelerators, hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware, detect
+from tuner.recipes import loading
 from tuner.worker import progress, random_state, train
 from tuner.zero.precision import decide
 
@@ -90,7 +91,9 @@ def test_what_is_compiled_for_nvidia_is_not_taken_elsewhere() -> None:
     npu = Hardware((Gpu("Ascend accelerator", 0, (0, 0)),), maker="Ascend")
 
     assert decide("auto", npu).dtype == "bf16"
-    assert _flash(None, npu, "bf16") == (None, "flash attention needs NVIDIA GPUs")
+    settled = kernels.choose(loading.load("tiny_full_sample_e3"), npu, "bf16")
+    assert settled.config.model.attn_implementation == "sdpa"
+    assert settled.origins["model.attn_implementation"].source == "derived: flash attention needs NVIDIA GPUs"
     assert like("Ascend accelerator", 0) is None
 
 

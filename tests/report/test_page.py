@@ -55,7 +55,7 @@ def test_one_run_is_told_whole(tmp_path: Path) -> None:
     assert "the weights of step 250" in told["summary"]
     assert "train 1,000 998 2 0 0 0 9 5" in told["data"]
     assert "dropped train there is no answer 2 0" in told["data"]
-    assert "estimate of the tensors alone 82.55 GiB measured on rank 0, tensors alone 54.25 GiB" in told["memory"]
+    assert "estimate of the tensors alone 85.92 GiB measured on rank 0, tensors alone 54.25 GiB" in told["memory"]
     assert "optim_wrapper.optimizer.lr 2e-05 5e-07" in told["recipe"]
     assert "What is the capital of Spain? Madrid. The capital of Madrid. ✓" in told["samples"]
     assert "300 7.0" not in told["checkpoints"] and "250 0.0 MiB yes, the result has its weights" in told["checkpoints"]

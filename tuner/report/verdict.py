@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from tuner.machine.few_steps import ENOUGH
-
 _CHANGED = 0.01
 """A loss has moved if it differs by more than this part of what it was."""
 _KNOWN = 0.1
@@ -21,6 +19,8 @@ _LEARNED_BY_HEART = 0.05
 """A training loss that fell by this part while the validation loss did not is of rows learned by heart."""
 _MOST_EPOCHS = 10
 """More are not suggested to a run of few steps: they are worth less and less (Muennighoff et al., arXiv:2305.16264)."""
+_SHORT_RUN = 200
+"""A run of fewer steps may have stopped too early: the first advice is to train longer."""
 _DEVIATIONS = 2.0
 """Means of training losses differ if they are this many standard errors apart."""
 
@@ -204,8 +204,8 @@ def _learned_by_heart(training: Sequence[Point]) -> str:
 
 
 def _longer(trained: Trained, steps: int) -> str:
-    """Return the option that trains longer: twice as long, and a short run up to ENOUGH steps or 10 epochs."""
-    factor = max(2, math.ceil(ENOUGH / steps))
+    """Return the option that trains longer: twice as long, and a short run up to 200 steps or 10 epochs."""
+    factor = max(2, math.ceil(_SHORT_RUN / steps))
     if trained.epochs is None:
         return f"--set max_steps={factor * steps}"
     epochs = min(factor * trained.epochs, max(_MOST_EPOCHS, 2 * trained.epochs))
@@ -220,7 +220,7 @@ def _lower(trained: Trained) -> str:
 def _flat(trained: Trained, steps: int) -> str:
     rate = trained.learning_rate
     raised = f"raise the learning rate, which was {rate:g} (--set lr={10 * rate:g})"
-    if steps < ENOUGH:
+    if steps < _SHORT_RUN:
         return f"that is hardly a change: train longer ({_longer(trained, steps)}), or {raised}"
     return f"that is hardly a change: {raised}, or train more weights than these {trained.num_trained:,}"
 
