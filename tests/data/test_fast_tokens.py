@@ -58,7 +58,7 @@ def like_gpt2(add_prefix_space: bool = True) -> Any:
 
 def with_added_tokens() -> Any:
     tokenizer = make_tokenizer()
-    tokenizer.add_tokens([AddedToken("<think>", lstrip=True), AddedToken("<mask>", rstrip=True, single_word=True)])
+    tokenizer.add_tokens([AddedToken("<think>"), AddedToken("<mask>")])
     return tokenizer
 
 
@@ -85,6 +85,7 @@ def test_ids_and_offsets_are_those_of_tokenizers(make: Callable[[], Any]) -> Non
     fast = FastTokens.of(tokenizer)
     assert fast
 
+    fast.with_offsets(list(dict.fromkeys(LETTERS)), exact_of(tokenizer))  # so that no character is new
     found = fast.with_offsets(texts, exact_of(tokenizer, asked=asked))
 
     assert as_lists(found) == as_lists(exact_of(tokenizer)(texts))
@@ -101,6 +102,18 @@ def test_special_tokens_are_added_to_texts_as_the_tokenizer_adds_them() -> None:
 
     assert found == tokenizer(texts)["input_ids"]
     assert found[1][0] == tokenizer.bos_token_id
+
+
+def test_a_text_with_a_character_that_was_not_compared_is_encoded_by_both() -> None:
+    tokenizer, asked = plain(), list[str]()
+    fast = FastTokens.of(tokenizer)
+    assert fast
+    texts = ["first", "second", "é", "é again", "\u180e", "é and \u180e"]
+
+    for some in (texts, texts):
+        fast.with_offsets(some, exact_of(tokenizer, asked=asked))
+
+    assert asked == ["first", "é", "é again", "\u180e", "é and \u180e", "first"]
 
 
 def test_long_texts_are_left_to_tokenizers() -> None:
@@ -194,6 +207,10 @@ def test_it_takes_no_tokenizer_that_it_cannot_be_held_to(monkeypatch: pytest.Mon
 
     assert [FastTokens.of(one) for one in (by_words, with_spaces, literal)] == [None, None, None]
     assert FastTokens.of(plain())
+    for place in ("lstrip", "rstrip", "single_word"):
+        greedy = plain()
+        greedy.add_tokens([AddedToken("<mask>", **{place: True})])
+        assert FastTokens.of(greedy) is None
     monkeypatch.setattr(fast_tokens.libraries, "is_installed", lambda name: False)
     assert FastTokens.of(plain()) is None
 
