@@ -235,7 +235,7 @@ WARNED: list[tuple[str, str, dict[str, Any]]] = [
     ('{"train_micro_batch_size_per_gpu": 8}', "= 2 from recipe", {"train_micro_batch_size_per_gpu": 2}),
     ('{"train_batch_size": 7}', "overrides 7 in my.json:1:2", {"train_batch_size": 2}),
     ('{"gradient_clipping": 0.3}', "overrides 0.3 in my.json:1:2", {"gradient_clipping": 1.0}),
-    ('{"bf16": {"enabled": true}}', "no GPU: a CPU computes fp32", {"bf16.enabled": False}),
+    ('{"bf16": {"enabled": true}}', "no GPU: fp32 is exact", {"bf16.enabled": False}),
     (
         '{"data_types": {"param_dtype": "torch.bfloat16"}}',
         "overrides 'torch.bfloat16' in my.json:1:17",

@@ -39,7 +39,7 @@ def decide(wanted: str, hardware: Hardware) -> Precision:
         reason = "optim_wrapper.dtype" + (", emulated on this GPU" if slow else "")
         return Precision(wanted, reason, asked=True)  # type: ignore[arg-type]
     if not hardware.gpus:
-        return Precision("fp32", "no GPU: a CPU computes fp32 fastest and exactly")
+        return Precision("fp32", "no GPU: fp32 is exact on any CPU")
     if not hardware.has_nvidia:
         return Precision("bf16", f"{hardware.maker} accelerators compute in bf16")
     weakest = min(gpu.compute_capability for gpu in hardware.gpus)
