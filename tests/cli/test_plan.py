@@ -218,3 +218,27 @@ def test_a_file_without_rows_is_told_and_no_traceback(tuner: Tuner, tmp_path: Pa
     done = tuner("plan", *model, "--data", rows(tmp_path, 0), "--gpus", "1", "--gpu", "t4")
 
     assert done.code == 0 and "0 samples" in done.out and "there is nothing to train on" in done.out
+
+
+def test_gpus_for_which_torch_has_no_kernels_are_named(tuner: Tuner) -> None:
+    old, new = (plan(tuner, FULL, "--gpus", "8", "--gpu", gpu)["warnings"] for gpu in ("v100-32g", "t4"))
+
+    assert any("torch has no kernels for" in line and "7.5 and newer" in line for line in old)
+    assert not any("kernels" in line for line in new)
+
+
+def test_one_gpu_has_a_time_with_its_range_and_attention_counts(tuner: Tuner) -> None:
+    arguments = ("qwen3_8b_lora_alpaca_e3", "--gpus", "1", "--gpu", "h100", "--set", "gradient_checkpointing=False")
+
+    short, long = (
+        plan(tuner, *arguments, "--set", f"max_length={length}", "--set", f"global_batch_size={32768 // length}")
+        for length in (2048, 32768)
+    )
+
+    least, most = short["communication"]["none"]["usual_step_s"]
+    seconds, longer = (one["communication"]["none"]["step_s"] for one in (short, long))
+    assert least < seconds < most and most == pytest.approx(3 * least)
+    # 2 FLOPs for each number of a query and 2 for each of a value, half a row on average, three times: 36 layers.
+    attention = 3 * 2 * 36 * 4096 * 32768 * (32768 - 2048)
+    assert longer - seconds == pytest.approx(attention / (0.4 * 989e12), rel=0.01)
+    assert "one step: about" in tuner("plan", *arguments).out

@@ -14,22 +14,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys di
 
 FEW = tuple(replace(point, layers=8) for point in KINDS)
 OPEN = {
-    "Llama 2 7B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
-    "Llama 3 8B, lora, ZeRO-3, 8 x A100, 1 x 4096, kept",
-    "Qwen 3 30B-A3B, lora, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
-    "Mixtral 8x7B, full, ZeRO-3, 64 x A100, 1 x 4096, kept",
+    "Llama 3 8B, lora, ZeRO-3, 8 x A100, 1 x 4096, kept",  # 10.6 % high
+    "Llama 3 8B, qlora, ZeRO-3, 8 x A100, 1 x 4096, recomputed",  # 12.8 % low: 0.6 GB
 }
-"""Runs with an estimate that is known to be wrong."""
-OPEN_WHEN_WHOLE = OPEN | {
-    "Llama 3 8B, full, ZeRO-2 offload, 8 x A100, 1 x 4096, recomputed",
-    "Llama 3 8B, full, ZeRO-3 offload, 8 x A100, 1 x 4096, recomputed",
-    "Llama 3 8B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed, one micro-batch",
-    "Llama 2 7B, full, ZeRO-2, 8 x A100, 4 x 4096, recomputed, packed",
-    "Qwen 2.5 1.5B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
-    "Llama 3 8B, full, ZeRO-2, 8 x A100, 1 x 4096, recomputed",
-    "Llama 3 8B, full, ZeRO-3, 8 x A100, 2 x 4096, kept, packed",
-    "Llama 3 8B, qlora, ZeRO-3, 8 x A100, 1 x 4096, recomputed",
-    "Mixtral 8x7B, full, ZeRO-3, 64 x A100, 1 x 4096, recomputed",
+"""Runs of a few layers with an estimate that is known to be wrong: what ZeRO-3 gathers is bounded and not followed."""
+OPEN_WHEN_WHOLE = {
+    "Llama 3 8B, full, ZeRO-2 offload, 8 x A100, 1 x 4096, recomputed",  # 2.3 % low
+    "Llama 3 8B, full, ZeRO-3 offload, 8 x A100, 1 x 4096, recomputed",  # 15.7 % high: 1.1 GB
+    "Llama 3 8B, lora, ZeRO-3 offload, 8 x A100, 1 x 4096, recomputed",  # 11.1 % high: 0.5 GB
 }
 """The same with all layers."""
 

@@ -16,7 +16,7 @@ from tuner.errors import UsageError
 if TYPE_CHECKING:
     from tuner.fit.levels import Fit, Machines
     from tuner.fit.max_context import Longest
-    from tuner.fit.summary import Report
+    from tuner.fit.summary import Report, Step
     from tuner.launch.planning import Plan
     from tuner.recipes.recipe import Recipe
 
@@ -152,7 +152,10 @@ def _print(made: Report, plan: Plan) -> None:
         say(wrapped(f"chosen: {plan.chosen.fit.level}, split: {plan.chosen.split}"))
     for line in _advice(made):
         say(wrapped(line))
-    if made.steps:
+    if made.machines.world_size == 1:
+        for step in made.steps:
+            say(wrapped(_time_of_one_gpu(made, step)))
+    elif made.steps:
         click.secho("Sent by each rank in one step", italic=True)
         say_table(_traffic_rows(made), gap=2)
     say(wrapped(_ESTIMATES), dim=True)
@@ -205,6 +208,13 @@ def _verdict(fit: Fit) -> str:
     if fit.fits:
         return "yes"
     return "no" if fit.spare_gpu_bytes < 0 else "no: host"
+
+
+def _time_of_one_gpu(made: Report, step: Step) -> str:
+    assert step.time is not None and step.range_s is not None
+    seconds, (least, most) = step.time.total_s, step.range_s
+    rate = f"{made.tokens_per_step / seconds:,.0f} tokens/s"
+    return f"one step: about {seconds:.2f} s, {rate}; usually {least:.2f} to {most:.2f} s"
 
 
 def _traffic_rows(made: Report) -> Iterator[list[str]]:

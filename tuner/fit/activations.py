@@ -17,6 +17,7 @@ from tuner.fit import attention
 from tuner.fit.decoder_layer import Layer
 from tuner.fit.families import FAMILIES, Family
 from tuner.fit.parameters import built
+from tuner.fit.trainable import on_experts
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.long_context import num_tiles, tokens_of_rank
 from tuner.recipes.schema import Dataloader, RecipeConfig
@@ -89,13 +90,17 @@ def of_recipe(
     family = FAMILIES[architecture.model_type]
     of_mlps = [weight_bytes / 2 * _mlp(family, architecture, layer) for layer in layers]
     saved = [
-        scale * layer_bytes(recipe, architecture, layer, old_gpus=old_gpus) - (tokens - in_mlp) * of_mlp + mask.of_layer
+        scale * layer_bytes(recipe, architecture, layer, old_gpus=old_gpus)
+        - (tokens - in_mlp) * of_mlp
+        + mask.of_layer
+        + weight_bytes * _adapted_experts(recipe, family, layer)
         for layer, of_mlp in zip(layers, of_mlps, strict=True)
     ]
     # More at the peak of a layer's backward: in its MLP, or in eager attention when the MLP's share is gone.
     scores = scale * _scores(recipe, architecture, attention.work_bytes(architecture))
     steps = [
         max(weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp), scores - in_mlp * of_mlp)
+        + weight_bytes * _expert_gradients(recipe, family, layer)
         for layer, of_mlp in zip(layers, of_mlps, strict=True)
     ]
     trained = recipe.adapter is None
@@ -307,6 +312,35 @@ def _adapter(recipe: RecipeConfig, architecture: Architecture, layer: Layer) -> 
     # The undropped inputs of attention, MLP and its last layer are then saved no more.
     downs = max((one.inputs for one in layer.linears), default=0)
     return low_rank + max(0, copies - 4 * architecture.hidden_size - 2 * downs)
+
+
+def _adapted_experts(recipe: RecipeConfig, family: Family, layer: Layer) -> int:
+    """Return the parameters of experts that a layer saves once more: PEFT adds an adapter's update to a copy of them.
+
+    Source: peft 0.21, `lora/layer.py`, `ParamWrapper.forward`.
+    """
+    if recipe.adapter is None or layer.experts is None or not on_experts(recipe.adapter, family, layer.experts):
+        return 0
+    return layer.experts.parameters
+
+
+def _expert_gradients(recipe: RecipeConfig, family: Family, layer: Layer) -> float:
+    """Return the parameters of fused experts with gradients that a layer's backward holds: whole, at every stage."""
+    if layer.experts is None or recipe.adapter is not None:
+        return _adapted_experts(recipe, family, layer) / 3  # the one of the down projections goes on to the adapter
+    return layer.experts.parameters
+
+
+def experts_saved(recipe: RecipeConfig, architecture: Architecture) -> int:
+    """Return the parameters of experts that all layers save for backward, which ZeRO-3 then cannot free.
+
+    `grouped_mm` saves its weights, and an adapter's are copies (`of_recipe` counts them). Recomputation saves none.
+    """
+    if recipe.split.recompute:
+        return 0
+    family = FAMILIES[architecture.model_type]
+    experts = [layer for layer in built(architecture).layers if layer.experts]
+    return sum(one.experts.parameters for one in experts if one.experts and not _adapted_experts(recipe, family, one))
 
 
 def largest_layer(architecture: Architecture) -> int:

@@ -15,7 +15,9 @@ from typing import NamedTuple
 from tuner.fit.gpu_catalog import KnownGpu
 
 UTILISATION = 0.4
-"""The part of a GPU's peak that training reaches; 0.3 to 0.6 is usual."""
+"""The part of a GPU's peak that training reaches."""
+USUAL_UTILISATION = (0.2, 0.6)
+"""The least and the most that is usual (docs/plan.md names the published figures)."""
 NETWORK_BYTES_S = 50e9
 """A node's network where nobody says: one adapter of 400 Gb/s, the least that nodes of eight GPUs are sold with."""
 HIERARCHICAL = "deepspeed_zero3_hpz"
@@ -40,12 +42,16 @@ class Traffic(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Nodes alike; what a GPU computes in a second, and bytes a second of its link and of a node's network."""
+    """Nodes alike; what a GPU computes in a second, and bytes a second of its link and of a node's network.
+
+    `utilisation` is the part of the GPU's peak that `flops_s` is.
+    """
 
     num_nodes: int
     flops_s: float
     link_bytes_s: float
     network_bytes_s: float
+    utilisation: float = UTILISATION
 
     @classmethod
     def of(
@@ -56,7 +62,7 @@ class Cluster(NamedTuple):
         utilisation: float = UTILISATION,
     ) -> Cluster:
         """Return nodes of one product of GPU."""
-        return cls(num_nodes, product.peak_flops * utilisation, product.link_bytes_s, network_bytes_s)
+        return cls(num_nodes, product.peak_flops * utilisation, product.link_bytes_s, network_bytes_s, utilisation)
 
 
 class StepTime(NamedTuple):
@@ -98,16 +104,20 @@ def traffic(
     return Traffic(ring * trainable_bytes, ring * trainable_bytes * reduces)
 
 
-def step_flops(active_parameters: float, trained_share: float, tokens: float, *, recompute: bool) -> float:
-    """Return the FLOPs of one step on `tokens` tokens, attention scores left out.
+def step_flops(
+    active_parameters: float, trained_share: float, tokens: float, *, recompute: bool, attention: float = 0.0
+) -> float:
+    """Return the FLOPs of one step on `tokens` tokens.
 
     Args:
         active_parameters: Parameters a token passes through.
         trained_share: The part of them that is trained: frozen weights need no gradients of their own (2 FLOPs less).
         tokens: Of one step.
         recompute: Gradient checkpointing runs the forward twice.
+        attention: FLOPs of a token's attention scores and their sum of values in the forward pass; the backward pass
+            takes twice as many, trained or not.
     """
-    return active_parameters * tokens * (2 + 2 + 2 * trained_share + 2 * recompute)
+    return tokens * (active_parameters * (2 + 2 + 2 * trained_share + 2 * recompute) + attention * (3 + recompute))
 
 
 def seconds(volume: Traffic, cluster: Cluster) -> float:

@@ -9,6 +9,7 @@ and transformers 5.23 on live tensor storages; CONTEXT_BYTES and FRAGMENTATION a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from tuner.fit import activations
 from tuner.fit.activations import Work
@@ -54,10 +55,22 @@ def peak(
     parameters = count(recipe, architecture)
     states = model_states(recipe, parameters, level, world_size, weight_bytes)
     work = activations.of_recipe(recipe, architecture, weight_bytes, old_gpus=old_gpus)
-    buffers = _buffers(recipe, parameters, level, activations.largest_layer(architecture), weight_bytes)
+    largest = activations.largest_layer(architecture)
+    buffers = _buffers(recipe, parameters, level, largest, weight_bytes)
+    gathered = _gathered(parameters, level, largest, weight_bytes)
+    if level.stage == 3:
+        saved = weight_bytes * activations.experts_saved(recipe, architecture)
+        buffers["gathered_weights"] = gathered.at_loss + saved
     update = max(0.0, _optimizer_step(parameters, level, world_size, weight_bytes))
     accumulates = recipe.split.accumulation > 1
-    moments = [{**one, **buffers} for one in _backward(states, work, accumulates=accumulates)]
+    # Stage 3 has its buffer of gradients from the start (stage3.py, `__param_id_to_grad_partition`).
+    at_loss, at_layer = _backward(states, work, has_gradients=accumulates or level.stage == 3)
+    if level.stage == 2 and accumulates:
+        # A later micro-batch's share stands beside the sum of the others (stage_1_and_2.py, `grads_in_partition`).
+        at_layer["gradients"] += states["gradients"]
+    moments = [{**at_loss, **buffers}, {**at_layer, **buffers}]
+    if level.stage == 3:
+        moments[1]["gathered_weights"] = gathered.at_layer + saved
     buckets = buffers.get("buckets", 0.0) + _gathered_at_step(parameters, level, weight_bytes)
     validates = activations.of_validation(recipe, architecture, weight_bytes)
     moments.append({**states, "gradients": 0.0, "activations": validates, "logits": 0.0, **buffers})
@@ -80,13 +93,13 @@ def _total(lines: Mapping[str, float]) -> float:
     return sum(lines.values())
 
 
-def _backward(states: dict[str, float], work: Work, *, accumulates: bool) -> tuple[dict[str, float], ...]:
+def _backward(states: dict[str, float], work: Work, *, has_gradients: bool) -> tuple[dict[str, float], ...]:
     """Return the lines while the loss's backward runs, and while a layer's does.
 
-    A micro-batch's own gradients are not there yet at the loss, and then grow as what its layers keep goes.
+    Without `has_gradients` none are held at the loss; then they grow as what the layers keep goes.
     """
     whole = states["gradients"]
-    first, then = (whole, whole) if accumulates else (0.0, max(0.0, whole - work.kept))
+    first, then = (whole, whole) if has_gradients else (0.0, max(0.0, whole - work.kept))
     at_loss = {"gradients": first, "activations": work.kept + work.at_loss, "logits": work.logits}
     at_layer = {"gradients": then, "activations": work.kept + work.at_layer, "logits": 0.0}
     return {**states, **at_loss}, {**states, **at_layer}
@@ -148,12 +161,31 @@ def _buffers(
     if level.stage < 3 and level.offload_optimizer and recipe.adapter is None:
         # Gradients pass to the host through a buffer as large as the largest of them; an adapter's are small.
         reduce += weight_bytes * min(largest_layer, parameters.trainable)
-    if level.stage < 3:
-        return {"buckets": reduce}
-    total = parameters.trainable + parameters.frozen + parameters.quantized * parameters.quantized_bits / 16
-    gathered = weight_bytes * (min(total, level.max_live + level.prefetch) + min(largest_layer, total))
-    secondary = weight_bytes * total / level.hpz if level.hpz > 1 else 0.0
-    return {"buckets": reduce, "gathered_weights": min(gathered, weight_bytes * total) + secondary}
+    if level.stage == 2 and recipe.adapter is None and not level.offload_optimizer:
+        # The border between two ranks runs through a tensor: both keep its whole gradient.
+        reduce += weight_bytes * min(largest_layer, parameters.trainable)
+    return {"buckets": reduce}
+
+
+class _Gathered(NamedTuple):
+    """Bytes of weights that ZeRO-3 has gathered, while the loss's backward runs and while a layer's does."""
+
+    at_loss: float
+    at_layer: float
+
+
+def _gathered(parameters: Parameters, level: Level, largest_layer: int, weight_bytes: int) -> _Gathered:
+    """Return an upper bound; DeepSpeed counts elements, and a quantized layer's are packed into bytes.
+
+    The head and the embeddings are never quantized: the loss finds the head gathered, and a layer the embeddings.
+    """
+    total = weight_bytes * parameters.trainable + frozen_bytes(parameters, weight_bytes)
+    secondary = total / level.hpz if level.hpz > 1 else 0.0
+    live = level.max_live + level.prefetch
+    at_loss = at_layer = float(weight_bytes * (live + largest_layer))
+    if parameters.quantized:
+        at_layer = weight_bytes * largest_layer + max(0.0, live - largest_layer)
+    return _Gathered(min(at_loss, total) + secondary, min(at_layer, total) + secondary)
 
 
 def _gathered_at_step(parameters: Parameters, level: Level, weight_bytes: int) -> float:
@@ -164,7 +196,8 @@ def _gathered_at_step(parameters: Parameters, level: Level, weight_bytes: int) -
 def _optimizer_step(parameters: Parameters, level: Level, ranks: int, weight_bytes: int) -> float:
     """Return what the optimizer's step holds more than the end of backward: fp32 gradients of what this rank updates.
 
-    Stages 1 and 2 free the 16-bit gradients for them; stage 3 goes through its share in groups.
+    Stages 1 and 2 first copy the 16-bit gradients of this rank's share into one flat tensor, and free the others only
+    when the fp32 copy is there (stage_1_and_2.py, `step`). Stage 3 goes through its share in groups.
     """
     if level.offload_optimizer:
         return 0.0
@@ -174,7 +207,7 @@ def _optimizer_step(parameters: Parameters, level: Level, ranks: int, weight_byt
     if level.stage == 0:
         return float(level.master_bytes * trained)
     kept = weight_bytes * trained * (1.0 if level.stage == 1 else 1 / ranks)
-    return level.master_bytes * trained / ranks - kept
+    return (2 * weight_bytes + level.master_bytes) * trained / ranks - kept
 
 
 def _host(

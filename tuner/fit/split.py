@@ -112,12 +112,17 @@ def fastest(
 
 
 def step_flops(recipe: RecipeConfig, architecture: Architecture) -> float:
-    """Return the FLOPs of one rank's share of an optimizer step."""
+    """Return the FLOPs of one rank's share of an optimizer step, if every row is one sample of the full length.
+
+    A token attends to half of its row on average: 2 FLOPs for each number of the query, and 2 for the sum of values.
+    """
+    width = architecture.num_hidden_layers * architecture.num_attention_heads * architecture.head_dim
     return communication.step_flops(
         active_parameters(architecture),
         min(1.0, count(recipe, architecture).trainable / num_parameters(architecture)),
         recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size,
         recompute=recipe.split.recompute,
+        attention=2.0 * width * recipe.train_dataloader.dataset.max_length,
     )
 
 

@@ -24,11 +24,15 @@ from tuner.recipes.schema import RecipeConfig
 
 
 class Step(NamedTuple):
-    """One level's traffic a rank and step, and its seconds where a network is given."""
+    """One level's traffic a rank and step, and its seconds where a network is given.
+
+    `range_s` are the least and the most seconds that are usual, where the GPU alone decides them.
+    """
 
     level: str
     traffic: Traffic
     time: StepTime | None
+    range_s: tuple[float, float] | None = None
 
 
 class Report(NamedTuple):
@@ -75,7 +79,7 @@ def make(recipe: Recipe, machines: Machines, cluster: Cluster | None, assumed: C
         fits=fits,
         recommended=best,
         changes=[] if best else changes(config, architecture, machines),
-        steps=_steps(config, architecture, machines, cluster),
+        steps=_steps(config, architecture, machines, cluster, assumed),
         tokens_per_step=tokens,
     )
 
@@ -123,9 +127,21 @@ def unknown_size(config: RecipeConfig) -> ModelError | None:
     return None
 
 
-def _steps(config: RecipeConfig, architecture: Architecture, machines: Machines, cluster: Cluster | None) -> list[Step]:
+def _steps(
+    config: RecipeConfig,
+    architecture: Architecture,
+    machines: Machines,
+    cluster: Cluster | None,
+    assumed: Cluster | None,
+) -> list[Step]:
+    """Return what is sent at the levels, and how long it takes; one GPU sends nothing and needs no network."""
     if machines.world_size == 1:
-        return []
+        alone, flops = cluster or assumed, step_flops(config, architecture)
+        if alone is None:
+            return []
+        peak_s = flops * alone.utilisation / alone.flops_s
+        least, most = (peak_s / part for part in reversed(communication.USUAL_UTILISATION))
+        return [Step("none", Traffic(), communication.step_time("none", Traffic(), flops, alone), (least, most))]
     names = ["deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"] + [HIERARCHICAL] * (machines.num_nodes > 1)
     volumes = {name: traffic(config, architecture, machines, name) for name in names}
     flops = step_flops(config, architecture)
@@ -176,4 +192,6 @@ def _step_json(step: Step) -> dict[str, Any]:
             "visible_communication_s": time.visible_communication_s,
             "step_s": time.total_s,
         }
+    if step.range_s:
+        value["usual_step_s"] = list(step.range_s)
     return value

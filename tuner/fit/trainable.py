@@ -59,7 +59,7 @@ def _of_adapter(adapter: Adapter, model: Built) -> int:
     """
     low_rank = sum(adapter.r * (one.inputs + one.outputs) for one in _targets(adapter, model))
     magnitudes = sum(one.outputs for one in _targets(adapter, model)) if adapter.use_dora else 0
-    experts = sum(_on_experts(adapter, model.family, layer.experts) for layer in model.layers if layer.experts)
+    experts = sum(on_experts(adapter, model.family, layer.experts) for layer in model.layers if layer.experts)
     return low_rank + magnitudes + experts + _copies(adapter.modules_to_save or (), model)
 
 
@@ -77,7 +77,8 @@ def _targets(adapter: Adapter, model: Built) -> Iterator[Linear]:
             yield one
 
 
-def _on_experts(adapter: Adapter, family: Family, experts: Experts) -> int:
+def on_experts(adapter: Adapter, family: Family, experts: Experts) -> int:
+    """Return the parameters of an adapter on the experts of one layer and their router."""
     if not family.split_experts:
         return 0
     router, gate, _, down = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tuner.errors import ModelError, UsageError
@@ -14,7 +14,7 @@ from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.split import possible
 from tuner.launch import asked_machines, counting, global_batch, kernels, steps
 from tuner.launch.steps import Steps
-from tuner.machine import hardware
+from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.topology import Batch, planned
 from tuner.recipes.recipe import Recipe
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
         nodes: Nodes of that kind.
         host_memory: Memory of each node.
         nvme: A folder on each node's own disk, to swap to where nothing else fits.
-        interconnect: Network of each node: adds seconds a step.
+        interconnect: Network of each node: adds the seconds of a step on several GPUs.
         utilisation: Part of the GPU's peak that is reached.
     """
 
@@ -121,11 +121,19 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
         told = f"the memory is not known: {unknown.what}. {unknown.fix or ''}".strip()
         _, more = _chosen(recipe, deepspeed, place)
         return Plan(recipe, place.name, None, unknown, counted, _each_once(told, *warnings, *more))
-    assumed = Cluster.of(place.product, wanted.nodes) if place.product else None
+    assumed = Cluster.of(place.product, wanted.nodes, utilisation=_utilisation(wanted)) if place.product else None
     report = summary.make(recipe, place.machines, _cluster(wanted, place.product), assumed)
     counted, warnings = _steps(recipe, report.config, ranks)
     chosen, more = _chosen(recipe, deepspeed, place)
-    return Plan(recipe, place.name, report, None, counted, _each_once(*warnings, *more), chosen)
+    return Plan(recipe, place.name, report, None, counted, _each_once(*_no_kernels(place), *warnings, *more), chosen)
+
+
+def _no_kernels(place: Place) -> Iterator[str]:
+    """Say that torch cannot compute on the planned GPUs, which `tuner train` and `tuner doctor` say on them."""
+    for gpu in {gpu.name: gpu for gpu in place.node.gpus}.values():
+        known = gpu.compute_capability > (0, 0)
+        if known and (problem := libraries.cuda_problem(gpu.compute_capability, elsewhere=True)):
+            yield f"torch has no kernels for {gpu.name}: {problem}. Install a torch for CUDA 12.6 there."
 
 
 def _chosen(recipe: Recipe, deepspeed: str | None, place: Place) -> tuple[Chosen | None, tuple[str, ...]]:
@@ -188,10 +196,14 @@ def _cluster(wanted: Wanted, product: KnownGpu | None) -> Cluster | None:
         raise UsageError(
             "estimating seconds needs the GPU's speed", where="--interconnect", fix="Set it: --gpu a100-80g."
         )
+    return Cluster.of(product, wanted.nodes, rate, _utilisation(wanted))
+
+
+def _utilisation(wanted: Wanted) -> float:
     if not 0 < wanted.utilisation <= 1:
         what = f"{wanted.utilisation} is no part of a peak"
         raise UsageError(what, where="--utilisation", fix="Use 0.3 to 0.6.")
-    return Cluster.of(product, wanted.nodes, rate, wanted.utilisation)
+    return wanted.utilisation
 
 
 def _steps(recipe: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, tuple[str, ...]]:

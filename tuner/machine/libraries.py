@@ -72,6 +72,8 @@ _OLDEST_GPU = {"13": (7, 5)}
 
 Source: NVIDIA, CUDA Toolkit 13.0 Release Notes, "Deprecated Architectures": Maxwell, Pascal and Volta are gone.
 """
+TESTED_CUDA = "13.0"
+"""The CUDA for which the torch of requirements.txt is built on PyPI."""
 _NEEDS_CUDA = {(12, 0): (12, 8), (10, 0): (12, 8)}
 """Compute capabilities (Blackwell) and the CUDA version that first compiled for them."""
 _VERSION = re.compile(r"^Version: (\S+)$", re.MULTILINE)
@@ -144,9 +146,12 @@ def _at_odds(ours: set[str]) -> Iterator[MachineError]:
                 yield MachineError(f"{what}; {why}" if why else what, where="the installed libraries", fix=fix)
 
 
-def cuda_problem(capability: tuple[int, int]) -> str | None:
-    """Return why the installed torch has no kernels for a GPU of this compute capability, or None."""
-    built = torch_cuda_version()
+def cuda_problem(capability: tuple[int, int], *, elsewhere: bool = False) -> str | None:
+    """Return why torch has no kernels for a GPU of this compute capability, or None.
+
+    It is the installed torch. With `elsewhere` the GPU is in another machine, and `TESTED_CUDA` stands for a CPU build.
+    """
+    built = torch_cuda_version() or (TESTED_CUDA if elsewhere else None)
     if built is None:
         return None
     oldest = _OLDEST_GPU.get(built.split(".")[0], (0, 0))
