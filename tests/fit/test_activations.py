@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
 
 from bench.live import Live
 from tests.fit.built import on_meta
@@ -92,6 +93,48 @@ def full() -> RecipeConfig:
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "granite", "smollm3"])
 def test_full_training_saves_exactly_the_planned_bytes(model_type: str) -> None:
     assert on_paper(full(), model_type, {}) == per_token_and_layer(model_type, {})
+
+
+class SavesAsLigersNorm(torch.autograd.Function):
+    """Stands in for liger-kernel 0.8.5's RMS norm, a Triton kernel that needs a GPU: it saves the same tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, weight, torch.ones(hidden.shape[:-1]))
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError
+
+
+class SavesAsLigersGate(torch.autograd.Function):
+    """Stands in for its SiLU and product."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return gate * up
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_ligers_kernels_save_the_inputs_of_norms_and_gates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        modeling_llama.LlamaRMSNorm, "forward", lambda self, hidden: SavesAsLigersNorm.apply(hidden, self.weight)
+    )
+    monkeypatch.setattr(
+        modeling_llama.LlamaMLP,
+        "forward",
+        lambda self, x: self.down_proj(SavesAsLigersGate.apply(self.gate_proj(x), self.up_proj(x))),
+    )
+    saved = per_token_and_layer("llama", {})
+
+    with_liger = on_paper(changed(model={"use_liger_kernel": True}), "llama", {})
+
+    assert with_liger == saved < on_paper(full(), "llama", {})
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from tuner.recipes.schema import Dataloader, RecipeConfig
 _OWN_LAYER_NORM = {"cohere", "cohere2"}
 """A layer norm written out in fp32: its steps are saved one by one."""
 _FP32_WEIGHT_NORM = {"gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "olmo2", "olmo3"}
+_LIGER = {"llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3"}
+"""model_types in which Liger 0.8 replaces the RMS norms of a layer and a dense gated MLP."""
 _PADDING_FREE = ("sft", "pretrain")
 """The samples of a micro-batch stand in one row; only here do trainers leave an adapter's dropout on."""
 _TILE_TOKENS, _TILE_LOGITS = 4096, 32768
@@ -88,7 +90,8 @@ def of_recipe(
     mask = _mask(recipe, architecture, recipe.train_dataloader, tokens, weight_bytes)
     in_mlp = min(tokens, architecture.hidden_size) if recipe.train_cfg.tiled_mlp else tokens
     family = FAMILIES[architecture.model_type]
-    of_mlps = [weight_bytes / 2 * _mlp(family, architecture, layer) for layer in layers]
+    liger = _has_liger(recipe, architecture)
+    of_mlps = [weight_bytes / 2 * _mlp(family, architecture, layer, liger=liger) for layer in layers]
     saved = [
         scale * layer_bytes(recipe, architecture, layer, old_gpus=old_gpus)
         - (tokens - in_mlp) * of_mlp
@@ -104,7 +107,7 @@ def of_recipe(
         for layer, of_mlp in zip(layers, of_mlps, strict=True)
     ]
     trained = recipe.adapter is None
-    norm = scale * _norm(architecture.hidden_size, family, architecture, trained=trained)
+    norm = scale * _norm(architecture.hidden_size, family, architecture, trained=trained, liger=liger)
     at_loss, logits = norm + hidden, _logits(recipe, architecture, tokens, weight_bytes)
     if recipe.split.recompute:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
@@ -250,20 +253,32 @@ def layer_bytes(recipe: RecipeConfig, architecture: Architecture, layer: Layer, 
     name = attention.of_recipe(recipe, architecture)
     has_mask = bool(_mask(recipe, architecture, recipe.train_dataloader, tokens_of_rank(recipe), 2).shared)
     all_heads = attention.repeats_heads(name, architecture, has_mask=has_mask, old_gpus=old_gpus)
-    total = _norms(family, architecture, trained=trained) + _mlp(family, architecture, layer)
+    liger = _has_liger(recipe, architecture)
+    total = _norms(family, architecture, trained=trained, liger=liger) + _mlp(family, architecture, layer, liger=liger)
     total += _attention(family, architecture, layer, trained=trained, all_heads=all_heads)
     total += _scores(recipe, architecture, attention.score_bytes(architecture))
     return total + (_adapter(recipe, architecture, layer) if recipe.adapter else 0)
 
 
-def _norms(family: Family, architecture: Architecture, *, trained: bool) -> float:
+def _has_liger(recipe: RecipeConfig, architecture: Architecture) -> bool:
+    """Return whether Liger's kernels compute a layer; they save the inputs of norms and gates in 16 bits, and no more.
+
+    Source: liger-kernel 0.8.5, `ops/rms_norm.py` and `ops/swiglu.py`; its rotary embeddings and queries' norms count as
+    transformers' own, which is no less.
+    """
+    return recipe.model.use_liger_kernel is True and architecture.model_type in _LIGER
+
+
+def _norms(family: Family, architecture: Architecture, *, trained: bool, liger: bool) -> float:
     # What a norm gives to linear layers is saved once more: one norm's output for attention, another's for the MLP.
     inputs = 2 * 2 * architecture.hidden_size if family.norms != 1 else 2 * architecture.hidden_size
-    return family.norms * _norm(architecture.hidden_size, family, architecture, trained=trained) + inputs
+    return family.norms * _norm(architecture.hidden_size, family, architecture, trained=trained, liger=liger) + inputs
 
 
-def _norm(width: int, family: Family, architecture: Architecture, *, trained: bool) -> float:
+def _norm(width: int, family: Family, architecture: Architecture, *, trained: bool, liger: bool = False) -> float:
     """Return what a norm saves: its input (RMS norms in fp32) and, where its weight is trained, the scaled input."""
+    if liger:
+        return 2 * width + 4
     if architecture.model_type in _OWN_LAYER_NORM:
         return 12 * width
     if family.norm_bias or architecture.model_type == "olmo":
@@ -291,8 +306,8 @@ def _attention(
     return total
 
 
-def _mlp(family: Family, architecture: Architecture, layer: Layer) -> float:
-    each = 8 if family.gated else 4
+def _mlp(family: Family, architecture: Architecture, layer: Layer, *, liger: bool = False) -> float:
+    each = 6 if liger else 8 if family.gated else 4
     downs = (family.mlp[-1], family.shared[-1])
     dense = sum(each * one.inputs for one in layer.linears if one.name in downs)
     experts = layer.experts
