@@ -434,10 +434,10 @@ BAD = [
     ("a function", "config.py", "import xtuner\ndef f():\n    return 1\n", "config.py:2"),
     ("a huge power", "config.py", "import xtuner\nx = 9 ** 9 ** 9 ** 9\n", "config.py:2"),
     (
-        "LLaMA-Factory's rewrite",
+        "a wrong word in LLaMA-Factory's rewrite",
         "config.yaml",
-        "model: x\ntrain_dataset: y\ncutoff_len: 8\ndist_config:\n  name: fsdp2\n",
-        "config.yaml:2",
+        "model: x\ntrain_dataset: y\npeft_config:\n  name: lora\n  rnk: 8\n",
+        "config.yaml:5",
     ),
     ("a script of nothing", "train.sh", "echo hello\n", "train.sh"),
 ]
@@ -451,6 +451,61 @@ def test_what_cannot_be_imported_is_one_message_with_its_line(why: str, name: st
     assert caught.value.exit_code == 2
     assert str(caught.value.where).startswith(where) or where in caught.value.what
     assert not Path("ran").exists()
+
+
+_REWRITE = """\
+model: Qwen/Qwen3-0.6B
+model_class: llm
+peft_config:
+  name: lora
+  r: 16
+  lora_alpha: 32
+  target_modules: all
+kernel_config:
+  name: auto
+dist_config:
+  name: fsdp2
+quant_config:
+  name: bnb
+  quantization_bit: 4
+train_dataset: sets.yaml
+micro_batch_size: 2
+global_batch_size: 8
+cutoff_len: 1024
+learning_rate: 2.0e-4
+max_steps: 10
+sample_backend: hf
+"""
+
+
+def test_a_config_of_llamafactorys_rewrite_is_read_with_its_own_defaults_and_lines() -> None:
+    Path("sets.yaml").write_text("one:\n  path: one.jsonl\n  source: local\n  converter: alpaca\n  num_samples: 5\n")
+
+    imported = _imported(_REWRITE)
+    found = _loaded(imported)
+
+    data = "train_dataloader.dataset"
+    assert (found[f"{data}.path"], found[f"{data}.format"], found[f"{data}.max_rows"]) == ("one.jsonl", "alpaca", 5)
+    assert (found["quantization.bits"], found["adapter.r"], found["adapter.lora_alpha"]) == (4, 16, 32)
+    assert (found["train_dataloader.batch_size"], found["train_cfg.global_batch_size"]) == (2, 8)
+    assert found["optim_wrapper.accumulative_counts"] == "auto"
+    assert (found["param_scheduler.type"], found["optim_wrapper.optimizer.weight_decay"]) == ("constant", 0.01)
+    assert "lr=0.0002,  # line 19, learning_rate" in recipe_text.text(imported)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "converter", "objective"),
+    [("llm", "alpaca", "sft"), ("llm", "pair", "dpo"), ("cls", "pair", "reward")],
+)
+def test_the_rewrite_names_its_stage_by_the_model_and_its_rows(
+    model_class: str, converter: str, objective: str
+) -> None:
+    Path("sets.yaml").write_text(f"one:\n  path: owner/name\n  converter: {converter}\n")
+
+    found = _loaded(_imported(f"model: Qwen/Qwen3-0.6B\nmodel_class: {model_class}\ntrain_dataset: sets.yaml\n"))
+
+    assert found["objective.type"] == objective
+    assert "adapter.r" not in found
 
 
 WRONG: tuple[Any, ...] = ("fast", "1e400", [], ["fast", {}], {"fast": 1}, True, float("nan"), -1, 10**400, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.importers import llamafactory_data, rules, training_arguments, words
+from tuner.importers import llamafactory_data, llamafactory_v1, rules, training_arguments, words
 from tuner.importers.document import Document
 from tuner.importers.rules import truth
 from tuner.importers.translation import Given, Rule, Tool, Translation
@@ -115,6 +115,8 @@ def _defaults(document: Document) -> Mapping[str, Any]:
         of_adapter["lora_alpha"] = 2 * int(rank)
     general = training_arguments.defaults(document)
     general.pop("gradient_checkpointing")
+    if "global_batch_size" in said:  # of the rewrite: it says how often gradients are added up
+        general.pop("gradient_accumulation_steps")
     return {
         "stage": "sft",
         "finetuning_type": "lora",
@@ -127,13 +129,8 @@ def _defaults(document: Document) -> Mapping[str, Any]:
     }
 
 
-def _refuse_version_1(document: Document) -> Document:
-    """Refuse a config of its unreleased rewrite (USE_V1=1), whose words are others: `model`, `peft_config`."""
-    told = next((key for key in ("model_class", "train_dataset", "peft_config") if key in document.values), None)
-    if told and "model" in document.values:
-        fix = "Use the keys of its releases: model_name_or_path, finetuning_type, dataset."
-        raise document.wrong("a config of LLaMA-Factory's rewrite (USE_V1=1), which is not supported", (told,), fix)
-    return document
+def _begin(document: Document) -> Document:
+    return llamafactory_v1.as_release(document) if llamafactory_v1.is_version_1(document) else document
 
 
 _WORDS = words.of("llamafactory")
@@ -156,6 +153,9 @@ TABLE: Mapping[str, Rule] = {
             "template": template,
             "dataset eval_dataset": llamafactory_data.datasets,
             "max_samples": llamafactory_data.max_samples,
+            "train_dataset": llamafactory_v1.datasets,
+            "global_batch_size": llamafactory_v1.global_batch_size,
+            "cp_size": llamafactory_v1.shared_samples,
             "val_size": rules.held_out,
             "packing neat_packing": packing,
             "default_system": rules.system,
@@ -172,6 +172,6 @@ TOOL = Tool(
     _defaults,
     llamafactory_data.settle,
     _prepare,
-    begin=_refuse_version_1,
+    begin=_begin,
     others=_WORDS.others,
 )

@@ -18,7 +18,7 @@ _MARKS = {
     _ACCELERATE: "compute_environment distributed_type deepspeed_config",
     "llamafactory": (
         "model_name_or_path finetuning_type cutoff_len stage do_train dataset_dir lora_target template "
-        "quantization_bit dist_config"
+        "quantization_bit dist_config model_class train_dataset peft_config quant_config kernel_config"
     ),
     "axolotl": "base_model sequence_len micro_batch_size val_set_size num_epochs sample_packing",
     "roll": (
