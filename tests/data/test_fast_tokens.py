@@ -19,7 +19,7 @@ from tests.data.conftest import Settings, conversation, make_tokenizer
 from tuner.data import fast_tokens, processes
 from tuner.data.encoding import BATCH_ROWS
 from tuner.data.fast_tokens import EVERY, MAX_BYTES, Differs, FastTokens
-from tuner.data.prepare import prepare
+from tuner.data.prepare import prepare, trusts_fastokens
 
 # Of Llama 3; Qwen's differs in how many digits are one word.
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -167,21 +167,31 @@ def test_rows_are_made_anew_by_tokenizers_where_it_gives_other_tokens(
     tokenizer, settings = plain(), many_rows(jsonl, num_proc)
     expected = prepare(replace(settings, tokenizer_backend="tokenizers"), tokenizer)
 
-    @cache
-    def ids_of(letter: str) -> list[int]:
-        found: list[int] = tokenizer(letter, add_special_tokens=False)["input_ids"]
-        return found
-
-    def unmerged(self: FastTokens, text: str, data: bytes, *, add_special_tokens: bool) -> list[int]:
-        return [number for letter in text for number in ids_of(letter)]
-
-    monkeypatch.setattr(FastTokens, "_encode", unmerged)
+    monkeypatch.setattr(FastTokens, "_encode", letter_by_letter(tokenizer))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "other")
     with caplog.at_level(logging.WARNING):
         made = prepare(settings, tokenizer)
 
     assert made.sha256 == expected.sha256
     assert "fastokens gives other tokens than tokenizers" in caplog.text
+
+
+def test_rows_that_were_encoded_before_a_difference_was_found_are_made_anew(
+    jsonl: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    tokenizer, training = plain(), many_rows(jsonl, 1)
+    first, encoded = prepare(training, tokenizer), spied(monkeypatch)
+    assert trusts_fastokens(tokenizer)
+
+    with monkeypatch.context() as wrong:
+        wrong.setattr(FastTokens, "_encode", letter_by_letter(tokenizer))
+        prepare(many_rows(jsonl, 1, name="validation.jsonl", last="other"), tokenizer)
+    again = prepare(training, tokenizer)
+
+    assert not trusts_fastokens(tokenizer)
+    assert again.sha256 == first.sha256 and encoded == []
+    assert len(list((tmp_path / "cache" / "tuner").glob("*/counts.json"))) == 3
 
 
 def test_a_process_that_has_used_it_prepares_other_rows_in_several_processes(jsonl: Callable[..., Path]) -> None:
@@ -220,6 +230,20 @@ def test_a_fastokens_that_does_not_load_here_is_left_alone(monkeypatch: pytest.M
     monkeypatch.setattr(fast_tokens.libraries, "is_installed", lambda name: True)
 
     assert FastTokens.of(plain()) is None
+
+
+def letter_by_letter(tokenizer: Any) -> Callable[..., list[int]]:
+    """Return an `_encode` that gives other tokens for the same bytes."""
+
+    @cache
+    def ids_of(letter: str) -> list[int]:
+        found: list[int] = tokenizer(letter, add_special_tokens=False)["input_ids"]
+        return found
+
+    def encode(self: FastTokens, text: str, data: bytes, *, add_special_tokens: bool) -> list[int]:
+        return [number for letter in text for number in ids_of(letter)]
+
+    return encode
 
 
 def many_rows(

@@ -64,17 +64,34 @@ def prepare(
         DiskError: the cache cannot be written.
     """
     pipeline = Pipeline(dataset, objective)
-    cache = Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
-    folder = cache / _key(pipeline, tokenizer)
+    cache, is_fast = _cache(), dataset.tokenizer_backend == "auto" and trusts_fastokens(tokenizer)
+    folder = cache / _key(pipeline, tokenizer, is_fast=is_fast)
     with disk_errors(cache, "Set HF_HOME to a writable folder with free space."):
         if not (folder / COUNTS_FILE).is_file():
             make_folder(cache)
             try:
-                _make(folder, pipeline, tokenizer, tick, is_fast=dataset.tokenizer_backend == "auto")
+                _make(folder, pipeline, tokenizer, tick, is_fast=is_fast)
             except Differs:
                 _LOG.warning("fastokens gives other tokens than tokenizers for a row, so tokenizers encodes all rows.")
-                _make(folder, pipeline, tokenizer, tick, is_fast=False)
+                _mark_of(tokenizer).touch()
+                return prepare(dataset, tokenizer, objective=objective, tick=tick)
     return Prepared.load(folder, objective)
+
+
+def trusts_fastokens(tokenizer: Any) -> bool:
+    """Return whether fastokens never gave other tokens than this tokenizer, so that the rows it encoded are valid."""
+    return not _mark_of(tokenizer).exists()
+
+
+def _mark_of(tokenizer: Any) -> Path:
+    """Return the file that stands in the cache once fastokens has given other tokens than this tokenizer."""
+    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else ""
+    version = version_of("fastokens")
+    return _cache() / f"fastokens-{version}-differs-{hashlib.sha256(rules.encode()).hexdigest()[:32]}"
+
+
+def _cache() -> Path:
+    return Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
 
 
 def _make(folder: Path, pipeline: Pipeline, tokenizer: Any, tick: Callable[[], None], *, is_fast: bool) -> None:
@@ -118,7 +135,7 @@ def _shape(prepared: Prepared) -> str:
     return f"{counts.packed_rows:,} samples of at most {counts.max_length:,} tokens"
 
 
-def _key(pipeline: Pipeline, tokenizer: Any) -> str:
+def _key(pipeline: Pipeline, tokenizer: Any, *, is_fast: bool) -> str:
     """Return what the result depends on, hashed: content, settings, tokenizer, code."""
     dataset = pipeline.dataset
     parts = [
@@ -131,7 +148,7 @@ def _key(pipeline: Pipeline, tokenizer: Any) -> str:
             dataset.thinking,
             pipeline.objective,
         ],
-        [dataset.tokenizer_backend, version_of("fastokens")],
+        [is_fast, version_of("fastokens")],
         [_code_of_user(one.format) for one in pipeline.mixture.sets],
         tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer),
         [tokenizer.chat_template, tokenizer.special_tokens_map],

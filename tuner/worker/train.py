@@ -20,7 +20,7 @@ from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback
 
 from tuner.data import outcomes
-from tuner.data.prepare import describe, prepare
+from tuner.data.prepare import describe, prepare, trusts_fastokens
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
 from tuner.errors import Stopped
@@ -172,8 +172,13 @@ def _data(
     made = partial(prepare, tokenizer=tokenizer, objective=config.objective.type, tick=tick)
     if rank.local_rank != 0:
         dist.barrier()
+    trusted = trusts_fastokens(tokenizer)
     train_data = open_stream(tick) if open_stream else made(config.train_dataloader.dataset)
     val_data = made(val.dataset) if val else None
+    if (
+        trusted and not trusts_fastokens(tokenizer) and not open_stream
+    ):  # a difference was found after the training rows
+        train_data = made(config.train_dataloader.dataset)
     if rank.local_rank == 0:
         dist.barrier()
     if rank.rank == 0:
