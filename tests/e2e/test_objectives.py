@@ -155,7 +155,7 @@ def test_rank_stabilized_lora_says_how_it_is_scaled(run_of: Any) -> None:
     adapter = AutoPeftModelForCausalLM.from_pretrained(run.path / "final")
     assert adapter.peft_config["default"].use_rslora
     scales = [module.scaling["default"] for module in adapter.modules() if isinstance(module, LoraLayer)]
-    assert set(scales) == {16 / 64**0.5}
+    assert set(scales) == {32 / 16**0.5}
 
 
 @pytest.mark.long  # as tests/faults/test_resume.py holds it of other objectives

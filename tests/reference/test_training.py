@@ -27,7 +27,10 @@ pytestmark = pytest.mark.e2e
 # and of the last two batches one has a single row and the other none. 20 packed rows: 4, 4 and 2, or 4 and 1.
 RECIPE = """
 _base_ = "tiny_{method}_sample_e2"
-train_dataloader = dict(batch_size=2, dataset=dict(max_length=128, max_rows={num_rows}, packing={packing}))
+train_dataloader = dict(
+    batch_size=2,
+    dataset=dict(max_length=128, max_rows={num_rows}, packing={packing}, pack_length=None),
+)
 val_dataloader = None
 optim_wrapper = dict(
     optimizer=dict(lr=3e-3, betas=(0.9, 0.999), weight_decay=0.1),
