@@ -60,5 +60,9 @@ setup(
         "bitsandbytes>=0.48",
     ],
     # lm-eval brings scikit-learn, sacrebleu and others that training does not need; a server's packages neither.
-    extras_require={"eval": ["lm-eval>=0.4.13"], "serve": ["transformers[serving]"]},
+    extras_require={
+        "eval": ["lm-eval>=0.4.13"],
+        "metrics": ["rouge-score>=0.1.2", "sacrebleu>=2.4"],
+        "serve": ["transformers[serving]"],
+    },
 )

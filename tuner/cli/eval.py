@@ -83,8 +83,8 @@ def command(
         if prepared:
             value |= _measured(found, hardware, prepared, batch_size)
         if asked and out:
-            _write_answers(found, asked, out, max_new_tokens)
-            value |= {"generations": str(out), "num_generations": len(asked)}
+            scores_of_answers = _write_answers(found, asked, out, max_new_tokens)
+            value |= {"generations": str(out), "num_generations": len(asked), "answers": scores_of_answers}
         if names:
             options = {"num_fewshot": num_fewshot, "apply_chat_template": apply_chat_template, "limit": max_rows}
             value["tasks"] = scores(found, names, batch_size or 1, **options)
@@ -145,20 +145,23 @@ def _measured(found: LoadedModel, hardware: Hardware, prepared: Prepared, batch_
     return {"objective": objective, "sets": sets, "counts": asdict(prepared.counts), "metrics": metrics}
 
 
-def _write_answers(found: LoadedModel, asked: list[list[Message]], out: Path, max_new_tokens: int) -> None:
+def _write_answers(found: LoadedModel, asked: list[list[Message]], out: Path, max_new_tokens: int) -> dict[str, float]:
+    """Write the answers beside the right ones, and return their generation metrics."""
     import json
 
     from tuner.files import write_new_text
     from tuner.results.evaluate import generations
+    from tuner.worker.answer_metrics import answer_metrics
     from tuner.worker.generation import Settings
 
     answers = generations(found, asked, Settings(max_new_tokens, temperature=0))
     write_new_text(out, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in answers))
+    return answer_metrics([one["answer"] for one in answers], [one["right"] for one in answers])
 
 
 def _print(value: dict[str, Any], found: LoadedModel) -> None:
     say(f"{found.description}.")
-    for name, number in value.get("metrics", {}).items():
+    for name, number in (value.get("metrics", {}) | value.get("answers", {})).items():
         click.echo(f"{name:20} {number:,}" if isinstance(number, int) else f"{name:20} {number:.6g}")
     for task, results in value.get("tasks", {}).items():
         for name, number in results.items():

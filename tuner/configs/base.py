@@ -185,6 +185,11 @@ log = dict(
     # Validation prompts to answer after training, by the result and by the model before training; rank 0 loads both.
     # 'auto': five, as many as are answered in a tenth of the run and in a minute (tuner/worker/samples.py).
     num_samples="auto",
+    # Validation prompts to answer at every validation, greedily: exact match, ROUGE-L and BLEU in metrics.jsonl, the
+    # answers in answers.jsonl. 0: none. ROUGE-L and BLEU need pip install 'tuner-deepspeed[metrics]'.
+    generate=0,
+    # The most tokens of such an answer.
+    max_new_tokens=128,
     # A command that runs when the run is done, failed or stopped, with the facts as JSON on its standard input: a
     # line, or a list of words; no shell reads it. None: nothing runs. In a file it needs --allow-code (docs/runs.md).
     notify=None,

@@ -17,6 +17,8 @@ class Log(Block):
     interval: PositiveInt | Literal["auto"]
     trackers: Annotated[tuple[Tracker, ...], Lax]
     num_samples: Annotated[int, Field(ge=0)] | Literal["auto"]
+    generate: Annotated[int, Field(ge=0)]
+    max_new_tokens: PositiveInt
     notify: str | tuple[str, ...] | list[str] | None
 
     @check_key("notify")

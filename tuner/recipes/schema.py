@@ -308,6 +308,23 @@ class RecipeConfig(Block):
                 raise wrong_key(key, "needs a validation loss; set val_dataloader too")
         return block
 
+    @check_key("log")
+    @classmethod
+    def _answers_need_validation_prompts(cls, log: Log, info: core.ValidationInfo) -> Log:
+        objective, train_cfg = info.data.get("objective"), info.data.get("train_cfg")
+        if not log.generate:
+            return log
+        if info.data.get("val_dataloader", log) is None:
+            why = "answers validation prompts, and there are no validation rows; use --val FILE or --val-split 0.05"
+            raise wrong_key("generate", why)
+        if objective and objective.type == "reward":
+            raise wrong_key("generate", "needs answers, and a reward model writes none; use 0")
+        if objective and objective.type == "pretrain":
+            raise wrong_key("generate", "answers prompts, and the rows of objective 'pretrain' have none; use 0")
+        if train_cfg and train_cfg.sequence_parallel_size > 1:
+            raise wrong_key("generate", "does not work with train_cfg.sequence_parallel_size above 1; use 0")
+        return log
+
     @check_key("train_cfg")
     @classmethod
     def _an_adapter_freezes_every_layer(cls, train_cfg: TrainCfg, info: core.ValidationInfo) -> TrainCfg:

@@ -52,6 +52,9 @@ QUANTITIES = (
     Quantity("rewards/margins", "Margin of chosen over rejected answers", "eval_rewards/margins"),
     Quantity("margin", "Margin of chosen over rejected answers", "eval_margin"),
     Quantity("mean_token_accuracy", "Tokens predicted right", "eval_mean_token_accuracy"),
+    Quantity("eval_exact_match", "Validation answers that are exactly right"),
+    Quantity("eval_rouge_l", "ROUGE-L of validation answers"),
+    Quantity("eval_bleu", "BLEU of validation answers"),
     Quantity("aux_loss", "Router loss", note="of a mixture of experts, before its weight; even: experts per token"),
     Quantity("grad_norm", "Gradient norm"),
     Quantity("learning_rate", "Learning rate", exponents="e", range="tozero"),  # a constant one has no range of its own

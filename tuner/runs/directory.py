@@ -5,6 +5,7 @@ deepspeed.json  the DeepSpeed config that training used, to the byte
 run.json        versions, command, hardware, seeds, and what the worker has to know beside the recipe
 status.json     running, done, failed or stopped, with the exit code and the diagnosis of a failure
 metrics.jsonl   one line for each logged step
+answers.jsonl   with `log.generate`: the answers to validation prompts at each validation, by step
 data.json       counts of the data's rows and tokens, and of samples that are not trained on as they are, by reason
 data_report.jsonl  one line for each of those samples: place, what happened, reason, tokens before and after
 stream/         while a run at work streams its data (`dataset.streaming`): the rows of these steps and the next
@@ -66,6 +67,7 @@ class RunDirectory:
     run = _Named("run.json")
     status = _Named("status.json")
     metrics = _Named("metrics.jsonl")
+    answers = _Named("answers.jsonl")
     data = _Named("data.json")
     data_report = _Named("data_report.jsonl")
     stream = _Named("stream")
@@ -237,7 +239,8 @@ def _keep_earlier_attempt(path: Path, step: int) -> None:
             file.rename(folder / file.name)
         elif file.exists():
             shutil.copy2(file, folder / file.name)
-    _cut(path / "metrics.jsonl", folder / "metrics.jsonl", step)
+    for name in ("metrics.jsonl", "answers.jsonl"):
+        _cut(path / name, folder / name, step)
     checkpoints.set_later_aside(path / "checkpoints", step, folder / "checkpoints")
 
 

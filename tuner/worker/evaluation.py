@@ -46,6 +46,8 @@ class EvaluatesEachRowOnce:
     """
 
     is_evaluating = False
+    measure_answers: Callable[[Any, int], dict[str, float]] | None = None
+    """With `log.generate`: takes the model and its step, returns metrics of its answers (worker.answer_metrics)."""
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoaderShard:
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -76,6 +78,7 @@ class EvaluatesEachRowOnce:
         random = random_states()  # a loader of rows draws a seed for its workers, also where it has none
         try:
             output = super().evaluation_loop(*given, **named)  # type: ignore[misc]
+            answered = self.measure_answers(self.model, self.state.global_step) if self.measure_answers else {}
         finally:
             self.is_evaluating = False
         set_random_states(random)
@@ -85,6 +88,7 @@ class EvaluatesEachRowOnce:
             total /= of_groups.count(of_groups[0])
         weights = sums_R2[:, 1].tolist()
         output.metrics["eval_loss"] = float(sums_R2[:, 0].sum()) / sum(weights)
+        output.metrics.update(answered)
         if self.eval_dataset is not None and self._num_rows < len(self.eval_dataset):
             output.metrics["eval_rows"] = self._num_rows
         compat.eval_metrics(self).update(_means([measured for *_, measured in self._rounds], weights))

@@ -141,6 +141,12 @@ def _margin(logs: Logs, prefix: str = "") -> str:
     return f"  margin {found[0]:.3f}" if found else ""
 
 
+def _answers(logs: Logs) -> str:
+    """Return the generation metrics of a validation, where it has any."""
+    named = {"exact_match": "{:.0%} of answers exact", "rouge_l": "ROUGE-L {:.3f}", "bleu": "BLEU {:.1f}"}
+    return "".join(f"  {text.format(logs[f'eval_{key}'])}" for key, text in named.items() if f"eval_{key}" in logs)
+
+
 class ProgressBar:
     """A bar with the last values and the time left on a terminal; plain lines in the log without one that can draw."""
 
@@ -172,7 +178,7 @@ class ProgressBar:
             self.text = "  ".join(_said(logs, num_ranks))
         text = self.text
         if "eval_loss" in logs:
-            text = f"validation loss {logs['eval_loss']:.4f}{_margin(logs, 'eval_')}"
+            text = f"validation loss {logs['eval_loss']:.4f}{_margin(logs, 'eval_')}{_answers(logs)}"
         if step == self.first:  # a validation before the first step tells nothing of the time that steps take
             self.began = time.monotonic()
             if self.is_terminal:

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import textwrap
 import time
 from typing import Any, TextIO
@@ -100,7 +99,7 @@ def _show(config: RecipeConfig, asked: list[list[Message]], run: RunDirectory, g
     lines, num_right = [], 0
     for messages, answer, first in itertools.zip_longest(asked[: len(answers)], answers, before):
         prompt, right = shown(messages[:-1]), messages[-1]["content"]
-        is_right = _same(answer, right)
+        is_right = same_text(answer, right)
         num_right += is_right
         cells = (
             visible(text)
@@ -199,5 +198,6 @@ def shown(messages: list[dict[str, Any]]) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
-def _same(answer: str, right: str) -> bool:
-    return re.sub(r"\s+", " ", answer).strip() == re.sub(r"\s+", " ", right).strip()
+def same_text(answer: str, right: str) -> bool:
+    """Return whether two texts are the same apart from white space."""
+    return answer.split() == right.split()

@@ -35,6 +35,7 @@ from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker import compat, experts, resume, store, trainers
+from tuner.worker.answer_metrics import AnswersValidationPrompts
 from tuner.worker.callbacks import CheckHead, CheckWeightsMoved, HeartbeatCallback, ValidateFirst, ValidationCallback
 from tuner.worker.checkpointing import CheckpointSaver, best_step, disk_errors
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
@@ -91,6 +92,8 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.E
         model.register_forward_pre_hook(lambda *_: tick())  # what trainers compute before step 1 has no callback
     guard.heart.beat("setting up the training")
     trainer = trainers.trainer(config, arguments, models, tokenizer, data, run)
+    if config.log.generate:
+        trainer.measure_answers = AnswersValidationPrompts(config, tokenizer, run).measure
     keeps_best = bool(config.checkpoint.save_best)
 
     def saved_facts(step: int) -> dict[str, Any]:
