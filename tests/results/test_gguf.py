@@ -80,9 +80,9 @@ def test_internlm2_is_converted_as_llama(tmp_path: Path, stand_in: Path) -> None
 
 
 def test_without_the_converter_one_message_says_how_to_get_it(tmp_path: Path, base: Path) -> None:
-    with pytest.raises(MachineError, match=r"git clone .*llama.cpp, then export LLAMA_CPP="):
+    with pytest.raises(MachineError, match=r"pip install 'tuner-deepspeed\[gguf\]'. Or clone .*export LLAMA_CPP="):
         converter({"PATH": str(tmp_path)})
-    with pytest.raises(MachineError, match=f"not in {tmp_path}"):
+    with pytest.raises(MachineError, match=f"LLAMA_CPP is {tmp_path}, and that folder has no {SCRIPT}"):
         converter({"LLAMA_CPP": str(tmp_path), "PATH": os.defpath})
 
 
@@ -91,6 +91,18 @@ def test_a_converter_on_the_path_is_found(tmp_path: Path) -> None:
     (tmp_path / SCRIPT).chmod(0o755)
 
     assert converter({"PATH": str(tmp_path)}) == (tmp_path / SCRIPT).resolve()
+
+
+def test_an_installed_converter_is_found_and_a_clone_comes_before_it(
+    tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "site-packages" / SCRIPT
+    installed.parent.mkdir()
+    installed.write_text("")
+    monkeypatch.syspath_prepend(str(installed.parent))
+
+    assert converter({"PATH": str(tmp_path / "empty")}) == installed
+    assert converter(os.environ) == stand_in
 
 
 def test_what_the_converter_refuses_is_told_and_nothing_is_left(tmp_path: Path, base: Path, stand_in: Path) -> None:

