@@ -241,7 +241,7 @@ def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
         "early_stopping_patience": None,
     }
     values["checkpoint"] = {"interval": 1, "max_keep_ckpts": _STEPS, "save_best": None}
-    values["log"] = {"interval": 1, "trackers": (), "num_samples": 0, "notify": None}
+    values["log"] |= {"interval": 1, "trackers": (), "num_samples": 0, "generate": 0, "notify": None}
     for key in LOADERS:
         if loader := values[key]:
             loader["batch_size"] = min(loader["batch_size"], _MAX_BATCH)

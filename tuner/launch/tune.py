@@ -291,7 +291,7 @@ def for_some_steps(config: RecipeConfig, steps: int, ranks: int) -> RecipeConfig
     values["val_dataloader"] = None
     values["train_cfg"] |= {"max_steps": steps, "val_interval": None, "early_stopping_patience": None}
     values["checkpoint"] = {"interval": steps + 1, "max_keep_ckpts": 1, "save_best": None}
-    values["log"] = {"interval": 1, "trackers": (), "num_samples": 0, "notify": None}
+    values["log"] |= {"interval": 1, "trackers": (), "num_samples": 0, "generate": 0, "notify": None}
     return RecipeConfig.model_validate(values)
 
 
