@@ -458,6 +458,17 @@ def test_a_rank_leaves_its_sign_of_life(run: RunDirectory) -> None:
     assert (found[1].pid, found[1].doing, found[1].count, found[1].save_s) == (process.pid, "loading the model", 1, 2.5)
 
 
+def test_a_stop_request_writes_how_far_the_rank_is_however_lately_it_last_wrote(run: RunDirectory) -> None:
+    beats_now = "guard.heart.beat('in step 1')\nguard.heart.beat('in step 2')\n"
+    process = _start(run, f"{beats_now}{WAITS}os._exit(7)", **SUPERVISED)
+    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+    assert (beats.read(run)[0].count, beats.read(run)[0].doing) == (2, "in step 2")
+
+
 def test_a_torn_sign_of_life_is_none(run: RunDirectory) -> None:
     run.ranks.mkdir()
     (run.ranks / "0.beat").write_bytes(b'{"rank": 0, "pi')

@@ -124,6 +124,7 @@ class Guard:
                     self._request(number)
 
     def _request(self, number: int) -> None:
+        self.heart.write()  # a rank that now waits for one that does not stop must not look like the one behind
         # After a failed rank torchrun sends SIGTERM to the others, which may wait for it in a collective for ever.
         peer_failed = self._has_failed()
         if peer_failed:

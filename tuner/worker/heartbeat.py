@@ -50,7 +50,7 @@ class Heartbeat:
             self._file = os.open(
                 beats.path_of(self.run, self.rank.rank), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644
             )
-        self._write()
+        self.write()
 
     def beat(self, doing: str) -> None:
         """Begin something that every rank does, in the same order: who has begun less lags."""
@@ -62,17 +62,17 @@ class Heartbeat:
         """Say that this rank goes on with what it does."""
         self._ticks += 1
         if time.monotonic() - self._written_s >= _WRITE_S:
-            self._write()
+            self.write()
 
     def saved(self, seconds: float) -> None:
         """Note how long a save took: who stops a run waits longer than that."""
         self._save_s = max(self._save_s, seconds)
-        self._write()
+        self.write()
 
     def fail(self) -> None:
         """Say that this rank ends, before it writes why: its last words are told by who watches the run."""
         self.has_failed = True
-        self._write()
+        self.write()
 
     def watch(self, limit_s: float, on_hang: Callable[[Hang], None]) -> None:
         """Call `on_hang` in a thread of its own once no rank has made progress for `limit_s` seconds."""
@@ -93,13 +93,13 @@ class Heartbeat:
             looked_s = now_s
             if self._moved(seen, now):
                 idle_s, seen, others = 0.0, now, None
-                self._write()
+                self.write()
             elif idle_s >= limit_s / 2:  # only then: many ranks look at as many files
                 before, others = others, self._others()
                 if before not in (None, others):
                     idle_s = limit_s / 2
         stall.stop()
-        self._write()
+        self.write()
         on_hang(
             Hang(
                 f"no rank made progress for {limit_s:g} s; this one was {self._doing}",
@@ -123,7 +123,8 @@ class Heartbeat:
         """Return when the others' beats were written."""
         return {rank: at for rank, at in beats.written(self.run).items() if rank != self.rank.rank}
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write what this rank does now; `tick` may have left it out, for a shared file system's sake."""
         self._written_s = now_s = time.monotonic()
         if self._file is None:
             return
