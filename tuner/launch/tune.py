@@ -32,6 +32,7 @@ from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.recipes import paths
+from tuner.recipes.log import OF_A_TRIAL
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, Split
 from tuner.runs import directory
@@ -291,7 +292,7 @@ def for_some_steps(config: RecipeConfig, steps: int, ranks: int) -> RecipeConfig
     values["val_dataloader"] = None
     values["train_cfg"] |= {"max_steps": steps, "val_interval": None, "early_stopping_patience": None}
     values["checkpoint"] = {"interval": steps + 1, "max_keep_ckpts": 1, "save_best": None}
-    values["log"] |= {"interval": 1, "trackers": (), "num_samples": 0, "generate": 0, "notify": None}
+    values["log"] |= OF_A_TRIAL
     return RecipeConfig.model_validate(values)
 
 

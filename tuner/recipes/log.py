@@ -10,6 +10,9 @@ from tuner.recipes.block import Block, Field, Lax, PositiveInt, check_key
 
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "swanlab", "clearml"]
 
+OF_A_TRIAL: dict[str, Any] = {"interval": 1, "trackers": (), "num_samples": 0, "generate": 0, "notify": None}
+"""The block of a run of a few steps that is not the user's run: it records every step and tells nobody."""
+
 
 class Log(Block):
     """What is recorded; interval in optimizer steps."""

@@ -178,9 +178,8 @@ def _data(
     trusted = trusts_fastokens(tokenizer)
     train_data = open_stream(tick) if open_stream else made(config.train_dataloader.dataset)
     val_data = made(val.dataset) if val else None
-    if (
-        trusted and not trusts_fastokens(tokenizer) and not open_stream
-    ):  # a difference was found after the training rows
+    if trusted and not trusts_fastokens(tokenizer) and not open_stream:
+        # A row of the validation was encoded differently: the training rows may hold such tokens too.
         train_data = made(config.train_dataloader.dataset)
     if rank.local_rank == 0:
         dist.barrier()
