@@ -25,6 +25,7 @@ SUITE: dict[str, tuple[str, ...]] = {
     "save": ("--tiny", "--ranks", "1", "--methods", "full", "--rounds", "1"),
     "light": ("--rounds", "1"),
     "simulate": ("--layers", "2"),
+    "short": ("--rounds", "1"),
     "learn": ("--tiny", "--tool", "tuner"),
     "runs": ("--runs", "20", "--lines", "5000", "--rounds", "1"),
 }

@@ -36,11 +36,12 @@ def test_a_gpus_plan_chooses_the_split_and_says_so() -> None:
     assert found.fit and found.fit.fits
 
 
-def test_a_cpu_takes_the_largest_micro_batch_of_packed_rows_and_others_one_by_one() -> None:
-    packed = made("global_batch_size=16", recipe=SMALL, hardware=CPU)
-    alone = made("global_batch_size=16", "train_dataloader.dataset.packing=False", recipe=SMALL, hardware=CPU)
+def test_a_cpu_takes_the_largest_micro_batch_and_pads_no_rows() -> None:
+    sets = ("global_batch_size=16", "train_dataloader.dataset.packing=False")
+    packed, by_sample = (made(*some, recipe=SMALL, hardware=CPU) for some in (sets[:1], sets))
+    alone = made(*sets, "attn_implementation=eager", recipe=SMALL, hardware=CPU)
 
-    assert split(packed) == Split(16, 1, recompute=False)
+    assert split(packed) == split(by_sample) == Split(16, 1, recompute=False)
     assert "at most 50% of the host" in packed.recipe.origins[MICRO].source
     assert split(alone) == Split(1, 16, recompute=False)
 

@@ -15,7 +15,8 @@ from tests.e2e.runs import environment
 from tests.worker.sharing import IGNORED, SAMPLES, batch
 from tests.worker.test_batching import dealt
 from tuner.recipes.long_context import KINDS
-from tuner.worker.sequence_parallel import Share, sample_by_sample
+from tuner.worker.sample_attention import sample_by_sample
+from tuner.worker.sequence_parallel import Share
 
 TOLERANCE = 1e-5
 """Sums of fp32 in another order; what sees a token too many or too few is off by a tenth and more."""

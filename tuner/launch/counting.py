@@ -6,6 +6,7 @@ A row is what `data.readers` reads as one; what takes longer, or other libraries
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice
@@ -41,6 +42,24 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
         )
         for number, share in enumerate(dataset.shares)
     )
+
+
+def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
+    """Return the recipe with a max_length that `batch` of its rows need together, judged by sampled rows.
+
+    A batch is counted as its longest row and rows of the mean length: most rows are much shorter than max_length. The
+    recipe stays as it is where no rows can be sampled.
+
+    Args:
+        batch: How many rows lie end to end.
+    """
+    dataset = config.train_dataloader.dataset
+    lengths = [] if dataset.streaming else [one for share in dataset.shares for one in _lengths(share, config)]
+    if not lengths:
+        return config
+    longest, mean = max(lengths), sum(lengths) / len(lengths)
+    tokens = max(dataset.pack_tokens, longest) if steps.packs(config) else mean + (longest - mean) / batch
+    return config.with_values({"train_dataloader.dataset.max_length": min(dataset.max_length, math.ceil(tokens))})
 
 
 def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:

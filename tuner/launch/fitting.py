@@ -16,6 +16,7 @@ from tuner.fit.levels import Fit, Level
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
+from tuner.launch import counting
 from tuner.launch.machines import machines, slowest_gpu
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
@@ -113,6 +114,7 @@ def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardwar
     architecture = config.architecture
     if architecture is None or not has_formula(architecture):
         return False
+    config = counting.with_sampled_length(config, config.split.micro_batch)
     num_bytes = activations.of_recipe(config, architecture, precision.weight_bytes).logits * topology.nproc_per_node
     return num_bytes <= LOGITS_OF_HOST * hardware.host_memory_bytes
 

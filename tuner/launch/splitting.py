@@ -9,13 +9,15 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from tuner.fit import split
+from tuner.fit import attention, split
 from tuner.fit.levels import Level, Machines
 from tuner.fit.parameters import has_formula
 from tuner.fit.sequence_parallel import data_parallel_ranks
+from tuner.launch import counting
 from tuner.launch.machines import cluster, machines
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
+from tuner.recipes.long_context import sees_whole_samples
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
@@ -108,12 +110,27 @@ def choose_split(
 def _on_host(config: RecipeConfig, here: Machines, least: Split) -> tuple[RecipeConfig, Machines]:
     """Return what is planned where the ranks compute on CPUs: with their part of the host's memory, and whole logits.
 
-    Samples that are not packed cost the least one by one, without padding.
+    Where attention computes each sample alone, rows are as long as sampled ones, and lie end to end without a mask.
+    Elsewhere samples that are not packed cost the least one by one, without padding.
     """
-    values: dict[str, Any] = {} if config.train_dataloader.dataset.packing else {_MICRO: least.micro_batch}
+    values: dict[str, Any] = {}
+    if _is_by_sample(config):
+        config = counting.with_sampled_length(config, least.samples)
+        values["model.attn_implementation"] = "flash_attention_2"  # which takes no mask and saves as much
+    elif not config.train_dataloader.dataset.packing:
+        values[_MICRO] = least.micro_batch
     if config.train_cfg.loss == "auto":
         values["train_cfg.loss"] = "whole"
     return config.with_values(values), here._replace(gpu_bytes=int(OF_HOST * here.host_bytes / here.gpus_per_node))
+
+
+def _is_by_sample(config: RecipeConfig) -> bool:
+    """Return whether `worker.sample_attention` computes this model on a CPU."""
+    architecture = config.architecture
+    if architecture is None or not has_formula(architecture):
+        return False
+    is_sdpa = attention.of_recipe(config, architecture) == "sdpa"
+    return is_sdpa and sees_whole_samples(config, architecture.model_dump())
 
 
 def _level(

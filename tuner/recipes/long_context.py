@@ -51,12 +51,28 @@ def forgets_window(config: RecipeConfig, model: Mapping[str, Any], attention: st
         model: config.json, as far as it is known.
         attention: The recipe's, or the one that the model was loaded with.
     """
-    window = model.get("sliding_window") if model.get("use_sliding_window", True) else None
-    lengths = {key: loader.dataset.max_length for key, loader in config.loaders.items()}
-    longer = [key for key, length in lengths.items() if window and length > window]
+    longer = _longer_than_window(config, model)
     if not longer or attention not in (None, "auto", "sdpa"):
         return None
-    length = max(lengths.values())
+    window, lengths = model["sliding_window"], [loader.dataset.max_length for loader in config.loaders.values()]
+    length = max(lengths)
     what = f"SDPA ignores the model's window of {window} tokens in sequence parallelism over samples of up to {length}"
     fix = " ".join(f"--set {key}.dataset.max_length={window}" for key in longer)
     return ModelError(what, where=SHARED_BY, fix=f"Use flash attention, or {fix}.")
+
+
+def sees_whole_samples(config: RecipeConfig, model: Mapping[str, Any]) -> bool:
+    """Return whether a token of a model attends to all earlier ones of its sample in SFT and pretraining.
+
+    Args:
+        config: The recipe, with the lengths of its samples.
+        model: config.json, or as much of it as is known.
+    """
+    is_known = model.get("model_type") in KINDS and config.objective.type in ("sft", "pretrain")
+    return is_known and config.train_cfg.sequence_parallel_size == 1 and not _longer_than_window(config, model)
+
+
+def _longer_than_window(config: RecipeConfig, model: Mapping[str, Any]) -> list[str]:
+    """Return the loaders with samples that may be longer than the model's sliding window."""
+    window = model.get("sliding_window") if model.get("use_sliding_window", True) else None
+    return [key for key, loader in config.loaders.items() if window and loader.dataset.max_length > window]

@@ -33,6 +33,8 @@ from tuner.models import whole
 from tuner.worker import compat_checkpoints
 
 _FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
+BY_SAMPLE = "sdpa_by_sample"
+"""The name under which transformers knows `sample_attention`."""
 
 
 def check_names() -> None:
@@ -190,7 +192,7 @@ def attention_of(model: Any) -> str:
 
 def takes_mask(model: Any) -> bool:
     """Return whether the attention of a model takes a mask for samples that share a row, and computes all pairs."""
-    return attention_of(model) in ("eager", "sdpa")
+    return attention_of(model) in ("eager", "sdpa", BY_SAMPLE)
 
 
 def share_samples(trainer: Any, apart: Callable[[Any], Any]) -> None:

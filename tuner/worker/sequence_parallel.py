@@ -5,7 +5,6 @@ Ranks of a group hold the same rows, each of them its part of the tokens. What l
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,6 @@ from tuner.errors import ModelError
 from tuner.recipes.long_context import KINDS, SHARED_BY, forgets_window
 from tuner.recipes.schema import RecipeConfig
 from tuner.worker import compat
-
-Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def configured(config: RecipeConfig, num_ranks: int, model: Any) -> ParallelismConfig:
@@ -83,24 +80,3 @@ def share_of(arguments: TrainingArguments) -> Share:
     """Return the part of each row that this rank computes."""
     config = arguments.parallelism_config
     return Share(arguments.process_index % config.sp_size, config.sp_size) if config else WHOLE
-
-
-def sample_by_sample(attention: Attention) -> Attention:
-    """Return an attention that computes the samples of a row one after the other, by their position_ids.
-
-    SDPA takes a mask of all pairs of tokens to keep them apart, which no memory holds for the rows that ranks share.
-
-    Args:
-        attention: transformers' for SDPA: query, key and value have shape [1, heads, T, width].
-    """
-
-    def of_samples(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: None, *, position_ids: Tensor, **options: Any
-    ) -> tuple[Tensor, None]:
-        is_first = position_ids[0].diff(prepend=position_ids[0, :1]) != 1
-        starts = is_first.nonzero().flatten().tolist()
-        lengths = [end - start for start, end in zip(starts, [*starts[1:], position_ids.shape[1]], strict=True)]
-        samples = zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
-        return torch.cat([attention(module, *one, None, **options)[0] for one in samples], dim=1), None
-
-    return of_samples

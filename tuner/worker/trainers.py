@@ -27,7 +27,7 @@ from tuner.recipes.objective import Kto
 from tuner.recipes.schema import LOADERS, RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.worker import compat, experts, loss, objectives, sequence_parallel, tiled_mlp
+from tuner.worker import compat, experts, loss, objectives, sample_attention, sequence_parallel, tiled_mlp
 
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
@@ -129,7 +129,7 @@ def trainer(
     if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
         made.train_dataset, made.stream = stream.rows, stream
     if shared_by > 1:
-        compat.share_samples(made, sequence_parallel.sample_by_sample)
+        compat.share_samples(made, sample_attention.sample_by_sample)
     if "optimizer" not in zero:
         made.optimizer_cls_and_kwargs = _optimizer(config)
     elif config.optim_wrapper.optimizer.type == "Muon":
@@ -151,6 +151,9 @@ def _made(
 ) -> Any:
     kind = objectives.KINDS[config.objective.type]
     _lay_out(settings, config, models[0])
+    by_sample = (
+        settings.use_cpu and getattr(settings, "padding_free", False) and sample_attention.use(models[0], config)
+    )
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
     if kind.collate:
         more["data_collator"] = _collator(config, kind.collate, tokenizer)
@@ -160,7 +163,7 @@ def _made(
     made.remove_callback(PrinterCallback)
     if isinstance(settings, SFTConfig) and config.train_cfg.sequence_parallel_size == 1:
         # The loss that balances a router would be one of padding too.
-        takes_mask = compat.takes_mask(models[0]) and not made.aux_loss_enabled
+        takes_mask = compat.takes_mask(models[0]) and not made.aux_loss_enabled and not by_sample
         made.data_collator = batches.SampleCollator(made.data_collator, takes_mask)
     return made
 
