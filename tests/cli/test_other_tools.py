@@ -205,23 +205,12 @@ TYPED: list[tuple[str, str]] = [
     ("deploy work_dirs/x", "tuner serve RUN"),
     ("export work_dirs/x mine.gguf", "tuner export SOURCE mine --as gguf"),
     ("version", "tuner --version"),
-    (f"train {LORA} --learning_rate 1e-4", f"--set {OPTIMIZER}.lr=VALUE"),
-    (f"train {LORA} --learning-rate=1e-4", f"--set {OPTIMIZER}.lr=VALUE"),
-    (f"train {LORA} --lr 1e-4", "--set lr=VALUE"),
-    (f"train {LORA} --lora_rank 8", "--set adapter.r=VALUE"),
-    (f"train {LORA} --num_train_epochs 3", "--set train_cfg.max_epochs=VALUE"),
-    (f"train {LORA} --model_name_or_path x", "--model PATH"),
-    (f"train {LORA} --dataset x", "--data PATH"),
-    (f"train {LORA} --output_dir x", "--work-dir DIR"),
-    (f"train {LORA} --nproc_per_node 8", "--nproc-per-node"),
     (f"train {LORA} --num_gpus 8", "--nproc-per-node N"),
     (f"train {LORA} --warmup_steps 8", "warmup_ratio"),
-    (f"plan {LORA} --cutoff_len 8", f"--set {ROWS}.max_length=VALUE"),
     ("chat x --prompt-template internlm2_chat", "chat template"),
     ("chat x --system-template coder", "--system TEXT"),
     ("chat x --repetition-penalty 1.1", "--top-p"),
     ("chat x --lagent", "no plugins"),
-    ("chat x --max_new_tokens 8", "--max-new-tokens"),
 ]  # fmt: skip
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -237,18 +236,3 @@ def test_only_rank_0_of_slurm_announces_the_run(
 
     assert "1 node, 2 processes (slurm)" in told[0]
     assert told[1] == ""
-
-
-def test_two_data_sets_are_refused_with_the_mixture_that_takes_both(tuner: Tuner, tmp_path: Path) -> None:
-    files = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
-    row = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
-    for file in files:
-        Path(file).write_text(f"{json.dumps(row)}\n" * 40)
-    asked = ("train", "tiny_full_custom_e1", "--dry-run")
-
-    refused = tuner(*asked, "--data", files[0], "--data", files[1])
-
-    assert refused.code == 2 and "--data is given 2 times" in refused.err
-    (mixture,) = re.findall(r'--set "(.*)"', refused.err)
-    taken = tuner(*asked, "--json", "--set", mixture)
-    assert json.loads(taken.out)["batch"]["rows"] == 80

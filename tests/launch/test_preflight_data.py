@@ -92,7 +92,7 @@ def test_a_run_of_too_few_steps_is_told_by_a_dry_run_and_a_submission(tmp_path: 
     (told,) = few(path)
 
     assert told.startswith("This run makes only 3 optimizer steps (20 samples, global batch 8, 1 epoch)")
-    assert told.endswith("--set accumulative_counts=1 (10 steps) or --epochs 10 (30 steps)")
+    assert told.endswith("--batch-size 1 (20 steps) or --epochs 10 (30 steps)")
     plan = made(f"train_dataloader.dataset.path={path}", recipe=SFT)
     assert any("will learn very little" in one for one in preflight.foresee(plan))
     assert any("will learn very little" in one for one in preflight.check_elsewhere(plan, quick=True))

@@ -11,7 +11,7 @@ def test_a_run_of_one_step_is_warned_of_with_its_arithmetic_and_what_gives_more(
 
     assert told == (
         "This run makes only 1 optimizer step (135 samples packed into 9 rows of 2,048 tokens, global batch 16, "
-        "1 epoch) and will learn very little. Try --set accumulative_counts=1 (9 steps) or "
+        "1 epoch) and will learn very little. Try --batch-size 1 (9 steps) or "
         "--set train_dataloader.dataset.packing=False (9 steps) or --epochs 30 (30 steps)"
     )
 
@@ -27,5 +27,5 @@ def test_what_gives_no_more_steps_is_not_advised() -> None:
 
     assert told == (
         "This run makes only 4 optimizer steps (4 samples, global batch 2, 2 epochs) and will learn very little. "
-        "Try --epochs 15 (30 steps)"
+        "Try --batch-size 1 (8 steps) or --epochs 15 (30 steps)"
     )

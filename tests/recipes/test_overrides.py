@@ -227,7 +227,7 @@ def test_a_block_can_be_set_as_a_whole_and_then_reached() -> None:
         "lr=",
         "lr=1e999",
         "lr=0x" + "f" * 300,
-        "max_epochs=1.0",
+        "max_epochs=0.0",
         "max_epochs=three",
         "use_dora=yes",
         "dtype=bf17",

@@ -19,6 +19,8 @@ from tuner import __version__
 from tuner.errors import DiskError, TunerError, UsageError, did_you_mean
 
 _LET_THE_FIRST_SPEAK_S = 5
+_WIDEST = 120
+"""Columns of --help where the terminal has as many."""
 COMMANDS = {
     "train": "Train a recipe, by name or from a file.",
     "submit": "Train a recipe as a Slurm job that requeues and resumes itself.",
@@ -41,6 +43,7 @@ COMMANDS = {
     "eval": "Evaluate a run's result or any model: loss, answers, task scores.",
     "export": "Export a run's result as files to publish.",
     "convert": "Export with XTuner's commands: pth_to_hf and merge.",
+    "completion": "Print the script that completes commands and names in a shell.",
 }
 """Name -> one line, so that --help needs no command's imports."""
 
@@ -131,7 +134,7 @@ def _show_versions(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST})
 @click.option(
     "--version",
     is_flag=True,

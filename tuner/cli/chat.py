@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuner.cli.help import Command
 from tuner.cli.models import max_new_tokens_option, model_options, stdout_is_the_answers
 from tuner.cli.options import Finite
 from tuner.cli.say import say
@@ -29,7 +30,13 @@ _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
 """Control characters: an answer must not steer the terminal."""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "tuner chat work_dirs/NAME/TIME",
+        'tuner chat Qwen/Qwen3-0.6B --system "Answer briefly."',
+    ),
+)
 @model_options
 @click.option("--system", metavar="TEXT", help="A system prompt.")
 @max_new_tokens_option

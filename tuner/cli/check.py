@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
+from tuner.cli.help import Command
 from tuner.cli.options import override_options, overrides
 from tuner.errors import visible
 
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
 _WRONG = 2
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "tuner check my_recipe.py",
+        "tuner check --model ./my-model --data my.jsonl",
+    ),
+)
 @click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @targets.machine_options

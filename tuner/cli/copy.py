@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from tuner.cli import complete, targets
+from tuner.cli.help import Command
 from tuner.cli.options import override_options, overrides
 from tuner.cli.say import say
 
 
-@click.command()
+@click.command(cls=Command, examples=("tuner copy qwen3_8b_qlora_alpaca_e1 my_recipe.py",))
 @click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
+from tuner.cli.help import Command
 from tuner.cli.options import override_options, overrides
 from tuner.errors import DataError, visible
 
@@ -22,7 +23,13 @@ _FIRST_ROWS = 1_000
 _MAX_BAD = 20
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "tuner data --model ./my-model --data my.jsonl --samples 5",
+        "tuner data my_recipe.py --all --bad",
+    ),
+)
 @click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @click.option("--all", "every", is_flag=True, help=f"Read and check every row, not only the first {_FIRST_ROWS:,}.")
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="How many samples to show.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tuner.cli.help import Command
 from tuner.errors import MachineError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[bold red]failed[/]", "absent": "[dim]-[/]"}
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON, to paste into a bug report.")
 def command(as_json: bool) -> None:
     """Test what training needs on this machine: libraries, GPUs, a collective, limits, disks.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete
+from tuner.cli.help import Command
 from tuner.cli.models import loaded, max_new_tokens_option, model_options, stdout_is_the_answers
 from tuner.cli.say import say
 from tuner.errors import DiskError, UsageError
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
     from tuner.results.model import LoadedModel, ModelSpec
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "tuner eval work_dirs/NAME/TIME",
+        "tuner eval Qwen/Qwen3-0.6B --data test.jsonl",
+    ),
+)
 @model_options
 @click.option("--data", metavar="PATH", shell_complete=complete.files, help="Rows.  [default: the validation rows]")
 @click.option("--format", "row_format", metavar="NAME", help="The shape of a row of --data.  [default: detected]")

@@ -11,6 +11,7 @@ from textwrap import fill
 
 import click
 
+from tuner.cli.help import Command
 from tuner.cli.say import say, wrapped
 from tuner.errors import TunerError, UsageError, did_you_mean
 from tuner.runs import causes
@@ -78,7 +79,7 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-@click.command()
+@click.command(cls=Command, examples=("tuner explain bad-recipe",))
 @click.argument("codes", metavar="[CODE]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(codes: tuple[str, ...], as_json: bool) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from tuner.cli import complete
+from tuner.cli.help import Command
 from tuner.cli.options import debug_option
 from tuner.cli.say import say
 from tuner.errors import UsageError
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
     from tuner.results.saved import SavedModel
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "tuner export work_dirs/NAME/TIME my-model --merge",
+        "tuner export work_dirs/NAME/TIME model.gguf --as gguf",
+    ),
+)
 @click.argument("source", type=click.Path(path_type=Path), shell_complete=complete.files)
 @click.argument("dest", required=False, type=click.Path(path_type=Path), shell_complete=complete.files)
 @click.option("--merge", is_flag=True, help="Merge the adapter into its base, in the base's precision.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete
+from tuner.cli.help import Command
 from tuner.cli.say import say
 
 if TYPE_CHECKING:
@@ -18,7 +19,11 @@ _PIPE_COLUMNS = 10_000
 _STYLES = {"changed in meaning": "yellow", "no counterpart": "dim"}
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(
+    cls=Command,
+    examples=("tuner import llamafactory.yaml -o my_recipe.py",),
+    context_settings={"ignore_unknown_options": True},
+)
 @click.argument("source", metavar="FILE|COMMAND...", nargs=-1, required=True, shell_complete=complete.files)
 @click.option("-o", "dest", type=click.Path(path_type=Path), help="The recipe file. Default: named after the source.")
 @click.option("--from", "tool", metavar="TOOL", help="The tool that the config belongs to, if its keys do not show it.")

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from tuner.cli import complete
+from tuner.cli.help import Command
 from tuner.cli.options import Decorator, all_of, catalog_option
 from tuner.cli.say import say, wrapped
 from tuner.errors import visible
@@ -35,7 +36,13 @@ def _kind_option(kind: str) -> Decorator[Any]:
     return click.option(f"--{kind}", is_flag=False, flag_value="", metavar="[TEXT]", help=told)
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "tuner list '*qwen3*qlora*'",
+        "tuner list --models",
+    ),
+)
 @click.argument("pattern", required=False, shell_complete=complete.recipes)
 @all_of(*map(_kind_option, catalog.KINDS))
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with paths and numbers of parameters.")

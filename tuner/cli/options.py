@@ -67,17 +67,12 @@ def _path(flag: str, told: str) -> Decorator[Any]:
     return click.option(flag, metavar="PATH", shell_complete=complete.files, help=told)
 
 
-def _one_data_set(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> str | None:
-    """Return the value of --data; click takes the last of several in silence."""
-    if len(given) > 1:
-        mixture = ", ".join(f"dict(path={path!r})" for path in given)
-        fix = f'To train on all of them: --set "train_dataloader.dataset.mixture=[{mixture}]"'
-        raise UsageError(f"--data is given {len(given)} times", where="--data", fix=fix)
-    return given[0] if given else None
-
-
 def _pairs(flag: str, name: str, metavar: str, told: str) -> Decorator[Any]:
     return click.option(flag, name, multiple=True, metavar=metavar, shell_complete=complete.keys, help=told)
+
+
+def _of_key(flag: str, metavar: str, help_text: str) -> Decorator[Any]:
+    return click.option(flag, metavar=metavar, help=help_text)
 
 
 override_options = all_of(
@@ -87,10 +82,10 @@ override_options = all_of(
     click.option(
         "--data",
         multiple=True,
-        callback=_one_data_set,
         metavar="PATH",
         shell_complete=complete.files,
-        help="Train on this data: a file, a folder, or an id on the hub.",
+        help="Train on this data: a file, a folder, or an id on the hub. Several make a mixture, as does "
+        "a.jsonl,b.jsonl:0.5 (all rows of a, half of those of b).",
     ),
     _path("--val", "Validate on this data."),
     click.option(
@@ -99,7 +94,20 @@ override_options = all_of(
         metavar="PART",
         help="Hold out this share of the training rows, such as 0.05, and validate on it.",
     ),
-    click.option("--epochs", type=click.IntRange(1), help="Epochs: passes over the training rows."),
+    click.option(
+        "--epochs",
+        type=Finite(min=0, min_open=True),
+        metavar="NUMBER",
+        help="Epochs: passes over the training rows; 0.5 is half of one.",
+    ),
+    _of_key("--lr", "RATE", "Peak learning rate, such as 2e-4."),
+    _of_key("--batch-size", "SAMPLES", "Samples of one optimizer step on all GPUs; the micro-batch follows."),
+    _of_key("--max-steps", "STEPS", "End after so many optimizer steps, in place of --epochs."),
+    _of_key("--max-length", "TOKENS", "Cut samples to so many tokens."),
+    _of_key("--lora-rank", "R", "Rank of the LoRA adapter."),
+    _of_key("--save-every", "STEPS", "Optimizer steps from one checkpoint to the next."),
+    _of_key("--eval-every", "STEPS", "Optimizer steps from one validation to the next. Default: every epoch."),
+    _of_key("--report-to", "TRACKER", "Log to tensorboard, wandb, mlflow, trackio, comet_ml, swanlab or clearml."),
     _pairs("--set", "sets", "KEY=VALUE", "Change any value; KEY may be shortened to its unique end."),
     _pairs("--cfg-options", "cfg_options", "KEY=VALUE ...", "Same as --set, under XTuner's name."),
     click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of weights, data order and dropout."),
@@ -112,9 +120,16 @@ override_options = all_of(
     debug_option,
     click.argument("more", nargs=-1, metavar="", callback=_after_options),
 )
-"""What changes a recipe: --model, --data, --set and the others, --allow-code, --catalog and --debug."""
-ONE_VALUE = ("model", "data", "seed", "method", "adapter", "val", "val_split", "epochs")
+"""What changes a recipe: --model, --data, --lr, --set and the others, --allow-code, --catalog and --debug."""
+OF_KEYS = ("lr", "batch_size", "max_steps", "max_length", "lora_rank", "save_every", "eval_every", "report_to")
+"""The options that `override_options` adds for one key of a recipe each; `command_line.KEY_FLAGS` has the keys."""
+ONE_VALUE = ("model", "seed", "method", "adapter", "val", "val_split", "epochs", *OF_KEYS)
 """The options of one value that `override_options` adds."""
+
+
+def plain_name(flag: str) -> str:
+    """Return the flag of an option by its name in Python."""
+    return f"--{flag.replace('_', '-')}"
 
 
 def overrides(sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[str], **given: Any) -> Any:
@@ -131,6 +146,9 @@ def overrides(sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[st
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:
         raise UsageError(f"unexpected argument {stray[0]!r}", fix="Pass values with --set KEY=VALUE.")
-    pairs = [("--set", text) for text in sets]
+    pairs = [(plain_name(name), given.pop(name)) for name in OF_KEYS]
+    pairs = [(flag, text) for flag, text in pairs if text is not None]
+    pairs += [("--set", text) for text in sets]
     pairs += [("--cfg-options", text) for text in (*cfg_options, *more)]
+    given["data"] = given["data"] or None
     return Overrides(pairs=tuple(pairs), **given)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
+from tuner.cli.help import Command
 from tuner.cli.options import override_options, overrides
 from tuner.cli.say import say, say_table, wrapped
 from tuner.errors import UsageError
@@ -41,7 +42,13 @@ _LONGEST = (
 )
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "tuner plan qwen3_8b_full_alpaca_e1 --gpu h100 --gpus 8",
+        "tuner plan --model ./my-model --data my.jsonl",
+    ),
+)
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @targets.machine_options

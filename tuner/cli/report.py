@@ -9,11 +9,18 @@ from pathlib import Path
 import click
 
 from tuner.cli import complete
+from tuner.cli.help import Command
 from tuner.cli.say import say
 from tuner.errors import UsageError, visible
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "tuner report work_dirs/NAME/TIME",
+        "tuner report RUN_A RUN_B -o compared.html",
+    ),
+)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.files)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.")
 @click.option("--watch", is_flag=True, help="Serve it on this machine and keep it up to date, until Ctrl-C.")

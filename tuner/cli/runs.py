@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tuner.cli.help import Command
 from tuner.cli.say import say
 from tuner.errors import UsageError, visible
 
@@ -26,7 +27,13 @@ _PIPE_COLUMNS = 10_000
 _STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "died": "bold red", "damaged": "bold red"}
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "tuner runs",
+        "tuner runs work_dirs --watch",
+    ),
+)
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=_DEFAULT)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every two seconds, until Ctrl-C.")

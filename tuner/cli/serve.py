@@ -11,12 +11,13 @@ from typing import Literal
 
 import click
 
+from tuner.cli.help import Command
 from tuner.cli.models import model_options
 from tuner.cli.say import say
 from tuner.errors import MachineError, UsageError
 
 
-@click.command()
+@click.command(cls=Command, examples=("tuner serve work_dirs/NAME/TIME --port 8000",))
 @model_options
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 listens on all interfaces."

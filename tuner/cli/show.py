@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
+from tuner.cli.help import Command
 from tuner.cli.options import override_options, overrides
 from tuner.cli.say import columns, say
 from tuner.errors import UsageError
@@ -33,7 +34,13 @@ class Shown:
     """What --json holds beside the sections."""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "tuner show qwen3_8b_qlora_alpaca_e1",
+        "tuner show qwen3_8b_qlora_alpaca_e1 --lr 1e-4 --deepspeed zero2",
+    ),
+)
 @click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @targets.machine_options

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
+from tuner.cli.help import Command
 from tuner.cli.options import override_options, overrides
 from tuner.cli.say import say
 
@@ -21,7 +22,7 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
 """For this process and its ranks: no GPU, no hub, and nothing reported to anyone."""
 
 
-@click.command()
+@click.command(cls=Command, examples=("tuner smoke qwen3_8b_qlora_alpaca_e1",))
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
-from tuner.cli.options import ONE_VALUE, override_options, overrides
+from tuner.cli.help import Command
+from tuner.cli.options import ONE_VALUE, override_options, overrides, plain_name
 from tuner.cli.say import say
 from tuner.cli.text import announce
 from tuner.errors import UsageError
@@ -29,7 +30,9 @@ _UNKNOWN_HOSTS = "the memory of the job's hosts is unknown, so it is not checked
 _PASSED = ("partition", "account", "qos", "mem", "constraint")
 
 
-@click.command()
+@click.command(
+    cls=Command, examples=("tuner submit qwen3_8b_lora_alpaca_e1 --nodes 2 --gpus-per-node 8 --time 4:00:00",)
+)
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines.")
@@ -188,12 +191,13 @@ def _at_first(value: Any, job: Job) -> Any:
 def _words(changes: dict[str, Any], deepspeed: str | None, **flags: bool) -> list[str]:
     """Return the options of `tuner train` that mean the same."""
     pairs: list[tuple[str, str | None]] = [("--catalog", str(one)) for one in catalog_folders.given_folders()]
-    pairs += [("--deepspeed", deepspeed), *((f"--{key.replace('_', '-')}", changes[key]) for key in ONE_VALUE)]
+    pairs += [("--deepspeed", deepspeed), *(("--data", text) for text in changes["data"])]
+    pairs += [(plain_name(key), changes[key]) for key in ONE_VALUE]
     pairs += [("--ds", text) for text in changes["ds"]]
     pairs += [("--set", text) for text in changes["sets"]]
     pairs += [("--cfg-options", text) for text in (*changes["cfg_options"], *changes["more"])]
     words = [f"{flag}={value}" for flag, value in pairs if value is not None]
-    return words + [f"--{key.replace('_', '-')}" for key, is_on in flags.items() if is_on]
+    return words + [plain_name(key) for key, is_on in flags.items() if is_on]
 
 
 def _submit(job: Job, folder: Path, text: str) -> str:

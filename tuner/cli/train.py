@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, hosts, targets
+from tuner.cli.help import Command
 from tuner.cli.options import Finite, override_options, overrides
 from tuner.cli.say import say
 from tuner.cli.text import announce, origins_json, with_origins
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
     from tuner.launch.run import ResolvedRun
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "tuner train --model Qwen/Qwen3-0.6B --data my.jsonl",
+        "tuner train qwen3_8b_qlora_alpaca_e1 --lr 1e-4 --deepspeed zero2",
+        "tuner train work_dirs/NAME/TIME/recipe.py --resume auto",
+    ),
+)
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuner.cli import complete, targets
+from tuner.cli.help import Command
 from tuner.cli.options import Finite, override_options, overrides
 from tuner.cli.say import say
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from tuner.launch.tune import Candidate, Measured, Tuned
 
 
-@click.command()
+@click.command(cls=Command, examples=("tuner tune my_recipe.py",))
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @click.option(

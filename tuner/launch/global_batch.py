@@ -95,7 +95,7 @@ def _rows(config: RecipeConfig, sources: tuple[steps.DatasetSize, ...]) -> int |
 
 
 def _num_steps(config: RecipeConfig, rows: int, samples: int, ranks: int) -> int:
-    return Batch(samples // ranks, 1, ranks).steps_per_epoch(rows) * config.train_cfg.max_epochs
+    return Batch(samples // ranks, 1, ranks).steps(rows, config.train_cfg.max_epochs)
 
 
 def _power_of_2(number: float) -> int:

@@ -176,7 +176,7 @@ def _is_stored_in_fewer_bits(model: Model) -> bool:
     return folder is None or "quantization_config" in read_json_object(folder / "config.json")
 
 
-def batch_json(run: ResolvedRun) -> dict[str, int | str | None]:
+def batch_json(run: ResolvedRun) -> dict[str, float | str | None]:
     """Return the batch arithmetic: counts of rows and samples of an epoch, and of optimizer steps."""
     batch, cfg, steps = run.batch, run.recipe.config.train_cfg, run.steps
     return {

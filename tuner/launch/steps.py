@@ -236,7 +236,7 @@ def packs(config: RecipeConfig) -> bool:
 
 def _total(config: RecipeConfig, per_epoch: Count) -> Count:
     cfg = config.train_cfg
-    epochs = per_epoch._replace(value=None if per_epoch.value is None else per_epoch.value * cfg.max_epochs)
+    epochs = per_epoch._replace(value=None if per_epoch.value is None else math.ceil(cfg.max_epochs * per_epoch.value))
     total = Count(cfg.max_steps) if cfg.max_steps else epochs
     if cfg.early_stopping_patience and total.most is not None:
         return total._replace(certainty=Certainty.AT_MOST, why="early stopping may end the run sooner")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tuner.machine.topology import Batch
 
 MIN_STEPS = 30
@@ -13,7 +15,7 @@ ENOUGH = 1000
 loss of 2.72, 131 steps 2.89 (docs/learning.md). On a GPU so many small steps cost minutes."""
 
 
-def warning(batch: Batch, epochs: int, rows: int, description: str, *, unpacked: int | None = None) -> str | None:
+def warning(batch: Batch, epochs: float, rows: int, description: str, *, unpacked: int | None = None) -> str | None:
     """Return that a run takes too few steps, with the arithmetic and what changes it; None if it takes enough.
 
     Args:
@@ -25,25 +27,25 @@ def warning(batch: Batch, epochs: int, rows: int, description: str, *, unpacked:
     """
     if not rows:
         return f"{description}: there is nothing to train on"
-    total = batch.steps_per_epoch(rows) * epochs
+    total = batch.steps(rows, epochs)
     if total >= MIN_STEPS:
         return None
     steps = f"{total} optimizer step{'s' * (total > 1)}"
-    why = f"{description}, global batch {batch.global_batch}, {epochs} epoch{'s' * (epochs > 1)}"
+    why = f"{description}, global batch {batch.global_batch}, {epochs:g} epoch{'s' * (epochs != 1)}"
     ways = " or ".join(_ways(batch, epochs, rows, unpacked))
     return f"This run makes only {steps} ({why}) and will learn very little. Try {ways}"
 
 
-def _ways(batch: Batch, epochs: int, rows: int, unpacked: int | None) -> list[str]:
+def _ways(batch: Batch, epochs: float, rows: int, unpacked: int | None) -> list[str]:
     """Return the options that give more steps, each with how many."""
     each, ways = batch.steps_per_epoch(rows), []
-    single = batch._replace(accumulation=1).steps_per_epoch(rows)
-    if single > each:
-        # Both: alone, accumulation of a recipe whose split is 'auto' would be of micro-batches of 1.
-        size = f"--set train_dataloader.batch_size={batch.micro_batch} " if batch.micro_batch > 1 else ""
-        ways.append(f"{size}--set accumulative_counts=1 ({single * epochs} steps)")
+    smaller = max(batch.ranks, batch.global_batch // 2 ** math.ceil(math.log2(MIN_STEPS / batch.steps(rows, epochs))))
+    smaller -= smaller % batch.ranks
+    if smaller < batch.global_batch:
+        steps = Batch(1, smaller // batch.ranks, batch.ranks).steps(rows, epochs)
+        ways.append(f"--batch-size {smaller} ({steps} steps)")
     if unpacked and batch.steps_per_epoch(unpacked) > each:
         key = "--set train_dataloader.dataset.packing=False"
-        ways.append(f"{key} ({batch.steps_per_epoch(unpacked) * epochs} steps)")
+        ways.append(f"{key} ({batch.steps(unpacked, epochs)} steps)")
     enough = -(-MIN_STEPS // each)
     return [*ways, f"--epochs {enough} ({enough * each} steps)"]

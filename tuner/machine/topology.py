@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -119,3 +120,7 @@ class Batch(NamedTuple):
         """Return the optimizer steps that one pass over `num_samples` samples takes."""
         micro_batches = -(-num_samples // (self.micro_batch * self.ranks))
         return -(-micro_batches // self.accumulation)
+
+    def steps(self, num_samples: int, epochs: float) -> int:
+        """Return the optimizer steps of so many passes over `num_samples` samples, as transformers 5.23 counts them."""
+        return math.ceil(epochs * self.steps_per_epoch(num_samples))

@@ -5,21 +5,33 @@ It merges nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tuner.errors import RecipeError, brief_repr
-from tuner.recipes import aliases, catalog, paths, starting_weights, validation_rows
+from tuner.recipes import aliases, catalog, mixture, paths, starting_weights, validation_rows
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Layer, Merged, lookup, nested
 from tuner.recipes.origin import Keys, Kind, Place
-from tuner.recipes.overrides import find_key, parse_override
+from tuner.recipes.overrides import find_key, parse_override, read_pair
 from tuner.recipes.part import read_part
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.recipe_file import RecipeFile
 from tuner.recipes.schema import LOADERS, RecipeConfig, one_data_set, schema_keys
 
 _TRAIN, _VAL = LOADERS
+KEY_FLAGS = {
+    "--lr": "optim_wrapper.optimizer.lr",
+    "--batch-size": "train_cfg.global_batch_size",
+    "--max-steps": "train_cfg.max_steps",
+    "--max-length": "train_dataloader.dataset.max_length",
+    "--lora-rank": "adapter.r",
+    "--save-every": "checkpoint.interval",
+    "--eval-every": "train_cfg.val_interval",
+    "--report-to": "log.trackers",
+}
+"""The options that set one key of a recipe each."""
+_FREE_SPLIT = {"train_dataloader": {"batch_size": "auto"}, "optim_wrapper": {"accumulative_counts": "auto"}}
 PYTHON = "override"
 """What stands before a key in a message where a flag would: the call was Python's."""
 
@@ -50,7 +62,8 @@ def layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[L
         yield from _start_layers(overrides, merged, name)
     for flag, given, layer in _flags(overrides):
         if given is not None:
-            yield layer(Place(Kind.FLAG, f"{flag} {given}"), given, merged)
+            values = given if isinstance(given, tuple) else (given,)
+            yield layer(Place(Kind.FLAG, " ".join(f"{flag} {value}" for value in values)), given, merged)
     for key, value in overrides.values.items():
         yield from _value_layers(key, value, merged, name)
     for flag, text in overrides.pairs:
@@ -67,7 +80,13 @@ def _value_layers(key: str, value: Any, merged: Merged, name: str | None) -> Ite
 
 
 def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iterator[Layer]:
-    """Yield the layers of one KEY=VALUE, whose key may be another tool's word."""
+    """Yield the layers of one KEY=VALUE, whose key may be another tool's word, or of an option for one key."""
+    if flag in KEY_FLAGS:
+        where, place = f"{flag} {text}", Place(Kind.FLAG, f"{flag} {text}")
+        if flag == "--batch-size":  # how a rank computes its share of it is open then
+            yield Layer.at(place, _FREE_SPLIT)
+        yield from _key_layers(*read_pair(KEY_FLAGS[flag], text, where, merged.values), place, merged)
+        return
     key, _, given = text.partition("=")
     where, alias = f"{flag} {text}", aliases.find(key.strip(), given)
     place, told = Place(Kind.FLAG, where), aliases.note(key.strip(), given, where)
@@ -94,12 +113,26 @@ def _key_layers(keys: Keys, value: Any, place: Place, merged: Merged, told: str 
 def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Place, Any, Merged], Layer]], ...]:
     """Return each flag of one value, its value or None, and the layer that it means."""
     return (
-        ("--data", overrides.data, _at(lambda path: {_TRAIN: {"dataset": one_data_set(path)}, _VAL: None})),
+        ("--data", overrides.data_sets or None, _of_data),
         ("--val", overrides.val, validation_rows.of_file),
         ("--val-split", overrides.val_split, _at(lambda part: {_TRAIN: {"dataset": {"val_split": part}}})),
-        ("--epochs", overrides.epochs, _at(lambda count: {"train_cfg": {"max_epochs": count, "max_steps": None}})),
+        ("--epochs", overrides.epochs, _at(_of_epochs)),
         ("--seed", overrides.seed, _at(lambda seed: {"randomness": {"seed": seed}})),
     )
+
+
+def _of_data(place: Place, given: Sequence[str], _: Merged) -> Layer:
+    """Return the layer of one data set, or of a mixture of several."""
+    shares = [share for text in given for share in mixture.of_text(text)]
+    is_one = len(shares) == 1 and "weight" not in shares[0]
+    dataset = one_data_set(shares[0]["path"] if is_one else None)
+    if not is_one:
+        dataset["mixture"] = shares
+    return Layer.at(place, {_TRAIN: {"dataset": dataset}, _VAL: None})
+
+
+def _of_epochs(count: float) -> dict[str, Any]:
+    return {"train_cfg": {"max_epochs": int(count) if count == int(count) else count, "max_steps": None}}
 
 
 def _at(values: Callable[[Any], dict[str, Any]]) -> Callable[[Place, Any, Merged], Layer]:

@@ -5,11 +5,12 @@ It changes merged values only; it opens no data.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tuner.errors import RecipeError, brief_repr, did_you_mean
-from tuner.recipes import catalog
+from tuner.recipes import catalog, paths
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Layer, Merged, lookup, nested
 from tuner.recipes.origin import Keys, Place
@@ -17,6 +18,27 @@ from tuner.recipes.part import read_part
 from tuner.recipes.schema import LOADERS, OF_ONE_DATA_SET, Rows, Share
 
 _TRAIN, _ = LOADERS
+
+
+def of_text(text: str) -> list[dict[str, Any]]:
+    """Return the data sets that a value of --data names: "a.jsonl", or several as in "a.jsonl,b.jsonl:0.5".
+
+    A file or folder of that whole name is taken first, so names with commas and colons keep their meaning.
+    """
+    if _exists(text):
+        return [{"path": text}]
+    return [_share(part.strip()) for part in text.split(",") if part.strip()] or [{"path": text}]
+
+
+def _exists(text: str) -> bool:
+    place = paths.local(text)
+    return place is not None and bool(paths.matching(place))
+
+
+def _share(text: str) -> dict[str, Any]:
+    path, _, weight = text.rpartition(":")
+    is_weight = path and re.fullmatch(r"\d+(\.\d*)?|\.\d+", weight) and not _exists(text)
+    return {"path": path, "weight": float(weight)} if is_weight else {"path": text}
 
 
 def settle(merged: Merged) -> None:

@@ -35,7 +35,19 @@ def parse_override(text: str, flag: str, present: Mapping[str, Any]) -> tuple[Ke
     key, equals, value = text.partition("=")
     if not equals:
         raise RecipeError(f"{text!r} has no '='", where=flag, fix=f"Use {flag} KEY=VALUE.")
-    where = f"{flag} {text}"
+    return read_pair(key, value, f"{flag} {text}", present)
+
+
+def read_pair(key: str, value: str, where: str, present: Mapping[str, Any]) -> tuple[Keys, Any]:
+    """Return the keys and the value of a key and a value as texts.
+
+    Args:
+        where: What stands before them in messages.
+        present: As for `parse_override`.
+
+    Raises:
+        RecipeError: as `parse_override`.
+    """
     key, value = _translated(key.strip(), value, where)
     keys, annotation = _find(key, where, present)
     return keys, _convert(value, annotation, where)

@@ -32,7 +32,8 @@ def overrides(given: Mapping[str, Any]) -> Overrides:
     plain = {key: _plain(key, value) for key, value in given.items()}
     flags = {key: plain.pop(key) for key in _FLAGS if key in plain and not (key in _BLOCKS and _is_block(plain[key]))}
     for key in _PATHS:
-        if not isinstance(flags.get(key), str | None):
+        several = key == "data" and isinstance(flags.get(key), list) and all(isinstance(x, str) for x in flags[key])
+        if not several and not isinstance(flags.get(key), str | None):
             fix = 'Write rows to a file and pass its path: data="rows.jsonl".'
             raise RecipeError(f"{key} = {brief_repr(flags[key])} is not a path or a name", fix=fix)
     changes = plain.pop("ds", None) or {}

@@ -22,20 +22,21 @@ from tuner.recipes.schema import RecipeConfig
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the command line changes: a value for each flag, and (flag, KEY=VALUE) pairs in their order.
+    """What the command line changes: a value for each flag, and pairs in their order: (--set, KEY=VALUE), (--lr, 1e-4).
 
+    `data` is the value of --data, or all of them: paths, hub ids, or mixtures such as "a.jsonl,b.jsonl:0.5".
     `method` is for a model without a recipe; `val_split` is a part of 1; `ds` are KEY=VALUE for DeepSpeed's config.
     `values` are what Python's callers change, by key; `python_values` makes them. The pairs are laid over them.
     """
 
     model: str | None = None
-    data: str | None = None
+    data: str | Sequence[str] | None = None
     seed: int | None = None
     pairs: Sequence[tuple[str, str]] = ()
     adapter: str | None = None
     val: str | None = None
     val_split: float | None = None
-    epochs: int | None = None
+    epochs: float | None = None
     method: str | None = None
     ds: Sequence[str] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -45,11 +46,21 @@ class Overrides:
             raise UsageError(
                 "both --val and --val-split set the validation rows", where="--val", fix="Use one of them."
             )
-        of_paths = (("--model", self.model), ("--data", self.data), ("--adapter", self.adapter), ("--val", self.val))
-        given = (*of_paths, *self.pairs, *(("--ds", text) for text in self.ds))
+        of_paths = (("--model", self.model), ("--adapter", self.adapter), ("--val", self.val))
+        given = (
+            *of_paths,
+            *(("--data", text) for text in self.data_sets),
+            *self.pairs,
+            *(("--ds", text) for text in self.ds),
+        )
         for flag, text in given:
             if text is not None and not is_writable(text):
                 raise RecipeError(f"{text!r} is not UTF-8", where=flag, fix="Rename the file or folder.")
+
+    @property
+    def data_sets(self) -> tuple[str, ...]:
+        """The values of --data."""
+        return (self.data,) if isinstance(self.data, str) else tuple(self.data or ())
 
 
 class Asked(NamedTuple):

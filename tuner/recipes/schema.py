@@ -81,8 +81,8 @@ OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", 
 """Keys that say nothing of another data set. `split` is not among them: nearly all have 'train'."""
 
 
-def one_data_set(path: str) -> dict[str, Any]:
-    """Return what makes a `dataset` block mean the data set at `path` and nothing else that it meant before."""
+def one_data_set(path: str | None) -> dict[str, Any]:
+    """Return what makes a `dataset` block mean the data set at `path` (None: of a mixture), and nothing from before."""
     return {**dict.fromkeys((*OF_ONE_DATA_SET, "mixture", "max_rows")), "path": path, "split": "train"}
 
 
@@ -154,7 +154,7 @@ CHOOSES_LOSS = ("sft", "pretrain", "dpo", "kto")
 class TrainCfg(Block):
     """How long, how often it is validated, what is recomputed, and when a run that stands still is ended (seconds)."""
 
-    max_epochs: PositiveInt
+    max_epochs: PositiveInt | PositiveFloat
     max_steps: PositiveInt | None
     val_interval: PositiveInt | None
     early_stopping_patience: PositiveInt | None

@@ -1,0 +1,120 @@
+"""How a command is written and shown: options in other tools' spellings, examples, and --help in groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+GROUPS: dict[str, str] = {
+    "Model and data": "model data val val_split method adapter",
+    "Training": "epochs lr batch_size max_steps max_length lora_rank seed save_every eval_every report_to sets"
+    " cfg_options",
+    "Run": "work_dir resume resume_weights max_restarts grace dry_run as_json",
+    "DeepSpeed and memory": "deepspeed ds ignore_fit on_oom",
+    "Processes and machines": """gpus gpu nodes launcher nproc_per_node nnodes node_rank master_addr master_port
+        hostfile include exclude ssh bind_cores""",
+    "Safety and help": "allow_code catalog debug help",
+}
+"""Headings of --help and the options below each, by their names in Python; others come first, under "Options"."""
+
+SPELLINGS = {
+    "--learning-rate": "--lr",
+    "--num-train-epochs": "--epochs",
+    "--num-epochs": "--epochs",
+    "--global-batch-size": "--batch-size",
+    "--train-batch-size": "--batch-size",
+    "--max-seq-length": "--max-length",
+    "--cutoff-len": "--max-length",
+    "--lora-r": "--lora-rank",
+    "--save-steps": "--save-every",
+    "--eval-steps": "--eval-every",
+    "--output-dir": "--work-dir",
+    "--model-name-or-path": "--model",
+    "--dataset": "--data",
+}
+"""Spellings of Hugging Face's tools for options that tuner has; those of recipe keys stand in recipes/aliases.toml."""
+
+
+class Command(click.Command):
+    """A command with examples, shown before its options."""
+
+    def __init__(self, *given: Any, examples: Sequence[str] = (), **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.examples = examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*self._in_our_words(args)])
+
+    def _in_our_words(self, args: Sequence[str]) -> Iterator[str]:
+        """Yield arguments with other tools' spellings replaced: underscores, other names, and keys of a recipe."""
+        ours = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
+        left = [*args]
+        while left:
+            word = left.pop(0)
+            name, equals, value = word.partition("=")
+            dashed = name.replace("_", "-")
+            spelled = dashed if dashed in ours else SPELLINGS.get(dashed)
+            if word == "--":
+                yield from (word, *left)
+                return
+            if name in ours or not name.startswith("--"):
+                yield word
+            elif spelled in ours:
+                yield f"{spelled}{equals}{value}"
+            elif "--set" in ours and _is_key(name.removeprefix("--")):
+                if not equals:  # a switch of transformers' is true where no value follows
+                    value = "True" if not left or left[0].startswith("--") else left.pop(0)
+                yield from ("--set", f"{name.removeprefix('--').replace('-', '_')}={value}")
+            else:
+                yield word
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(ctx, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        records = {_name(one): _plain(*shown) for one in options if (shown := one.get_help_record(ctx))}
+        groups = {title: [name for name in names.split() if name in records] for title, names in GROUPS.items()}
+        first = [name for name in records if not any(name in names for names in groups.values())]
+        if len(records) <= _FEW:
+            first, groups = [*records], {}
+        for title, names in {"Options": first, **groups}.items():
+            if names:
+                with formatter.section(title):
+                    formatter.write_dl([records[name] for name in names])
+
+
+_FEW = 9
+"""So many options need no headings."""
+
+
+def _name(option: click.Option) -> str:
+    """Return an option's name in Python; click 8.5 has a private one for --help."""
+    return "help" if "--help" in option.opts else option.name or ""
+
+
+def _plain(option: str, text: str) -> tuple[str, str]:
+    """Return an option's two columns without click's words for types and ranges."""
+    for words in ("INTEGER RANGE", "FLOAT RANGE", "INTEGER", "FLOAT"):
+        option = option.replace(words, "NUMBER")
+    return option, re.sub(r"\[([^]]*)\]$", _without_range, text).rstrip()
+
+
+def _without_range(extra: re.Match[str]) -> str:
+    parts = [part for part in extra[1].split("; ") if not re.search(r"x[<>]|[<>]=?x", part)]
+    return f"[{'; '.join(parts)}]" if parts else ""
+
+
+def _is_key(word: str) -> bool:
+    """Return whether a word is another tool's for one key of a recipe, as aliases.toml has it."""
+    from tuner.recipes import aliases  # only for an option that the command does not have
+
+    alias = aliases.find(word.replace("-", "_"), "")
+    return alias is not None and alias.key is not None
