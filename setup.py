@@ -48,7 +48,7 @@ setup(
         "plotly>=6",
         "protobuf>=5",
         "psutil>=5.9",
-        "pydantic>=2.12",  # its core is what tuner imports: 2.11 does not tell a check which key it is for
+        "pydantic>=2.12",
         "pyyaml>=6",
         "rich>=13",
         "sentencepiece>=0.2",

@@ -3,8 +3,9 @@
     python -m bench light [--rounds 9] [--json FILE]
 
 A figure is the median of all rounds. On a machine that others use too, the processor's seconds say more than the
-wall's. Reach: `tuner --help` and `tuner list` at 1.5 of bare click, `show`, `plan` and a dry run at 3. Python must have
-written its compiled files: PYTHONDONTWRITEBYTECODE is not set, and a round before the first does not count.
+wall's. The goals, as multiples of bare click: `tuner --help` and `tuner list` at most 1.5, `show` and `plan` at most 5,
+a dry run at most 6. Python must have written its compiled files: PYTHONDONTWRITEBYTECODE is not set, and a round before
+the first does not count.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
+from pydantic.fields import FieldInfo
 
 from tests.worker.families import METHODS, examples
 from tuner.cli import COMMANDS, explain, parts, tuner
@@ -26,8 +27,8 @@ from tuner.errors import TunerError
 from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.recipes import catalog
 from tuner.recipes.architecture_constraints import KEEPS_APART
-from tuner.recipes.block import Block, Field, Key, blocks_of
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.strict import Block, blocks_of
 from tuner.recipes.xtuner_names import SPELLINGS
 
 if TYPE_CHECKING:
@@ -155,21 +156,23 @@ def _rows(keys: tuple[str, ...], block: type[Block], defaults: _ByKey, notes: _B
             yield _row((*keys, name), key, defaults, {(*keys, name): own.get(name, "")} | notes)
 
 
-def _row(keys: tuple[str, ...], key: Key, defaults: _ByKey, notes: _ByKey) -> Sequence[str]:
-    default = defaults.get(keys) or ("required" if key.is_required else f"`{key.default!r}`")
-    return (f"`{'.'.join(keys)}`", _type(key.annotation, key.marks), default, _text(notes.get(keys, "")))
+def _row(keys: tuple[str, ...], key: FieldInfo, defaults: _ByKey, notes: _ByKey) -> Sequence[str]:
+    default = defaults.get(keys) or ("required" if key.is_required() else f"`{key.default!r}`")
+    return (f"`{'.'.join(keys)}`", _type(key.annotation, key.metadata), default, _text(notes.get(keys, "")))
 
 
 def _type(annotation: Any, marks: Sequence[Any] = ()) -> str:
     """Return a type and its limits as people say them."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _type(inner[0], inner[1:])
+        key = FieldInfo.from_annotation(annotation)
+        return _type(key.annotation, key.metadata)
     if marks:
-        limits = {word: limit for mark in marks if isinstance(mark, Field) for word, limit in mark.limits.items()}
         signs = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-        told = ", ".join(f"{sign} {limits[word]}" for word, sign in signs.items() if word in limits)
-        return f"{_type(annotation)} {told}".strip()
+        limits = [
+            f"{sign} {getattr(mark, word)}" for word, sign in signs.items() for mark in marks if hasattr(mark, word)
+        ]
+        return f"{_type(annotation)} {', '.join(limits)}".strip()
     if origin is Literal:
         return ", ".join(f"`{one!r}`" for one in inner)
     if origin in (Union, UnionType):

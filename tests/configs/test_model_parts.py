@@ -26,7 +26,7 @@ def values_of(part: str) -> dict[str, Any]:
 def test_model_part_states_each_fact_that_every_model_has(part: str) -> None:
     architecture = values_of(part)["architecture"]
 
-    required = {key for key, field in Architecture.model_fields.items() if field.is_required}
+    required = {key for key, field in Architecture.model_fields.items() if field.is_required()}
     assert required <= set(architecture)
     Architecture(**architecture)
 

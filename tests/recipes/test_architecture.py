@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic_core import ValidationError
+from pydantic import ValidationError
 
 from tests.each import each
 from tests.fit.small import SMALL, small

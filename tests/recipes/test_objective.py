@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic_core import ValidationError
+from pydantic import ValidationError
 
 from tuner.errors import RecipeError
 from tuner.recipes.loading import load

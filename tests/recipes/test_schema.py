@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from pydantic_core import ValidationError
+from pydantic import ValidationError
 
 from tests.each import each
 from tuner.errors import RecipeError
@@ -235,7 +235,7 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
         (block.__name__, name)
         for block in blocks()
         for name, field in block.model_fields.items()
-        if not field.is_required and block not in optional
+        if not field.is_required() and block not in optional
     }
 
     # val_dataloader and mixture may be None, and a data set's ordinary keys need not be written in them.

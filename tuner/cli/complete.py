@@ -42,7 +42,7 @@ def files(context: Context, parameter: Parameter, incomplete: str) -> list[Compl
 
 def keys(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer a recipe's keys, by their full path and by their last word."""
-    from tuner.recipes.schema import schema_keys  # pydantic's core
+    from tuner.recipes.schema import schema_keys  # pydantic
 
     known = schema_keys()
     names = {".".join(path) for path in known} | {path[-1] for path in known}

@@ -141,7 +141,7 @@ def overrides(sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[st
     Raises:
         UsageError: an argument that belongs to nothing, or as `Overrides`.
     """
-    from tuner.recipes.recipe import Overrides  # pydantic's core, which --help does not need
+    from tuner.recipes.recipe import Overrides  # pydantic, which --help does not need
 
     stray = [text for text in more if "=" not in text or not cfg_options]
     if stray:

@@ -80,7 +80,7 @@ def option(error: click.NoSuchOption) -> UsageError | None:
 
 def _as_key(word: str) -> str | None:
     """Return how a recipe's key, in another tool's words or in ours, is set, or None where it is no key."""
-    from tuner.recipes.schema import schema_keys  # pydantic's core, which --help does not need
+    from tuner.recipes.schema import schema_keys  # pydantic, which --help does not need
 
     if alias := aliases.find(word, "VALUE"):
         if alias.flag:

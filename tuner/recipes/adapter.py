@@ -1,14 +1,14 @@
-"""What is trained of a frozen model: the blocks `adapter` and `quantization` of a recipe.
+"""The blocks `adapter` and `quantization` of a recipe: what is trained of a frozen model, and how the rest is stored.
 
-What an adapter means for the rest of a recipe is `schema`'s.
+Checks against other blocks are in `schema`.
 """
 
 import re
 from typing import Literal
 
-from pydantic_core import core_schema as core
+from pydantic import PositiveInt, ValidationInfo, field_validator
 
-from tuner.recipes.block import Block, Fraction, PositiveInt, check_key
+from tuner.recipes.strict import Block, Fraction
 
 
 class Quantization(Block):
@@ -23,7 +23,7 @@ class Quantization(Block):
 
 
 INITS = ("True", "'gaussian'", "'orthogonal'", "'olora'", "'pissa'", "'pissa_niter_N'")
-"""How an adapter begins: adapter.init_lora_weights, in PEFT's words."""
+"""The values of adapter.init_lora_weights: how an adapter begins, in PEFT's words."""
 UNUSED_INITS = {
     "eva": "eva needs the data's activations, and so a pass before training; use 'pissa'",
     "corda": "corda needs the data's activations, and so a pass before training; use 'pissa'",
@@ -31,7 +31,7 @@ UNUSED_INITS = {
     "loftq": "loftq quantizes the weights itself instead of bitsandbytes; use True, or 'pissa' on 16 bits",
     "mica": "mica freezes one half of each adapter, which checkpoints do not save; use 'pissa'",
 }
-"""PEFT's others, and why no run begins so."""
+"""PEFT's other values, and why each is refused."""
 
 
 class Adapter(Block):
@@ -58,12 +58,12 @@ class Adapter(Block):
 
     @property
     def changes_base(self) -> bool:
-        """Whether the adapter begins as a part of the base's weights, which is taken out of them."""
+        """Whether the adapter begins as a part of the base weights, which PEFT subtracts from them."""
         return self.path is None and str(self.init_lora_weights).startswith(("pissa", "olora"))
 
-    @check_key("init_lora_weights")
+    @field_validator("init_lora_weights")
     @classmethod
-    def _peft_can_begin_so(cls, init: bool | str, info: core.ValidationInfo) -> bool | str:
+    def _peft_can_begin_so(cls, init: bool | str, info: ValidationInfo) -> bool | str:
         if why := UNUSED_INITS.get(str(init).lower()):
             raise ValueError(why)
         if not (init is True or re.fullmatch(r"gaussian|orthogonal|olora|pissa(_niter_\d+)?", str(init))):

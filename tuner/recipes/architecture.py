@@ -1,22 +1,22 @@
-"""A model's architecture: the recipe's `architecture` block, in the keys of the model's own config.json.
+"""The block `architecture` of a recipe: what a model consists of, in the keys of its own config.json.
 
-Families name some of them differently. `Architecture` holds them as they are written, for transformers to build the
-model from, and reads them in the common names, for counting. It counts nothing and opens no file.
+Model families name some keys differently. `Architecture` keeps the keys as they are written, so that transformers can
+build the model, and adds the common names, so that `fit` can count. It counts nothing and opens no file.
 """
 
-from collections.abc import Container, Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
 
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
-from pydantic_core import core_schema as core
 
-from tuner.recipes.block import Block, Field, Lax, Mode, plain, wrong_key
+from tuner.recipes.strict import Block, Lax, wrong_key
 
 _MOST = 2**31 - 1
 MAX_LAYERS = 10_000
-"""They are counted one by one; the deepest published decoder has 126."""
+"""Layers are counted one by one; the deepest published decoder has 126."""
 LACKS = "lacks_a_key"
-"""The type of the validation error where the model_type needs a key that is not there."""
+"""The type of the validation error for a missing key that the model_type needs."""
 Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
 Width = Annotated[int, Field(gt=0, le=_MOST)]
 NotNegative = Annotated[int, Field(ge=0, le=_MOST)]
@@ -46,7 +46,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "seed_oss": _ATTENTION_BIAS,
     "starcoder2": {"use_bias": True},
 }
-"""What a model of a type has unless it says otherwise: transformers' defaults where they are not off."""
+"""transformers' defaults by model_type, for keys that a config.json may leave out; only those that are not off."""
 
 _EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -75,7 +75,7 @@ _FOUR_TIMES_HIDDEN = ("bloom", "falcon", "gpt2", "gpt_bigcode")
 
 
 class Architecture(Block):
-    """What config.json says of the model; of a model that also sees or hears, of its text half.
+    """What config.json says about the model; for a model that also sees or hears, about its text half.
 
     `model_dump` gives the keys as they were written; the attributes have transformers' common names (those of its
     attribute_map), worked out where a family has others or leaves them out.
@@ -113,7 +113,7 @@ class Architecture(Block):
     num_experts_per_tok: Width | None = None
     moe_intermediate_size: Width | None = None
     shared_expert_intermediate_size: NotNegative | None = None
-    # Layers that have none: the first ones, those named, and all but every so many-th.
+    # Layers without experts: the first ones, the named ones, and all but every decoder_sparse_step-th.
     first_k_dense_replace: NotNegative = 0
     mlp_only_layers: Annotated[tuple[NotNegative, ...], Lax] = ()
     mlp_layer_types: Kinds = ()
@@ -126,7 +126,7 @@ class Architecture(Block):
     qk_rope_head_dim: Width | None = None
     v_head_dim: Width | None = None
 
-    # Which layers attend to all tokens, or every so many-th; others are linear (qwen3_next, qwen3_5), windows (gemma4).
+    # Which layers attend to all tokens, or that every N-th does; others: linear (qwen3_next, qwen3_5) or windows.
     layer_types: Kinds = ()
     full_attention_interval: Width | None = None
     linear_conv_kernel_dim: Width | None = None
@@ -173,23 +173,19 @@ class Architecture(Block):
     parallel_attn: bool = False
     num_ln_in_parallel_attn: Width | None = None
 
-    __slots__ = ("_config",)
-    _config: dict[str, Any]
-    """As it was written."""
+    _config: dict[str, Any] = PrivateAttr()
+    """The keys as they were written."""
 
+    @model_validator(mode="wrap")
     @classmethod
-    def schema(cls) -> core.CoreSchema:
-        """Return a schema that works out the common names of what is read."""
-        return core.no_info_wrap_validator_function(cls._read, super().schema())
-
-    @classmethod
-    def _read(cls, config: Any, validate: core.ValidatorFunctionWrapHandler) -> "Architecture":
-        if isinstance(config, Architecture):
+    def _read(cls, config: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Fill in the common names of what is written."""
+        if isinstance(config, cls):
             return config
-        facts: Architecture = validate(config)
-        object.__setattr__(facts, "_config", dict(config))  # the same object is to be returned, which is frozen
-        for key, value in _in_common(_DEFAULTS.get(facts.model_type, {}) | config).items():
-            facts.__dict__[key] = value
+        facts = validate(config)
+        facts._config = dict(config)
+        # In place, although it is frozen: pydantic expects the object that it made.
+        facts.__dict__.update(_in_common(_DEFAULTS.get(facts.model_type, {}) | config))
         for key in ("intermediate_size", *_NEEDS.get(facts.model_type, ())):
             if not getattr(facts, key):
                 raise PydanticCustomError(LACKS, "{kind} needs {key}", {"kind": facts.model_type, "key": key})
@@ -197,9 +193,9 @@ class Architecture(Block):
             raise wrong_key(key, why)
         return facts
 
-    def model_dump(self, *, mode: Mode = "python", exclude: Container[str] = ()) -> dict[str, Any]:
-        """Return the keys as they were written."""
-        return {key: plain(value, mode) for key, value in self._config.items() if key not in exclude}
+    @model_serializer
+    def _as_written(self) -> dict[str, Any]:
+        return self._config
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, holds experts."""
@@ -215,7 +211,7 @@ class Architecture(Block):
 
 
 def _in_common(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what the keys of a config say under the common names; a type's defaults are in it."""
+    """Return the values of a config under the common names; the config holds its type's defaults too."""
     kind, heads, hidden = config["model_type"], config["num_attention_heads"], config["hidden_size"]
     inner = _first(config, "ffn_dim", "ffn_hidden_size", "n_inner", "intermediate_size_mlp", "intermediate_size")
     if not inner:

@@ -1,4 +1,4 @@
-"""What the schema refuses, said in a recipe's words: the key, the value and where it stands.
+"""Turns pydantic's errors into the recipe's words: the key, the value, and the file and line where it stands.
 
 It changes no value.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from pydantic_core import ValidationError
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from tuner.errors import RecipeError, brief_repr, did_you_mean, together
 from tuner.recipes.aliases import key_hint
@@ -16,7 +17,7 @@ from tuner.recipes.objective import objectives_with
 from tuner.recipes.origin import Keys, Kind
 from tuner.recipes.schema import RecipeConfig, schema_keys
 
-_MAX_TOLD = 20
+_MAX_MISTAKES = 20
 
 
 def validate(merged: Merged) -> RecipeConfig:
@@ -28,20 +29,21 @@ def validate(merged: Merged) -> RecipeConfig:
     try:
         return RecipeConfig.model_validate(merged.values)
     except ValidationError as error:
-        found: dict[Keys, RecipeError] = {}
+        mistakes: dict[Keys, RecipeError] = {}
         for detail in error.errors(include_url=False):
-            if len(found) == _MAX_TOLD:
+            if len(mistakes) == _MAX_MISTAKES:
                 break
-            keys = _keys(dict(detail), merged)
-            # A union says once for each of its branches that one value is wrong.
-            found.setdefault(keys, _explain(dict(detail), keys, merged))
-    told = [*found.values()]
-    if len(told) == _MAX_TOLD:
-        told[-1].fix = f"{told[-1].fix or ''} These are the first {_MAX_TOLD} mistakes.".strip()
-    raise together(told)
+            keys = _keys(detail, merged)
+            # pydantic reports a wrong value of a union once for each of its branches.
+            mistakes.setdefault(keys, _explain(detail, keys, merged))
+    errors = [*mistakes.values()]
+    if len(errors) == _MAX_MISTAKES:
+        errors[-1].fix = f"{errors[-1].fix or ''} These are the first {_MAX_MISTAKES} mistakes.".strip()
+    raise together(errors)
 
 
-def _keys(detail: dict[str, Any], merged: Merged) -> Keys:
+def _keys(detail: ErrorDetails, merged: Merged) -> Keys:
+    """Return the recipe's key that an error is about."""
     keys = tuple(str(key) for key in detail["loc"])
     if keys[:1] == ("objective",) and len(keys) > 1:
         keys = (keys[0], *keys[2:])  # ('objective', 'dpo', 'beta'): the second names the branch of the union
@@ -49,13 +51,13 @@ def _keys(detail: dict[str, Any], merged: Merged) -> Keys:
         return ("objective", "type")  # one wrong type, however many settings do not fit it
     if detail["type"] in ("missing", "extra_forbidden"):
         return keys
-    # A union's branch names and a list's indices end the location ('target_modules', 'str'): keep the recipe's keys.
+    # A location may end in a union's branch or a list's index ('target_modules', 'str'): keep the recipe's keys.
     while lookup(merged.values, keys, ...) is ...:
         keys = keys[:-1]
     return keys
 
 
-def _explain(detail: dict[str, Any], keys: Keys, merged: Merged) -> RecipeError:
+def _explain(detail: ErrorDetails, keys: Keys, merged: Merged) -> RecipeError:
     place = merged.place_of(keys)
     dotted, where = ".".join(keys), None if place.kind is Kind.DEFAULT else place
     match detail["type"]:
@@ -69,8 +71,8 @@ def _explain(detail: dict[str, Any], keys: Keys, merged: Merged) -> RecipeError:
         case "union_tag_not_found":
             return RecipeError(f"{dotted}.type is missing", where=where, fix=f"Set {dotted}.type.")
         case "union_tag_invalid":
-            told = detail["ctx"]
-            return _none_of((*keys, "type"), told["tag"], told["expected_tags"], merged)
+            context = detail["ctx"]
+            return _none_of((*keys, "type"), context["tag"], context["expected_tags"], merged)
         case "literal_error":
             return _none_of(keys, detail["input"], detail["ctx"]["expected"], merged)
         case "wrong_key":
@@ -83,8 +85,8 @@ def _explain(detail: dict[str, Any], keys: Keys, merged: Merged) -> RecipeError:
 
 def _none_of(keys: Keys, value: Any, expected: str, merged: Merged) -> RecipeError:
     hint = did_you_mean(value, _choices(schema_keys().get(keys))) if isinstance(value, str) else ""
-    what = f"{'.'.join(keys)} = {brief_repr(value)}: input should be {expected}"
-    return RecipeError(what, where=merged.place_of(keys), fix=hint or None)
+    message = f"{'.'.join(keys)} = {brief_repr(value)}: input should be {expected}"
+    return RecipeError(message, where=merged.place_of(keys), fix=hint or None)
 
 
 def _choices(annotation: Any) -> list[str]:
@@ -98,10 +100,10 @@ def _of_another_objective(keys: Keys) -> bool:
 
 
 def _wrong_objective(setting: str, merged: Merged) -> RecipeError:
-    """Return what to do where a setting and the type of the objective do not go together, by which was said last."""
+    """Return the error for a setting that the objective's type does not have; the fix is about the later of the two."""
     kind = merged.values["objective"]["type"]
-    what = f"objective.{setting} belongs to {', '.join(objectives_with(setting))}, and objective.type is {kind!r}"
+    message = f"objective.{setting} belongs to {', '.join(objectives_with(setting))}, and objective.type is {kind!r}"
     if merged.order["objective.type"] < merged.order[f"objective.{setting}"]:
-        return RecipeError(what, where=merged.place_of(("objective", setting)), fix=f"Remove {setting}.")
+        return RecipeError(message, where=merged.place_of(("objective", setting)), fix=f"Remove {setting}.")
     fix = f"Use the recipe's name instead, which brings its own settings: tiny_{kind}_full_sample_e3."
-    return RecipeError(what, where=merged.place_of(("objective", "type")), fix=fix)
+    return RecipeError(message, where=merged.place_of(("objective", "type")), fix=fix)

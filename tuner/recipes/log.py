@@ -1,17 +1,19 @@
-"""What a run records and whom it tells: the block `log` of a recipe."""
+"""The block `log` of a recipe: what a run records, and which command it runs at the end."""
 
 import shlex
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic_core import core_schema as core
+from pydantic import NonNegativeInt, PositiveInt, field_validator
 
-from tuner.recipes.block import Block, Field, Lax, PositiveInt, check_key
+from tuner.recipes.strict import Block, Lax
 
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "swanlab", "clearml"]
 
+_Command = str | tuple[str, ...] | list[str] | None
+
 OF_A_TRIAL: dict[str, Any] = {"interval": 1, "trackers": (), "num_samples": 0, "generate": 0, "notify": None}
-"""The block of a run of a few steps that is not the user's run: it records every step and tells nobody."""
+"""The block of a trial run of a few steps: it records every step, and runs no command at the end."""
 
 
 class Log(Block):
@@ -19,14 +21,14 @@ class Log(Block):
 
     interval: PositiveInt | Literal["auto"]
     trackers: Annotated[tuple[Tracker, ...], Lax]
-    num_samples: Annotated[int, Field(ge=0)] | Literal["auto"]
-    generate: Annotated[int, Field(ge=0)]
+    num_samples: NonNegativeInt | Literal["auto"]
+    generate: NonNegativeInt
     max_new_tokens: PositiveInt
-    notify: str | tuple[str, ...] | list[str] | None
+    notify: _Command
 
-    @check_key("notify")
+    @field_validator("notify")
     @classmethod
-    def _notify_is_a_command(cls, notify: Any, info: core.ValidationInfo) -> Any:
+    def _notify_is_a_command(cls, notify: _Command) -> _Command:
         try:
             words = _words(notify)
         except ValueError as error:
@@ -37,7 +39,7 @@ class Log(Block):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The words of `notify`, none where it is None."""
+        """The words of `notify`; empty if it is None."""
         return _words(self.notify)
 
 

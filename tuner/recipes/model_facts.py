@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import ValidationError
+from pydantic import ValidationError
 
 from tuner.files import read_json_object
 from tuner.recipes import catalog, paths

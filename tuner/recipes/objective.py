@@ -1,14 +1,14 @@
-"""What is learned: one block for each objective, in TRL's names for its settings.
+"""The block `objective` of a recipe: one model for each objective, in TRL's names for its settings.
 
-It knows no trainer; `worker` hands these values to the one of TRL that `type` means. There dropout is off, an adapter's
-too, in all but sft and pretrain.
+It knows no trainer; `worker` passes these values to TRL's trainer for the `type`. Only sft and pretrain train with
+dropout; the others switch it off, an adapter's too.
 """
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic_core import core_schema as core
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
-from tuner.recipes.block import Before, Block, Field, Lax, PositiveFloat, PositiveInt, check_key
+from tuner.recipes.strict import Block, Lax
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
@@ -18,11 +18,11 @@ DpoLoss = Literal[
     "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
 ]  # fmt: skip
 _OF_DIFFERENCES = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
-"""The losses of the difference of two rewards: in the others an f-divergence leaves a term that does not cancel."""
+"""The losses of the difference of two rewards; in others an f-divergence leaves a term that does not cancel."""
 
 
-def _several(value: Any) -> Any:
-    """Take one loss for a combination of one."""
+def _several(value: object) -> object:
+    """Return a tuple of one loss for a single loss."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -63,16 +63,15 @@ class Dpo(Block):
     # One loss, or several whose weighted sum is trained on.
     loss_type: Annotated[
         tuple[DpoLoss, ...],
-        Lax,
-        Before(_several),
-        Field(min_length=1, validate_default=True),
+        Field(strict=False, min_length=1, validate_default=True),
+        BeforeValidator(_several),
     ] = ("sigmoid",)
     # A weight for each loss of loss_type. None: 1 each.
     loss_weights: Annotated[tuple[PositiveFloat, ...], Lax] | None = None
 
-    @check_key("loss_type")
+    @field_validator("loss_type")
     @classmethod
-    def _settings_that_the_losses_take(cls, losses: tuple[str, ...], info: core.ValidationInfo) -> tuple[str, ...]:
+    def _settings_that_the_losses_take(cls, losses: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         # TRL refuses these only after the model is loaded.
         if "exo_pair" in losses and info.data.get("label_smoothing") == 0:
             raise ValueError("exo_pair needs a label_smoothing above 0; its paper uses 1e-3")
@@ -82,10 +81,10 @@ class Dpo(Block):
             raise ValueError(f"{min(sorting)} sorts its samples, so use_weighting has no effect")
         return losses
 
-    @check_key("loss_weights")
+    @field_validator("loss_weights")
     @classmethod
     def _one_weight_for_each_loss(
-        cls, weights: tuple[float, ...] | None, info: core.ValidationInfo
+        cls, weights: tuple[float, ...] | None, info: ValidationInfo
     ) -> tuple[float, ...] | None:
         losses = info.data.get("loss_type")
         if weights is not None and losses and len(weights) != len(losses):
@@ -135,12 +134,12 @@ Objective = Annotated[_Blocks, Field(discriminator="type")]
 
 
 def least_batch_size(objective: Objective) -> int:
-    """Return the fewest samples of a micro-batch: TRL's 'kto' loss sets an answer against the others of its batch."""
+    """Return the smallest micro-batch: TRL's 'kto' loss compares an answer with the others of its micro-batch."""
     return 2 if isinstance(objective, Kto) and objective.loss_type == "kto" else 1
 
 
 def depends_on_micro_batch(objective: Objective) -> bool:
-    """Say whether a sample's loss depends on which others are in its micro-batch, so that another one learns otherwise.
+    """Return whether a sample's loss depends on the others of its micro-batch, so that another size changes training.
 
     In TRL 1.16: KTO estimates the distance to its reference on the micro-batch, ORPO and DPO's 'sft' take a mean over
     the micro-batch's tokens, 'aot' sorts its samples, 'bco_pair' keeps a running mean.

@@ -1,36 +1,35 @@
-"""What a recipe may hold: every key, its type, its range; one block of blocks, checked without torch.
+"""The schema of a recipe: every key with its type and range, as a tree of pydantic models.
 
 Values and defaults stand in `configs/base.py`; a field has a default here only inside a block that may be None.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-from pydantic_core import core_schema as core
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 from tuner.recipes.adapter import Adapter, Quantization
 from tuner.recipes.architecture import Architecture
-from tuner.recipes.block import (
-    Block,
-    Field,
-    Fraction,
-    Lax,
-    Mode,
-    PositiveFloat,
-    PositiveInt,
-    blocks_of,
-    check_key,
-    wrong_key,
-)
 from tuner.recipes.log import Log
 from tuner.recipes.objective import Objective, least_batch_size
 from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS, OptimWrapper
 from tuner.recipes.origin import Keys
+from tuner.recipes.strict import Block, Fraction, Lax, blocks_of, wrong_key
 
 LOADERS = ("train_dataloader", "val_dataloader")
-GLOBAL_BATCH = "train_cfg.global_batch_size"
 """The keys of a recipe that read rows."""
+GLOBAL_BATCH = "train_cfg.global_batch_size"
 
 
 class Model(Block):
@@ -44,11 +43,11 @@ class Model(Block):
     trust_remote_code: bool
     remote_code: bool
     resize_embeddings: bool
-    router_aux_loss_coef: Annotated[float, Field(ge=0)] | None
+    router_aux_loss_coef: NonNegativeFloat | None
 
-    @check_key("trust_remote_code")
+    @field_validator("trust_remote_code")
     @classmethod
-    def _remote_code_needs_a_commit(cls, trusted: bool, info: core.ValidationInfo) -> bool:
+    def _remote_code_needs_a_commit(cls, trusted: bool, info: ValidationInfo) -> bool:
         revision = info.data.get("revision") or ""
         if trusted and not (len(revision) == 40 and set(revision) <= set("0123456789abcdef")):
             raise ValueError("model.revision must be a full 40-digit commit for that")
@@ -56,7 +55,7 @@ class Model(Block):
 
 
 class Rows(Block):
-    """Where rows are, and how one is read."""
+    """Where rows are, and how each is read."""
 
     path: str | None
     name: str | None = None
@@ -71,33 +70,33 @@ class Share(Rows):
 
     weight: PositiveFloat = 1.0
 
-    def model_dump(self, *, mode: Mode = "python", exclude: Container[str] = ()) -> dict[str, Any]:
-        """Return the keys that were given alone."""
-        values = super().model_dump(mode=mode, exclude=exclude)
-        return {key: value for key, value in values.items() if key in self.model_fields_set}
+    @model_serializer(mode="wrap")
+    def _written_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the keys that were not written."""
+        return {key: value for key, value in dump(self).items() if key in self.model_fields_set}
 
 
 OF_ONE_DATA_SET = tuple(key for key in Rows.model_fields if key not in ("path", "split"))
-"""Keys that say nothing of another data set. `split` is not among them: nearly all have 'train'."""
+"""Keys that do not carry over to another data set. `split` does: nearly all data sets have 'train'."""
 
 
 def one_data_set(path: str | None) -> dict[str, Any]:
-    """Return what makes a `dataset` block mean the data set at `path` (None: of a mixture), and nothing from before."""
+    """Return the values that make a `dataset` block read the data set at `path` alone; None: a mixture has paths."""
     return {**dict.fromkeys((*OF_ONE_DATA_SET, "mixture", "max_rows")), "path": path, "split": "train"}
 
 
 class Dataset(Rows):
     """Rows and how they become samples; max_length in tokens.
 
-    `val_split` of the rows are held out by `val_seed`; `held_out`: these rows, not the others.
+    A part `val_split` of the rows, chosen by `val_seed`, is held out; `held_out` reads this part instead of the rest.
     """
 
     mixture: Annotated[tuple[Share, ...], Lax, Field(min_length=1)] | None = None
     max_rows: PositiveInt | None = None
     val_split: Annotated[float, Field(gt=0, lt=1)] | None = None
-    val_seed: Annotated[int, Field(ge=0)] | None = None
+    val_seed: NonNegativeInt | None = None
     held_out: bool = False
-    bad_rows: Annotated[int, Field(ge=0)] = 0
+    bad_rows: NonNegativeInt = 0
     max_length: PositiveInt
     packing: bool
     pack_length: PositiveInt | Literal["auto"] | None = None
@@ -106,9 +105,9 @@ class Dataset(Rows):
     thinking: Literal["keep", "strip", "last"] | None = None
     streaming: bool | PositiveInt = False
 
-    @check_key("streaming")
+    @field_validator("streaming")
     @classmethod
-    def _a_stream_is_of_one_data_set(cls, streaming: bool | int, info: core.ValidationInfo) -> bool | int:
+    def _a_stream_is_of_one_data_set(cls, streaming: bool | int, info: ValidationInfo) -> bool | int:
         if streaming and info.data.get("mixture"):
             raise ValueError("a stream reads one data set, not a mixture; join the files, or set streaming=False")
         if streaming and info.data.get("val_split") and not info.data.get("held_out"):
@@ -117,7 +116,7 @@ class Dataset(Rows):
 
     @property
     def pack_tokens(self) -> int:
-        """Tokens that a packed row is filled to; what is longer has a row of its own, up to max_length."""
+        """The number of tokens of a full packed row; a longer sample gets its own row, up to max_length."""
         return min(self.pack_length, self.max_length) if isinstance(self.pack_length, int) else self.max_length
 
     @property
@@ -130,29 +129,29 @@ class Dataloader(Block):
     """Samples into micro-batches, per process."""
 
     batch_size: PositiveInt | Literal["auto"]
-    num_workers: Annotated[int, Field(ge=0)] = 0
+    num_workers: NonNegativeInt = 0
     dataset: Dataset
 
     @property
     def micro_batch(self) -> int:
-        """`batch_size` of a recipe whose split is settled."""
+        """`batch_size` as a number, once `launch.splitting` has settled it."""
         assert self.batch_size != "auto", "settled by launch.splitting before anybody asks"
         return self.batch_size
 
 
 class ParamScheduler(Block):
-    """The learning rate's course over all optimizer steps."""
+    """How the learning rate changes over all optimizer steps."""
 
     type: Literal["cosine", "linear", "constant", "cosine_with_restarts", "polynomial", "inverse_sqrt"]
     warmup_ratio: Fraction
 
 
 CHOOSES_LOSS = ("sft", "pretrain", "dpo", "kto")
-"""Objectives of which TRL has a loss in chunks; ORPO's takes the logits whole, a reward model has none."""
+"""Objectives for which TRL can compute logits in chunks. ORPO needs them whole; a reward model has none."""
 
 
 class TrainCfg(Block):
-    """How long, how often it is validated, what is recomputed, and when a run that stands still is ended (seconds)."""
+    """How long to train, how often to validate, what to recompute, and when to end a run that hangs (seconds)."""
 
     max_epochs: PositiveInt | PositiveFloat
     max_steps: PositiveInt | None
@@ -184,7 +183,7 @@ class Randomness(Block):
 
 
 class Split(NamedTuple):
-    """How a rank computes its share of an optimizer step: samples at a time, how often, and what it keeps of them."""
+    """How a rank computes its share of an optimizer step: micro-batch, micro-batches a step, and recomputation."""
 
     micro_batch: int
     accumulation: int
@@ -224,19 +223,19 @@ class RecipeConfig(Block):
 
     @property
     def needs_bitsandbytes(self) -> bool:
-        """Whether something in it may come from bitsandbytes; a model's own code is not known."""
+        """Whether the run may need bitsandbytes; a model with its own code may."""
         by_type = self.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS
         return self.quantization is not None or by_type or self.model.remote_code
 
     @property
     def split(self) -> Split:
-        """The split, of a recipe in which it is settled."""
+        """The split, once `launch.splitting` has settled it."""
         accumulation, recompute = self.optim_wrapper.accumulative_counts, self.train_cfg.gradient_checkpointing
         assert accumulation != "auto" and recompute != "auto", "settled by launch.splitting before anybody asks"
         return Split(self.train_dataloader.micro_batch, accumulation, recompute)
 
     def with_split(self, split: Split) -> "RecipeConfig":
-        """Return the recipe with this split; validation takes its micro-batch where it has none of its own."""
+        """Return the recipe with this split; validation uses its micro-batch too, unless it has its own."""
         values = {
             f"{key}.batch_size": split.micro_batch
             for key, loader in self.loaders.items()
@@ -245,9 +244,9 @@ class RecipeConfig(Block):
         own = {"optim_wrapper.accumulative_counts": split.accumulation}
         return self.with_values({**values, **own, "train_cfg.gradient_checkpointing": split.recompute})
 
-    @check_key("adapter")
+    @field_validator("adapter")
     @classmethod
-    def _quantized_weights_need_an_adapter(cls, adapter: Adapter | None, info: core.ValidationInfo) -> Adapter | None:
+    def _quantized_weights_need_an_adapter(cls, adapter: Adapter | None, info: ValidationInfo) -> Adapter | None:
         if info.data.get("quantization") and not adapter:
             raise ValueError("quantized weights cannot be trained; set adapter too, or quantization=None")
         if info.data.get("quantization") and adapter and adapter.changes_base:
@@ -255,44 +254,42 @@ class RecipeConfig(Block):
             raise wrong_key("init_lora_weights", why)
         return adapter
 
-    @check_key("objective")
+    @field_validator("objective")
     @classmethod
-    def _the_reference_is_the_base(cls, objective: Objective, info: core.ValidationInfo) -> Objective:
+    def _the_reference_is_the_base(cls, objective: Objective, info: ValidationInfo) -> Objective:
         adapter = info.data.get("adapter")
         if adapter and adapter.changes_base and objective.type in ("dpo", "kto"):
             why = f"{objective.type} compares with the base, which adapter.init_lora_weights = "
             raise wrong_key("type", f"{why}{adapter.init_lora_weights!r} takes a part out of; take True")
         return objective
 
-    @check_key("optim_wrapper")
+    @field_validator("optim_wrapper")
     @classmethod
-    def _lora_plus_needs_lora(cls, wrapper: OptimWrapper, info: core.ValidationInfo) -> OptimWrapper:
+    def _lora_plus_needs_lora(cls, wrapper: OptimWrapper, info: ValidationInfo) -> OptimWrapper:
         if wrapper.optimizer.loraplus_lr_ratio and "adapter" in info.data and not info.data["adapter"]:
             raise wrong_key(
                 "optimizer.loraplus_lr_ratio", "belongs to LoRA+, and there is no adapter; use one, or None"
             )
         return wrapper
 
-    @check_key("train_dataloader")
+    @field_validator("train_dataloader")
     @classmethod
-    def _a_stream_is_not_judged_before(cls, loader: Dataloader, info: core.ValidationInfo) -> Dataloader:
+    def _a_stream_is_not_judged_before(cls, loader: Dataloader, info: ValidationInfo) -> Dataloader:
         if loader.dataset.streaming and getattr(info.data.get("objective"), "precompute_ref_log_probs", False):
             why = "trains on rows as they come, which objective.precompute_ref_log_probs judges before; use one of them"
             raise wrong_key("dataset.streaming", why)
         return loader
 
-    @check_key("val_dataloader")
+    @field_validator("val_dataloader")
     @classmethod
-    def _validation_reads_all_its_rows(cls, loader: Dataloader | None, info: core.ValidationInfo) -> Dataloader | None:
+    def _validation_reads_all_its_rows(cls, loader: Dataloader | None, info: ValidationInfo) -> Dataloader | None:
         if loader and loader.dataset.streaming and not loader.dataset.held_out:
             raise wrong_key("dataset.streaming", "is for training: each validation reads the same rows; use False")
         return loader
 
-    @check_key("train_dataloader", "val_dataloader")
+    @field_validator("train_dataloader", "val_dataloader")
     @classmethod
-    def _an_answer_needs_others_in_its_batch(
-        cls, loader: Dataloader | None, info: core.ValidationInfo
-    ) -> Dataloader | None:
+    def _an_answer_needs_others_in_its_batch(cls, loader: Dataloader | None, info: ValidationInfo) -> Dataloader | None:
         objective = info.data.get("objective")
         least = least_batch_size(objective) if objective else 0
         if loader and objective and loader.batch_size != "auto" and loader.batch_size < least:
@@ -300,17 +297,19 @@ class RecipeConfig(Block):
             raise wrong_key("batch_size", why)
         return loader
 
-    @check_key("train_cfg", "checkpoint")
+    @field_validator("train_cfg", "checkpoint")
     @classmethod
-    def _what_is_best_is_known_by_validation(cls, block: TrainCfg | Checkpoint, info: core.ValidationInfo) -> Any:
+    def _what_is_best_is_known_by_validation(
+        cls, block: TrainCfg | Checkpoint, info: ValidationInfo
+    ) -> TrainCfg | Checkpoint:
         for key in ("val_interval", "early_stopping_patience", "save_best"):
             if getattr(block, key, None) and info.data.get("val_dataloader", block) is None:
                 raise wrong_key(key, "needs a validation loss; set val_dataloader too")
         return block
 
-    @check_key("log")
+    @field_validator("log")
     @classmethod
-    def _answers_need_validation_prompts(cls, log: Log, info: core.ValidationInfo) -> Log:
+    def _answers_need_validation_prompts(cls, log: Log, info: ValidationInfo) -> Log:
         objective, train_cfg = info.data.get("objective"), info.data.get("train_cfg")
         if not log.generate:
             return log
@@ -325,27 +324,27 @@ class RecipeConfig(Block):
             raise wrong_key("generate", "does not work with train_cfg.sequence_parallel_size above 1; use 0")
         return log
 
-    @check_key("train_cfg")
+    @field_validator("train_cfg")
     @classmethod
-    def _an_adapter_freezes_every_layer(cls, train_cfg: TrainCfg, info: core.ValidationInfo) -> TrainCfg:
+    def _an_adapter_freezes_every_layer(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
         if train_cfg.trainable_layers and info.data.get("adapter"):
             raise wrong_key(
                 "trainable_layers", "has no effect with an adapter, which freezes every layer; use one of them"
             )
         return train_cfg
 
-    @check_key("train_cfg")
+    @field_validator("train_cfg")
     @classmethod
-    def _a_stream_has_no_known_end(cls, train_cfg: TrainCfg, info: core.ValidationInfo) -> TrainCfg:
+    def _a_stream_has_no_known_end(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
         loader = info.data.get("train_dataloader")
         if loader and loader.dataset.streaming and not train_cfg.max_steps:
             why = "is needed with train_dataloader.dataset.streaming, whose rows are not counted; set it to a number"
             raise wrong_key("max_steps", why)
         return train_cfg
 
-    @check_key("train_cfg")
+    @field_validator("train_cfg")
     @classmethod
-    def _some_losses_are_computed_one_way_alone(cls, train_cfg: TrainCfg, info: core.ValidationInfo) -> TrainCfg:
+    def _some_losses_are_computed_one_way_alone(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
         objective = info.data.get("objective")
         if objective and train_cfg.loss != "auto" and objective.type not in CHOOSES_LOSS:
             raise wrong_key("loss", f"= {train_cfg.loss!r} has no effect for {objective.type}; use 'auto'")
@@ -354,15 +353,16 @@ class RecipeConfig(Block):
 
 @cache
 def schema_keys() -> Mapping[Keys, Any]:
-    """Return every key of the schema, by path, with its annotation; where blocks exclude each other, that of any."""
-    found: dict[Keys, Any] = {}
+    """Return every key of the schema, by path, with its annotation; a key of several alternatives has their union."""
+    annotations: dict[Keys, Any] = {}
 
     def walk(block: type[Block], prefix: Keys) -> None:
         for name, info in block.model_fields.items():
             keys = (*prefix, name)
-            found[keys] = Union[found[keys], info.annotation] if keys in found else info.annotation  # noqa: UP007
+            others = annotations.get(keys)
+            annotations[keys] = Union[others, info.annotation] if others else info.annotation  # noqa: UP007
             for inner in blocks_of(info.annotation):
                 walk(inner, (*prefix, name))
 
     walk(RecipeConfig, ())
-    return found
+    return annotations

@@ -1,16 +1,18 @@
-"""A block is checked by pydantic's core and behaves as a value: it is copied, sent and compared whole."""
+"""A block is checked by pydantic and behaves as a value: it is copied, sent and compared whole."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from typing import Annotated, Literal
 
 import pytest
-from pydantic_core import ValidationError, core_schema
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from tuner.recipes import loading
-from tuner.recipes.block import Block, Field, Lax, check_key
+from tuner.recipes.strict import Block, Lax
 
 CONFIG = loading.load("tiny_dpo_qlora_sample_preferences_e1").config
 
@@ -25,9 +27,9 @@ class Outer(Block):
     inner: Inner | None
     most: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
 
-    @check_key("most")
+    @field_validator("most")
     @classmethod
-    def _no_less(cls, most: int | str, info: core_schema.ValidationInfo) -> int | str:
+    def _no_less(cls, most: int | str, info: ValidationInfo) -> int | str:
         if isinstance(most, int) and most < info.data.get("least", most):
             raise ValueError("less than least")
         return most
@@ -71,3 +73,20 @@ def test_a_block_is_copied_and_sent_whole_and_a_change_of_the_copy_is_the_copy_s
 
     assert (changed.deepspeed, CONFIG.deepspeed) == ("none", "auto")
     assert changed != CONFIG
+
+
+def test_values_of_inner_blocks_are_changed_by_dotted_key() -> None:
+    block = Outer.model_validate({"least": 1, "inner": {"sizes": [1, 2]}})
+
+    changed = block.with_values({"inner.sizes": (3,), "least": 0})
+
+    assert changed.model_dump() == {"least": 0, "inner": {"sizes": (3,), "kind": "a"}, "most": "auto"}
+    assert block.least == 1
+
+
+def test_a_command_that_imports_the_schema_builds_no_validator() -> None:
+    program = "from tuner.recipes.schema import RecipeConfig; print(RecipeConfig.__pydantic_complete__)"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False\n"
