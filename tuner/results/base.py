@@ -21,9 +21,18 @@ _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.m
 
 
 def model_of(path: str, revision: str | None = None, trusted: bool = False) -> Model:
-    """Return the block of a model that no recipe names: of what a recipe says besides, nothing."""
-    none = dict.fromkeys(Model.model_fields)
-    return Model.model_construct(**none | {"path": path, "revision": revision, "trust_remote_code": trusted})
+    """Return the `model` block of a model that no recipe names; nothing else is set, and its values are not checked."""
+    return Model.model_construct(
+        path=path,
+        revision=revision,
+        chat_template=None,
+        attn_implementation=None,
+        use_liger_kernel=False,
+        trust_remote_code=trusted,
+        remote_code=False,
+        resize_embeddings=False,
+        router_aux_loss_coef=None,
+    )
 
 
 def hub_id(model: Model) -> str | None:
