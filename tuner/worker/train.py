@@ -1,6 +1,6 @@
 """One rank's training: what the run directory says, handed to a trainer of TRL on DeepSpeed.
 
-It decides nothing about the run: every value comes from recipe.py, deepspeed.json and run.json.
+It decides nothing about the run: every value comes from recipe.json, deepspeed.json and run.json.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from tuner.errors import Stopped
 from tuner.machine import cores, few_steps
 from tuner.machine.topology import Batch, Rank
 from tuner.models.load import load_model, load_reference, source, tokenizer_of
-from tuner.recipes.loading import load
 from tuner.recipes.resume_command import resume_command
-from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig
+from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, resolved_recipe
 from tuner.report.verdict import Trained, judge
 from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory
@@ -66,7 +65,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
 def _train(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.ExitStack) -> None:
     started = time.monotonic()
     compat.check_names()
-    config = load(str(run.recipe)).config
+    config = resolved_recipe(run.read_json(run.resolved_recipe), run.resolved_recipe)
     guard.watch(config.train_cfg.hang_timeout)
     facts, zero = run.read_json(run.run), run.read_json(run.deepspeed)
     point = ResumePoint.of(facts)

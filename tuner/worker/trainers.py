@@ -1,6 +1,6 @@
 """TRL's trainer for each objective: its arguments, its batches, its rows as they are, its reference model.
 
-It decides no value: recipe.py and deepspeed.json hold them all.
+It decides no value: recipe.json and deepspeed.json hold them all.
 """
 
 from __future__ import annotations
