@@ -237,7 +237,7 @@ finally:
         ("convert merge --help", {"pydantic_core", "rich", "mmengine", "subprocess"}),
         ("runs", {"pydantic_core", "rich", "mmengine", "plotly", "jinja2"}),
         ("list *qlora*", {"pydantic_core", "rich", "mmengine", "subprocess"}),
-        ("show tiny_full_sample_e1", {"rich", "mmengine", "subprocess", "psutil", "concurrent", "shutil"}),
+        ("show tiny_full_sample_e1", {"rich", "mmengine", "subprocess", "psutil", "concurrent"}),
         ("plan tiny_full_sample_e1 --gpu a100-80g", {"rich", "mmengine", "subprocess", "psutil", "pynvml"}),
         ("copy tiny_full_sample_e1", {"rich", "mmengine", "subprocess"}),
         ("train tiny_qlora_sample_e1 --dry-run --deepspeed zero2", {"rich", "mmengine", "psutil"}),
