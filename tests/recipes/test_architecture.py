@@ -95,3 +95,11 @@ def test_a_key_is_written_as_it_was_given() -> None:
 @each(SMALL)
 def test_facts_survive_being_written_and_read(facts: Architecture) -> None:
     assert Architecture(**facts.model_dump()) == facts
+
+
+def test_facts_are_the_same_whether_a_list_or_a_tuple_was_written() -> None:
+    config = small("llama").model_dump()
+    first, second = Architecture(**config, mlp_only_layers=[1]), Architecture(**config, mlp_only_layers=(1,))
+
+    assert first == second
+    assert hash(first) == hash(second)

@@ -193,6 +193,10 @@ class Architecture(Block):
             raise wrong_key(key, why)
         return facts
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether the facts are the same, in whatever way they were written: a list or a tuple."""
+        return isinstance(other, Architecture) and self.__dict__ == other.__dict__
+
     @model_serializer
     def _as_written(self) -> dict[str, Any]:
         return self._config
