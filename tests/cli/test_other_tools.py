@@ -171,8 +171,8 @@ def test_a_word_in_a_recipe_file_is_told_the_key(tuner: Tuner) -> None:
 
     top, inner = tuner("show", "./mine.py"), tuner("show", "./inner.py")
 
-    assert "'learning_rate'. In ./mine.py:2. It is called optim_wrapper.optimizer.lr in tuner." in top.err
-    assert "'adapter.lora_rank'. In ./inner.py:2. It is called adapter.r in tuner." in inner.err
+    assert "./mine.py:2: no key 'learning_rate'. It is called optim_wrapper.optimizer.lr in tuner." in top.err
+    assert "./inner.py:2: no key 'adapter.lora_rank'. It is called adapter.r in tuner." in inner.err
 
 
 # What is typed; what the one message must hold.

@@ -45,7 +45,7 @@ def test_a_dry_run_refuses_a_command_to_notify_by_as_a_start_does(tuner: Tuner, 
     found = tuner("train", TINY, "--set", "log.notify=no-such-command", *dry_run)
 
     assert (found.code, found.out, len(found.messages)) == (3, "", 1)
-    assert "no command 'no-such-command'. In log.notify." in found.err
+    assert "log.notify: no command 'no-such-command'." in found.err
 
 
 @pytest.mark.usefixtures("nothing_starts")

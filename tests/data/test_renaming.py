@@ -39,7 +39,7 @@ def test_braces_in_a_row_s_text_stand_for_nothing(hostile: str) -> None:
 
 @pytest.mark.parametrize("source", ["{a.__class__}", "{a[0]}", "{a!r}", "{a:>10}", "{}", "{0}", "{b}"])
 def test_only_a_column_s_plain_name_stands_between_braces(source: str) -> None:
-    with pytest.raises(DataError, match=r"no such column, only a\. In my\.jsonl:3"):
+    with pytest.raises(DataError, match=r"my\.jsonl:3: .*no such column, only a\."):
         renamed({"a": "x"}, {"text": source}, "my.jsonl:3")
 
 

@@ -491,4 +491,4 @@ def test_without_a_supervisor_only_that_rank_tells(run: RunDirectory) -> None:
     _, _, told = _ended(run, "raise NotANumber('loss is nan', rank=1)", rank=1)
 
     assert quiet == ""
-    assert told.startswith("not-a-number: loss is nan.\nOn rank 1,")
+    assert told.startswith("error[not-a-number]: loss is nan.\nOn rank 1,")

@@ -20,6 +20,7 @@ from tuner.recipes import (
     catalog,
     command_line,
     foreign,
+    mistaken,
     mixture,
     model_facts,
     paths,
@@ -99,6 +100,8 @@ def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Override
             what = f"both {name!r} and --model {overrides.model} set the model"
             raise RecipeError(what, where="--model", fix="Use one of them.")
         name, overrides = None, replace(overrides, model=name)
+    if name is not None and (wrong := mistaken.refusal(name, overrides.data_sets)):
+        raise wrong
     if name is None and overrides.model is None and overrides.adapter is None:
         fix = "Give one: tuner train RECIPE, or tuner train --model PATH --data FILE. See: tuner list"
         raise RecipeError("neither a recipe nor a model is given", fix=fix)

@@ -1,0 +1,90 @@
+"""What stands in a recipe's place and is no recipe (data, a model, a part of a name), and the command to write instead.
+
+It is asked only on the way to an error, and reads file names and the catalog.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from tuner.errors import RecipeError, did_you_mean
+from tuner.recipes import catalog, paths
+
+DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".bz2")
+"""How the names of data files end; a .json file may be a recipe or a DeepSpeed config too."""
+_EXAMPLE_DATA = "alpaca"
+_PATH = re.compile(r"""path["']?\s*[=:]\s*["']([^"']+)["']""")
+_NOUNS = {"methods": "a method", "objectives": "an objective", "datasets": "a data set"}
+
+
+def refusal(name: str, data: Sequence[str] = ()) -> RecipeError | None:
+    """Return what is wrong with a name that means data, a model or a missing file; None: it may be a recipe.
+
+    Args:
+        name: As the user wrote it.
+        data: The values of --data, which the suggested command repeats.
+    """
+    if name.endswith(DATA):
+        is_here = "is a data file, not a recipe" if paths.exists(paths.expanded(name)) else "is a data file's name"
+        command = f"tuner train --model MODEL --data {shlex.quote(name)}"
+        return RecipeError(f"{name!r} {is_here}", fix=f"Give the model: {command}.")
+    if name.endswith((".yaml", ".yml", ".json")) and not paths.exists(paths.expanded(name)):
+        return missing(name)
+    if "/" not in name and name not in catalog.names("recipes"):
+        return _part(name, data)
+    return None
+
+
+def missing(name: str) -> RecipeError:
+    """Return the refusal of a file that is not there, with the nearest one beside it."""
+    folder = paths.expanded(name).parent
+    names = [entry.name for entry in folder.iterdir()] if paths.is_folder(folder) else []
+    near = did_you_mean(Path(name).name, names)
+    return RecipeError(f"there is no file {name!r}", fix=near or "Check the path, or see the names: tuner list.")
+
+
+def hub_id(name: str) -> str | None:
+    """Return the path of the catalog's model that a name means in any case and with any of `-`, `_` and `.`."""
+    part = _model(name)
+    return _path_of(part) if part else None
+
+
+def _part(name: str, data: Sequence[str]) -> RecipeError | None:
+    if model := _model(name):
+        rows = " ".join(f"--data {shlex.quote(one)}" for one in data) or "--data FILE"
+        recipe = f"{model}_{catalog.DEFAULT_METHOD}_{_EXAMPLE_DATA}_e3"
+        fix = f"Write: tuner train --model {_path_of(model)} {rows}, or a full recipe name such as {recipe}."
+        return RecipeError(f"{name!r} is a model, not a recipe", fix=fix)
+    kind = next((kind for kind in _NOUNS if name in catalog.names(kind)), None)
+    if kind is None:
+        return None
+    if kind == "datasets":
+        fix = f"Write a full recipe name such as qwen3_8b_{catalog.DEFAULT_METHOD}_{name}_e3. See: tuner list"
+    else:
+        method = name if kind == "methods" else f"{name}_{catalog.DEFAULT_METHOD}"
+        fix = f"Write: tuner train --model MODEL --method {method} --data FILE. See: tuner list"
+    return RecipeError(f"{name!r} is {_NOUNS[kind]}, not a recipe", fix=fix)
+
+
+def _model(name: str) -> str | None:
+    """Return the model part of this name, or whose hub id ends in it; case, dashes, dots and underscores are free."""
+    known, folded = catalog.names("models"), _folded(name)
+    if name in known:
+        return name
+    by_name = {_folded(part): part for part in known}
+    if folded in by_name:
+        return by_name[folded]
+    by_id = {_folded(_path_of(part).rpartition("/")[2]): part for part in known}
+    return by_id.get(folded)
+
+
+def _path_of(part: str) -> str:
+    found = _PATH.search(catalog.text_of("models", part))
+    return found[1] if found else part
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[-_.]", "", name).lower()
