@@ -223,7 +223,7 @@ def test_every_bad_row_is_listed_with_its_line(tuner: Tuner, rows: Rows) -> None
     assert len(lines) == 4
     for line, number in zip(lines, (2, 4, 5), strict=False):
         assert line.startswith("error[bad-data]: ")
-        assert f"rows.jsonl:{number}." in line
+        assert f"rows.jsonl:{number}: " in line
     assert lines[-1].startswith("error[bad-data]: 3 rows cannot be trained on.")
 
 

@@ -267,7 +267,7 @@ def test_a_typo_is_near_to_what_was_meant_or_to_nothing(key: str, meant: str | N
 
 # A file of another tool's, by its name; what the one message must hold.
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "unknown.yaml": ("anything: x\n", ("is YAML", "a name or a .py file")),
+    "unknown.yaml": ("anything: x\n", ("unknown.yaml:1: no key 'anything'",)),
     "accelerate.yaml": ("distributed_type: DEEPSPEED\n", ("accelerate", "--deepspeed ./accelerate.yaml")),
     "misprint.yaml": ("stage: sft\nfinetuning_type: [lora\n", ("not valid YAML", "misprint.yaml:")),
 }

@@ -273,7 +273,7 @@ def training(name: str) -> tuple[str, str]:
 
 
 def _unknown(name: str) -> RecipeError:
-    if {name, f"deepspeed_{name}"} & {*presets()} or name.endswith(".json"):
+    if {name, f"deepspeed_{name}"} & {*presets()}:
         return RecipeError(
             f"{name!r} is a DeepSpeed preset, not a recipe",
             where="the recipe's name",

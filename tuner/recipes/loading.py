@@ -19,6 +19,7 @@ from tuner.recipes import (
     architecture_constraints,
     catalog,
     command_line,
+    document_file,
     foreign,
     mistaken,
     mixture,
@@ -227,14 +228,12 @@ def _anchor(block: dict[str, Any], key: str) -> None:
 
 
 def _is_path(name: str) -> bool:
-    return name.endswith(".py") or "/" in name
+    return name.endswith((".py", *document_file.SUFFIXES)) or "/" in name
 
 
 def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
     base = read_base()
     yield Layer(base.values, base.place)
-    if name.endswith(foreign.YAML):
-        raise foreign.yaml_error(name)
     if _is_path(name):
         yield from _file_layers(_RecipeSource(Path(name), name), allow_code, count())
     else:
@@ -313,6 +312,8 @@ def _bases(source: RecipeFile) -> Sequence[str]:
 
 def _read(source: _RecipeSource, allow_code: bool) -> RecipeFile:
     """Read a file as data, and only where that fails and code is allowed, by running it."""
+    if source.path.suffix in document_file.SUFFIXES:
+        return document_file.read(source.path, source.shown, source.kind)
     try:
         return read_file(source.path, source.shown, source.kind)
     except RecipeError as error:

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tuner.errors import RecipeError, did_you_mean
-from tuner.recipes import catalog, paths
+from tuner.recipes import catalog, document_file, foreign, paths
 
 DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".bz2")
 """How the names of data files end; a .json file may be a recipe or a DeepSpeed config too."""
 _EXAMPLE_DATA = "alpaca"
 _PATH = re.compile(r"""path["']?\s*[=:]\s*["']([^"']+)["']""")
+_ROWS = re.compile(r"\{[^\n]*\}[ \t\r]*\n\s*\{")
+"""How JSON Lines begin."""
+_DEEPSPEED = re.compile(r'"(zero_optimization|fp16|bf16|train_\w*batch_size\w*|gradient_\w+|optimizer|scheduler)"\s*:')
 _NOUNS = {"methods": "a method", "objectives": "an objective", "datasets": "a data set"}
 
 
@@ -28,14 +31,32 @@ def refusal(name: str, data: Sequence[str] = ()) -> RecipeError | None:
         data: The values of --data, which the suggested command repeats.
     """
     if name.endswith(DATA):
-        is_here = "is a data file, not a recipe" if paths.exists(paths.expanded(name)) else "is a data file's name"
-        command = f"tuner train --model MODEL --data {shlex.quote(name)}"
-        return RecipeError(f"{name!r} {is_here}", fix=f"Give the model: {command}.")
-    if name.endswith((".yaml", ".yml", ".json")) and not paths.exists(paths.expanded(name)):
-        return missing(name)
+        return _of_data(name)
+    if name.endswith(document_file.SUFFIXES):
+        path = paths.expanded(name)
+        return _document(name, path) if paths.exists(path) else missing(name)
     if "/" not in name and name not in catalog.names("recipes"):
         return _part(name, data)
     return None
+
+
+def _of_data(name: str) -> RecipeError:
+    is_here = "is a data file, not a recipe" if paths.exists(paths.expanded(name)) else "is a data file's name"
+    fix = f"Give the model: tuner train --model MODEL --data {shlex.quote(name)}"
+    return RecipeError(f"{name!r} {is_here}", fix=fix)
+
+
+def _document(name: str, path: Path) -> RecipeError | None:
+    """Return whose YAML or JSON a file is; None: a recipe, or nobody's, and what is wrong with its keys is said."""
+    if document_file.is_recipe(path):
+        return None
+    if name.endswith(foreign.YAML):
+        return foreign.refusal(name)
+    text = foreign.beginning(path).lstrip()
+    if text.startswith("[") or _ROWS.match(text):
+        return _of_data(name)
+    fix = f"Use: tuner train RECIPE --deepspeed {name}"
+    return RecipeError(f"{name!r} is a DeepSpeed config, not a recipe", fix=fix) if _DEEPSPEED.search(text) else None
 
 
 def missing(name: str) -> RecipeError:
