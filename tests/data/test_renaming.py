@@ -57,7 +57,7 @@ def test_a_missing_column_names_the_nearest() -> None:
 
 @pytest.mark.parametrize("value", [["q"], True, {"a": "b"}])
 def test_a_text_of_columns_that_hold_no_text_is_refused(value: Any) -> None:
-    with pytest.raises(DataError, match=r"column 'a' is of type \w+, not text.*my\.jsonl:3"):
+    with pytest.raises(DataError, match=r"my\.jsonl:3: .*column 'a' is of type \w+, not text"):
         renamed({"a": value}, {"text": "{a}"}, "my.jsonl:3")
 
 

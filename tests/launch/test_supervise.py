@@ -125,7 +125,7 @@ def test_a_ranks_report_decides_over_torchruns_1(run: RunDirectory, capfd: pytes
 
     assert code == 2
     assert capfd.readouterr().err.splitlines() == [
-        "bad-data: row 3 is torn.",
+        "error[bad-data]: row 3 is torn.",
         f"On rank 1, before the first step. More: tuner explain bad-data. Logs: {run.ranks}",
         f"Next: tuner data {run.recipe}",
     ]

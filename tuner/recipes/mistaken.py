@@ -52,11 +52,17 @@ def _document(name: str, path: Path) -> RecipeError | None:
         return None
     if name.endswith(foreign.YAML):
         return foreign.refusal(name)
-    text = foreign.beginning(path).lstrip()
-    if text.startswith("[") or _ROWS.match(text):
+    if holds_rows(path):
         return _of_data(name)
+    text = foreign.beginning(path)
     fix = f"Use: tuner train RECIPE --deepspeed {name}"
     return RecipeError(f"{name!r} is a DeepSpeed config, not a recipe", fix=fix) if _DEEPSPEED.search(text) else None
+
+
+def holds_rows(path: Path) -> bool:
+    """Return whether a JSON file begins as data do: a list, or objects on lines of their own."""
+    text = foreign.beginning(path).lstrip()
+    return text.startswith("[") or bool(_ROWS.match(text))
 
 
 def missing(name: str) -> RecipeError:
