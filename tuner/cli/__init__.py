@@ -189,5 +189,5 @@ def main() -> None:
         # A file's own error names it: this one is of what the command prints, and Python would flush it once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         failure = DiskError(f"cannot write the standard output: {error.strerror}", fix="Free space.")
-        click.echo(*failure.for_people(), err=True)
+        click.echo("\n".join(failure.for_people()), err=True)
         sys.exit(failure.exit_code)
