@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.errors import RecipeError
+from tuner.errors import RecipeError, UsageError
 from tuner.importers import tools
 from tuner.recipes import document_file, loading
 from tuner.recipes.recipe import Recipe
@@ -141,6 +141,15 @@ def test_a_recipe_is_told_from_other_tools_files_by_its_keys(text: str, is_ours:
 
     assert document_file.is_recipe(Path("my.yaml")) is is_ours
     assert not (is_ours and tools.is_config(Path("my.yaml")))
+
+
+def test_a_recipe_is_not_imported_as_another_tools_config() -> None:
+    Path("my.yaml").write_text(YAML)
+
+    with pytest.raises(
+        UsageError, match=r"tuner import: my\.yaml is a recipe of tuner\. Train it: tuner train my\.yaml"
+    ):
+        tools.read(["my.yaml"])
 
 
 def test_a_standalone_copy_in_yaml_is_the_same_recipe() -> None:

@@ -43,9 +43,12 @@ def read(words: Sequence[str], tool: str | None = None) -> Imported:
 
     Raises:
         RecipeError: what the file holds is wrong, with its line.
-        UsageError: nothing tells whose it is.
+        UsageError: nothing tells whose it is, or it is a recipe of ours.
     """
     document = _document(words)
+    if tool is None and document.name.endswith(document_file.SUFFIXES) and document_file.holds_recipe(document.values):
+        fix = f"Train it: tuner train {document.name}"
+        raise UsageError(f"{document.name} is a recipe of tuner", where="tuner import", fix=fix)
     known = _named(tool, document)
     translation = Translation(known.begin(document), known)
     translation.run()
