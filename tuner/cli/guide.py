@@ -68,8 +68,7 @@ def agrees(run: ResolvedRun, warnings: tuple[str, ...], command: Sequence[str]) 
 
 def models() -> list[Choice]:
     """Return models at hand: folders here and one level down, those in the hub's cache, results of runs."""
-    found = [*_in_folders(), *_in_hub_cache(), *_of_runs()]
-    return found[:_MOST]
+    return [*_in_folders(), *_in_hub_cache(), *_of_runs()][:_MOST]
 
 
 def data_files() -> list[Choice]:

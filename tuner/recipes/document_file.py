@@ -58,9 +58,9 @@ def read(path: Path, name: str, kind: Kind = Kind.FILE) -> RecipeFile:
     """
     from tuner.recipes import yaml_text  # PyYAML, for files of these names alone
 
-    found = yaml_text.read(path, name, fix=_FIX)
-    file = RecipeFile(name, found.values, found.lines, kind=kind)
-    for keys, value in _scalars(found.values):
+    document = yaml_text.read(path, name, fix=_FIX)
+    file = RecipeFile(name, document.values, document.lines, kind=kind)
+    for keys, value in _scalars(document.values):
         if wrong := _wrong(value):
             raise RecipeError(f"{'.'.join(keys)}: {wrong[0]}", where=file.where(keys), fix=wrong[1])
     return file

@@ -1,6 +1,6 @@
 """What stands in a recipe's place and is no recipe (data, a model, a part of a name), and the command to write instead.
 
-It is asked only on the way to an error, and reads file names and the catalog.
+Of a right name it reads nothing; of a wrong one file names and the catalog.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ def refusal(name: str, data: Sequence[str] = ()) -> RecipeError | None:
     if name.endswith(document_file.SUFFIXES):
         path = paths.expanded(name)
         return _document(name, path) if paths.exists(path) else missing(name)
-    if "/" not in name and name not in catalog.names("recipes"):
+    if "/" in name or name.endswith(".py"):
+        return None
+    try:
+        catalog.read(name)
+    except RecipeError:
         return _part(name, data)
     return None
 
@@ -109,8 +113,8 @@ def _model(name: str) -> str | None:
 
 
 def _path_of(part: str) -> str:
-    found = _PATH.search(catalog.text_of("models", part))
-    return found[1] if found else part
+    match = _PATH.search(catalog.text_of("models", part))
+    return match[1] if match else part
 
 
 def _folded(name: str) -> str:
