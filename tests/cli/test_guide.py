@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.made_runs import make_run
+from tuner.cli import guide
 from tuner.recipes import catalog
+from tuner.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.e2e
 _LIMIT_S = 120
@@ -75,6 +78,21 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
+
+
+def test_models_of_folders_the_hubs_cache_and_runs_are_offered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
+    snapshot = folder / "cache/models--Qwen--Qwen3-0.6B/snapshots/1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    for number, state in ((1, "done"), (2, "failed")):
+        run = RunDirectory(make_run(Path(f"work_dirs/mine/{number}"), "tiny_full_sample_e1", "none"))
+        run.write_status(state)  # type: ignore[arg-type]
+        (run.final / "config.json").parent.mkdir()
+        (run.final / "config.json").write_text("{}")
+
+    assert [one.value for one in guide.models()] == ["./models/tiny", "Qwen/Qwen3-0.6B", "work_dirs/mine/1"]
 
 
 def test_three_questions_show_the_plan_and_q_leaves_with_nothing_made(folder: Path) -> None:
