@@ -22,6 +22,7 @@ TEXTS = {str(page.relative_to(pages.ROOT)): page.read_text(encoding="utf-8") for
 WITH_COMMANDS = [name for name, text in TEXTS.items() if pages.commands(text)]
 EXAMPLES = [example for text in TEXTS.values() for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
 RECIPES = [example for example in EXAMPLES if "_base_" in example]
+IN_YAML = [text for page in TEXTS.values() for text in re.findall(r"```yaml\n(.*?)```", page, re.S) if "_base_" in text]
 PARTS = [example for example in EXAMPLES if example.startswith('"""') and example not in RECIPES]
 _SHOWN = re.compile(r"```sh\n(tuner [^\n]*)\n```\n\n```text\n([^`]*)```")
 SHOWN = [pair for text in TEXTS.values() for pair in _SHOWN.findall(text)]
@@ -98,6 +99,13 @@ def test_an_example_of_a_recipe_loads(example: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(example)
 
     load("./mine.py")
+
+
+@pytest.mark.parametrize("example", IN_YAML)
+def test_an_example_of_a_recipe_in_yaml_loads(example: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(example)
+
+    load("./mine.yaml")
 
 
 @pytest.mark.parametrize("example", PARTS)

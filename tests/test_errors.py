@@ -36,13 +36,14 @@ def test_no_exit_code_is_success_or_one_of_a_signal() -> None:
     ("where", "fix", "text"),
     [
         (None, None, "bad-recipe: lr = nan is no number."),
-        ("my.py:14", None, "bad-recipe: lr = nan is no number. In my.py:14."),
+        ("my.py:14", None, "bad-recipe: my.py:14: lr = nan is no number."),
         (None, "Write 2e-4", "bad-recipe: lr = nan is no number. Write 2e-4."),
-        ("my.py:14", "Write 2e-4.", "bad-recipe: lr = nan is no number. In my.py:14. Write 2e-4."),
-        ("my.py:14", "Did you mean 'x'?", "bad-recipe: lr = nan is no number. In my.py:14. Did you mean 'x'?"),
+        ("my.py:14", "Write 2e-4.", "bad-recipe: my.py:14: lr = nan is no number. Write 2e-4."),
+        (None, "Go. See: tuner list", "bad-recipe: lr = nan is no number. Go. See: tuner list"),
+        ("my.py:14", "Did you mean 'x'?", "bad-recipe: my.py:14: lr = nan is no number. Did you mean 'x'?"),
     ],
 )
-def test_a_message_says_what_where_and_what_to_do(where: str | None, fix: str | None, text: str) -> None:
+def test_a_message_says_where_what_and_what_to_do(where: str | None, fix: str | None, text: str) -> None:
     assert str(RecipeError("lr = nan is no number", where=where, fix=fix)) == text
 
 
@@ -56,8 +57,12 @@ def test_one_error_tells_of_many_each_with_its_own_place_and_advice() -> None:
 
     assert list(error.each()) == [machine, one, two, three]
     assert error.exit_code == 2, "a wrong recipe before a wrong machine"
-    lines = [f"bad-recipe: no key {key!r}. In my.py:{line}. Go." for line, key in enumerate("abc")]
-    assert str(error).splitlines() == ["bad-environment: no GPU. In --gpus.", *lines]
+    lines = [f"bad-recipe: my.py:{line}: no key {key!r}. Go." for line, key in enumerate("abc")]
+    assert error.for_people() == [
+        "error[bad-environment]: --gpus: no GPU.",
+        *(f"error[bad-recipe]: my.py:{line}: no key {key!r}. Go." for line, key in enumerate("abc")),
+    ]
+    assert str(error).splitlines() == ["bad-environment: --gpus: no GPU.", *lines]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +88,6 @@ def test_the_nearest_name_is_one_of_the_candidates(name: str, candidates: list[s
 def test_a_message_is_short_and_moves_no_cursor_whatever_it_quotes() -> None:
     text = str(RecipeError("x" * 9_000 + "\x1b[2J", where="a\rb", fix="\u202eWrite \udcff\nit"))
 
-    assert text.startswith("bad-recipe: xxx") and " ... 5,004 characters ... " in text
-    assert text.endswith(r"x\x1b[2J. In a\rb. \u202eWrite \udcff" + "\nit.")
+    assert text.startswith(r"bad-recipe: a\rb: xxx") and " ... 5,004 characters ... " in text
+    assert text.endswith(r"x\x1b[2J. \u202eWrite \udcff" + "\nit.")
     assert len(text) < 5_000

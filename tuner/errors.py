@@ -1,6 +1,6 @@
 """Every mistake a user can make, as one tree of exceptions, each with its exit code.
 
-A message has three parts: what is wrong (with the value), where it stands (file:line or flag), what to do.
+A message has three parts: where (file:line or flag), what is wrong (with the value), what to do.
 An exception outside this tree is a bug of ours and keeps its traceback.
 
     TunerError                    1   training failed
@@ -63,6 +63,10 @@ class TunerError(Exception):
     def __str__(self) -> str:
         return "\n".join(f"{error.code}: {error.message}" for error in self.each())
 
+    def for_people(self) -> list[str]:
+        """Return the lines that a terminal shows: `error[bad-usage]: MESSAGE`, one for each mistake."""
+        return [f"{heading(error.code)} {error.message}" for error in self.each()]
+
     def __reduce__(self) -> tuple[object, ...]:
         # From one process to another: `Exception` would call the class with its positional arguments alone.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
@@ -80,14 +84,18 @@ class TunerError(Exception):
 
     @property
     def message(self) -> str:
-        """What is wrong, where and what to do, as sentences that a terminal only shows."""
+        """Where, what is wrong, and what to do: `my.py:14: lr = nan is not a number. Write 2e-4.`, safe to print."""
         what, where, fix = (shortened(part or "") for part in (self.what, self.where, self.fix))
-        text = f"{what}."
-        if where:
-            text += f" In {where}."
+        text = f"{where}: {what}." if where else f"{what}."
         if fix:
-            text += f" {fix}" if fix.endswith((".", "?")) else f" {fix}."
+            ends_in_command = ": " in fix.rpartition(". ")[2]  # See: tuner list
+            text += f" {fix}" if fix.endswith((".", "?")) or ends_in_command else f" {fix}."
         return visible(text)
+
+
+def heading(code: str) -> str:
+    """Return how a line about an error begins on a terminal; `tuner explain CODE` explains the code in it."""
+    return f"error[{code}]:"
 
 
 def brief_repr(value: object) -> str:

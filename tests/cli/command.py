@@ -22,7 +22,7 @@ class Result:
     @property
     def messages(self) -> list[str]:
         """The lines that tell a mistake."""
-        starts = ("bad-", "disk:", "training-failed:", "Error:")
+        starts = ("error[", "Error:")
         return [line for line in (self.out + self.err).splitlines() if line.startswith(starts)]
 
 

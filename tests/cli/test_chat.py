@@ -41,11 +41,11 @@ def test_stdin_is_one_prompt_and_the_answer_alone_goes_to_stdout(tuner: Tuner, m
 @pytest.mark.parametrize(
     ("prompt", "arguments", "code", "words"),
     [
-        (b" \n", (TINY,), 2, "the prompt is empty"),
+        (b" \n", (TINY,), 2, "no prompt on standard input"),
         (b"\xff", (TINY,), 2, "the prompt is not UTF-8"),
-        (b"Why?", ("./nowhere",), 2, "bad-run-directory: 'nowhere' does not exist"),
+        (b"Why?", ("./nowhere",), 2, "error[bad-run-directory]: SOURCE: './nowhere' does not exist"),
         (b"Why?", ("org/model",), 3, "cannot reach the hub for 'org/model'"),
-        (b"Why?", (TINY, "--adapter", "./nowhere"), 2, "bad-run-directory: 'nowhere' does not exist"),
+        (b"Why?", (TINY, "--adapter", "./nowhere"), 2, "error[bad-run-directory]: SOURCE: 'nowhere' does not exist"),
         (b"Why?", (TINY, "--temperature", "nan"), 2, "nan is not a finite number"),
     ],
 )
@@ -71,7 +71,7 @@ def test_a_standard_input_that_is_closed_is_an_empty_prompt(tuner: Tuner, monkey
 
     result = tuner("chat", TINY)
 
-    assert result.code == 2 and "the prompt is empty" in result.err
+    assert result.code == 2 and "no prompt on standard input" in result.err
 
 
 def test_an_answer_to_a_prompt_does_not_steer_the_terminal(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:

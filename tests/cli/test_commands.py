@@ -154,7 +154,7 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     done = _run("-m", "tuner", "train", "tiny_ful_sample_e1", folder=tmp_path)
 
     assert done.returncode == 2
-    assert [line.split(": ")[0] for line in done.stderr.splitlines()] == ["bad-recipe", "More"]
+    assert [line.split(": ")[0] for line in done.stderr.splitlines()] == ["error[bad-recipe]", "More"]
     assert done.stdout == ""
 
 

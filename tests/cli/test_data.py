@@ -222,9 +222,9 @@ def test_every_bad_row_is_listed_with_its_line(tuner: Tuner, rows: Rows) -> None
     lines = result.messages
     assert len(lines) == 4
     for line, number in zip(lines, (2, 4, 5), strict=False):
-        assert line.startswith("bad-data: ")
-        assert f"rows.jsonl:{number}." in line
-    assert lines[-1].startswith("bad-data: 3 rows cannot be trained on.")
+        assert line.startswith("error[bad-data]: ")
+        assert f"rows.jsonl:{number}: " in line
+    assert lines[-1].startswith("error[bad-data]: 3 rows cannot be trained on.")
 
 
 def test_a_single_bad_row_is_told_as_training_tells_it(tuner: Tuner, rows: Rows) -> None:
@@ -233,7 +233,7 @@ def test_a_single_bad_row_is_told_as_training_tells_it(tuner: Tuner, rows: Rows)
     result = bad(tuner, path)
 
     assert len(result.messages) == 1
-    assert "In rows.jsonl:2." in result.err
+    assert "rows.jsonl:2: " in result.err
     assert "columns are instruction" in result.err
 
 

@@ -43,7 +43,7 @@ def test_an_example_is_what_its_command_prints(tuner: Tuner, one: Explanation) -
 def test_an_example_without_a_command_leads_to_its_code(one: Explanation) -> None:
     found = causes.classify(one.example)
 
-    assert one.example.startswith(f"{one.code}: ") or (found and found[0].name == one.code)
+    assert one.example.startswith(f"error[{one.code}]: ") or (found and found[0].name == one.code)
 
 
 def test_one_code_is_explained_in_its_parts(tuner: Tuner) -> None:
@@ -93,7 +93,7 @@ def test_every_error_starts_with_its_code_and_names_the_command_that_explains_it
 
     message, more = result.err.splitlines()
     assert result.code == 2
-    assert message.startswith(f"{code}: ")
+    assert message.startswith(f"error[{code}]: ")
     assert more == f"More: tuner explain {code}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Tuner
+from tests.cli.made_runs import make_run
 from tuner.errors import RecipeError
 from tuner.machine import libraries
 
@@ -34,7 +36,7 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ("'tiny_ful_sample_e1'", "Did you mean 'tiny_full_sample_e1'?", "tuner list"),
     ),
     "unknown part": (["tiny_full_smaple_e1"], ("'tiny_full_smaple_e1'", "tiny_full_sample_e1", "tuner list")),
-    "only one part": (["tiny"], ("'tiny'", "models", "tuner list")),
+    "only one part": (["tiny"], ("'tiny' is a model", "tuner train --model package:tiny --data FILE")),
     "no epochs": (["qwen3_8b_lora_alpaca"], ("'qwen3_8b_lora_alpaca'", "qwen3_8b_lora_alpaca_e3")),
     "no such file": (["./mine.py"], ("there is no file './mine.py'",)),
     "unknown preset": ([TINY, "--deepspeed", "zero22"], ("'zero22'", "--deepspeed", "Did you mean 'zero2'?")),
@@ -120,6 +122,84 @@ def test_a_wrong_command_line_is_told_once(tuner: Tuner, name: str, dry_run: lis
         dry_run = []
 
     _assert_told(tuner, [*dry_run, *arguments], told)
+
+
+def test_a_data_file_in_the_place_of_a_recipe_is_told_to_stand_after_data(tuner: Tuner) -> None:
+    _file("my.jsonl", '{"text": "one"}')()
+
+    _assert_told(tuner, ["my.jsonl"], ("'my.jsonl' is a data file", "tuner train --model MODEL --data my.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "Qwen3-8B", "QWEN3_8B", "qwen3_8b", "qwen3.8b"])
+def test_a_models_name_in_any_spelling_is_told_with_its_hub_id(tuner: Tuner, name: str) -> None:
+    told = (f"'{name}' is a model", "tuner train --model Qwen/Qwen3-8B --data my.jsonl", "qwen3_8b_lora_alpaca_e3")
+
+    _assert_told(tuner, [name, "--data", "my.jsonl"], told)
+
+
+def test_a_hub_id_without_its_owner_is_told_with_it(tuner: Tuner) -> None:
+    _file("my.jsonl", '{"text": "one"}')()
+    told = ("'Qwen3-0.6B' has no owner", "Did you mean Qwen/Qwen3-0.6B?")
+
+    _assert_told(tuner, ["Qwen3-0.6B"], ("tuner train --model Qwen/Qwen3-0.6B --data FILE",))
+    _assert_told(tuner, ["--model", "Qwen3-0.6B", "--data", "my.jsonl", "--dry-run"], told)
+
+
+def test_a_recipe_file_that_does_not_exist_is_told_with_the_nearest(tuner: Tuner) -> None:
+    _file("configs/mine.yaml", "a: 1")()
+
+    _assert_told(tuner, ["config.yaml"], ("there is no file 'config.yaml'",))
+    _assert_told(tuner, ["configs/mien.yaml"], ("there is no file 'configs/mien.yaml'", "Did you mean 'mine.yaml'?"))
+
+
+@pytest.mark.parametrize("command", ["chat", "eval", "export", "serve", "report"])
+def test_a_source_that_does_not_exist_is_told_without_asking_the_hub(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    make_run(Path("work_dirs/mine/20260101"), TINY, "none")
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("the hub was asked"))
+
+    for name in ("./nothere", "nothere", "work_dirs/mine/nothere"):
+        result = tuner(command, name)
+
+        assert result.code == 2
+        assert f"'{name}' does not exist" in result.err
+        assert len(result.messages) == 1
+
+
+@pytest.mark.parametrize("command", ["eval", "export", "report"])
+def test_a_recipes_folder_means_its_newest_run(tuner: Tuner, command: str) -> None:
+    for number, time in enumerate(("20260101", "20260102", "20260103")):
+        make_run(Path(f"work_dirs/mine/{time}"), TINY, "none")
+        os.utime(f"work_dirs/mine/{time}/run.json", (number, 2 - number))
+
+    result = tuner(command, "work_dirs/mine", *(["out"] if command == "export" else []))
+
+    assert "work_dirs/mine holds runs: taking the newest, work_dirs/mine/20260101." in result.err
+
+
+def test_uploading_is_told_by_the_option_of_export(tuner: Tuner) -> None:
+    told = ("push", "tuner export RUN --push OWNER/NAME")
+
+    _assert_told(tuner, [TINY, "--push-to-hub"], told)
+    _assert_told(tuner, [TINY, "--set", "push_to_hub=True"], told)
+
+
+def test_answers_without_validation_rows_are_told_how_to_get_some(tuner: Tuner) -> None:
+    _file("my.jsonl", '{"text": "one"}')()
+    arguments = ["tiny_full_custom_e1", "--data", "my.jsonl", "--set", "num_samples=4", "--dry-run"]
+
+    _assert_told(tuner, arguments, ("log.num_samples = 4", "Add --val-split 0.05"))
+
+
+def test_no_epochs_are_told_as_a_number_that_is_too_small(tuner: Tuner) -> None:
+    _assert_told(tuner, [TINY, "--epochs", "0"], ("--epochs: 0 is not above 0.",))
+
+
+def test_a_folder_of_data_in_the_place_of_a_model_is_told_to_stand_after_data(tuner: Tuner) -> None:
+    _file("rows/a.jsonl", '{"text": "one"}')()
+
+    _assert_told(tuner, ["./rows"], ("'./rows' holds data and no model", "--model MODEL --data ./rows"))
 
 
 VARIABLES: dict[str, tuple[dict[str, str], list[str], tuple[str, ...]]] = {
@@ -273,4 +353,4 @@ def test_output_that_finds_no_room_is_one_line_and_code_74() -> None:
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True)
 
     assert done.returncode == 74
-    assert done.stderr == "disk: cannot write the standard output: No space left on device. Free space.\n"
+    assert done.stderr == "error[disk]: cannot write the standard output: No space left on device. Free space.\n"

@@ -49,10 +49,10 @@ def test_own_parts_are_listed_with_their_folder_and_wrong_ones_are_told_with_fil
     assert any("house (tuner_configs)" in line for line in lines)
     assert "qwen3_8b" in result.out
     for told in (
-        "no key 'model.pth'. In tuner_configs/models/broken.py:2.",
-        "not valid Python: '(' was never closed. In tuner_configs/models/torn.py:1.",
-        "'model' is not a kind of part. In tuner_configs/model. Did you mean 'models'?",
-        "In tuner_configs/deepspeed_presets/house.json:1",
+        "tuner_configs/models/broken.py:2: no key 'model.pth'.",
+        "tuner_configs/models/torn.py:1: not valid Python: '(' was never closed.",
+        "tuner_configs/model: 'model' is not a kind of part. Did you mean 'models'?",
+        "tuner_configs/deepspeed_presets/house.json:1",
         "NOTE: tuner_configs/datasets/alpaca.py shadows the dataset 'alpaca' of tuner.",
     ):
         assert result.err.count(told) == 1, told
@@ -86,7 +86,7 @@ def test_a_folder_given_after_catalog_holds_for_one_command(tuner: Tuner, tmp_pa
     assert "'rows.jsonl'" in shown.out
     assert "--catalog=team" in job.out, job.err
     assert tuner("show", "tiny_lora_tickets_e1").code == 2
-    assert "there is no folder 'nowhere'. In --catalog." in tuner("list", "--catalog", "nowhere").err
+    assert "--catalog: there is no folder 'nowhere'." in tuner("list", "--catalog", "nowhere").err
 
 
 def test_a_run_of_own_parts_reads_its_run_directory_alone(tuner: Tuner) -> None:

@@ -24,8 +24,8 @@ def test_one_run_gets_its_report_inside_it_and_several_one_here(tuner: Tuner) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "bad-run-directory: 'nowhere' does not exist"),
-        (["."], "'.' is not a run directory"),
+        (["nowhere"], "error[bad-run-directory]: RUN: 'nowhere' does not exist"),
+        (["run/ranks"], "'run/ranks' is not a run directory"),
         (["run", "-o", "mine.txt"], "mine.txt exists and is not a report"),
         (["run", "-o", "run"], "run is a folder"),
         (["run", "-o", "pipe"], "pipe is not a file"),

@@ -51,7 +51,7 @@ def test_a_run_that_does_not_exist_has_one_error_code_in_every_command(tuner: Tu
     result = tuner(*arguments.split())
 
     assert (result.code, result.out, len(result.messages)) == (2, "", 1)
-    assert result.messages[0].startswith("bad-run-directory: ")
+    assert result.messages[0].startswith("error[bad-run-directory]: ")
 
 
 def test_a_run_whose_name_is_misspelled_is_told_the_nearest(tuner: Tuner) -> None:

@@ -94,7 +94,7 @@ def test_without_deepspeed_or_machines_only_the_recipe_is_shown(tuner: Tuner) ->
     ("arguments", "told"),
     [
         ([TINY, "--gpus", "8"], "Add: --gpu a100-80g."),
-        ([TINY, "--gpu", "a10000"], "unknown GPU 'a10000'. In --gpu. Did you mean"),
+        ([TINY, "--gpu", "a10000"], "--gpu: unknown GPU 'a10000'. Did you mean"),
         ([TINY, "--gpus", "0", "--gpu", "a100"], "--gpus"),
         ([TINY, "--deepspeed", "zero4"], "Did you mean 'zero3'?"),
         (["zero2", "--set", "lr=1"], "--set needs a recipe"),

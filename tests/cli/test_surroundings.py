@@ -24,7 +24,7 @@ def test_a_working_directory_that_was_deleted_is_one_message(command: str, tmp_p
     done = subprocess.run(argv, cwd=gone, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 2
-    assert done.stderr.startswith("bad-usage: the working directory cannot be used")
+    assert done.stderr.startswith("error[bad-usage]: the working directory cannot be used")
     assert "Traceback" not in done.stderr
 
 

@@ -60,7 +60,7 @@ def test_an_indented_object_beyond_the_length_of_a_row_is_none_either(
 def test_a_torn_first_line_is_still_told_as_torn(tmp_path: Path) -> None:
     error = refusal(written(tmp_path / "a.json", '{"instruction": "Why?"\n' + LINES))
 
-    assert error.what == "the row is truncated"
+    assert error.what == "the row is not valid JSON: it ends before the closing '}'"
     assert error.where == f"{tmp_path}/a.json:1"
 
 

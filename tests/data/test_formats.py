@@ -208,7 +208,7 @@ def test_a_system_turn_is_given_to_conversations_that_have_none() -> None:
 
 
 def test_a_system_turn_for_plain_text_is_refused() -> None:
-    with pytest.raises(DataError, match=r"plain text has no system turn.*my\.jsonl:1"):
+    with pytest.raises(DataError, match=r"my\.jsonl:1: .*plain text has no system turn"):
         formats.read("text", {"text": "a"}, "my.jsonl:1", system="Be brief.")
 
 
@@ -271,7 +271,7 @@ def test_a_function_of_the_users_reads_rows(tmp_path: Path, monkeypatch: pytest.
     assert made == [Chat([asked, said]), "Why?", Chat([asked, said]), Feedback([asked], [said], True)]
     assert renamed == Pair([asked], [said], [{"role": "assistant", "content": "No."}])
     for name, told in {
-        "mine_of_tests:wrong": "did not return a sample.*my.jsonl:1",
+        "mine_of_tests:wrong": "my.jsonl:1: .*did not return a sample",
         "mine_of_tests:gone": "has no function 'gone'",
         "no_such_module_of_mine:chat": "cannot import 'no_such_module_of_mine'",
     }.items():

@@ -102,6 +102,15 @@ def test_data_that_leaves_nothing_says_why(jsonl: Write, tokenizer: Any) -> None
         prepare(Settings(str(jsonl(rows)), max_length=24, packing=False), tokenizer)
 
 
+def test_rows_without_an_assistant_turn_are_told_so_and_not_as_too_long(jsonl: Write, tokenizer: Any) -> None:
+    with pytest.raises(DataError) as caught:
+        prepare(Settings(str(jsonl([conversation("one")] * 3))), tokenizer)
+
+    assert "none of the 3 rows has an assistant message" in str(caught.value)
+    assert "End each conversation with an assistant turn." in str(caught.value)
+    assert "max_length" not in str(caught.value)
+
+
 def test_a_warning_tells_what_is_lost_and_is_silent_where_nothing_is(jsonl: Write, tokenizer: Any) -> None:
     whole = prepare(Settings(str(jsonl([conversation("one", LONG)])), max_length=32), tokenizer)
     lossy = prepare(Settings(str(jsonl([conversation("one"), conversation("one", "two")]))), tokenizer)

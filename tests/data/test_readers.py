@@ -26,8 +26,8 @@ def test_jsonl_rows_carry_their_line_also_after_blank_lines(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b'{"text": "a', "is truncated"),
-        (b'{"text": ', "is truncated"),
+        (b'{"text": "a', "it ends before the closing '\"'"),
+        (b'{"text": ', "it ends before the closing '}'"),
         (b'{"text": "\xff"}', "byte 11 of the line (0xff) is not UTF-8"),
         (b"null", "is null"),
         (b'["a"]', "of type list"),
@@ -63,13 +63,13 @@ def test_json_array_rows_carry_the_line_they_start_on(tmp_path: Path) -> None:
 BROKEN_ARRAYS = pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ('[{"text": "a"},\n{"text": "b"', 2, "is truncated"),
+        ('[{"text": "a"},\n{"text": "b"', 2, "it ends before the closing '}'"),
         ('[{"text": "a"}\n', 2, "array is truncated"),
         ('[{"text": "a"}\n{"text": "b"}]', 2, "',' or ']' is missing"),
         ('[{"text": "a"},\n3]', 2, "of type int"),
         ('[{"text": "a"},\n{"text":\n oops}]', 3, "column 2"),
         ('[{"text": "a"}]\n!', 1, "is missing"),
-        ('[{"text": "a"},\n\n{"text": "b', 3, "is truncated"),
+        ('[{"text": "a"},\n\n{"text": "b', 3, "it ends before the closing '\"'"),
         ('[{"text": "a"},\n{"text": "b", "text": "c"}]', 2, "appears twice"),
         ('[{"text": "a"},\n{"text": "\n"}]', 2, "control character"),
     ],

@@ -39,7 +39,7 @@ def test_braces_in_a_row_s_text_stand_for_nothing(hostile: str) -> None:
 
 @pytest.mark.parametrize("source", ["{a.__class__}", "{a[0]}", "{a!r}", "{a:>10}", "{}", "{0}", "{b}"])
 def test_only_a_column_s_plain_name_stands_between_braces(source: str) -> None:
-    with pytest.raises(DataError, match=r"no such column, only a\. In my\.jsonl:3"):
+    with pytest.raises(DataError, match=r"my\.jsonl:3: .*no such column, only a\."):
         renamed({"a": "x"}, {"text": source}, "my.jsonl:3")
 
 
@@ -57,7 +57,7 @@ def test_a_missing_column_names_the_nearest() -> None:
 
 @pytest.mark.parametrize("value", [["q"], True, {"a": "b"}])
 def test_a_text_of_columns_that_hold_no_text_is_refused(value: Any) -> None:
-    with pytest.raises(DataError, match=r"column 'a' is of type \w+, not text.*my\.jsonl:3"):
+    with pytest.raises(DataError, match=r"my\.jsonl:3: .*column 'a' is of type \w+, not text"):
         renamed({"a": value}, {"text": "{a}"}, "my.jsonl:3")
 
 

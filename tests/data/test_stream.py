@@ -242,7 +242,7 @@ def test_a_row_of_a_later_block_is_named_by_its_line_before_training_needs_it_an
     path.write_text("\n".join(lines))
 
     stream = started(block_of(path))
-    with pytest.raises(DataError, match="truncated") as caught:
+    with pytest.raises(DataError, match="it ends before the closing '}'") as caught:
         stream.take(60)
 
     assert caught.value.where == f"{path}:48"
@@ -251,7 +251,7 @@ def test_a_row_of_a_later_block_is_named_by_its_line_before_training_needs_it_an
 
     at = stream.maker._next
     assert at.row == 40
-    with pytest.raises(DataError, match="truncated") as caught:
+    with pytest.raises(DataError, match="it ends before the closing '}'") as caught:
         started(block_of(path), at, first=40)
     assert caught.value.where == f"{path}:48"
 

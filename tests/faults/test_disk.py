@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 def _assert_told_once(run: Finished) -> None:
     assert run.code == 74, run.text
     assert "Traceback" not in run.text, run.text
-    assert len(re.findall(r"^disk: ", run.text, re.MULTILINE)) == 1, run.text
+    assert len(re.findall(r"^error\[disk\]: ", run.text, re.MULTILINE)) == 1, run.text
     assert processes_of(run.path) == []
 
 

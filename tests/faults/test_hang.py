@@ -31,7 +31,9 @@ def test_a_rank_that_stands_still_ends_the_run_with_all_stacks_and_is_named(
     assert processes_of(run.path) == []
     late = int(fault[-3])
     *_, what, where, following = run.text.splitlines()
-    assert what.startswith("hang: no rank made progress for 8 s; this one was in step 2.") and what.endswith(told)
+    assert what.startswith("error[hang]: no rank made progress for 8 s; this one was in step 2.") and what.endswith(
+        told
+    )
     assert where == f"On rank {late}, in step 2. More: tuner explain hang. Logs: {run.path / 'ranks'}"
     assert following == f"Next: tail -n 50 {run.path / 'ranks' / f'{late}.log'}"
     logs = [(run.path / "ranks" / f"{rank}.log").read_text() for rank in (late, 1 - late)]

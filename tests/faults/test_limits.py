@@ -64,7 +64,7 @@ def test_a_save_beyond_the_largest_file_leaves_the_older_checkpoint(tmp_path: Pa
 
     run = train(recipe, first.path, "--resume", "auto", ranks=1, command=under("ulimit -f 2000"))
 
-    _assert_refused(run, 74, "disk: ", "larger than the limit (ulimit -f)")
+    _assert_refused(run, 74, "error[disk]: ", "larger than the limit (ulimit -f)")
     newest, _ = checkpoints.newest_valid(run.path / "checkpoints")
     assert newest and newest.step == 2
     assert not checkpoints.unfinished(run.path / "checkpoints").exists()

@@ -36,7 +36,9 @@ def test_a_number_that_is_none_ends_the_run_before_the_update_and_names_step_ran
     assert run.code == 1, run.text
     rank, step = fault[-3], int(fault[-1])
     *_, what, where, following = run.text.splitlines()
-    assert re.match(rf"not-a-number: {told}, from rows \d+, \d+ of the prepared data, .*<\|im_start\|>", what), run.text
+    assert re.match(
+        rf"error\[not-a-number\]: {told}, from rows \d+, \d+ of the prepared data, .*<\|im_start\|>", what
+    ), run.text
     assert where == f"On rank {rank}, in step {step}. More: tuner explain not-a-number. Logs: {run.path / 'ranks'}"
     assert following.endswith("--set optim_wrapper.optimizer.lr=0.0003")
     assert [line["step"] for line in run.metrics] == list(range(1, step))

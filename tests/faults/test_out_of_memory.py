@@ -40,7 +40,7 @@ def test_without_retry_the_next_command_is_told_and_every_rank_has_its_log(tmp_p
 
     assert run.code == 1, run.text
     *_, what, where, following = run.text.splitlines()
-    assert what == "host-out-of-memory: the machine ran out of memory: MemoryError"
+    assert what == "error[host-out-of-memory]: the machine ran out of memory: MemoryError"
     assert where == f"On rank 0, in step 2. More: tuner explain host-out-of-memory. Logs: {run.path / 'ranks'}"
     assert following.startswith("Next: tuner train ") and following.endswith("accumulative_counts=4")
     assert "step 1/4" in run.text and "Traceback" not in run.text

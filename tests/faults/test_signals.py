@@ -42,6 +42,6 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_and_named(tmp_pat
 
     assert run.code == 128 + signal.SIGKILL, run.text
     *_, what, where, _ = run.text.splitlines()
-    assert what.startswith("did-not-stop: 2 ranks did not stop within ") and what.endswith("(rank 1 lagged)")
+    assert what.startswith("error[did-not-stop]: 2 ranks did not stop within ") and what.endswith("(rank 1 lagged)")
     assert where.startswith("On rank 1, in step ")
     assert processes_of(work_dir) == []

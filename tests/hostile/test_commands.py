@@ -214,7 +214,7 @@ def test_a_base_whose_path_reads_like_a_flag_is_a_file_all_the_same(tuner: Tuner
 
     assert result.code == 2, result.out
     assert "'subprocess:Popen' refers to code of an installed package" in result.err
-    assert "In --set x/base.py:3" in result.err
+    assert "--set x/base.py:3" in result.err
 
 
 @pytest.mark.usefixtures("nothing_starts")

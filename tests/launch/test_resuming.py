@@ -414,7 +414,7 @@ def test_what_the_state_depends_on_is_refused_with_both_values(tmp_path: Path, k
         _resume(run, f"{key}={value}")
 
     assert f"-> {value!r}" in str(caught.value)
-    assert f"In {key} (--set {key}={value})" in str(caught.value)
+    assert f"{key} (--set {key}={value}): " in str(caught.value)
     assert f"Restore {key} = " in str(caught.value)
 
 

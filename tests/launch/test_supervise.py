@@ -125,7 +125,7 @@ def test_a_ranks_report_decides_over_torchruns_1(run: RunDirectory, capfd: pytes
 
     assert code == 2
     assert capfd.readouterr().err.splitlines() == [
-        "bad-data: row 3 is torn.",
+        "error[bad-data]: row 3 is torn.",
         f"On rank 1, before the first step. More: tuner explain bad-data. Logs: {run.ranks}",
         f"Next: tuner data {run.recipe}",
     ]
@@ -212,7 +212,7 @@ def test_a_status_that_cannot_be_written_hides_no_error(
     monkeypatch.setattr(RunDirectory, "write_status", full)
 
     assert _supervised(run, "report(1, 1, OOM); sys.exit(1)") == 1
-    assert capfd.readouterr().err.startswith("gpu-out-of-memory: ")
+    assert capfd.readouterr().err.startswith("error[gpu-out-of-memory]: ")
 
 
 def test_the_first_report_is_the_cause_and_later_ones_its_consequences(run: RunDirectory) -> None:
@@ -447,7 +447,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run: RunDirectory
 
     code, text = driven.end()
     assert code == 128 + signal.SIGKILL
-    assert text.startswith("did-not-stop: a rank did not stop within ")
+    assert text.startswith("error[did-not-stop]: a rank did not stop within ")
     assert _status(run)["diagnosis"]["cause"] == "did-not-stop"
 
 
@@ -547,7 +547,7 @@ def test_the_only_rank_is_told_to_stop_itself_and_killed_when_it_does_not(run: R
 
     code, text = driven.end()
     assert code == 128 + signal.SIGKILL
-    assert text.startswith("did-not-stop: a rank did not stop within ")
+    assert text.startswith("error[did-not-stop]: a rank did not stop within ")
     assert _status(run)["diagnosis"]["cause"] == "did-not-stop"
 
 

@@ -318,7 +318,7 @@ def test_the_local_rank_is_the_device_that_the_task_sees(num_gpus: int, local_ra
 
 def test_more_tasks_than_gpus_on_a_node_are_refused() -> None:
     with pytest.raises(
-        MachineError, match=r"3 processes on a node with 2 visible GPUs. In srun. Use srun --ntasks-per-node=2"
+        MachineError, match=r"srun: .*3 processes on a node with 2 visible GPUs. Use srun --ntasks-per-node=2"
     ):
         _slurm(_task(0), 2)
 

@@ -106,7 +106,7 @@ def test_another_geometry_than_mpiruns_is_refused() -> None:
 
 
 def test_more_processes_of_mpirun_than_gpus_are_refused_unless_each_sees_one_of_its_own() -> None:
-    with pytest.raises(MachineError, match=r"2 processes on a node with 1 visible GPU\. In --launcher mpi"):
+    with pytest.raises(MachineError, match=r"--launcher mpi: .*2 processes on a node with 1 visible GPU\."):
         _resolved(_open_mpi(1), "mpi", num_gpus=1)
     assert _resolved(_open_mpi(1) | {"CUDA_VISIBLE_DEVICES": "1"}, "mpi", num_gpus=1).local_rank == 0
 

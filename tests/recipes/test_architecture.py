@@ -70,8 +70,8 @@ def test_a_recipe_with_such_facts_is_refused_with_the_key() -> None:
         loading.load("tiny_full_sample_e1", overrides)
 
     assert str(caught.value) == (
-        "bad-recipe: architecture: num_key_value_heads = 3 does not divide num_attention_heads = 4. "
-        "In --set architecture.num_key_value_heads=3."
+        "bad-recipe: --set architecture.num_key_value_heads=3: "
+        "architecture: num_key_value_heads = 3 does not divide num_attention_heads = 4."
     )
 
 

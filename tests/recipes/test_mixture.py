@@ -95,14 +95,14 @@ def test_parts_in_a_circle_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.parametrize(
     ("mixture", "says"),
     [
-        ("dict(part='alpacca')", "no data set 'alpacca' for a mixture. In ./my.py:3. Did you mean 'alpaca'?"),
-        ("dict(part=3)", "no data set 3 for a mixture. In ./my.py:3. See: tuner list --datasets"),
-        ("dict(part='custom')", "part 'custom' has no data of its own. In ./my.py:3."),
+        ("dict(part='alpacca')", "./my.py:3: no data set 'alpacca' for a mixture. Did you mean 'alpaca'?"),
+        ("dict(part=3)", "./my.py:3: no data set 3 for a mixture. See: tuner list --datasets"),
+        ("dict(part='custom')", "./my.py:3: part 'custom' has no data of its own."),
         (
             "dict(path='a.jsonl', wieght=2)",
-            "no key 'wieght' in a mixture's entry. In ./my.py:3. Did you mean 'weight'?",
+            "./my.py:3: no key 'wieght' in a mixture's entry. Did you mean 'weight'?",
         ),
-        ("dict(format='text')", "an entry of the mixture has no data set: {'format': 'text'}. In ./my.py:3."),
+        ("dict(format='text')", "./my.py:3: an entry of the mixture has no data set: {'format': 'text'}."),
         ("dict(part='alpaca_enzh', split='test')", "part 'alpaca_enzh' is a mixture itself, so 'split' cannot be"),
         ("dict(path='a.jsonl', weight=0)", "greater than 0"),
         ("dict(path='a.jsonl', weight='2')", "valid number"),
@@ -124,7 +124,7 @@ def test_a_path_beside_a_mixture_is_refused_in_one_line() -> None:
         dataset_of(write("path='a.jsonl', mixture=[dict(part='alpaca')]"))
 
     assert str(caught.value) == (
-        "bad-recipe: train_dataloader.dataset has both a mixture and path = 'a.jsonl'. In ./my.py:3. Use one of them."
+        "bad-recipe: ./my.py:3: train_dataloader.dataset has both a mixture and path = 'a.jsonl'. Use one of them."
     )
 
 

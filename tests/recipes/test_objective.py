@@ -43,7 +43,7 @@ def test_a_mistake_in_an_objective_is_told_with_the_way_out(name: str, pair: str
     with pytest.raises(RecipeError) as caught:
         changed(name, pair)
 
-    assert [part for part in (*told, f"In --set {pair}.") if part not in str(caught.value)] == []
+    assert [part for part in (*told, f"--set {pair}: ") if part not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
 
 

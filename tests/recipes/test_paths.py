@@ -106,7 +106,7 @@ def test_a_model_of_the_package_and_one_of_the_hub_pass() -> None:
 def test_a_model_that_is_not_there_is_refused_with_the_nearest_folder(tmp_path: Path) -> None:
     (tmp_path / "my_model").mkdir()
 
-    with pytest.raises(ModelError, match=r"does not exist\. In model\.path\. Did you mean '.*/my_model'"):
+    with pytest.raises(ModelError, match=r"model\.path: .*does not exist\. Did you mean '.*/my_model'"):
         path_checks.check_model(config_with(str(tmp_path / "my_modl")))
 
 
@@ -154,7 +154,7 @@ def test_data_of_the_package_and_of_the_hub_pass() -> None:
 
 
 def test_data_must_be_named() -> None:
-    with pytest.raises(DataError, match=r"no data set is given. In train_dataloader\.dataset\.path.*--data"):
+    with pytest.raises(DataError, match=r"train_dataloader\.dataset\.path: no data set is given\..*--data"):
         path_checks.check_data(loading.load("tiny_full_custom_e1").config)
 
 
@@ -178,7 +178,7 @@ def test_an_empty_file_or_folder_is_no_data(tmp_path: Path) -> None:
 def test_validation_data_is_checked_too(tmp_path: Path) -> None:
     pairs = [("--set", f"val_dataloader.dataset.path={tmp_path}/no.jsonl")]
 
-    with pytest.raises(DataError, match=r"In val_dataloader\.dataset\.path"):
+    with pytest.raises(DataError, match=r"val_dataloader\.dataset\.path: "):
         path_checks.check_data(loading.load("tiny_full_sample_e1", Overrides(pairs=pairs)).config)
 
 

@@ -134,7 +134,7 @@ def test_the_users_rows_take_the_place_of_the_recipes_own(tmp_path: Path) -> Non
 def test_rows_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
     found = result(tmp_path, "tiny_full_sample_e1", "val_dataloader=None")
 
-    with pytest.raises(UsageError, match=r"has no validation data. In --data. Give some"):
+    with pytest.raises(UsageError, match=r"--data: .*has no validation data. Give some"):
         rows_of(found.spec)
 
 

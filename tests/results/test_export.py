@@ -211,7 +211,7 @@ def test_a_full_disk_leaves_nothing_and_exits_74(tmp_path: Path, adapter: Path) 
 
     assert done.returncode == 74, done.stderr
     *_, message, more = done.stderr.splitlines()
-    assert re.fullmatch(r"disk: cannot write model.safetensors: .*File too large .*DEST\.", message)
+    assert re.fullmatch(r"error\[disk\]: cannot write model.safetensors: .*File too large .*DEST\.", message)
     assert more == "More: tuner explain disk"
     assert sorted(tmp_path.iterdir()) == [*before, tmp_path / "new"]
     assert list((tmp_path / "new").iterdir()) == []

@@ -241,7 +241,7 @@ def test_an_adapter_whose_base_nobody_else_has_stays_here(hub: Hub, run: RunDire
 def test_flags_that_do_not_go_together_are_refused(hub: Hub, run: RunDirectory, tmp_path: Path) -> None:
     runner = CliRunner()
 
-    assert "there is no DEST" in refusal(runner.invoke(tuner, ["export", str(run.path)])).what
+    assert "missing DEST" in refusal(runner.invoke(tuner, ["export", str(run.path)])).what
     assert "--push" in str(refusal(runner.invoke(tuner, ["export", str(run.path), "out", "--private"])).fix)
     assert "--push does not support GGUF, which has no model card" in refusal(push(run, "out", "--as", "gguf")).what
     assert hub.asked == []

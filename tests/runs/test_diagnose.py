@@ -41,7 +41,7 @@ def test_a_failure_is_told_in_three_lines() -> None:
     found = _found(_report(1, OOM, step=17))
 
     assert found.lines == [
-        "gpu-out-of-memory: a GPU ran out of memory: "
+        "error[gpu-out-of-memory]: a GPU ran out of memory: "
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "On rank 1, in step 17. More: tuner explain gpu-out-of-memory. Logs: /runs/my run/ranks",
         "Next: tuner train mine.py --set batch_size=1",
@@ -232,9 +232,9 @@ def test_where_all_waited_nobody_is_blamed() -> None:
 
 
 def test_a_mistake_that_a_rank_told_keeps_its_words_and_its_code() -> None:
-    found = _found(_report(1, "bad-data: row 3 is torn. In a.jsonl:3. Mend it.", 2, cause="bad-data"))
+    found = _found(_report(1, "bad-data: a.jsonl:3: row 3 is torn. Mend it.", 2, cause="bad-data"))
 
-    assert found.lines[0] == "bad-data: row 3 is torn. In a.jsonl:3. Mend it."
+    assert found.lines[0] == "error[bad-data]: a.jsonl:3: row 3 is torn. Mend it."
     assert found.next_command == "tuner data '/runs/my run/recipe.py'"
     assert (found.exit_code, found.detail) == (2, "")
 

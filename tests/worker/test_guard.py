@@ -92,7 +92,7 @@ def test_without_a_supervisor_the_failing_rank_tells_the_diagnosis_itself(run: R
 
     assert code == 1
     assert err.splitlines() == [
-        "host-out-of-memory: the machine ran out of memory: MemoryError",
+        "error[host-out-of-memory]: the machine ran out of memory: MemoryError",
         f"On rank 1, in step 4. More: tuner explain host-out-of-memory. Logs: {run.ranks}",
         f"Next: tuner plan {run.recipe}",
     ]
@@ -127,7 +127,7 @@ def test_without_a_supervisor_a_known_cause_has_its_exit_code(run: RunDirectory)
     code, _, err = _ended(run, "raise OSError(28, 'No space left on device')")
 
     assert code == _status(run)["exit_code"] == 74
-    assert err.startswith("disk: ")
+    assert err.startswith("error[disk]: ")
 
 
 def test_an_unknown_error_keeps_its_traceback_and_is_not_shown_twice(run: RunDirectory) -> None:
@@ -382,7 +382,7 @@ def test_a_rank_without_progress_ends_with_code_124_and_its_stack(run: RunDirect
     code, _, err = _ended(run, "guard.heart.beat('loading the model')\nguard.watch(1)\ntime.sleep(60)")
 
     assert code == _status(run)["exit_code"] == 124
-    assert err.startswith("hang: no rank made progress for 1 s; this one was loading the model.")
+    assert err.startswith("error[hang]: no rank made progress for 1 s; this one was loading the model.")
     assert "in work" in _log(run, 0)
 
 
@@ -491,4 +491,4 @@ def test_without_a_supervisor_only_that_rank_tells(run: RunDirectory) -> None:
     _, _, told = _ended(run, "raise NotANumber('loss is nan', rank=1)", rank=1)
 
     assert quiet == ""
-    assert told.startswith("not-a-number: loss is nan.\nOn rank 1,")
+    assert told.startswith("error[not-a-number]: loss is nan.\nOn rank 1,")

@@ -103,10 +103,12 @@ def _usage_error(error: click.UsageError, ctx: click.Context) -> UsageError:
     # An option without its value is the one mistake that click tells without the command that it was made in.
     here = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
     command = error.ctx.command_path if error.ctx else here
-    what, fix = error.format_message(), ""
+    what, where, fix = error.format_message(), command, ""
     if isinstance(error, click.NoSuchOption):  # its suggestion is part of the formatted message
-        what, fix = error.message, did_you_mean(error.option_name, error.possibilities or ())
-    return UsageError(what.rstrip("."), where=command, fix=f"{fix} See: {command} --help".strip())
+        what, fix = f"unknown option {error.option_name}", did_you_mean(error.option_name, error.possibilities or ())
+    elif isinstance(error, click.BadParameter) and type(error) is click.BadParameter and error.param:
+        what, where = error.message, error.param.opts[0]
+    return UsageError(what.rstrip("."), where=where, fix=f"{fix} See: {command} --help".strip())
 
 
 def _refuse_no_folder() -> None:
@@ -155,7 +157,7 @@ def _told(error: TunerError) -> str:
     """Return an error as a message, or with --json as one JSON object: standard output stays the command's answer."""
     if not _wants_json():
         codes = dict.fromkeys(one.code for one in error.each())
-        return f"{error}\nMore: tuner explain {' '.join(codes)}"
+        return "\n".join((*error.for_people(), f"More: tuner explain {' '.join(codes)}"))
     import json  # only on the way to an error
 
     return json.dumps({"error": error.to_json()})
@@ -186,5 +188,6 @@ def main() -> None:
             raise
         # A file's own error names it: this one is of what the command prints, and Python would flush it once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        click.echo(f"disk: cannot write the standard output: {error.strerror}. Free space.", err=True)
-        sys.exit(DiskError.exit_code)
+        failure = DiskError(f"cannot write the standard output: {error.strerror}", fix="Free space.")
+        click.echo("\n".join(failure.for_people()), err=True)
+        sys.exit(failure.exit_code)

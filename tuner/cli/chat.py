@@ -85,10 +85,10 @@ def _prompt() -> str:
         text = sys.stdin.buffer.read().decode("utf-8") if sys.stdin else ""
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"the prompt is not UTF-8: byte {error.start}", where="stdin", fix="Convert it to UTF-8."
+            f"the prompt is not UTF-8: byte {error.start}", where="standard input", fix="Convert it to UTF-8."
         ) from None
     if not text.strip():
-        raise UsageError("the prompt is empty", where="stdin", fix="Pipe one in: echo 'Why?' | tuner chat SOURCE.")
+        raise UsageError("no prompt on standard input", fix="Example: echo 'Why?' | tuner chat RUN")
     return text.removesuffix("\n")
 
 
@@ -149,7 +149,7 @@ def _reply(chat: Chat, text: str) -> None:
     try:
         answer = chat.ask(text, lambda piece: click.echo(piece.translate(_UNSHOWN), nl=False), interruptible=True)
     except TunerError as error:
-        click.echo(str(error), err=True)
+        click.echo("\n".join(error.for_people()), err=True)
         return
     except KeyboardInterrupt:  # before the first token, or after the last one
         click.echo()

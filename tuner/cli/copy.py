@@ -18,15 +18,19 @@ from tuner.cli.say import say
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options
 def command(name: str | None, dest: Path | None, allow_code: bool, **changes: Any) -> None:
-    """Write recipe NAME to DEST (default: ./NAME.py) with every value and every comment."""
+    """Write recipe NAME to DEST (default: ./NAME.py) with every value and every comment.
+
+    DEST may end in .yaml: a recipe of the same keys, without the comments.
+    """
     from tuner.files import write_new_text
     from tuner.recipes import loading, paths
     from tuner.zero import choice
 
-    if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix != ".py":
+    if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix not in (".py", ".yaml"):
         dest, changes["more"] = None, (str(dest), *changes["more"])  # the second pair of --cfg-options a=1 b=2
     loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
-    path = paths.new_recipe(dest, loaded.name, "DEST")
+    path = paths.new_recipe(dest, loaded.name, "DEST", (".py", ".yaml"))
     loaded = choice.without_catalog(loaded)
-    write_new_text(path, loaded.standalone(f" Train it: tuner train {path.name}"))
+    text = loaded.standalone_yaml if path.suffix == ".yaml" else loaded.standalone
+    write_new_text(path, text(f" Train it: tuner train {path.name}"))
     say(f"Wrote {path}. Next: tuner train {path if path.is_absolute() else f'./{path}'}")

@@ -131,7 +131,7 @@ def _list_bad(first: DataError, errors: Iterable[DataError], limit: int, *, as_j
     if count < 2 or is_mixed:
         return first
     for error in listed:
-        click.echo(str(error), err=True)
+        click.echo("\n".join(error.for_people()), err=True)
     more, all_of_them = (f"; the first {limit} are listed", "; --bad lists all") if count > limit else ("", "")
     what = f"{count:,} rows cannot be trained on{more}"
     return DataError(what, fix=f"Correct or remove them, then check again{all_of_them}.")

@@ -85,7 +85,7 @@ def markdown() -> str:
 def command(codes: tuple[str, ...], as_json: bool) -> None:
     """Explain error codes: cause, example, fix. Without CODE, list all of them.
 
-    A message starts with its code: `bad-recipe: no key 'lrr'...` is explained by `tuner explain bad-recipe`.
+    A message starts with its code: `error[bad-recipe]: no key 'lrr'...` is explained by `tuner explain bad-recipe`.
     """
     known = explanations()
     for code in codes:

@@ -12,6 +12,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
+from tuner.cli.models import source_of
 from tuner.cli.options import debug_option
 from tuner.cli.say import say
 from tuner.errors import UsageError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         "tuner export work_dirs/NAME/TIME model.gguf --as gguf",
     ),
 )
-@click.argument("source", type=click.Path(path_type=Path), shell_complete=complete.files)
+@click.argument("source", shell_complete=complete.files, callback=source_of)
 @click.argument("dest", required=False, type=click.Path(path_type=Path), shell_complete=complete.files)
 @click.option("--merge", is_flag=True, help="Merge the adapter into its base, in the base's precision.")
 @click.option(
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 @click.option("--private", is_flag=True, help="Make the hub repository private if --push creates it.")
 @debug_option
 def command(
-    source: Path,
+    source: str,
     dest: Path | None,
     merge: bool,
     base: str | None,
@@ -66,8 +67,8 @@ def command(
     generation config, a model card, and a manifest with the hash of every tensor; with --as gguf, one GGUF file, which
     llama.cpp's converter writes of the whole model (an adapter is merged), and a Modelfile for Ollama.
 
-    With --push, all of it goes to the Hugging Face hub. The token is that of `hf auth login` or HF_TOKEN; that it may
-    write there is asked first.
+    With --push, all of it goes to the Hugging Face hub. It uses your `hf auth login` token or HF_TOKEN, and checks its
+    write permission first.
     """
     from tuner.fit.sizes import parse_bytes
     from tuner.results.saved import check_dest, find
@@ -77,7 +78,7 @@ def command(
     _check_push(dest, push, private=private)
     if dest:
         check_dest(dest)
-    found = find(source)
+    found = find(Path(source))
     say(f"Exporting {found.description}.")
     if push:  # an upload can take an hour: the hub's own progress bars tell how far it is
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0")
@@ -97,8 +98,7 @@ def command(
 
 def _check_push(dest: Path | None, push: str | None, *, private: bool) -> None:
     if dest is None and push is None:
-        fix = "Give a folder for the export, or a repository on the hub: --push OWNER/NAME."
-        raise UsageError("there is no DEST", where="DEST", fix=fix)
+        raise UsageError("missing DEST", where="tuner export", fix="Give an output folder, or --push OWNER/NAME.")
     if push is None and private:
         raise UsageError("--private needs --push", where="--private", fix="Add --push OWNER/NAME.")
 

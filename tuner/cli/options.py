@@ -47,9 +47,13 @@ class Finite(click.FloatRange):
     """A number of a range: click's own lets NaN into every one, and infinity into one without an end."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
+        number = click.FLOAT.convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
+        if self.min is not None and (number < self.min or (self.min_open and number == self.min)):
+            self.fail(f"{value} is not {'above' if self.min_open else 'at least'} {self.min:g}.", param, ctx)
+        if self.max is not None and (number > self.max or (self.max_open and number == self.max)):
+            self.fail(f"{value} is not {'below' if self.max_open else 'at most'} {self.max:g}.", param, ctx)
         return number
 
 

@@ -75,7 +75,7 @@ def option(error: click.NoSuchOption) -> UsageError | None:
     fix = f"Use {dashed}." if dashed in ours else instead.get(dashed)
     if fix is None and "--set" in ours:
         fix = _as_key(flag.removeprefix("--"))
-    return UsageError(f"no option {flag!r}", where=error.ctx.command_path, fix=fix) if fix else None
+    return UsageError(f"unknown option {flag}", where=error.ctx.command_path, fix=fix) if fix else None
 
 
 def _as_key(word: str) -> str | None:

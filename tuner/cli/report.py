@@ -10,8 +10,13 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
+from tuner.cli.models import newest_of
 from tuner.cli.say import say
 from tuner.errors import UsageError, visible
+
+
+def _newest(ctx: click.Context, param: click.Parameter, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(newest_of(name) for name in names)
 
 
 @click.command(
@@ -21,7 +26,7 @@ from tuner.errors import UsageError, visible
         "tuner report RUN_A RUN_B -o compared.html",
     ),
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.files)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.files, callback=_newest)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.")
 @click.option("--watch", is_flag=True, help="Serve it on this machine and keep it up to date, until Ctrl-C.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to serve it on, with --watch.  [default: a free one]")

@@ -13,7 +13,7 @@ from tuner.errors import visible
 
 def say(text: str = "", *, err: bool = False, **style: Any) -> None:
     """Print text that a terminal only shows, on standard output or standard error, in a style of `click.style`."""
-    click.secho(visible(text), err=err, **style)
+    click.echo(click.style(visible(text), **style) if style else visible(text), err=err)
 
 
 def columns() -> int | None:

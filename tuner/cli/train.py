@@ -112,9 +112,10 @@ def command(
     ssh: str | None,
     **changes: Any,
 ) -> None:
-    """Train RECIPE, a recipe's name or a .py file.
+    """Train RECIPE, a recipe's name or a file (.py, .yaml, .json).
 
     Without RECIPE, --model PATH --data FILE trains that model with LoRA or --method. RECIPE may be a model's path too.
+    In a terminal, tuner train alone asks for the three.
     """
     from datetime import datetime
 
@@ -131,6 +132,13 @@ def command(
         raise UsageError(what, where="--json", fix="Add --dry-run, or read RUN/metrics.jsonl and RUN/status.json.")
     if resume_weights and resume is None:
         raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")
+    is_open = recipe is None and changes["model"] is None and changes["adapter"] is None
+    is_guided = is_open and launcher == "torchrun" and not (as_json or hostfile) and _is_terminal()
+    if is_guided:
+        from tuner.cli import guide
+
+        changes = guide.ask(changes)
+        sys.argv[1:] = guide.command_of(sys.argv[1:], changes)
     flags = LaunchFlags(launcher, nproc_per_node, nnodes, node_rank, master_addr, master_port)  # type: ignore[arg-type]
     request = Request(
         recipe,
@@ -152,15 +160,21 @@ def command(
     hosts.start(request, hostfile, include, exclude, ssh, dry_run=dry_run)
     environ = dict(os.environ)
     run = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
+    if is_guided and not dry_run and not guide.agrees(run, preflight.foresee(run), request.command):
+        return
     if dry_run:
         print_plan(run, preflight.foresee(run), as_json=as_json)
         return
     from tuner.launch.execute import execute  # psutil, which a plan does not need
 
     warnings = preflight.check(run)
-    if run.topology.leads:
+    if run.topology.leads and not is_guided:  # the plan was shown
         announce(run, warnings)
     sys.exit(execute(run))
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) -> None:

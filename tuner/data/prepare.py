@@ -29,7 +29,7 @@ from tuner.data.layouts import Layout
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import NumberedRow, Pipeline
 from tuner.data.prepared import COUNTS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
-from tuner.data.sample import JUDGED
+from tuner.data.sample import JUDGED, NO_ANSWER
 from tuner.errors import DataError
 from tuner.files import disk_errors, make_folder, sha256, write_json
 from tuner.machine.libraries import version_of
@@ -301,6 +301,9 @@ def refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
     if not counts.kept:
         what = f"none of the {counts.read} rows has a token to train on within max_length={dataset.max_length}"
         reasons = "; ".join(map(str, tally.totals()[:_MAX_REASONS]))
+        if {total.reason for total in tally.totals()} == {NO_ANSWER}:
+            what = f"none of the {counts.read} rows has an assistant message, so there is nothing to train on"
+            raise DataError(what, where=place, fix="End each conversation with an assistant turn.")
         raise DataError(f"{what}: {reasons}", where=place, fix="Raise dataset.max_length, or check the rows.")
 
 

@@ -66,7 +66,7 @@ IGNORED = -100
 JUDGED = ("dpo", "orpo", "reward", "kto")
 """The objectives that learn from answers that were judged."""
 
-EQUAL = "both answers are the same"
+EQUAL, NO_ANSWER = "both answers are the same", "there is no answer"
 
 _WHAT = {
     Chat: "conversations",
@@ -110,7 +110,7 @@ def lacks(sample: Sample) -> str | None:
     turns = sample.messages if isinstance(sample, Chat) else sample.completion
     answers = [turn for turn in turns if turn["role"] == "assistant"]
     if not answers:
-        return "there is no answer"
+        return NO_ANSWER
     says = ("content", "tool_calls", "reasoning_content")
     return None if any(any(map(turn.get, says)) for turn in answers) else "every answer is empty"
 

@@ -62,5 +62,6 @@ def keep(name: str, cache: Path) -> Kept | None:
 def told(name: str, kept: Kept) -> str:
     """Return the line that says what was done, and how to keep the result."""
     changed = sum(entry.outcome is not Outcome.TAKEN for entry in kept.imported.entries)
-    what = f"{name} of {kept.imported.tool} is imported; {changed} of its keys are changed or ignored"
+    count = "1 key was" if changed == 1 else f"{changed} keys were"
+    what = f"{name} of {kept.imported.tool} is imported; {count} changed or ignored"
     return f"{what}. To see them and keep the recipe: tuner import {name}"

@@ -15,7 +15,7 @@ from tuner.importers import command_line, python_file
 from tuner.importers.document import Document
 from tuner.importers.recipe import Imported, finished
 from tuner.importers.translation import Tool, Translation
-from tuner.recipes import foreign, paths
+from tuner.recipes import document_file, foreign, paths
 
 _TOOLS = {
     "llamafactory": "llamafactory",
@@ -43,9 +43,12 @@ def read(words: Sequence[str], tool: str | None = None) -> Imported:
 
     Raises:
         RecipeError: what the file holds is wrong, with its line.
-        UsageError: nothing tells whose it is.
+        UsageError: nothing tells whose it is, or it is a recipe of ours.
     """
     document = _document(words)
+    if tool is None and document.name.endswith(document_file.SUFFIXES) and document_file.holds_recipe(document.values):
+        fix = f"Train it: tuner train {document.name}"
+        raise UsageError(f"{document.name} is a recipe of tuner", where="tuner import", fix=fix)
     known = _named(tool, document)
     translation = Translation(known.begin(document), known)
     translation.run()
@@ -61,10 +64,13 @@ def is_config(path: Path) -> bool:
     if path.suffix == ".py":
         return foreign.imports_xtuner(path)
     try:
-        return path.suffix in (*_YAML, *_JSON) and bool(_told(Document.of_yaml(path)))
+        if path.suffix not in (*_YAML, *_JSON):
+            return False
+        document = Document.of_yaml(path)
+        return bool(_told(document)) and not document_file.holds_recipe(document.values)
     except RecipeError:
         # Told from the keys alone: what is wrong inside is said when it is read for good.
-        return foreign.trains(path)
+        return foreign.trains(path) and not document_file.is_recipe(path)
 
 
 def _document(words: Sequence[str]) -> Document:

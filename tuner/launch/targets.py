@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tuner.recipes import catalog, foreign, origin, starting_weights
+from tuner.recipes import catalog, document_file, foreign, origin, starting_weights
 from tuner.recipes.diff import Section
 from tuner.recipes.merging import leaves
 from tuner.recipes.origin import Origin, Place
@@ -27,7 +27,7 @@ def kind_of(name: str | None) -> Kind:
     if name is None:
         return "recipe"
     path = Path(name)
-    if foreign.trains(path):
+    if foreign.trains(path) or document_file.is_recipe(path):
         return "recipe"
     if os.path.isdir(path):  # noqa: PTH112 (a name too long is no folder, and no error)
         from tuner.runs import directory, listing  # few names are a folder's

@@ -273,16 +273,12 @@ def training(name: str) -> tuple[str, str]:
 
 
 def _unknown(name: str) -> RecipeError:
-    if {name, f"deepspeed_{name}"} & {*presets()} or name.endswith(".json"):
+    if {name, f"deepspeed_{name}"} & {*presets()}:
         return RecipeError(
             f"{name!r} is a DeepSpeed preset, not a recipe",
             where="the recipe's name",
             fix=f"Use: tuner train RECIPE --deepspeed {name}.",
         )
-    for kind in ("models", "methods", "objectives", "datasets"):
-        if name in names(kind):
-            what = f"{name!r} is only one part of a recipe's name ({kind})"
-            return RecipeError(what, fix="Compose {model}_{method}_{dataset}_e{epochs}. See: tuner list")
     if reason := xtuner_names.refusal(name):
         return RecipeError(f"{name!r} {reason}", fix="See: tuner list")
     suggestion = _suggest_spelled(name)

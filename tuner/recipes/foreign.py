@@ -40,6 +40,11 @@ _OF_ALL = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumula
 _IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
 
 
+def words() -> frozenset[str]:
+    """Return every key that tells a tool's files from others'."""
+    return frozenset[str]().union(*MARKS.values())
+
+
 def tools_with(keys: Iterable[str]) -> list[str]:
     """Return the tools that have the most of these keys at the top as tell-tale ones; several may have as many."""
     found = {*keys}
@@ -51,7 +56,7 @@ def tools_with(keys: Iterable[str]) -> list[str]:
 
 def tool(path: Path) -> str | None:
     """Return whose YAML a file is, told by its keys, or None where that is not known."""
-    return next(iter(tools_with(re.findall(r"^([A-Za-z_]\w*) *:", _beginning(path), re.MULTILINE))), None)
+    return next(iter(tools_with(re.findall(r"^([A-Za-z_]\w*) *:", beginning(path), re.MULTILINE))), None)
 
 
 def trains(path: Path) -> bool:
@@ -59,13 +64,15 @@ def trains(path: Path) -> bool:
     return path.suffix in YAML and tool(path) not in (None, _ACCELERATE)
 
 
-def yaml_error(name: str) -> RecipeError:
-    """Return the refusal of a YAML file in place of a recipe."""
-    what, where = f"{name!r} is YAML; a recipe is a name or a .py file", "the recipe's name"
-    if tool(Path(name)) == _ACCELERATE:
-        fix = f"It is a launch config of accelerate. Use: tuner train RECIPE --deepspeed {name}."
-        return RecipeError(what, where=where, fix=fix)
-    return RecipeError(what, where=where, fix=f"Turn another tool's config into a recipe: tuner import {name}.")
+def refusal(name: str) -> RecipeError | None:
+    """Return the refusal of another tool's YAML in place of a recipe; None where no tool is known by its keys."""
+    owner = tool(Path(name))
+    if owner == _ACCELERATE:
+        fix = f"Use: tuner train RECIPE --deepspeed {name}"
+        return RecipeError(f"{name!r} is a launch config of accelerate, not a recipe", fix=fix)
+    if owner is None:
+        return None
+    return RecipeError(f"{name!r} is a config of {owner}, not a recipe", fix=f"Turn it into one: tuner import {name}")
 
 
 def xtuner_error(path: Path, where: object) -> RecipeError | None:
@@ -78,10 +85,11 @@ def xtuner_error(path: Path, where: object) -> RecipeError | None:
 
 def imports_xtuner(path: Path) -> bool:
     """Say whether a Python file is a config of XTuner's."""
-    return bool(_IMPORTS_XTUNER.search(_beginning(path)))
+    return bool(_IMPORTS_XTUNER.search(beginning(path)))
 
 
-def _beginning(path: Path) -> str:
+def beginning(path: Path) -> str:
+    """Return the first text of a file, nothing of one that cannot be read."""
     try:
         with path.open("rb") as stream:
             return stream.read(_MAX_BYTES).decode("utf-8", errors="replace")

@@ -19,7 +19,9 @@ from tuner.recipes import (
     architecture_constraints,
     catalog,
     command_line,
+    document_file,
     foreign,
+    mistaken,
     mixture,
     model_facts,
     paths,
@@ -73,7 +75,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
         raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
-    notes += filter(None, [validation_rows.told(values)])
+    notes += [*merged.notes, *filter(None, [validation_rows.told(values)])]
     shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
     return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes), tuple(overrides.ds), asked)
 
@@ -99,6 +101,8 @@ def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Override
             what = f"both {name!r} and --model {overrides.model} set the model"
             raise RecipeError(what, where="--model", fix="Use one of them.")
         name, overrides = None, replace(overrides, model=name)
+    if name is not None and (wrong := mistaken.refusal(name, overrides.data_sets)):
+        raise wrong
     if name is None and overrides.model is None and overrides.adapter is None:
         fix = "Give one: tuner train RECIPE, or tuner train --model PATH --data FILE. See: tuner list"
         raise RecipeError("neither a recipe nor a model is given", fix=fix)
@@ -116,7 +120,7 @@ def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
     yield _part_layer("methods", method)
     yield _part_layer("objectives", objective)
     if overrides.method is None:
-        notes.append(f"no recipe given: objective {objective}, method {method}; --method sets another.")
+        notes.append("Training with LoRA (SFT). Choose another method with --method.")
 
 
 def _name_of(overrides: Overrides) -> str:
@@ -224,14 +228,12 @@ def _anchor(block: dict[str, Any], key: str) -> None:
 
 
 def _is_path(name: str) -> bool:
-    return name.endswith(".py") or "/" in name
+    return name.endswith((".py", *document_file.SUFFIXES)) or "/" in name
 
 
 def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
     base = read_base()
     yield Layer(base.values, base.place)
-    if name.endswith(foreign.YAML):
-        raise foreign.yaml_error(name)
     if _is_path(name):
         yield from _file_layers(_RecipeSource(Path(name), name), allow_code, count())
     else:
@@ -310,6 +312,8 @@ def _bases(source: RecipeFile) -> Sequence[str]:
 
 def _read(source: _RecipeSource, allow_code: bool) -> RecipeFile:
     """Read a file as data, and only where that fails and code is allowed, by running it."""
+    if source.path.suffix in document_file.SUFFIXES:
+        return document_file.read(source.path, source.shown, source.kind)
     try:
         return read_file(source.path, source.shown, source.kind)
     except RecipeError as error:

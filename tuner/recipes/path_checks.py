@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tuner.errors import DataError, ModelError
-from tuner.recipes import catalog, paths
+from tuner.recipes import catalog, mistaken, paths
 from tuner.recipes.architecture import MAX_LAYERS
 from tuner.recipes.model_facts import num_layers
 from tuner.recipes.resume_command import resume_command
@@ -37,6 +37,9 @@ def check_model(config: RecipeConfig) -> None:
     if config.model.remote_code and not config.model.trust_remote_code:
         raise _only_remote_code(path)
     folder = paths.local(path)
+    if folder is None and "/" not in path and (meant := mistaken.hub_id(path)):
+        what = f"{path!r} has no owner, as an id on the hub has"
+        raise ModelError(what, where="model.path", fix=f"Did you mean {meant}?")
     if folder is not None:
         check_folder(path, folder, "model.path")
         if not paths.exists(folder / "config.json"):
@@ -64,6 +67,9 @@ def _no_model(path: str, folder: Path) -> ModelError:
         named = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
         fix = f"Resume it first: {resume_command(folder)}{named}."
         return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
+    if any(file.suffix in mistaken.DATA for file in folder.iterdir()):
+        fix = f"Give the model first: tuner train --model MODEL --data {path}"
+        return ModelError(f"{path!r} holds data and no model", where="model.path", fix=fix)
     return ModelError(
         f"{path!r} has no config.json", where="model.path", fix="Give a folder written by save_pretrained."
     )

@@ -49,16 +49,18 @@ def expanded(path: str) -> Path:
         return Path(path)
 
 
-def new_recipe(dest: Path | None, name: str, where: str) -> Path:
+def new_recipe(dest: Path | None, name: str, where: str, suffixes: tuple[str, ...] = (".py",)) -> Path:
     """Return the file that a recipe called `name` can be written to: `dest`, in the folder `dest`, or here.
 
     Raises:
-        UsageError: it does not end in .py, its folder does not exist, or something is there already.
+        UsageError: it does not end in one of `suffixes`, its folder does not exist, or something is there already.
     """
     path = dest or Path(f"{name}.py")
     path = path / f"{name}.py" if path.is_dir() else path
-    if path.suffix != ".py":
-        raise UsageError(f"{str(path)!r} does not end in .py", where=where, fix=f"Use {path}.py or a folder.")
+    if path.suffix not in suffixes:
+        raise UsageError(
+            f"{str(path)!r} does not end in {' or '.join(suffixes)}", where=where, fix=f"Use {path}.py or a folder."
+        )
     if not path.parent.is_dir():
         raise UsageError(f"no folder {str(path.parent)!r}", where=where, fix="Create it first.")
     if path.exists() or path.is_symlink():

@@ -100,10 +100,21 @@ class Recipe:
     def standalone(self, note: str = "") -> str:
         """Return the text of one commented file that holds this recipe without any base."""
         base = catalog.BASE.read_text(encoding="utf-8")
+        delta = _difference(read_base().values, self._lasting)
+        return flatten(base, delta, f"{self.name}: one standalone recipe.{note}")
+
+    def standalone_yaml(self, note: str = "") -> str:
+        """Return the same as YAML, without the comments of its values."""
+        import yaml  # type: ignore[import-untyped]  # PyYAML, which a recipe in Python does without
+
+        values = yaml.safe_dump(_lists(self._lasting), sort_keys=False, allow_unicode=True, width=120)
+        return f"# {self.name}: one standalone recipe.{note}\n{values}"
+
+    @property
+    def _lasting(self) -> dict[str, Any]:
         values = self.values
         values["model"]["chat_template"] = lasting_template(values["model"]["chat_template"])
-        delta = _difference(read_base().values, values)
-        return flatten(base, delta, f"{self.name}: one standalone recipe.{note}")
+        return values
 
 
 def lasting_template(name: str | None) -> str | None:
@@ -128,6 +139,13 @@ def read_base() -> RecipeFile:
 def read_xtuner() -> RecipeFile:
     """Return XTuner's defaults, which its recipe names keep: they lie above the base, those of the adapter above it."""
     return read_file(catalog.XTUNER_DEFAULTS, "configs/xtuner.py", Kind.PACKAGE)
+
+
+def _lists(value: Any) -> Any:
+    """Return a value with lists in place of tuples, which YAML has not."""
+    if isinstance(value, dict):
+        return {key: _lists(inner) for key, inner in value.items()}
+    return [_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _difference(base: Any, values: dict[str, Any]) -> dict[str, Any]:

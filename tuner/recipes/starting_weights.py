@@ -39,7 +39,7 @@ class Start(NamedTuple):
 def is_model(name: str) -> bool:
     """Return whether what stands in a recipe's place is a model: a folder, or an id on the hub with its owner."""
     path = paths.expanded(name)
-    if name.endswith(".py") or paths.is_file(path):
+    if name.endswith((".py", ".yaml", ".yml")) or paths.is_file(path):
         return False
     if "/" in name:
         return paths.is_folder(path) or paths.local(name) is None

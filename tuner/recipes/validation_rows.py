@@ -16,6 +16,7 @@ from tuner.recipes.schema import LOADERS, Dataloader, Dataset
 _TRAIN, _VAL = LOADERS
 _SPLIT = (_TRAIN, "dataset", "val_split")
 _KEY = ".".join(_SPLIT)
+_SAMPLES = ("log", "num_samples")
 _FIELDS: tuple[Keys, ...] = (
     *((key,) for key in Dataloader.model_fields if key != "dataset"),
     *(("dataset", key) for key in Dataset.model_fields),
@@ -61,14 +62,23 @@ def settle(merged: Merged) -> None:
     What nobody set for validation rows is as the training rows have it in the end.
 
     Raises:
-        RecipeError: val_split stands in val_dataloader.
+        RecipeError: val_split stands in val_dataloader, or a flag asks for answers to validation rows without any.
     """
     _settle_split(merged)
+    _refuse_no_prompts(merged)
     for keys in _FIELDS:
         if merged.places_in((_VAL, *keys)) == {_FOLLOWS}:
             value = deepcopy(merged.get((_TRAIN, *keys)))
             value = value | {"_delete_": True} if isinstance(value, dict) else value
             merged.lay(Layer(nested((_VAL, *keys), value), lambda leaf: merged.place_of((_TRAIN, *leaf[1:]))))
+
+
+def _refuse_no_prompts(merged: Merged) -> None:
+    """Check that there are validation rows where a flag asks for answers to some of them."""
+    count, place = merged.get(_SAMPLES), merged.place_of(_SAMPLES)
+    if merged.get((_VAL,)) is None and place.kind is Kind.FLAG and isinstance(count, int) and count > 0:
+        what = f"log.num_samples = {count} asks for answers to validation rows, and there are none"
+        raise RecipeError(what, where=place, fix="Add --val-split 0.05, or --val FILE.")
 
 
 def _settle_split(merged: Merged) -> None:

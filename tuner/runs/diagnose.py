@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import Stopped, TunerError
+from tuner.errors import Stopped, TunerError, heading
 from tuner.runs import causes
 from tuner.runs.causes import Cause, Role, classify
 
@@ -94,7 +94,7 @@ class Diagnosis:
         rank = "On a rank" if self.rank is None else f"On rank {self.rank}"
         step = f"in step {self.step}" if self.step else "before the first step"
         return [
-            f"{self.cause}: {self.what}",
+            f"{heading(self.cause)} {self.what}",
             f"{rank}, {step}. More: tuner explain {self.cause}. Logs: {self.folder / 'ranks'}",
             f"Next: {self.next_command}",
         ]

@@ -161,7 +161,9 @@ def _decode(decode: Callable[[], Any], path: Path, line: int) -> Any:
         return decode()
     except json.JSONDecodeError as error:
         torn = error.pos >= len(error.doc) or error.msg.startswith("Unterminated")
-        what = "the row is truncated" if torn else f"invalid JSON at column {error.colno}: {error.msg}"
+        closing = '"' if error.msg.startswith("Unterminated") else "}"
+        reason = f"it ends before the closing {closing!r}" if torn else f"{error.msg} (column {error.colno})"
+        what = f"the row is not valid JSON: {reason}"
         raise DataError(what, where=f"{path}:{line if torn else line + error.lineno - 1}", fix=fix) from error
     except RecursionError as error:
         raise DataError("the row is nested too deeply", where=f"{path}:{line}", fix=fix) from error
