@@ -17,6 +17,7 @@ import click
 
 from tuner import __version__
 from tuner.errors import DiskError, TunerError, UsageError, did_you_mean
+from tuner.progress import show_on
 
 _LET_THE_FIRST_SPEAK_S = 5
 _WIDEST = 120
@@ -167,6 +168,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal or a pipe of ASCII: what it cannot show is written as codes
             stream.reconfigure(errors="backslashreplace")
+    show_on(sys.stderr)
     try:
         tuner(prog_name="tuner")
     except TunerError as error:

@@ -13,7 +13,7 @@ import click
 from tuner.cli import complete, hosts, targets
 from tuner.cli.help import Command
 from tuner.cli.options import Finite, override_options, overrides
-from tuner.cli.say import say
+from tuner.cli.say import columns, say
 from tuner.cli.text import announce, origins_json, with_origins
 from tuner.errors import UsageError
 from tuner.machine.topology import LAUNCHERS, LaunchFlags
@@ -191,8 +191,7 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
     sections = {
         "command": [shlex.join([*(f"{key}={value}" for key, value in own.items()), *argv]) for own in ranks or [{}]],
         "environment": [f"{key}={shlex.quote(value)}" for key, value in env.items()],
-        "batch": [f"{key} = {value}" for key, value in batch.items()],
-        "deepspeed.json": with_origins(run.final.config, run.final.origins, width=64),
+        "deepspeed.json": with_origins(run.final.config, run.final.origins, width=64, columns=columns()),
     }
     for title, lines in sections.items():
         say("\n".join((f"{title}:", *(f"  {line}" for line in lines), "")))
