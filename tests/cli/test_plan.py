@@ -83,7 +83,7 @@ def test_a_laptop_assumes_a_machine_aloud(tuner: Tuner) -> None:
 def test_fewer_gpus_than_are_here_are_the_smallest_of_them(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "detect", lambda _: machine(A100, V100))
 
-    assert f"machines: 1 x 1 x {V100.name} " in tuner("plan", FULL, "--gpus", "1").out
+    assert f"machines: 1 node with 1 x {V100.name} " in tuner("plan", FULL, "--gpus", "1").out
     assert plan(tuner, FULL, "--gpus", "1")["machines"]["gpu_bytes"] == V100.memory_bytes
 
 

@@ -52,19 +52,21 @@ _LONGEST = (
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @targets.machine_options
-@click.option("--gpu-memory", metavar="SIZE", help="Memory of each GPU, such as 80GB.")
-@click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB.")
-@click.option("--nvme", metavar="PATH", help="A folder on each node's own disk to swap to, when nothing else fits.")
+@click.option("--gpu-memory", metavar="SIZE", help="Memory per GPU, such as 80GB, instead of --gpu.")
+@click.option("--host-memory", metavar="SIZE", help="RAM per node, such as 512GB.")
 @click.option(
-    "--interconnect", metavar="RATE", help="Network of each node, such as 8x400Gb/s; shows the seconds per step."
+    "--nvme", metavar="PATH", help="Folder on each node's own NVMe disk: also plan ZeRO-Infinity, if nothing else fits."
 )
 @click.option(
-    "--utilisation", type=float, default=0.4, show_default=True, help="Share of the GPU's peak FLOPs that is reached."
+    "--interconnect", metavar="RATE", help="Network per node, such as 8x400Gb/s: also estimate the seconds per step."
 )
 @click.option(
-    "--max-context", is_flag=True, help="Show instead the longest rows that fit, with 1 to all ranks sharing a row."
+    "--utilisation", type=float, default=0.4, show_default=True, help="Assumed MFU (fraction of the GPU's peak FLOPs)."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option(
+    "--max-context", is_flag=True, help="Show the longest sequence length that fits, for each sequence-parallel size."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @override_options
 def command(
     recipe: str | None,
@@ -82,9 +84,10 @@ def command(
     allow_code: bool,
     **changes: Any,
 ) -> None:
-    """Show the memory that RECIPE needs on each GPU and host for every preset, and which fits.
+    """Estimate the memory that RECIPE needs at every ZeRO level, and which level fits.
 
-    With --deepspeed or --ds, the table also shows that config.
+    The GPUs need not be here: --gpus, --gpu and --nodes name others. With --deepspeed or --ds, the table also shows
+    that config.
     """
     from tuner.files import dump_json
     from tuner.launch import planning
@@ -152,8 +155,8 @@ def _print_head(plan: Plan, *more: str) -> None:
 
 
 def _print(made: Report, plan: Plan) -> None:
-    chosen = [] if made.config == plan.recipe.config else [f"chosen for these machines: {made.config.split}"]
-    _print_head(plan, *chosen)
+    chosen = f"gradient checkpointing: {'on' if made.config.split.recompute else 'off'}"
+    _print_head(plan, *([] if made.config == plan.recipe.config else [chosen]))
     click.secho("Peak memory (GiB): per GPU, and per node (row 'host')", italic=True)
     bold = made.fits.index(made.recommended) + 1 if made.recommended else None
     say_table(_memory_rows(made.fits, plan.chosen.fit if plan.chosen else None), bold=bold)

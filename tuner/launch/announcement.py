@@ -6,6 +6,7 @@ It prints nothing. A line holds one subject, and no fact stands in two of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from tuner.fit.levels import LEVELS, Level
 from tuner.fit.parameters import has_formula, num_parameters
@@ -30,7 +31,7 @@ def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[str]:
         *of_recipe(run.recipe, run.steps, run.batch),
         _machines(run),
         *_memory(run),
-        f"run directory: {run.run_path}",
+        f"run directory: {_from_here(run.run_path)}",
         *run.notes,
         *(f"WARNING: {warning}" for warning in dict.fromkeys((*run.warnings, *warnings))),
     ]
@@ -139,6 +140,10 @@ def _memory(run: ResolvedRun) -> Iterator[str]:
     needed, available = storage.host_bytes(run), run.hardware.host_memory_bytes
     if needed and needed <= available and not run.hardware.gpus:
         yield f"memory: needs at least {gib(needed)} of {gib(available)} for weights and optimizer states"
+
+
+def _from_here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _counted(number: int, noun: str, ending: str = "s") -> str:

@@ -186,7 +186,8 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
         count, node.smallest_gpu_bytes, wanted.nodes, host_bytes, weight_bytes, old_gpus=node.has_old_gpus
     )
     product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
-    name = f"{wanted.nodes} x {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
+    nodes = f"{wanted.nodes} node{'s' * (wanted.nodes > 1)}"
+    name = f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
     return Place(machines._replace(nvme_path=wanted.nvme or ""), node, product, name)
 
 
