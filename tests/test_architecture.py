@@ -47,6 +47,7 @@ FLOORS = {
     "machine": 2,
     "runs": 2,
     "files": 1,
+    "progress": 1,
     "errors": 0,
     "__init__": 0,
 }

@@ -180,6 +180,7 @@ def train(
     from tuner.launch.run import Request
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags
+    from tuner.progress import show_on
 
     _check_choices(OnOom, on_oom=on_oom)
     _check_numbers(0, max_restarts=max_restarts, grace_s=grace_s)
@@ -200,6 +201,7 @@ def train(
         grace_s=grace_s,
         output=None if sys.stdout is sys.__stdout__ else sys.stdout,
     )
+    show_on(sys.stderr)
     environ = dict(os.environ)  # effect: the ranks get it, as those of the command line
     resolved = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
     for line in announcement(resolved, preflight.check(resolved)):

@@ -190,8 +190,12 @@ def test_the_help_of_train_begins_with_examples_and_the_model(tuner: Tuner) -> N
     assert shown.index("--model") < shown.index("--deepspeed PRESET")
 
 
-def test_the_examples_of_every_help_are_commands_that_parse() -> None:
+def test_the_examples_of_every_help_are_its_command_and_its_options() -> None:
     for name in cli.COMMANDS:
         command = cli.tuner.get_command(click.Context(cli.tuner), name)
+        assert command is not None
+        options = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
         for example in getattr(command, "examples", ()):
-            assert f"tuner {name}" in example
+            _, found, words = example.partition(f"tuner {name}")
+            assert found, example
+            assert {word for word in words.split() if word.startswith("-")} <= options, example

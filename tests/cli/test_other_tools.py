@@ -95,16 +95,8 @@ def test_another_tools_word_sets_the_key_that_it_means(text: str, key: str, valu
     assert loaded.origins[key].source == f"--set {text}"
 
 
-@each([text for text, key, _ in KEYS if text.split("=")[0].split(".")[-1] != key.split(".")[-1]])
-def test_it_is_said_what_the_word_is_called_here(text: str) -> None:
-    key = next(key for one, key, _ in KEYS if one == text)
-    called = {"model.path": "--model", f"{ROWS}.path": "--data"}.get(key, key)
-
-    assert f"{text} -> {called}" in _loaded(text).notes
-
-
-@each([text for text, key, _ in KEYS if text.split("=")[0] == key.split(".")[-1]])
-def test_nothing_is_said_of_a_word_that_is_the_same_here(text: str) -> None:
+@each([text for text, *_ in KEYS])
+def test_another_tools_word_is_no_reason_for_a_warning(text: str) -> None:
     assert _loaded(text).warnings == ()
 
 

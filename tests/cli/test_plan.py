@@ -83,7 +83,7 @@ def test_a_laptop_assumes_a_machine_aloud(tuner: Tuner) -> None:
 def test_fewer_gpus_than_are_here_are_the_smallest_of_them(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "detect", lambda _: machine(A100, V100))
 
-    assert f" on 1 x 1 x {V100.name} " in tuner("plan", FULL, "--gpus", "1").out
+    assert f"machines: 1 node with 1 x {V100.name} " in tuner("plan", FULL, "--gpus", "1").out
     assert plan(tuner, FULL, "--gpus", "1")["machines"]["gpu_bytes"] == V100.memory_bytes
 
 
@@ -102,7 +102,7 @@ def test_the_number_of_optimizer_steps_is_that_of_a_dry_run(tuner: Tuner, tmp_pa
     counted = plan(tuner, *arguments, "--gpus", "1", "--gpu", "t4")["batch"]
     dry_run = json.loads(tuner("train", *arguments, "--dry-run", "--json").out)["batch"]
 
-    assert "steps: 1000 (exact unless samples are dropped" in planned.out
+    assert "steps: 1,000 (fewer if rows are dropped: no token to train on within max_length)\n" in planned.out
     assert counted["steps"] == dry_run["steps"] == 1000
     assert counted.items() <= dry_run.items()
 
@@ -118,11 +118,11 @@ def test_too_few_steps_are_warned_of_with_what_gives_more(tuner: Tuner, tmp_path
     assert plan(tuner, *arguments, "--set", "max_steps=3")["warnings"] == []
 
 
-def test_without_a_recipe_it_says_which_method_was_taken(tuner: Tuner) -> None:
+def test_without_a_recipe_it_says_which_method_is_used_and_how_to_choose_another(tuner: Tuner) -> None:
     arguments = ("--model", "Qwen/Qwen3-8B", "--data", "tatsu-lab/alpaca", "--gpus", "8", "--gpu", "t4")
 
-    assert "Training with LoRA (SFT)." in tuner("plan", *arguments).out
-    assert "no recipe" not in tuner("plan", *arguments, "--method", "qlora").out
+    assert "model: Qwen/Qwen3-8B (LoRA, SFT; --method chooses another), " in tuner("plan", *arguments).out
+    assert "model: Qwen/Qwen3-8B (QLoRA, SFT), " in tuner("plan", *arguments, "--method", "qlora").out
 
 
 def test_of_a_model_that_is_not_known_it_says_the_steps_and_how_its_memory_would_be_known(tuner: Tuner) -> None:

@@ -120,3 +120,18 @@ def test_a_recipe_is_whole_in_80_columns(narrow: Tuner) -> None:
     assert [line for line in done.out.splitlines() if len(line) > 80] == []
     assert "optim_wrapper.optimizer.lr = 0.0001\n    # --set lr=1e-4, over 0.0002 " in done.out
     assert "(configs/base.py:" in words
+
+
+def test_an_import_is_whole_in_80_columns_and_a_line_a_key_on_a_pipe(narrow: Tuner, tmp_path: Path) -> None:
+    keys = {"cutoff_len": 1024, "preprocessing_num_workers": 16, "gradient_accumulation_steps": 8, "do_train": True}
+    text = "model_name_or_path: a/b\nstage: sft\nfinetuning_type: lora\n"
+    Path("sft.yaml").write_text(text + "".join(f"{key}: {value}\n" for key, value in keys.items()))
+
+    done = narrow("import", "sft.yaml", "-o", "mine.py")
+
+    _assert_whole(done)
+    lines = done.out.splitlines()
+    for key in keys:
+        assert len([line for line in lines if line.split()[1:2] == [key]]) == 1
+    assert "  4 cutoff_len                  train_dataloader.dataset.max_length = 1024" in lines
+    assert lines.index("no counterpart:") < lines.index("taken:")

@@ -16,6 +16,7 @@ import pytest
 
 from tests.each import each
 from tests.launch.plans import PATH, made, task
+from tuner import progress
 from tuner.errors import MachineError
 from tuner.launch import builds, execute, render
 from tuner.launch.run import ResolvedRun
@@ -60,13 +61,15 @@ def build(run: ResolvedRun) -> Path:
 def test_what_is_compiled_is_said_before_with_its_time_and_how_far_it_is(
     run: ResolvedRun, compiler: Callable[[str], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    compiler("print('op cpu_adam\\n[1/3] c++', flush=True); time.sleep(1); lock.unlink()")
+    compiler("print('op cpu_adam\\n[1/3] c++', flush=True); time.sleep(3); lock.unlink()")
 
+    progress.show_on(sys.stderr)
     build(run)
+    progress.show_on(None)
 
     told = capfd.readouterr().err
     assert "DeepSpeed's CPU Adam is compiled before the ranks start, once on this machine: about 60 s" in told
-    assert "compiling CPU Adam (1 of 3)" in told
+    assert "compiling DeepSpeed's CPU Adam: 1 of 3 files" in told
 
 
 def test_a_lock_whose_process_is_gone_is_taken_over_at_once(

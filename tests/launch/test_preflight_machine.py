@@ -356,7 +356,7 @@ def test_a_model_larger_than_a_cpu_hosts_memory_is_refused() -> None:
     (error,) = storage.host_memory(plan)
 
     assert isinstance(error, MachineError)
-    assert "the host has 16.0 GiB" in str(error)
+    assert "not enough memory: this run needs at least 126.2 GiB of RAM, and this machine has 16.0 GiB" in str(error)
     assert list(storage.host_memory(replace(plan, request=plan.request._replace(ignore_fit=True)))) == []
     assert list(storage.host_memory(made())) == []
 
@@ -367,7 +367,7 @@ def test_a_host_whose_memory_is_in_use_is_told(monkeypatch: pytest.MonkeyPatch) 
     (warning,) = storage.host_memory(made(recipe=BIG, hardware=EIGHT, deepspeed="zero2_offload"))
 
     assert isinstance(warning, str)
-    assert "1.0 GiB of host memory are free" in warning
+    assert "of host memory, and 1.0 GiB are free: close other programs" in warning
 
 
 # The system

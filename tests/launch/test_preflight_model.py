@@ -183,7 +183,7 @@ def test_learned_positions_end_the_run_at_a_longer_sample(tmp_path: Path) -> Non
 
     (warning,) = model.context(plan(place, *too_long))
 
-    assert "a longer sample ends the run" in str(warning)
+    assert "A longer sample ends the run" in str(warning)
     assert "--set train_dataloader.dataset.max_length=128" in str(warning)
     assert list(model.context(plan(place, *short))) == []
 

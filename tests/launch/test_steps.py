@@ -36,7 +36,7 @@ def test_rows_become_samples_and_samples_become_steps() -> None:
 
     assert numbers(found) == (1000, 1000, 250, 500)
     assert (found.rows.certainty, found.total.certainty) == (Certainty.EXACT, Certainty.UNLESS_DROPPED)
-    assert found.describe() == f"500 ({found.total})"
+    assert found.describe() == "500 (fewer if rows are dropped: no token to train on within max_length)"
 
 
 def test_no_more_rows_than_max_rows_are_read() -> None:
@@ -51,7 +51,7 @@ def test_data_that_is_not_counted_has_at_most_max_rows() -> None:
     assert found.total.most == 6
     assert str(found.total) == str(found.rows) == "at most: max_rows, and owner/data is on the hub"
     assert numbers(steps(HUB)) == (None, None, None, None)
-    assert steps(HUB).describe() == "known once the data is read: owner/data is on the hub"
+    assert steps(HUB).describe() == "known once the data is read (owner/data is on the hub)"
 
 
 def test_what_is_counted_may_be_enough_for_max_rows() -> None:
@@ -122,7 +122,7 @@ def test_early_stopping_makes_every_total_an_upper_bound(more: dict[str, int]) -
     found = steps(DatasetSize(100), recipe="tiny_full_sample_e2", **stopping, **more)
 
     assert found.total.certainty is Certainty.AT_MOST
-    assert found.describe() == f"{found.total.value} (at most: early stopping may end the run sooner)"
+    assert found.describe() == f"at most {found.total.value} (early stopping may end the run sooner)"
     assert steps(HUB, recipe="tiny_full_sample_e2", **stopping).total.certainty is Certainty.UNKNOWN
 
 
@@ -132,14 +132,14 @@ def test_a_checkpoint_knows_the_samples_that_its_run_has(values: dict[str, bool]
 
     assert numbers(found) == (None, 21, 6, 12)
     assert (found.total.certainty, found.left) == (Certainty.EXACT, 8)
-    assert found.describe() == "12, from 4 on, so 8 are left (exact)"
+    assert found.describe() == "12, resuming from step 4, 8 left"
 
 
 def test_a_run_goes_on_to_more_steps_or_has_none_left() -> None:
     assert steps(HUB, resumed=Resumed(4, 21), max_steps=30).left == 26
     assert steps(HUB, resumed=Resumed(40), max_steps=30).left == 0
-    assert "none is left" in steps(HUB, resumed=Resumed(30), max_steps=30).describe()
-    assert steps(HUB, resumed=Resumed(30)).describe().endswith("; from 30 on")
+    assert steps(HUB, resumed=Resumed(30), max_steps=30).describe().startswith("30, all of them done: ")
+    assert steps(HUB, resumed=Resumed(30)).describe().endswith("; resuming from step 30")
 
 
 def test_bad_rows_that_may_be_left_out_are_told() -> None:

@@ -54,7 +54,7 @@ def test_beside_fused_experts_attention_alone_is_adapted_and_it_is_said(method: 
     assert found.config.adapter.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
     assert found.config.adapter.lora_dropout == 0.1
     assert found.origins["adapter.target_modules"].source.startswith("derived: PEFT")
-    assert any("adapter.target_modules is" in warning for warning in found.warnings)
+    assert any(note.startswith("adapter.target_modules=") and "PEFT" in note for note in found.notes)
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of no shared experts
@@ -74,7 +74,7 @@ def test_without_dropout_the_experts_are_adapted_too_and_dense_models_keep_all_l
 
     assert everything.config.adapter and dense.config.adapter
     assert everything.config.adapter.target_modules == dense.config.adapter.target_modules == "all-linear"
-    assert not everything.warnings and not dense.warnings
+    assert not (everything.warnings or everything.notes or dense.warnings or dense.notes)
 
 
 def test_a_users_own_all_linear_is_refused_instead() -> None:
@@ -101,7 +101,7 @@ def test_a_model_that_leaks_between_packed_samples_does_not_pack() -> None:
     found = recipe(f"{LINEAR}_full_alpaca_e3")
 
     assert found.config.train_dataloader.dataset.packing is False
-    assert any("packing is changed to False" in warning for warning in found.warnings)
+    assert any(note.startswith("train_dataloader.dataset.packing=False: ") for note in found.notes)
     with pytest.raises(RecipeError, match="attend to each other"):
         recipe(f"{LINEAR}_full_alpaca_e3", "packing=True")
 
@@ -122,7 +122,7 @@ def test_a_folder_says_its_model_type_where_its_facts_are_not_all_known(kind: st
     assert found.config.train_dataloader.dataset.packing is False
     assert found.config.adapter is not None
     assert found.config.adapter.target_modules == ODD_LINEARS[kind]
-    assert any(f"packed samples may attend to each other in a {kind} model" in warning for warning in found.warnings)
+    assert any(f"packed samples may attend to each other in a {kind} model" in note for note in found.notes)
     with pytest.raises(RecipeError, match="attend to each other"):
         load("tiny_lora_sample_e1", Overrides(model=folder, pairs=[("--set", "train_dataloader.dataset.packing=True")]))
 

@@ -79,7 +79,7 @@ def flags(*sets: str, **given: Any) -> Overrides:
 
 
 @pytest.mark.parametrize(("name", "given"), [(None, {"model": "./my-qwen"}), ("./my-qwen", {}), ("my-qwen", {})])
-def test_a_model_needs_no_recipe_and_the_method_is_said_aloud(name: str | None, given: dict[str, str]) -> None:
+def test_a_model_needs_no_recipe(name: str | None, given: dict[str, str]) -> None:
     a_model()
 
     found = loading.load(name, Overrides(**given, data="my.jsonl"))
@@ -90,7 +90,7 @@ def test_a_model_needs_no_recipe_and_the_method_is_said_aloud(name: str | None, 
     assert found.config.train_dataloader.dataset.path == "my.jsonl"
     assert found.config.architecture
     assert found.config.architecture.hidden_size == 64
-    assert found.notes == ("Training with LoRA (SFT). Choose another method with --method.",)
+    assert found.warnings == found.notes == ()
 
 
 def test_a_hub_id_of_the_catalog_brings_its_parts_facts_and_template() -> None:
@@ -158,7 +158,7 @@ def test_a_package_template_of_the_old_model_is_dropped_aloud() -> None:
     found = loading.load("internlm2_chat_7b_lora_custom_e1", Overrides(model=a_model(), data="my.jsonl"))
 
     assert found.config.model.chat_template is None
-    assert "the chat template is ./my-qwen's own, not internlm/internlm2-chat-7b's 'internlm2'" in found.warnings[0]
+    assert found.notes[0].startswith("chat template: ./my-qwen's own, not internlm/internlm2-chat-7b's 'internlm2' (")
 
 
 def test_a_template_of_the_users_file_is_refused_over_another_models_own_and_kept_when_asked_for() -> None:
@@ -179,14 +179,14 @@ def test_a_template_that_renders_the_models_own_text_stays() -> None:
     found = loading.load("qwen2_1_5b_lora_custom_e1", Overrides(model=a_model(template=CHATML)))
 
     assert found.config.model.chat_template == "chatml"
-    assert found.warnings == ()
+    assert found.warnings == found.notes == ()
 
 
-def test_a_model_without_a_template_takes_the_recipes_and_is_told() -> None:
+def test_a_model_without_a_template_takes_the_recipes_with_a_note() -> None:
     found = loading.load("qwen2_1_5b_lora_custom_e1", Overrides(model=a_model(template=None)))
 
     assert found.config.model.chat_template == "chatml"
-    assert "has no chat template of its own; the recipe's 'chatml' is used" in found.warnings[0]
+    assert found.notes[0].startswith("chat template: the recipe's 'chatml', because ./my-qwen has none (")
 
 
 def test_a_copy_of_the_recipes_own_model_keeps_its_template() -> None:
@@ -201,8 +201,8 @@ def test_samples_are_no_longer_than_the_models_context_unless_the_user_says_so()
     found = loading.load(model, Overrides(data="my.jsonl"))
 
     assert found.config.train_dataloader.dataset.max_length == 512
-    assert "max_length: 512, the model's context length (tuner's default is 2048)." in found.notes
-    assert not any("max_length" in warning for warning in found.warnings)
+    assert found.warnings == ()
+    assert found.notes[0].startswith("max_length: 512, the context length of ./my-qwen (instead of ")
     asked = loading.load(model, flags("max_length=1024", data="my.jsonl"))
     assert asked.config.train_dataloader.dataset.max_length == 1024
 
@@ -223,7 +223,7 @@ def test_validation_samples_are_no_longer_than_those_of_training(given: Override
     own = loading.load(model, replace(given, pairs=(*given.pairs, *flags(f"{VAL_LENGTH}=128").pairs)))
 
     assert lengths(found) == (512, 512)
-    assert len([one for one in found.notes if "the model's context length" in one]) == 1
+    assert len([one for one in found.notes if "the context length of" in one]) == 1
     assert found.origins[VAL_LENGTH].place == found.origins[TRAIN_LENGTH].place or given.val_split
     assert lengths(asked) == (256, 256)
     assert lengths(own) == (512, 128) or given.val_split

@@ -67,7 +67,7 @@ def failed(path: Path) -> RunDirectory:
     facts = {
         **json.loads(files["run.json"]),
         "resume_step": 4,
-        "warnings": ["this run may not fit: about 81 of 80 GiB."],
+        "warnings": ["This run may not fit: it needs about 81 of 80 GiB."],
     }
     run = directory.create(path, {**files, "run.json": json.dumps(facts)}, resume=True)
     run.ranks.mkdir()

@@ -69,7 +69,7 @@ def test_a_failed_run_tells_why_what_to_do_and_how_often_it_was_started(tmp_path
     assert "gpu-out-of-memory: a GPU ran out of memory" in told["summary"]
     assert "Next: tuner train mine.py --set train_dataloader.batch_size=1" in told["summary"]
     assert f"It can resume from step 4: tuner train {tmp_path}/run/recipe.py --resume {tmp_path}/run" in told["summary"]
-    assert "this run may not fit" in told["warnings"] and "the tracker wandb is disabled" in told["warnings"]
+    assert "This run may not fit" in told["warnings"] and "the tracker wandb is disabled" in told["warnings"]
     assert "no: model.safetensors is missing" in told["checkpoints"]
     assert "stopped stopped: at step 4 on request" in told["restarts"] and "4 failed" in told["restarts"]
     assert "640.0 MiB at most in the process of rank 0" in told["memory"]

@@ -17,33 +17,34 @@ import click
 
 from tuner import __version__
 from tuner.errors import DiskError, TunerError, UsageError, did_you_mean
+from tuner.progress import show_on
 
 _LET_THE_FIRST_SPEAK_S = 5
 _WIDEST = 120
 """Columns of --help where the terminal has as many."""
 COMMANDS = {
-    "train": "Train a recipe, by name or from a file.",
-    "submit": "Train a recipe as a Slurm job that requeues and resumes itself.",
-    "report": "Write one HTML file about one or several runs.",
-    "runs": "List the runs of a work directory and their state.",
-    "plan": "Show the memory a recipe needs at every ZeRO level, and what fits.",
-    "check": "Check a recipe, a DeepSpeed config or a run without starting it.",
-    "list": "List the parts that recipe names are composed of.",
-    "show": "Show a recipe, its DeepSpeed config, and each value's origin.",
+    "train": "Fine-tune a model: --model and --data, or a recipe.",
+    "submit": "Fine-tune as a Slurm job that requeues and resumes itself.",
+    "report": "Write an HTML report of one or several runs.",
+    "runs": "List runs with their state, step and loss.",
+    "plan": "Estimate the memory at every ZeRO level, and what fits.",
+    "check": "Check a recipe, a DeepSpeed config or a run; start nothing.",
+    "list": "List the models, methods and data sets of recipe names.",
+    "show": "Show every value of a recipe and where it comes from.",
     "new": "Add a model or a data set to your own catalog.",
-    "copy": "Write a recipe as one standalone, commented file.",
+    "copy": "Write a recipe as one commented file.",
     "import": "Convert another tool's config into a recipe.",
-    "data": "Show a recipe's data as the model sees it, and its bad rows.",
+    "data": "Show the data as the model sees it, and bad rows.",
     "explain": "Explain an error code: cause, example, fix.",
-    "doctor": "Test what training needs on this machine.",
-    "smoke": "Test a recipe in a minute on a small random model of its kind.",
-    "tune": "Measure the fastest settings for a recipe here; write them.",
-    "chat": "Chat with a run's result or any model, in a terminal or script.",
-    "serve": "Serve a run's result or any model to OpenAI clients.",
-    "eval": "Evaluate a run's result or any model: loss, answers, task scores.",
-    "export": "Export a run's result as files to publish.",
-    "convert": "Export with XTuner's commands: pth_to_hf and merge.",
-    "completion": "Print the script that completes commands and names in a shell.",
+    "doctor": "Check the installation on this machine.",
+    "smoke": "Test a recipe in a minute with a small random model.",
+    "tune": "Measure the fastest settings for a recipe on this machine.",
+    "chat": "Chat with a trained model, or any other one.",
+    "serve": "Serve a trained model, or any other one, to OpenAI clients.",
+    "eval": "Evaluate a trained model, or any other one: loss, task scores.",
+    "export": "Export a trained model: merged, as GGUF, or to the hub.",
+    "convert": "Export with XTuner's commands pth_to_hf and merge.",
+    "completion": "Print the script for completion with the Tab key.",
 }
 """Name -> one line, so that --help needs no command's imports."""
 
@@ -143,10 +144,17 @@ def _show_versions(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     is_eager=True,
     expose_value=False,
     callback=_show_versions,
-    help="Show the versions of tuner and of the libraries that train, and exit.",
+    help="Show the versions of tuner and its libraries, and exit.",
 )
 def tuner() -> None:
-    """From a fine-tuning recipe's name to a correctly configured DeepSpeed run."""
+    """Fine-tune an LLM with one command.
+
+    \b
+    Examples:
+      tuner train --model Qwen/Qwen3-0.6B --data my.jsonl
+      tuner plan qwen3_8b_lora_alpaca_e1 --gpu h100 --gpus 2
+      tuner chat work_dirs/NAME/TIME
+    """
 
 
 def _wants_json() -> bool:
@@ -169,6 +177,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal or a pipe of ASCII: what it cannot show is written as codes
             stream.reconfigure(errors="backslashreplace")
+    show_on(sys.stderr)
     try:
         tuner(prog_name="tuner")
     except TunerError as error:

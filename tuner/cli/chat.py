@@ -38,12 +38,24 @@ _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
     ),
 )
 @model_options
-@click.option("--system", metavar="TEXT", help="A system prompt.")
+@click.option("--system", metavar="TEXT", help="System prompt.")
 @max_new_tokens_option
-@click.option("--temperature", type=Finite(0), help="0 picks the most likely token.  [default: the model's own]")
-@click.option("--top-p", type=Finite(0, 1, min_open=True), help="Sample from the tokens that make up this probability.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True, help="Seed of sampling.")
-@click.option("--json", "as_json", is_flag=True, help="Read one prompt from stdin and print the answer as JSON.")
+@click.option(
+    "--temperature",
+    type=Finite(0),
+    help="Sampling temperature; 0 always takes the most likely token. [default: the model's]",
+)
+@click.option(
+    "--top-p",
+    type=Finite(0, 1, min_open=True),
+    help="Nucleus sampling: the smallest set of tokens with this probability. [default: the model's]",
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True, help="Random seed of sampling."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Read one prompt from standard input and print the answer as JSON."
+)
 def command(
     source: str,
     adapter: str | None,
@@ -55,10 +67,11 @@ def command(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Chat with SOURCE, using the chat template and stop tokens that it was trained with.
+    """Chat with a trained model, or any other one.
 
     SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
-    hub. In a terminal it is a conversation. Otherwise stdin is one prompt, and only the answer goes to stdout.
+    hub. The chat template and the stop tokens are those of training. In a terminal it is a conversation; on a pipe,
+    standard input is one prompt and the answer goes to standard output.
     """
     talks = sys.stdin is not None and sys.stdin.isatty()  # a shell may have closed it: <&-
     if talks and as_json:

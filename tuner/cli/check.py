@@ -29,7 +29,7 @@ _WRONG = 2
 @click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @targets.machine_options
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @override_options
 def command(
     name: str | None,
@@ -41,10 +41,10 @@ def command(
     allow_code: bool,
     **changes: Any,
 ) -> None:
-    """Check NAME and start nothing: a recipe with its DeepSpeed config, a DeepSpeed config alone, or a run directory.
+    """Check a recipe, a DeepSpeed config or a run directory, and list every error and warning. Nothing starts.
 
-    Every error and warning is listed with its line or key. Exit code 2 when there is an error. A recipe is checked
-    for this machine, or for one with --gpus and --gpu.
+    NAME is a recipe (checked with its DeepSpeed config), a DeepSpeed preset or JSON, or a run directory. The check is
+    for this machine, or for the GPUs that --gpus and --gpu name. Exit code 2 if there is an error.
     """
     from tuner.files import dump_json
     from tuner.launch import checking

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from tuner.cli import complete
+from tuner.cli.help import Command
 from tuner.cli.options import all_of, debug_option
 from tuner.cli.say import say
 from tuner.errors import UsageError, did_you_mean
@@ -39,26 +40,26 @@ def command() -> None:
 
 _options = all_of(
     click.option(
-        "--max-shard-size", default="2GB", show_default=True, metavar="SIZE", help="Largest size of one file."
+        "--max-shard-size", default="2GB", show_default=True, metavar="SIZE", help="Largest size of one weight file."
     ),
     click.option(
         "--safe-serialization",
         is_flag=True,
         expose_value=False,
-        help="Ignored: weights are always safetensors.",
+        help="Accepted for XTuner's sake; weights are always safetensors.",
     ),
     debug_option,
 )
 
 
-@command.command("pth_to_hf")
+@command.command("pth_to_hf", cls=Command, examples=("tuner convert pth_to_hf work_dirs/NAME/TIME my-model",))
 @click.argument(
     "paths", nargs=-1, required=True, metavar="[CONFIG] SOURCE DEST", type=_Path, shell_complete=complete.files
 )
 @click.option("--fp32", is_flag=True, help="Write the weights in fp32.")
 @_options
 def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str) -> None:
-    """Export what SOURCE, a run directory or a checkpoint, trained to DEST.
+    """Export a trained model: SOURCE is a run directory or a checkpoint, DEST a new folder.
 
     XTuner's CONFIG argument is not needed: a run directory holds its recipe.
     """
@@ -70,7 +71,7 @@ def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str) -> None:
     _export(source, dest, words, dtype="fp32" if fp32 else None, max_shard_size=max_shard_size)
 
 
-@command.command("merge")
+@command.command("merge", cls=Command, examples=("tuner convert merge Qwen/Qwen3-8B work_dirs/NAME/TIME my-model",))
 @click.argument("base", shell_complete=complete.files)
 @click.argument("adapter", type=_Path, shell_complete=complete.files)
 @click.argument("dest", type=_Path, shell_complete=complete.files)
@@ -78,7 +79,7 @@ def pth_to_hf(paths: tuple[Path, ...], fp32: bool, max_shard_size: str) -> None:
     "--device",
     type=click.Choice(("cuda", "cpu", "auto")),
     expose_value=False,
-    help="Ignored: no GPU is needed.",
+    help="Accepted for XTuner's sake; no GPU is needed.",
 )
 @_options
 def merge(
@@ -87,7 +88,10 @@ def merge(
     dest: Path,
     max_shard_size: str,
 ) -> None:
-    """Merge ADAPTER, a run directory or a folder with an adapter, into BASE and write the whole model to DEST."""
+    """Merge an adapter into its base model and write the whole model to DEST.
+
+    BASE is a model's folder or an id on the hub; ADAPTER is a run directory or a folder with an adapter.
+    """
     words = ["--merge", "--base", base, "--max-shard-size", max_shard_size]
     _export(adapter, dest, words, merge=True, base=base, max_shard_size=max_shard_size)
 

@@ -18,9 +18,10 @@ from tuner.cli.say import say
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options
 def command(name: str | None, dest: Path | None, allow_code: bool, **changes: Any) -> None:
-    """Write recipe NAME to DEST (default: ./NAME.py) with every value and every comment.
+    """Write a recipe as one file of its own, with every value and a comment on each.
 
-    DEST may end in .yaml: a recipe of the same keys, without the comments.
+    NAME is a recipe, or leave it out and give --model and --data. DEST is the file. [default: ./NAME.py]
+    If DEST ends in .yaml, the recipe is written as YAML, without the comments.
     """
     from tuner.files import write_new_text
     from tuner.recipes import loading, paths

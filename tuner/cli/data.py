@@ -31,11 +31,16 @@ _MAX_BAD = 20
     ),
 )
 @click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
-@click.option("--all", "every", is_flag=True, help=f"Read and check every row, not only the first {_FIRST_ROWS:,}.")
-@click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="How many samples to show.")
-@click.option("--bad", is_flag=True, help="List every row that is bad, dropped, truncated, split or changed.")
-@click.option("--template-check", "check", is_flag=True, help="Compare the tokens of training with those of serving.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--all", "every", is_flag=True, help=f"Check every row, not only the first {_FIRST_ROWS:,}.")
+@click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Number of samples to show.")
+@click.option("--bad", is_flag=True, help="List all rows that are wrong, dropped, truncated, split or changed.")
+@click.option(
+    "--template-check",
+    "check",
+    is_flag=True,
+    help="Check that the chat template gives the same tokens in training and in serving.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @override_options
 def command(
     name: str | None,
@@ -47,10 +52,11 @@ def command(
     allow_code: bool,
     **changes: Any,
 ) -> None:
-    """Read the data of recipe NAME as training does, and show the result.
+    """Show the data as the model will see it, and the rows that cannot be trained on.
 
-    Prints counts, token lengths, and samples as the chat template renders them, with the trained tokens marked. Only
-    the model's tokenizer is loaded. Exit code 2 when a row cannot be trained on.
+    Prints counts, token lengths, and samples as the chat template renders them, with the trained tokens marked. NAME
+    is a recipe, or give --model and --data. It needs no GPU and no weights, only the tokenizer. Exit code 2 if a row
+    cannot be trained on.
     """
     from tuner.recipes import loading, path_checks
     from tuner.worker.quiet import quiet_libraries

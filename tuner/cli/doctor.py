@@ -18,11 +18,11 @@ _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[bol
 
 
 @click.command(cls=Command)
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, to paste into a bug report.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, for a bug report.")
 def command(as_json: bool) -> None:
-    """Test what training needs on this machine: libraries, GPUs, a collective, limits, disks.
+    """Check the installation: libraries, GPUs, communication between processes, limits, disks.
 
-    Takes a few seconds. Exit code 3 when something fails. Values of environment variables are never printed.
+    Takes a few seconds. Exit code 3 if something fails. Values of environment variables are never printed.
     """
     from tuner.files import dump_json
     from tuner.launch import doctor

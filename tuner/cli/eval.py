@@ -30,22 +30,36 @@ if TYPE_CHECKING:
     ),
 )
 @model_options
-@click.option("--data", metavar="PATH", shell_complete=complete.files, help="Rows.  [default: the validation rows]")
-@click.option("--format", "row_format", metavar="NAME", help="The shape of a row of --data.  [default: detected]")
-@click.option("--split", metavar="NAME", help="Split of the data set.")
-@click.option("--max-rows", type=click.IntRange(1), help="Use only the first rows, also of a task.")
-@click.option("--batch-size", type=click.IntRange(1), help="Rows per batch.  [default: as in validation]")
 @click.option(
-    "--generate", type=click.IntRange(1), metavar="N", help="Generate answers to N prompts and write them to --out."
+    "--data",
+    metavar="PATH",
+    shell_complete=complete.files,
+    help="Rows to evaluate on: a file, a folder or an id on the hub. [default: the run's validation rows]",
 )
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="A new JSON lines file for the answers.")
+@click.option("--format", "row_format", metavar="NAME", help="Row format of --data. [default: detected]")
+@click.option("--split", metavar="NAME", help="Split of the data set, such as test. [default: train]")
+@click.option("--max-rows", type=click.IntRange(1), help="Use only so many rows, of --data or of each task.")
+@click.option("--batch-size", type=click.IntRange(1), help="Rows per batch. [default: as in validation]")
+@click.option(
+    "--generate", type=click.IntRange(1), metavar="N", help="Also answer N prompts and write the answers to --out."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="JSON lines file for the answers of --generate; it must not exist.",
+)
 @max_new_tokens_option
-@click.option("--tasks", metavar="NAMES", help="Tasks of lm-eval, separated by commas; a task's .yaml works too.")
-@click.option("--num-fewshot", type=click.IntRange(0), help="Examples before each question.  [default: the task's]")
+@click.option("--tasks", metavar="NAMES", help="lm-eval tasks, separated by commas, or a task's .yaml file.")
 @click.option(
-    "--apply-chat-template", is_flag=True, help="Apply the chat template to tasks; lm-eval's default is plain text."
+    "--num-fewshot", type=click.IntRange(0), help="Examples before each question of a task. [default: the task's]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option(
+    "--apply-chat-template",
+    is_flag=True,
+    help="Ask the questions of tasks through the chat template. [default: plain text, as lm-eval does]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 def command(
     source: str,
     adapter: str | None,
@@ -63,10 +77,11 @@ def command(
     apply_chat_template: bool,
     as_json: bool,
 ) -> None:
-    """Evaluate SOURCE: loss and perplexity on rows, or its preferences if it was trained on judged answers.
+    """Evaluate a trained model, or any other one: loss and perplexity, generated answers, lm-eval tasks.
 
     SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
-    hub. The rows are the run's validation rows, or --data. With --tasks and no --data, only the tasks are evaluated.
+    hub. The rows are the run's validation rows, or --data. A model that was trained on preferences is judged by
+    them. With --tasks and no --data, only the tasks are evaluated.
     """
     _check_out(generate, out)
     names = tuple(name.strip() for name in (tasks or "").split(",") if name.strip())

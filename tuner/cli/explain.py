@@ -81,9 +81,9 @@ def markdown() -> str:
 
 @click.command(cls=Command, examples=("tuner explain bad-recipe",))
 @click.argument("codes", metavar="[CODE]...", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the explanations as JSON.")
 def command(codes: tuple[str, ...], as_json: bool) -> None:
-    """Explain error codes: cause, example, fix. Without CODE, list all of them.
+    """Explain an error code: its cause, an example, and what to do. Without CODE, list all codes.
 
     A message starts with its code: `error[bad-recipe]: no key 'lrr'...` is explained by `tuner explain bad-recipe`.
     """

@@ -32,22 +32,29 @@ if TYPE_CHECKING:
 )
 @click.argument("source", shell_complete=complete.files, callback=source_of)
 @click.argument("dest", required=False, type=click.Path(path_type=Path), shell_complete=complete.files)
-@click.option("--merge", is_flag=True, help="Merge the adapter into its base, in the base's precision.")
+@click.option("--merge", is_flag=True, help="Merge the LoRA adapter into its base model, in the base's precision.")
 @click.option(
     "--base",
     metavar="PATH",
     shell_complete=complete.files,
-    help="The base model, if it is not where it was in training.",
+    help="The base model, if it has moved since training.",
 )
-@click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the weights.  [default: unchanged]")
+@click.option(
+    "--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the exported weights. [default: unchanged]"
+)
 @click.option(
     "--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Largest size of one weight file."
 )
 @click.option(
-    "--as", "layout", type=click.Choice(("llama", "gguf")), help="llama: InternLM in Llama's layout; gguf: for Ollama."
+    "--as",
+    "layout",
+    type=click.Choice(("llama", "gguf")),
+    help="gguf: one file for Ollama and llama.cpp. llama: InternLM with Llama's names.",
 )
-@click.option("--push", metavar="OWNER/NAME", help="Upload it to the Hugging Face hub; DEST is then optional.")
-@click.option("--private", is_flag=True, help="Make the hub repository private if --push creates it.")
+@click.option(
+    "--push", metavar="OWNER/NAME", help="Upload the export to the Hugging Face hub; DEST may then be left out."
+)
+@click.option("--private", is_flag=True, help="Create the repository of --push as a private one.")
 @debug_option
 def command(
     source: str,
@@ -60,15 +67,14 @@ def command(
     push: str | None,
     private: bool,
 ) -> None:
-    """Export what SOURCE trained to the folder DEST; transformers and peft load it without tuner.
+    """Export a trained model to a folder that transformers, peft, vLLM or Ollama load without tuner.
 
-    SOURCE is a run directory (its result, or its newest checkpoint), or a checkpoint of any ZeRO level. No GPU is
-    needed; --merge reads the base one tensor at a time. DEST gets safetensors, config, tokenizer, chat template,
-    generation config, a model card, and a manifest with the hash of every tensor; with --as gguf, one GGUF file, which
-    llama.cpp's converter writes of the whole model (an adapter is merged), and a Modelfile for Ollama.
+    SOURCE is a run directory (its result, or its newest checkpoint), or a checkpoint of any ZeRO level. DEST is a new
+    folder: it gets safetensors, config, tokenizer, chat template, a model card and a manifest with hashes. No GPU is
+    needed; --merge reads the base one tensor at a time. With --as gguf, DEST gets one GGUF file (an adapter is merged
+    first) and a Modelfile for Ollama.
 
-    With --push, all of it goes to the Hugging Face hub. It uses your `hf auth login` token or HF_TOKEN, and checks its
-    write permission first.
+    --push uses your `hf auth login` token or HF_TOKEN, and checks its write permission first.
     """
     from tuner.fit.sizes import parse_bytes
     from tuner.results.saved import check_dest, find

@@ -83,16 +83,12 @@ class Command(click.Command):
         records = {_name(one): _plain(*shown) for one in options if (shown := one.get_help_record(ctx))}
         groups = {title: [name for name in names.split() if name in records] for title, names in GROUPS.items()}
         first = [name for name in records if not any(name in names for names in groups.values())]
-        if len(records) <= _FEW:
+        if "sets" not in records:  # it has no recipe, and so few options that they need no headings
             first, groups = [*records], {}
         for title, names in {"Options": first, **groups}.items():
             if names:
                 with formatter.section(title):
                     formatter.write_dl([records[name] for name in names])
-
-
-_FEW = 9
-"""So many options need no headings."""
 
 
 def _name(option: click.Option) -> str:
@@ -104,7 +100,7 @@ def _plain(option: str, text: str) -> tuple[str, str]:
     """Return an option's two columns without click's words for types and ranges."""
     for words in ("INTEGER RANGE", "FLOAT RANGE", "INTEGER", "FLOAT"):
         option = option.replace(words, "NUMBER")
-    return option, re.sub(r"\[([^]]*)\]$", _without_range, text).rstrip()
+    return option, re.sub(r"\[([^]]*)\]$", _without_range, text).rstrip().replace("  [", " [")
 
 
 def _without_range(extra: re.Match[str]) -> str:

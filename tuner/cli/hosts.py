@@ -20,11 +20,19 @@ if TYPE_CHECKING:
 
 options = all_of(
     click.option(
-        "--hostfile", type=click.Path(path_type=Path), help="Start on these hosts by ssh: lines `NAME slots=N`."
+        "--hostfile",
+        type=click.Path(path_type=Path),
+        help="Start on these hosts over ssh; a file with lines such as `worker-1 slots=8`.",
     ),
-    click.option("--include", metavar="HOSTS", help="Use only these hosts of the hostfile: worker-1@worker-2:0,1."),
-    click.option("--exclude", metavar="HOSTS", help="Leave out these hosts of the hostfile."),
-    click.option("--ssh", metavar="COMMAND", help="The ssh command, such as 'ssh -p 2222'. Default: ssh."),
+    click.option(
+        "--include",
+        metavar="HOSTS",
+        help="Use only these hosts (and GPUs) of the hostfile, such as worker-1@worker-2:0,1.",
+    ),
+    click.option("--exclude", metavar="HOSTS", help="Leave out these hosts (or GPUs) of the hostfile."),
+    click.option(
+        "--ssh", metavar="COMMAND", help="Command that reaches the hosts, such as 'ssh -p 2222'. [default: ssh]"
+    ),
 )
 
 

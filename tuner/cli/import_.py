@@ -10,13 +10,13 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.say import say
+from tuner.cli.say import columns, say
 
 if TYPE_CHECKING:
     from tuner.importers.recipe import Imported
 
-_PIPE_COLUMNS = 10_000
-_STYLES = {"changed in meaning": "yellow", "no counterpart": "dim"}
+_STYLES: dict[str, dict[str, Any]] = {"changed in meaning": {"fg": "yellow"}, "no counterpart": {"dim": True}}
+_LEAST_COLUMNS = 20
 
 
 @click.command(
@@ -25,15 +25,22 @@ _STYLES = {"changed in meaning": "yellow", "no counterpart": "dim"}
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("source", metavar="FILE|COMMAND...", nargs=-1, required=True, shell_complete=complete.files)
-@click.option("-o", "dest", type=click.Path(path_type=Path), help="The recipe file. Default: named after the source.")
-@click.option("--from", "tool", metavar="TOOL", help="The tool that the config belongs to, if its keys do not show it.")
-@click.option("--json", "as_json", is_flag=True, help="Print what happened to each key as JSON.")
-@click.option("--debug", is_flag=True, help="Show a traceback for every error.")
+@click.option(
+    "-o",
+    "dest",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Recipe file to write. [default: named after the source]",
+)
+@click.option("--from", "tool", metavar="TOOL", help="Tool that the config belongs to, if its keys do not show it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@click.option("--debug", is_flag=True, help="Show the Python traceback of an error.")
 def command(source: tuple[str, ...], dest: Path | None, tool: str | None, as_json: bool, debug: bool) -> None:
-    """Convert another tool's config into a recipe, with a table of what happened to each key.
+    """Convert another tool's config into a recipe, and show what became of each key.
 
-    A YAML or JSON of LLaMA-Factory, TRL, Axolotl, torchtune, ROLL, ms-swift or transformers' TrainingArguments, an
-    XTuner .py, a shell script that calls one of them, or the command line itself. It is only read, never run.
+    FILE is a YAML or JSON of LLaMA-Factory, TRL, Axolotl, torchtune, ROLL, ms-swift or transformers'
+    TrainingArguments, an XTuner .py, or a shell script that calls one of them; COMMAND is such a command line. It is
+    only read, never run.
     """
     from tuner.importers import tools
     from tuner.recipes import paths
@@ -88,19 +95,26 @@ def _json(imported: Imported, written: list[Path]) -> dict[str, Any]:
 
 
 def _print(imported: Imported) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """Print the keys by what became of them, those that need a look first; lines are wrapped in a terminal."""
+    from textwrap import wrap
 
-    from tuner.errors import visible
+    from tuner.importers.translation import Outcome
 
-    console = Console(width=None if Console().is_terminal else _PIPE_COLUMNS, highlight=False)
-    table = Table("where", "key", "", "here", box=None, pad_edge=False, title=None, header_style="bold")
-    for entry in imported.entries:
-        here = ": ".join(part for part in (entry.ours, entry.why) if part)
-        cells = (entry.given.where, entry.given.key, str(entry.outcome), here)
-        style = _STYLES.get(str(entry.outcome), "")
-        table.add_row(*(Text(visible(cell), style=style, overflow="fold") for cell in cells))
-    console.print(table)
+    files = {one.given.where.rpartition(":")[0] for one in imported.entries}
+    places = [one.given.where.rpartition(":")[2] if len(files) == 1 else one.given.where for one in imported.entries]
+    widest = max(map(len, places), default=0)
+    left = widest + max((len(one.given.key) for one in imported.entries), default=0) + 4
+    terminal = columns()
+    room = None if terminal is None else max(terminal - left, _LEAST_COLUMNS)
+    for outcome in (Outcome.CHANGED, Outcome.LEFT_OUT, Outcome.TRANSLATED, Outcome.TAKEN):
+        rows = [(place, one) for place, one in zip(places, imported.entries, strict=True) if one.outcome is outcome]
+        if rows:
+            say(f"{outcome}:", bold=True)
+        for place, one in rows:
+            text = ": ".join(filter(None, (one.ours, one.why)))
+            lines = (wrap(text, room, break_on_hyphens=False) if room else None) or [text]
+            head = f"  {place:>{widest}} {one.given.key}".ljust(left)
+            for before, line in zip((head, *[" " * left] * len(lines)), lines, strict=False):
+                say(before + line, **_STYLES.get(outcome, {}))
     for note in imported.notes:
         say(note)

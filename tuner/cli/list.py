@@ -32,8 +32,8 @@ Parts = Mapping[str, Sequence[str]]
 
 def _kind_option(kind: str) -> Decorator[Any]:
     """Return the option for a kind of part; its value may be left out."""
-    told = f"List the {kind}, or only those that contain TEXT or match a glob."
-    return click.option(f"--{kind}", is_flag=False, flag_value="", metavar="[TEXT]", help=told)
+    help_text = f"List the {kind}; with TEXT, those that contain it or match it as a pattern."
+    return click.option(f"--{kind}", is_flag=False, flag_value="", metavar="[TEXT]", help=help_text)
 
 
 @click.command(
@@ -45,16 +45,16 @@ def _kind_option(kind: str) -> Decorator[Any]:
 )
 @click.argument("pattern", required=False, shell_complete=complete.recipes)
 @all_of(*map(_kind_option, catalog.KINDS))
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with paths and numbers of parameters.")
+@click.option("--json", "as_json", is_flag=True, help="Print the parts as JSON, with paths and numbers of parameters.")
 @catalog_option
 def command(pattern: str | None, as_json: bool, **texts: str | None) -> None:
-    """List the parts of recipe names: MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS.
+    """List the models, methods and data sets that recipe names are made of.
 
-    A part of your own catalog (./tuner_configs, TUNER_CATALOG, --catalog, installed packages) is listed with its
-    folder; one that is wrong is told on standard error.
+    A recipe's name is MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS. PATTERN is a part of it, such as qwen3, or a pattern
+    of full names, such as 'qwen3*_lora_alpaca*'.
 
-    PATTERN is part of a name, such as qwen3, or a glob of full recipe names, such as
-    'qwen3*_lora_alpaca*'.
+    Parts of your own catalog (./tuner_configs, TUNER_CATALOG, --catalog, installed packages) are listed with their
+    folder. Invalid parts are reported on standard error.
     """
     wanted = {kind: text or pattern or "" for kind, text in texts.items() if text is not None}
     if pattern and not wanted and _is_glob(pattern):

@@ -60,12 +60,12 @@ def source_of(ctx: click.Context, param: click.Parameter, name: str) -> str:
 model_options = all_of(
     click.argument("source", shell_complete=complete.files, callback=source_of),
     click.option(
-        "--adapter", metavar="PATH", shell_complete=complete.files, help="Load this adapter on top of SOURCE, its base."
+        "--adapter", metavar="PATH", shell_complete=complete.files, help="Load this LoRA adapter on top of SOURCE."
     ),
     click.option(
         "--bits",
         type=click.Choice(("4", "8", "16")),
-        help="Bits of each weight.  [default: as the base had in training, or 16]",
+        help="Load the weights in 4, 8 or 16 bits. [default: as in training, or 16]",
     ),
     debug_option,
 )
@@ -99,5 +99,5 @@ max_new_tokens_option = click.option(
     type=click.IntRange(1),
     default=512,
     show_default=True,
-    help="Largest number of tokens in an answer.",
+    help="Longest answer, in tokens.",
 )

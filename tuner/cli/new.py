@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tuner.cli import complete
+from tuner.cli.help import Command
 from tuner.cli.options import all_of, catalog_option, debug_option
 from tuner.cli.say import say
 from tuner.errors import ModelError, UsageError
@@ -19,16 +20,16 @@ _TRYING = {"sft": "lora", "pretrain": "pretrain_lora"}
 
 @click.group()
 def command() -> None:
-    """Write a commented part into ./tuner_configs, or into the folder that --catalog names.
+    """Add a model or a data set to your own catalog: ./tuner_configs, or the folder of --catalog.
 
-    Other parts compose with it at once: MODEL_METHOD_DATASET_eEPOCHS.
+    Recipe names can contain it at once: MODEL_METHOD_DATASET_eEPOCHS.
     """
 
 
 _options = all_of(click.argument("name"), catalog_option, debug_option)
 
 
-@command.command()
+@command.command(cls=Command, examples=("tuner new model my_llama --from ./my-llama",))
 @_options
 @click.option(
     "--from",
@@ -37,11 +38,13 @@ _options = all_of(click.argument("name"), catalog_option, debug_option)
     metavar="FOLDER|CONFIG_JSON",
     type=click.Path(path_type=Path),
     shell_complete=complete.files,
-    help="The model's folder, or its config.json.",
+    help="Folder of the model, or its config.json.",
 )
-@click.option("--path", metavar="PATH", help="The weights, if they are not in that folder: another folder or a hub id.")
+@click.option(
+    "--path", metavar="PATH", help="Where the weights are, if not in that folder: another folder or an id on the hub."
+)
 def model(name: str, source: Path, path: str | None) -> None:
-    """Write the model part NAME from a model's config.json."""
+    """Add a model: NAME is its word in recipe names."""
     from tuner.recipes import new_part
 
     dest = _dest("models", name)
@@ -64,7 +67,7 @@ def _size(facts: dict[str, Any]) -> str:
     return f"{facts['model_type']}, {f'{count / 1e9:.1f}B' if count >= 1e9 else f'{count / 1e6:.1f}M'} parameters"
 
 
-@command.command()
+@command.command(cls=Command, examples=("tuner new dataset my_rows --from my.jsonl",))
 @_options
 @click.option(
     "--from",
@@ -72,13 +75,19 @@ def _size(facts: dict[str, Any]) -> str:
     required=True,
     metavar="PATH",
     shell_complete=complete.files,
-    help="The data: a file, a folder, or an id on the hub.",
+    help="The data set: a file, a folder, or an id on the hub.",
 )
-@click.option("--split", default="train", show_default=True, help="Split of a folder or a hub data set.")
-@click.option("--format", "row_format", metavar="NAME", help="The row format. Default: detected from its columns.")
-@click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help="The data's name for a column.")
+@click.option("--split", default="train", show_default=True, help="Split of the data set, if it has several.")
+@click.option("--format", "row_format", metavar="NAME", help="Row format. [default: detected from the columns]")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="OURS=THEIRS",
+    help="A column under another name, such as prompt=question.",
+)
 def dataset(name: str, path: str, split: str, row_format: str | None, columns: tuple[str, ...]) -> None:
-    """Write the data-set part NAME from a look at the first rows of the data."""
+    """Add a data set: NAME is its word in recipe names. Its first rows are read."""
     from tuner.data import first_look, formats
     from tuner.recipes import new_part
 

@@ -31,10 +31,11 @@ catalog_option = click.option(
     is_eager=True,
     expose_value=False,
     callback=_use_catalogs,
-    help="Look for parts in this folder first, then in TUNER_CATALOG and ./tuner_configs (docs/catalog.md).",
+    help="Folder with your own models, data sets and recipes, searched before ./tuner_configs. May be given several "
+    "times. [env: TUNER_CATALOG]",
 )
 """It holds until the command ends; `catalog_folders.given_folders` returns what it names."""
-debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback for every error.")
+debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the Python traceback of an error.")
 """`cli.main` looks for it."""
 
 
@@ -80,45 +81,73 @@ def _of_key(flag: str, metavar: str, help_text: str) -> Decorator[Any]:
 
 
 override_options = all_of(
-    _path("--model", "Train this model: a folder, a run's result, or an id on the hub. No recipe is needed."),
-    click.option("--method", metavar="NAME", help="Training method for --model without a recipe. Default: lora."),
-    _path("--adapter", "Continue training this adapter: a run's result, or a folder saved by PEFT."),
+    _path(
+        "--model",
+        "Model to train: a folder, a run's result, or an id on the Hugging Face hub, such as Qwen/Qwen3-0.6B.",
+    ),
+    click.option(
+        "--method",
+        metavar="NAME",
+        help="Training method if no RECIPE is given: lora, qlora, full, dora and others. [default: lora]",
+    ),
+    _path("--adapter", "LoRA adapter to continue training: a run's result, or a folder saved by PEFT."),
     click.option(
         "--data",
         multiple=True,
         metavar="PATH",
         shell_complete=complete.files,
-        help="Train on this data: a file, a folder, or an id on the hub. Several make a mixture, as does "
-        "a.jsonl,b.jsonl:0.5 (all rows of a, half of those of b).",
+        help="Training data: a file (JSON lines, JSON, CSV, Parquet, text), a folder, or an id on the hub. Give it "
+        "several times to train on all of them; a.jsonl,b.jsonl:0.5 takes all rows of a and half of those of b.",
     ),
-    _path("--val", "Validate on this data."),
+    _path("--val", "Validation data, as for --data."),
     click.option(
         "--val-split",
         type=Finite(min=0, max=1, min_open=True, max_open=True),
         metavar="PART",
-        help="Hold out this share of the training rows, such as 0.05, and validate on it.",
+        help="Share of the training rows to hold out and validate on, such as 0.05.",
     ),
     click.option(
         "--epochs",
         type=Finite(min=0, min_open=True),
         metavar="NUMBER",
-        help="Epochs: passes over the training rows; 0.5 is half of one.",
+        help="Number of passes over the training data; 0.5 is half a pass. [default: 3, or the recipe's]",
     ),
-    _of_key("--lr", "RATE", "Peak learning rate, such as 2e-4."),
-    _of_key("--batch-size", "SAMPLES", "Samples of one optimizer step on all GPUs; the micro-batch follows."),
-    _of_key("--max-steps", "STEPS", "End after so many optimizer steps, in place of --epochs."),
-    _of_key("--max-length", "TOKENS", "Cut samples to so many tokens."),
-    _of_key("--lora-rank", "R", "Rank of the LoRA adapter."),
-    _of_key("--save-every", "STEPS", "Optimizer steps from one checkpoint to the next."),
-    _of_key("--eval-every", "STEPS", "Optimizer steps from one validation to the next. Default: every epoch."),
-    _of_key("--report-to", "TRACKER", "Log to tensorboard, wandb, mlflow, trackio, comet_ml, swanlab or clearml."),
-    _pairs("--set", "sets", "KEY=VALUE", "Change any value; KEY may be shortened to its unique end."),
-    _pairs("--cfg-options", "cfg_options", "KEY=VALUE ...", "Same as --set, under XTuner's name."),
-    click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of weights, data order and dropout."),
+    _of_key("--lr", "RATE", "Peak learning rate, such as 2e-4. [default: the recipe's]"),
+    _of_key(
+        "--batch-size",
+        "SAMPLES",
+        "Samples per optimizer step on all GPUs together; tuner chooses the micro-batch and the accumulation.",
+    ),
+    _of_key("--max-steps", "STEPS", "Stop after this number of optimizer steps, instead of --epochs."),
+    _of_key(
+        "--max-length",
+        "TOKENS",
+        "Longest sample, in tokens; longer ones are cut, or split if they are packed. [default: 2048, or the recipe's]",
+    ),
+    _of_key("--lora-rank", "R", "Rank of the LoRA adapter. [default: 16, or the recipe's]"),
+    _of_key(
+        "--save-every", "STEPS", "Save a checkpoint every so many optimizer steps. [default: 500, or the recipe's]"
+    ),
+    _of_key("--eval-every", "STEPS", "Validate every so many optimizer steps. [default: every epoch]"),
+    _of_key("--report-to", "TRACKER", "Also log to tensorboard, wandb, mlflow, trackio, comet_ml, swanlab or clearml."),
+    _pairs(
+        "--set",
+        "sets",
+        "KEY=VALUE",
+        "Override any recipe value, such as --set warmup_ratio=0.1 (`tuner show RECIPE` lists them).",
+    ),
+    _pairs(
+        "--cfg-options", "cfg_options", "KEY=VALUE ...", "Same as --set, with XTuner's name and several pairs at once."
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(0, 2**32 - 1),
+        help="Random seed of new weights, data order and dropout. [default: 42]",
+    ),
     click.option(
         "--allow-code",
         is_flag=True,
-        help="Allow a recipe file to run Python code, its own or that of installed packages. Off by default.",
+        help="Allow a recipe file to run Python code. Use it only with files that you trust.",
     ),
     catalog_option,
     debug_option,

@@ -52,19 +52,21 @@ _LONGEST = (
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @targets.machine_options
-@click.option("--gpu-memory", metavar="SIZE", help="Memory of each GPU, such as 80GB.")
-@click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB.")
-@click.option("--nvme", metavar="PATH", help="A folder on each node's own disk to swap to, when nothing else fits.")
+@click.option("--gpu-memory", metavar="SIZE", help="Memory per GPU, such as 80GB, instead of --gpu.")
+@click.option("--host-memory", metavar="SIZE", help="RAM per node, such as 512GB.")
 @click.option(
-    "--interconnect", metavar="RATE", help="Network of each node, such as 8x400Gb/s; shows the seconds per step."
+    "--nvme", metavar="PATH", help="Folder on each node's own NVMe disk: also plan ZeRO-Infinity, if nothing else fits."
 )
 @click.option(
-    "--utilisation", type=float, default=0.4, show_default=True, help="Share of the GPU's peak FLOPs that is reached."
+    "--interconnect", metavar="RATE", help="Network per node, such as 8x400Gb/s: also estimate the seconds per step."
 )
 @click.option(
-    "--max-context", is_flag=True, help="Show instead the longest rows that fit, with 1 to all ranks sharing a row."
+    "--utilisation", type=float, default=0.4, show_default=True, help="Assumed MFU (fraction of the GPU's peak FLOPs)."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option(
+    "--max-context", is_flag=True, help="Show the longest sequence length that fits, for each sequence-parallel size."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @override_options
 def command(
     recipe: str | None,
@@ -82,9 +84,10 @@ def command(
     allow_code: bool,
     **changes: Any,
 ) -> None:
-    """Show the memory that RECIPE needs on each GPU and host for every preset, and which fits.
+    """Estimate the memory that RECIPE needs at every ZeRO level, and which level fits.
 
-    With --deepspeed or --ds, the table also shows that config.
+    The GPUs need not be here: --gpus, --gpu and --nodes name others. With --deepspeed or --ds, the table also shows
+    that config.
     """
     from tuner.files import dump_json
     from tuner.launch import planning
@@ -105,7 +108,7 @@ def command(
     elif plan.report:
         _print(plan.report, plan)
     else:
-        _print_head(plan, f"{loaded.name} on {plan.on}")
+        _print_head(plan)
 
 
 def _show_longest(loaded: Recipe, machines: Machines, said: str, *, as_json: bool) -> None:
@@ -142,21 +145,23 @@ def _longest_rows(rows: list[Longest]) -> Iterator[list[str]]:
         yield [level.removeprefix("deepspeed_"), *(f"{count // 1024:,}" if count else "-" for count in tokens)]
 
 
-def _print_head(plan: Plan, title: str, *more: str) -> None:
-    for line in (title, *plan.recipe.notes, *more, f"steps: {plan.steps.describe()}"):
-        say(wrapped(line))
+def _print_head(plan: Plan, *more: str) -> None:
+    from tuner.launch.announcement import of_recipe
+
+    for line in (*of_recipe(plan.recipe, plan.steps, plan.batch), f"machines: {plan.on}", *more, *plan.recipe.notes):
+        say(wrapped(line, "  "))
     for warning in plan.warnings:
         say(wrapped(f"WARNING: {warning}"), fg="yellow")
 
 
 def _print(made: Report, plan: Plan) -> None:
-    chosen = [] if made.config == plan.recipe.config else [f"split: {made.config.split}"]
-    _print_head(plan, _size(made, plan.on), *chosen)
-    click.secho("Peak GiB on each GPU in a step, and GiB on each host", italic=True)
+    chosen = f"gradient checkpointing: {'on' if made.config.split.recompute else 'off'}"
+    _print_head(plan, *([] if made.config == plan.recipe.config else [chosen]))
+    click.secho("Peak memory (GiB): per GPU, and per node (row 'host')", italic=True)
     bold = made.fits.index(made.recommended) + 1 if made.recommended else None
     say_table(_memory_rows(made.fits, plan.chosen.fit if plan.chosen else None), bold=bold)
     if plan.chosen:
-        say(wrapped(f"chosen: {plan.chosen.fit.level}, split: {plan.chosen.split}"))
+        say(wrapped(f"chosen: {plan.chosen.fit.level}, {plan.chosen.split}"))
     for line in _advice(made):
         say(wrapped(line))
     if made.machines.world_size == 1:
@@ -168,25 +173,14 @@ def _print(made: Report, plan: Plan) -> None:
     say(wrapped(_ESTIMATES), dim=True)
 
 
-def _size(made: Report, said: str) -> str:
-    from tuner.fit.parameters import num_parameters
-
-    counts = made.parameters
-    frozen = counts.frozen + counts.quantized
-    return (
-        f"{made.name} on {said}: {num_parameters(made.architecture):,} parameters, {counts.trainable:,} trained"
-        + (f", {frozen:,} frozen" if frozen else "")
-        + (f" ({counts.quantized:,} of them in {counts.quantized_bits} bits)" if counts.quantized else "")
-    )
-
-
 def _advice(made: Report) -> Iterator[str]:
     """Yield which level to take, or which changes make one fit."""
     from tuner.fit.sizes import gib
 
     best = made.recommended
     if best:
-        yield f"Use {best.level}: the lowest level that fits, {gib(best.spare_gpu_bytes)} to spare on each GPU."
+        level = "no ZeRO (--deepspeed none)" if best.level == "none" else best.level
+        yield f"Use {level}: the lowest level that fits, with {gib(best.spare_gpu_bytes)} to spare on each GPU."
         if not made.machines.host_bytes:
             yield f"Each host then needs {gib(best.peak.host_bytes)}; set --host-memory to check that too."
         return

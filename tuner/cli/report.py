@@ -27,14 +27,20 @@ def _newest(ctx: click.Context, param: click.Parameter, names: Sequence[str]) ->
     ),
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.files, callback=_newest)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.")
-@click.option("--watch", is_flag=True, help="Serve it on this machine and keep it up to date, until Ctrl-C.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Port to serve it on, with --watch.  [default: a free one]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="HTML file to write. [default: RUN/report.html]",
+)
+@click.option("--watch", is_flag=True, help="Serve the report on this machine and keep it up to date.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Port of --watch. [default: a free one]")
 def command(runs: Sequence[str], output: Path | None, watch: bool, port: int | None) -> None:
-    """Write what happened in RUN as one HTML file that needs no network: curves, memory, samples, restarts, warnings.
+    """Write a report of one or several runs as one HTML file: curves, memory, samples, restarts, warnings.
 
-    Several runs are overlaid, with the values in which their recipes differ. The file is RUN/report.html; for several
-    runs it is report.html here.
+    The curves of several runs are overlaid, with the values in which their recipes differ; the file is then
+    ./report.html. The file needs no network.
     """
     if watch and output:
         raise UsageError("--output with --watch", where="--output", fix="Leave one of them out.")
@@ -64,7 +70,7 @@ def _watch(paths: Sequence[Path], port: int) -> None:
         raise UsageError(f"port {port} cannot be opened: {error.strerror}", where="--port", fix=fix) from None
     with server:
         say(server.url)
-        say("Ctrl-C ends it.", err=True)
+        say("Press Ctrl-C to stop. Open the address above in a browser.", err=True)
         with suppress(KeyboardInterrupt):
             server.serve_forever()
 

@@ -35,10 +35,13 @@ _STYLES = {"running": "cyan", "done": "green", "failed": "bold red", "died": "bo
     ),
 )
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=_DEFAULT)
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-@click.option("--watch", is_flag=True, help="Refresh every two seconds, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
+@click.option("--watch", is_flag=True, help="Refresh the list every two seconds; press Ctrl-C to stop.")
 def command(folder: Path, as_json: bool, watch: bool) -> None:
-    """List the runs below DIR (work_dirs): state, step, loss, speed, and what to do about those that ended badly."""
+    """List runs with their state, step, loss and speed, and what to do about those that failed.
+
+    DIR is the folder to look in. [default: work_dirs]
+    """
     from tuner.files import dump_json
     from tuner.runs import listing
 

@@ -16,18 +16,18 @@ def say(text: str = "", *, err: bool = False, **style: Any) -> None:
     click.echo(click.style(visible(text), **style) if style else visible(text), err=err)
 
 
-def columns() -> int | None:
-    """Return how wide the terminal is; None: standard output is none, and what reads a pipe has no width."""
-    if not sys.stdout.isatty():
+def columns(*, err: bool = False) -> int | None:
+    """Return how wide the terminal is; None: standard output (or error) is none, and what reads a pipe has no width."""
+    if not (sys.stderr if err else sys.stdout).isatty():
         return None
     import shutil  # a pipe has no width
 
     return shutil.get_terminal_size().columns
 
 
-def wrapped(line: str, indent: str = "") -> str:
+def wrapped(line: str, indent: str = "", *, err: bool = False) -> str:
     """Return a line as the lines that stand in the terminal, those after the first indented."""
-    if (width := columns()) is None or len(line) <= width:
+    if (width := columns(err=err)) is None or len(line) <= width:
         return line
     import textwrap
 

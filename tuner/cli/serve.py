@@ -19,15 +19,13 @@ from tuner.errors import MachineError, UsageError
 
 @click.command(cls=Command, examples=("tuner serve work_dirs/NAME/TIME --port 8000",))
 @model_options
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 listens on all interfaces."
-)
-@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@click.option("--name", metavar="NAME", help="The model's name in requests.  [default: the folder's name]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all interfaces.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port to listen on.")
+@click.option("--name", metavar="NAME", help="Name of the model in requests. [default: the folder's name]")
 @click.option(
     "--engine",
     type=click.Choice(("transformers", "vllm")),
-    help="[default: vllm if it and a GPU are available, else transformers]",
+    help="Server to use. [default: vllm if it is installed and a GPU is here, else transformers]",
 )
 def command(
     source: str,
@@ -38,10 +36,10 @@ def command(
     name: str | None,
     engine: Literal["transformers", "vllm"] | None,
 ) -> None:
-    """Serve SOURCE at http://HOST:PORT/v1 in OpenAI's protocol, with the chat template that it was trained with.
+    """Serve a trained model, or any other one, to OpenAI clients at http://HOST:PORT/v1.
 
     SOURCE is a run directory (its result, or its newest checkpoint), a checkpoint, a model's folder, or an id on the
-    hub. vLLM or transformers' own server serves it, without authentication. Ctrl-C stops it.
+    hub. The chat template is that of training. There is no authentication. Press Ctrl-C to stop.
     """
     from tuner.machine.hardware import detect, tool_path
     from tuner.worker.quiet import quiet_libraries

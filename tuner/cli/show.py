@@ -44,8 +44,14 @@ class Shown:
 @click.argument("name", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
 @targets.machine_options
-@click.option("--diff", "other", metavar="OTHER", shell_complete=complete.recipes, help="Show only the differences.")
-@click.option("--json", "as_json", is_flag=True, help='Print {"recipe", "origins", ...} as JSON.')
+@click.option(
+    "--diff",
+    "other",
+    metavar="OTHER",
+    shell_complete=complete.recipes,
+    help="Show only the values that differ from OTHER: a recipe, or a DeepSpeed preset or JSON.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the values and their origins as JSON.")
 @override_options
 def command(
     name: str | None,
@@ -58,11 +64,12 @@ def command(
     allow_code: bool,
     **changes: Any,
 ) -> None:
-    """Show NAME as training sees it: each value, where it comes from and what it overrides.
+    """Show every value of a recipe, where it comes from and what it overrides.
 
-    NAME is a recipe (or a .py file), a DeepSpeed preset or JSON, or a run directory. With --deepspeed, or --gpus and
-    --gpu, the final DeepSpeed config too. --set and the like change NAME alone, --deepspeed both sides of --diff; for
-    a recipe with --deepspeed, OTHER may be another preset or JSON under the same recipe.
+    NAME is a recipe, a DeepSpeed preset or JSON, or a run directory. With --deepspeed, or with --gpus and --gpu, the
+    final DeepSpeed config is shown too.
+
+    With --diff, --set applies to NAME only and --deepspeed to both. OTHER may also be a DeepSpeed preset or JSON.
     """
     from tuner.launch.targets import kind_of
 

@@ -25,13 +25,13 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
 @click.command(cls=Command, examples=("tuner smoke qwen3_8b_qlora_alpaca_e1",))
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @override_options
 def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code: bool, **changes: Any) -> None:
-    """Try RECIPE with a small random model of its architecture on two CPU ranks.
+    """Test a recipe in about a minute: with a small random model of its architecture, in two CPU processes.
 
-    Trains two steps on the first rows, saves a checkpoint, resumes from it and reloads the result. Exit code 0, or
-    that of the stage that failed.
+    Trains two steps on the first rows, saves a checkpoint, resumes from it and loads the result. Exit code 0, or that
+    of the stage that failed.
     """
     started = time.monotonic()
     os.environ |= _ALONE

@@ -35,29 +35,40 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 )
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
-@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines.")
+@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes.")
 @click.option(
-    "--gpus-per-node", type=click.IntRange(0), required=True, help="GPUs and ranks on each node; 0: CPU ranks."
+    "--gpus-per-node",
+    type=click.IntRange(0),
+    required=True,
+    help="GPUs per node, with one process for each; 0: train on CPUs.",
 )
-@click.option("--tasks-per-node", type=click.IntRange(1), help="CPU ranks on each node, without GPUs. Default: 1.")
-@click.option("--gpu", metavar="NAME", help="The GPUs' model, such as a100-80g, to check the memory for it.")
-@click.option("--cpus-per-task", type=click.IntRange(1), help="Cores for each rank.")
-@click.option("--mem", metavar="SIZE", help="Memory of each node, in sbatch's form.")
-@click.option("--host-memory", metavar="SIZE", help="Memory of each node, such as 512GB, to check. Default: --mem.")
-@click.option("--partition", metavar="NAME", help="As sbatch.")
-@click.option("--account", metavar="NAME", help="As sbatch.")
-@click.option("--qos", metavar="NAME", help="As sbatch.")
-@click.option("--constraint", metavar="FEATURES", help="As sbatch.")
-@click.option("--time", metavar="LIMIT", help="Time limit: minutes, H:MM:SS or D-HH:MM:SS.")
-@click.option("--array", metavar="LIST", help="Run several jobs, such as 0-3; {index} in a value is the job's number.")
-@click.option("--name", metavar="NAME", help="The job's name. Default: the recipe's.")
-@click.option("--sbatch", "more_options", multiple=True, metavar="KEY[=VALUE]", help="Any other sbatch option.")
+@click.option("--tasks-per-node", type=click.IntRange(1), help="Processes per node without GPUs. [default: 1]")
+@click.option("--gpu", metavar="NAME", help="GPU model of the nodes, such as a100-80g: the memory is checked for it.")
+@click.option("--cpus-per-task", type=click.IntRange(1), help="CPU cores per process.")
+@click.option("--mem", metavar="SIZE", help="RAM per node, as sbatch takes it.")
+@click.option(
+    "--host-memory",
+    metavar="SIZE",
+    help="RAM per node, such as 512GB, that the memory is checked for. [default: --mem]",
+)
+@click.option("--partition", metavar="NAME", help="Slurm partition.")
+@click.option("--account", metavar="NAME", help="Slurm account.")
+@click.option("--qos", metavar="NAME", help="Slurm quality of service.")
+@click.option("--constraint", metavar="FEATURES", help="Features that the nodes must have.")
+@click.option("--time", metavar="LIMIT", help="Time limit: minutes, H:MM:SS or D-HH:MM:SS. [default: the partition's]")
+@click.option(
+    "--array", metavar="LIST", help="Submit several jobs, such as 0-3; {index} in a value becomes the job's number."
+)
+@click.option("--name", metavar="NAME", help="Name of the job. [default: the recipe's]")
+@click.option(
+    "--sbatch", "more_options", multiple=True, metavar="KEY[=VALUE]", help="Any other sbatch option, such as exclusive."
+)
 @click.option(
     "--max-requeues",
     type=click.IntRange(0),
     default=3,
     show_default=True,
-    help="How often the job may be requeued when it is preempted or out of time.",
+    help="How often the job may be requeued after it was preempted or ran out of time.",
 )
 @click.option(
     "--stop-before",
@@ -65,11 +76,11 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
     default=120,
     show_default=True,
     metavar="SECONDS",
-    help="Save and requeue this long before the time limit; must be longer than a validation and a save.",
+    help="Save and requeue this long before the time limit; longer than a validation and a save take.",
 )
-@click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
-@click.option("--ignore-fit", is_flag=True, help="Submit even if the memory seems too small.")
-@click.option("--dry-run", is_flag=True, help="Print the script without submitting it.")
+@click.option("--work-dir", type=click.Path(path_type=Path), help="Folder of the run. [default: work_dirs/RECIPE/TIME]")
+@click.option("--ignore-fit", is_flag=True, help="Submit even if the estimated memory does not fit.")
+@click.option("--dry-run", is_flag=True, help="Print the job script without submitting it.")
 @override_options
 def command(
     recipe: str | None,
@@ -92,7 +103,7 @@ def command(
     allow_code: bool,
     **rest: Any,
 ) -> None:
-    """Train RECIPE as a Slurm job. It resumes whenever Slurm starts it again."""
+    """Train as a Slurm job that requeues itself before the time limit and resumes from its checkpoint."""
     from datetime import datetime
 
     from tuner.launch import preflight, sbatch

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tuner.launch.targets import Kind
 
 machine_options = all_of(
-    click.option("--gpus", type=click.IntRange(1), help="GPUs on each node. Default: those of this machine."),
-    click.option("--gpu", metavar="NAME", help="Their model, such as a100-80g or h100."),
+    click.option("--gpus", type=click.IntRange(1), help="GPUs per node. [default: those of this machine]"),
+    click.option("--gpu", metavar="NAME", help="GPU model to plan for, such as a100-80g or h100."),
     click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes."),
 )
 """Machines that need not be here."""
@@ -26,14 +26,16 @@ deepspeed_option = all_of(
         "--deepspeed",
         metavar="PRESET|FILE",
         shell_complete=complete.deepspeed,
-        help="A preset, a DeepSpeed JSON, an accelerate config, a ROLL preset, auto, or none.",
+        help="DeepSpeed config: zero1, zero2, zero2_offload, zero3, zero3_offload, a JSON file, an accelerate config, "
+        "none, or auto: the lowest ZeRO level that fits. [default: the recipe's, auto]",
     ),
     click.option(
         "--ds",
         multiple=True,
         metavar="KEY=VALUE",
         shell_complete=complete.deepspeed_keys,
-        help="Change one value of the DeepSpeed config; KEY may be shortened to its unique end.",
+        help="Override a DeepSpeed config value, such as --ds overlap_comm=false. The last part of KEY is enough if it "
+        "is unambiguous.",
     ),
 )
 

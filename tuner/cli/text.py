@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.say import say
+from tuner.cli.say import say, wrapped
 from tuner.recipes.diff import Difference
 from tuner.recipes.merging import leaves
 from tuner.recipes.origin import DEFAULT, Origin
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def announce(run: ResolvedRun, warnings: tuple[str, ...]) -> None:
-    """Say in a few lines what is about to run, and every warning: the run's, and those of the machine."""
+    """Print what is about to run, and every warning, on standard error: the run's, and those of the machine."""
     from tuner.launch.announcement import announcement
 
     for line in announcement(run, warnings):
-        say(line, err=True)
+        say(wrapped(line, "  ", err=True), err=True)
 
 
 def with_origins(

@@ -13,7 +13,7 @@ import click
 from tuner.cli import complete, hosts, targets
 from tuner.cli.help import Command
 from tuner.cli.options import Finite, override_options, overrides
-from tuner.cli.say import say
+from tuner.cli.say import columns, say
 from tuner.cli.text import announce, origins_json, with_origins
 from tuner.errors import UsageError
 from tuner.machine.topology import LAUNCHERS, LaunchFlags
@@ -32,42 +32,59 @@ if TYPE_CHECKING:
 )
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
-@click.option("--work-dir", type=click.Path(path_type=Path), help="The run directory. Default: work_dirs/RECIPE/TIME.")
-@click.option("--resume", metavar="PATH|auto", help="A checkpoint or run directory to resume from; auto: the newest.")
+@click.option(
+    "--work-dir",
+    type=click.Path(path_type=Path),
+    help="Folder of the run: checkpoints, metrics, result; --output-dir is the same. [default: work_dirs/RECIPE/TIME]",
+)
+@click.option(
+    "--resume",
+    metavar="PATH|auto",
+    help="Continue from a checkpoint or a run directory; auto: from the newest checkpoint of this recipe.",
+)
 @click.option(
     "--resume-weights",
     is_flag=True,
-    help="With --resume: load only the weights when the optimizer's states do not fit, as at another ZeRO stage.",
+    help="With --resume: load only the weights if the optimizer states cannot be loaded, as at another ZeRO stage.",
 )
 @click.option(
     "--launcher",
     type=click.Choice(LAUNCHERS),
+    metavar="NAME",
     default="torchrun",
-    help="What starts the ranks. torchrun: this command, on several nodes with torchrun. slurm, mpi: srun or mpirun "
-    "started this process as one rank. env: read the cluster's variables. none: this process is the only rank.",
+    show_default=True,
+    help="How worker processes are started. torchrun: tuner starts them. slurm, mpi: this process was already started "
+    "as one worker by srun or mpirun. env: by the variables that the cluster sets. none: this process is the only one.",
 )
-@click.option("--nproc-per-node", type=int, help="Processes on each node. Default: one per GPU. [NPROC_PER_NODE]")
-@click.option("--nnodes", type=int, help="Number of nodes. [NNODES]")
-@click.option("--node-rank", type=int, help="Number of this node, from 0. [NODE_RANK]")
-@click.option("--master-addr", help="Address of node 0. [ADDR, MASTER_ADDR]")
-@click.option("--master-port", type=int, help="Port on node 0. [PORT, MASTER_PORT]")
+@click.option(
+    "--nproc-per-node", type=int, help="Worker processes per node. [default: one per GPU] [env: NPROC_PER_NODE]"
+)
+@click.option("--nnodes", type=int, help="Number of nodes; start this command on each. [default: 1] [env: NNODES]")
+@click.option("--node-rank", type=int, help="Rank of this node (0 to nnodes-1). [env: NODE_RANK]")
+@click.option("--master-addr", metavar="HOST", help="Host name or address of node 0. [env: MASTER_ADDR, ADDR]")
+@click.option("--master-port", type=int, help="Free port on node 0. [env: MASTER_PORT, PORT]")
 @hosts.options
 @click.option(
-    "--bind-cores-to-rank", "bind_cores", is_flag=True, help="Bind each rank to its share of its node's cores."
+    "--bind-cores-to-rank",
+    "bind_cores",
+    is_flag=True,
+    help="Bind each worker process to its share of the node's CPU cores.",
 )
-@click.option("--ignore-fit", is_flag=True, help="Start even if the memory seems too small.")
+@click.option("--ignore-fit", is_flag=True, help="Start even if the estimated memory does not fit.")
 @click.option(
     "--on-oom",
     type=click.Choice(("stop", "retry")),
     default="stop",
-    help="When a GPU runs out of memory: stop, or resume with a smaller micro-batch, then at a higher ZeRO level.",
+    show_default=True,
+    help="If a GPU runs out of memory: stop, or retry from the last checkpoint with a smaller micro-batch, then at a "
+    "higher ZeRO level.",
 )
 @click.option(
     "--max-restarts",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="How often to resume from the last checkpoint after a rank is killed, crashes or hangs.",
+    help="How often to continue from the last checkpoint after a process crashes, is killed or hangs.",
 )
 @click.option(
     "--grace",
@@ -75,15 +92,16 @@ if TYPE_CHECKING:
     default=300,
     metavar="SECONDS",
     show_default=True,
-    help="On SIGTERM or Ctrl-C, time for ranks to finish the step (or a validation) and save; longer if earlier "
-    "saves took longer.",
+    help="Time to finish the step and save a checkpoint after Ctrl-C or SIGTERM; longer if earlier saves took longer.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would run without starting it.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the plan, the command and the DeepSpeed config, and start nothing."
+)
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object per line while the run goes; with --dry-run, the plan.",
+    help="Print events as JSON lines during the run; with --dry-run, the plan as JSON.",
 )
 @override_options
 def command(
@@ -112,10 +130,11 @@ def command(
     ssh: str | None,
     **changes: Any,
 ) -> None:
-    """Train RECIPE, a recipe's name or a file (.py, .yaml, .json).
+    """Fine-tune a model: give --model and --data, or the name or file (.py, .yaml, .json) of a RECIPE.
 
-    Without RECIPE, --model PATH --data FILE trains that model with LoRA or --method. RECIPE may be a model's path too.
-    In a terminal, tuner train alone asks for the three.
+    A recipe sets everything; every option below overrides it. `tuner list` shows the names that recipes are made of.
+    Hugging Face's spellings work too, such as --learning_rate and --num_train_epochs.
+    In a terminal, `tuner train` alone asks for model, data and method.
     """
     from datetime import datetime
 
@@ -205,8 +224,7 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
     sections = {
         "command": [shlex.join([*(f"{key}={value}" for key, value in own.items()), *argv]) for own in ranks or [{}]],
         "environment": [f"{key}={shlex.quote(value)}" for key, value in env.items()],
-        "batch": [f"{key} = {value}" for key, value in batch.items()],
-        "deepspeed.json": with_origins(run.final.config, run.final.origins, width=64),
+        "deepspeed.json": with_origins(run.final.config, run.final.origins, width=64, columns=columns()),
     }
     for title, lines in sections.items():
         say("\n".join((f"{title}:", *(f"  {line}" for line in lines), "")))

@@ -23,21 +23,23 @@ if TYPE_CHECKING:
 @click.command(cls=Command, examples=("tuner tune my_recipe.py",))
 @click.argument("recipe", required=False, shell_complete=complete.recipes, callback=targets.imported)
 @targets.deepspeed_option
-@click.option(
-    "--steps", type=click.IntRange(2), default=6, show_default=True, help="Optimizer steps for each candidate."
-)
+@click.option("--steps", type=click.IntRange(2), default=6, show_default=True, help="Optimizer steps per candidate.")
 @click.option(
     "--minutes",
     type=Finite(min=0, min_open=True),
     default=15,
     show_default=True,
-    help="Start no further candidate after this time.",
+    help="Start no new candidate after this time.",
 )
-@click.option("--nproc-per-node", type=int, help="Processes. Default: one per GPU. [NPROC_PER_NODE]")
+@click.option("--nproc-per-node", type=int, help="Worker processes. [default: one per GPU] [env: NPROC_PER_NODE]")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="The recipe file to write. Default: RECIPE_tuned.py."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Recipe file to write. [default: RECIPE_tuned.py]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 @override_options
 def command(
     recipe: str | None,
@@ -50,10 +52,11 @@ def command(
     allow_code: bool,
     **changes: Any,
 ) -> None:
-    """Measure how RECIPE trains fastest on this machine, and write that as a recipe.
+    """Measure the fastest settings for a recipe on this machine, and write them as a recipe.
 
-    Micro-batch, recomputation, loss and ZeRO level are tried for some steps each, at the same global batch: every
-    candidate learns the same. Running out of memory is a row of the table. Ctrl-C shows what was measured so far.
+    Tries micro-batches, gradient checkpointing, losses and ZeRO levels for some steps each. The global batch stays
+    the same, so every candidate learns the same. Running out of memory is a row of the table. Ctrl-C shows what was
+    measured so far.
     """
     from tuner.files import dump_json, write_new_text
     from tuner.launch.run import Request

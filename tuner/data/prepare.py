@@ -33,6 +33,7 @@ from tuner.data.sample import JUDGED, NO_ANSWER
 from tuner.errors import DataError
 from tuner.files import disk_errors, make_folder, sha256, write_json
 from tuner.machine.libraries import version_of
+from tuner.progress import shown
 from tuner.recipes.schema import Dataset
 
 _LOG = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def prepare(
     *,
     objective: str = "sft",
     tick: Callable[[], None] = lambda: None,
+    num_rows: int | None = None,
 ) -> Prepared:
     """Read, tokenize, mask, and pack or cut a data set; the same input gives the same rows everywhere.
 
@@ -57,6 +59,7 @@ def prepare(
         tokenizer: With the chat template that the run uses.
         objective: Decides what kind of rows there may be, and which tokens carry loss.
         tick: Called now and then while rows are made.
+        num_rows: About how many rows there are, where that is known; shown beside those that are done.
 
     Raises:
         DataError: the data set, a row, or the chat template is wrong, or no row is left to train on.
@@ -70,11 +73,11 @@ def prepare(
         if not (folder / COUNTS_FILE).is_file():
             make_folder(cache)
             try:
-                _make(folder, pipeline, tokenizer, tick, is_fast=is_fast)
+                _make(folder, pipeline, tokenizer, tick, num_rows, is_fast=is_fast)
             except Differs:
                 _LOG.warning("fastokens gives other tokens than tokenizers for a row, so tokenizers encodes all rows.")
                 _mark_of(tokenizer).touch()
-                return prepare(dataset, tokenizer, objective=objective, tick=tick)
+                return prepare(dataset, tokenizer, objective=objective, tick=tick, num_rows=num_rows)
     return Prepared.load(folder, objective)
 
 
@@ -94,9 +97,14 @@ def _cache() -> Path:
     return Path(datasets.config.HF_DATASETS_CACHE) / "tuner"
 
 
-def _make(folder: Path, pipeline: Pipeline, tokenizer: Any, tick: Callable[[], None], *, is_fast: bool) -> None:
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        tally = build(Path(scratch), pipeline, tokenizer, pipeline.rows(), tick, is_fast=is_fast)
+def _make(
+    folder: Path, pipeline: Pipeline, tokenizer: Any, tick: Callable[[], None], num_rows: int | None, *, is_fast: bool
+) -> None:
+    with (
+        tempfile.TemporaryDirectory(dir=folder.parent) as scratch,
+        shown("tokenizing", "rows", num_rows) as work,
+    ):
+        tally = build(Path(scratch), pipeline, tokenizer, work.counted(pipeline.rows()), tick, is_fast=is_fast)
         refuse_nothing(pipeline, tally)
         _move(Path(scratch) / DONE, folder)
 

@@ -17,6 +17,7 @@ from tuner.data.compat import fingerprint_of
 from tuner.data.readers.text_files import PACKED, Cursor, OnError, PlacedRow, Row, fail
 from tuner.errors import DataError, MachineError, brief_repr, did_you_mean
 from tuner.files import load_json, read_named_text, sha256
+from tuner.progress import shown
 from tuner.recipes import catalog, paths
 
 # What `datasets` writes beside the rows of a saved data set.
@@ -233,7 +234,8 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     try:
-        dataset = datasets.load_dataset(*names, **settings)
+        with shown(f"loading {place}"):
+            dataset = datasets.load_dataset(*names, **settings)
     except (ConnectionError, httpx.TransportError) as error:
         what = f"{place!r} is not a local file or folder, and the Hugging Face hub cannot be reached to look for it"
         raise MachineError(what, fix="Connect to the network, or give a local file with --data.") from error

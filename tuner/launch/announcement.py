@@ -1,26 +1,150 @@
-"""What is said of a run before it starts: a few lines for a person, and every warning. It prints nothing."""
+"""The lines that a run, --dry-run and `tuner plan` begin with: at most eight of them, then the warnings.
+
+It prints nothing. A line holds one subject, and no fact stands in two of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from tuner.launch import fitting
+from tuner.fit.levels import LEVELS, Level
+from tuner.fit.parameters import has_formula, num_parameters
+from tuner.fit.sizes import gib
+from tuner.fit.trainable import count
+from tuner.launch import counting, fitting
+from tuner.launch.checks import storage
 from tuner.launch.run import ResolvedRun
+from tuner.launch.steps import Steps, estimate_tokens
+from tuner.machine.topology import Batch, Topology
+from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import RecipeConfig, Share
+
+_OBJECTIVES = {"sft": "SFT", "pretrain": "pretraining", "reward": "reward model"}
+"""How objectives are written; the others are their type in capitals."""
+_MAX_PATHS = 3
 
 
 def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[str]:
     """Return the lines about what is about to run, and its warnings: the run's own, and `warnings` of the machine."""
-    why = f" ({run.level_reason})" if run.level_reason else ""
-    batch, shared_by = run.batch, run.recipe.config.train_cfg.sequence_parallel_size
-    ranks = f"{batch.ranks} groups of {shared_by} ranks" if shared_by > 1 else f"{batch.ranks} ranks"
-    memory = [f"memory: {fitting.describe(run.fit)}"] if run.fit and run.fit.fits else []
     return [
-        f"{run.recipe.name} on {run.hardware.describe()}; {run.topology.describe()}",
-        f"DeepSpeed: {run.level}{why}; {run.precision.dtype}: {run.precision.reason}",
-        f"batch: {batch.micro_batch} x {batch.accumulation} x {ranks} = {batch.global_batch}",
-        f"steps: {run.steps.describe()}",
-        *memory,
-        f"run directory: {run.run_path}",
+        *of_recipe(run.recipe, run.steps, run.batch),
+        _machines(run),
+        *_memory(run),
+        f"run directory: {_from_here(run.run_path)}",
         *run.notes,
-        *(f"WARNING: {warning}" for warning in (*run.warnings, *warnings)),
+        *(f"WARNING: {warning}" for warning in dict.fromkeys((*run.warnings, *warnings))),
     ]
+
+
+def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[str]:
+    """Return the lines that need no machine: model and method, data, steps, batch size."""
+    config = recipe.config
+    return [
+        f"model: {_model(recipe)}",
+        f"data: {_data(config, steps)}",
+        f"steps: {steps.describe()}",
+        f"batch size: {_batch(batch, config.train_cfg.sequence_parallel_size)}",
+    ]
+
+
+def _model(recipe: Recipe) -> str:
+    config, architecture = recipe.config, recipe.config.architecture
+    method = f"{_method(config)}, {_OBJECTIVES.get(config.objective.type, config.objective.type.upper())}"
+    asked = recipe.asked
+    if asked and asked.name is None and asked.overrides.method is None:
+        method += "; --method chooses another"
+    text = f"{config.model.path} ({method})"
+    if architecture is None or not has_formula(architecture):
+        return text
+    trained, total = count(config, architecture).trainable, num_parameters(architecture)
+    share = f"all {_number(total)}" if trained == total else f"{_number(trained)} of {_number(total)}"
+    return f"{text}, {share} parameters trained"
+
+
+def _method(config: RecipeConfig) -> str:
+    if config.adapter is None:
+        layers = config.train_cfg.trainable_layers
+        return f"the last {layers} layer{'s' * (layers > 1)}" if layers else "full fine-tuning"
+    name = "DoRA" if config.adapter.use_dora else "LoRA"
+    if config.quantization is None:
+        return name
+    return f"Q{name}" if config.quantization.bits == 4 else f"{name} on {config.quantization.bits}-bit weights"
+
+
+def _number(value: int) -> str:
+    """Return a count with three digits, such as '43.6 M'."""
+    for unit, size in (("B", 1e9), ("M", 1e6)):
+        if value >= size:
+            return f"{value / size:#.3g} {unit}".replace(". ", " ")
+    return f"{value:,}"
+
+
+def _data(config: RecipeConfig, steps: Steps) -> str:
+    dataset = config.train_dataloader.dataset
+    names = [
+        f"{one.path} x {one.weight:g}" if isinstance(one, Share) and one.weight != 1 else f"{one.path}"
+        for one in dataset.shares
+    ]
+    text = ", ".join(names[:_MAX_PATHS])
+    if len(names) > _MAX_PATHS:
+        text += f" and {len(names) - _MAX_PATHS} more"
+    if steps.rows.value is not None:
+        text += f", {steps.rows.value:,} row{'s' * (steps.rows.value != 1)}"
+        tokens = estimate_tokens(config, counting.sources(config))
+        text += f", about {_number(round(tokens))} tokens per epoch" if tokens else ""
+    val = config.val_dataloader
+    return f"{text}; validation: {val.dataset.path}" if val and val.dataset.path and not dataset.val_split else text
+
+
+def _batch(batch: Batch, shared_by: int) -> str:
+    processes = _counted(batch.ranks, "process", "es")
+    if shared_by > 1:
+        processes = f"{_counted(batch.ranks, 'group')} of {shared_by} processes"
+    accumulation = _counted(batch.accumulation, "accumulation step")
+    return f"{batch.global_batch} ({batch.micro_batch} per device x {accumulation} x {processes})"
+
+
+def _machines(run: ResolvedRun) -> str:
+    if run.hardware.gpus:
+        gpus = f"{run.hardware.describe()}, {_processes(run.topology)}"
+        return f"DeepSpeed: {_level(run)}, {run.precision.dtype}, on {gpus}"
+    where = f" with {_processes(run.topology)}" if run.topology.world_size > 1 else ""
+    return f"No GPU found: training on the CPU{where} in {run.precision.dtype}, {_level(run)}"
+
+
+def _processes(topology: Topology) -> str:
+    nodes = f"{topology.num_nodes} nodes, " if topology.num_nodes > 1 else ""
+    started = "" if topology.launcher == "direct" else f" ({topology.launcher})"
+    return f"{nodes}{_counted(topology.world_size, 'process', 'es')}{started}"
+
+
+def _level(run: ResolvedRun) -> str:
+    """Return the ZeRO stage, the config that it comes from, and why `auto` took it."""
+    level = Level.of_config(run.final.config)
+    if not level.stage:
+        return "without ZeRO" if run.level == "none" else f"without ZeRO ({run.level})"
+    offloaded = " with offloading" if level.offload_optimizer or level.offload_param else ""
+    # The reason's end is the memory of the level's lightest split; the memory of this run has a line of its own.
+    why = (run.level_reason or "").partition(": ")[0] if run.hardware.gpus else ""
+    source = run.level if run.level in LEVELS else f"from {run.level}"
+    before = "" if run.hardware.gpus else "with "
+    return f"{before}ZeRO-{level.stage}{offloaded} ({', '.join(filter(None, [source, why]))})"
+
+
+def _memory(run: ResolvedRun) -> Iterator[str]:
+    if run.fit:
+        if run.fit.fits:  # else a warning tells
+            yield f"memory: needs {fitting.describe(run.fit)}"
+        return
+    needed, available = storage.host_bytes(run), run.hardware.host_memory_bytes
+    if needed and needed <= available and not run.hardware.gpus:
+        yield f"memory: needs at least {gib(needed)} of {gib(available)} for weights and optimizer states"
+
+
+def _from_here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _counted(number: int, noun: str, ending: str = "s") -> str:
+    return f"{number} {noun}{ending * (number != 1)}"

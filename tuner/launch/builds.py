@@ -18,6 +18,7 @@ from tuner.errors import MachineError
 from tuner.launch.run import ResolvedRun
 from tuner.machine import extensions
 from tuner.machine.kernel import die_with_parent
+from tuner.progress import Work, shown
 from tuner.zero import needs
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 _LOOK_S = 1.0
-_SILENT_S = 20.0
 _UNSEEN_S = 600.0
 """How old a lock is that nobody has any more, where its process could not be seen: another user's or machine's."""
 _SECONDS = {"cpu_adam": 60, "pin_memory": 30, "async_io": 240}
@@ -116,26 +116,24 @@ def _argv(ops: Sequence[str]) -> list[str]:
 
 def _watch(child: subprocess.Popen[bytes], log: Path, locks: Sequence[Path]) -> None:
     """Show how far the build is, and free what it waits for once its owner is gone."""
-    began_s = looked_s = told_s = time.monotonic()
-    told = ""
-    while child.poll() is None:
-        now_s, step = time.monotonic(), _step(log.read_text(encoding="utf-8", errors="replace"))
-        if step != told or now_s - told_s >= _SILENT_S:
-            told, told_s = step, now_s
-            _say(f"compiling{step}, {now_s - began_s:.0f} s")
-        if now_s - looked_s >= _LOOK_S:
-            _free(locks, waits_s=_LOOK_S / 2)
-            looked_s = time.monotonic()
-        time.sleep(_POLL_S)
+    looked_s = time.monotonic()
+    with shown("compiling") as work:
+        while child.poll() is None:
+            _read_step(log.read_text(encoding="utf-8", errors="replace"), work)
+            if time.monotonic() - looked_s >= _LOOK_S:
+                _free(locks, waits_s=_LOOK_S / 2)
+                looked_s = time.monotonic()
+            time.sleep(_POLL_S)
 
 
-def _step(text: str) -> str:
-    """Return which op is compiled, and how many of its files ninja has done."""
+def _read_step(text: str, work: Work) -> None:
+    """Read from the log which op is compiled, and how many of its files ninja has done."""
     ops = list(_OP.finditer(text))
     if not ops:
-        return ""
-    steps = _STEP.findall(text, ops[-1].end())
-    return f" {needs.OPS[ops[-1][1]]}" + (f" ({steps[-1][0]} of {steps[-1][1]})" if steps else "")
+        return
+    work.title = f"compiling DeepSpeed's {needs.OPS[ops[-1][1]]}"
+    if steps := _STEP.findall(text, ops[-1].end()):
+        work.unit, work.done, work.total = "files", int(steps[-1][0]), int(steps[-1][1])
 
 
 def _free(locks: Sequence[Path], waits_s: float = 0.0) -> None:

@@ -148,7 +148,7 @@ def describe(fit: Fit) -> str:
 
 def warning(fit: Fit | None) -> str | None:
     """Return what to say of a run that may not fit."""
-    return f"this run may not fit: {describe(fit)}." if fit and not fit.fits else None
+    return f"This run may not fit: it needs {describe(fit)}." if fit and not fit.fits else None
 
 
 def refuse_hopeless(fit: Fit | None, config: RecipeConfig) -> None:
@@ -167,7 +167,6 @@ def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
     ways = [f"{change.what}: {change.flags} --deepspeed {change.level}" for change in advised[:3]]
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs. See tuner plan."
     return MachineError(
-        f"this run does not fit: {describe(fit)} at {fit.level}",
-        where="the memory here",
+        f"this run does not fit: it needs {describe(fit)} at {fit.level}",
         fix=f"{fix}\nTo start anyway: --ignore-fit",
     )

@@ -66,6 +66,7 @@ class Plan(NamedTuple):
         on: The machines in words.
         report: Memory, levels and traffic; None where the model's size is not known, and `unknown` says why.
         steps: The optimizer steps of the run.
+        batch: The batch of all ranks.
         warnings: What to say of the recipe, of too few steps and of the DeepSpeed config.
         chosen: The DeepSpeed config that is asked for beside the levels; None where none is, or nothing is known of it.
     """
@@ -75,6 +76,7 @@ class Plan(NamedTuple):
     report: summary.Report | None
     unknown: ModelError | None
     steps: Steps
+    batch: Batch
     warnings: tuple[str, ...]
     chosen: Chosen | None = None
 
@@ -117,15 +119,16 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
     recipe = kernels.choose(recipe, place.node, dtype)  # as `tuner train` does: memory depends on them
     if unknown := summary.unknown_size(recipe.config):
         config = recipe.config.with_split(possible(recipe.config, ranks)[0])
-        counted, warnings = _steps(recipe, config, ranks)
+        counted, batch, warnings = _steps(recipe, config, ranks)
         told = f"the memory is not known: {unknown.what}. {unknown.fix or ''}".strip()
         _, more = _chosen(recipe, deepspeed, place)
-        return Plan(recipe, place.name, None, unknown, counted, _each_once(told, *warnings, *more))
+        return Plan(recipe, place.name, None, unknown, counted, batch, _each_once(told, *warnings, *more))
     assumed = Cluster.of(place.product, wanted.nodes, utilisation=_utilisation(wanted)) if place.product else None
     report = summary.make(recipe, place.machines, _cluster(wanted, place.product), assumed)
-    counted, warnings = _steps(recipe, report.config, ranks)
+    counted, batch, warnings = _steps(recipe, report.config, ranks)
     chosen, more = _chosen(recipe, deepspeed, place)
-    return Plan(recipe, place.name, report, None, counted, _each_once(*_no_kernels(place), *warnings, *more), chosen)
+    warnings = _each_once(*_no_kernels(place), *warnings, *more)
+    return Plan(recipe, place.name, report, None, counted, batch, warnings, chosen)
 
 
 def _no_kernels(place: Place) -> Iterator[str]:
@@ -183,7 +186,8 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
         count, node.smallest_gpu_bytes, wanted.nodes, host_bytes, weight_bytes, old_gpus=node.has_old_gpus
     )
     product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
-    name = f"{wanted.nodes} x {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
+    nodes = f"{wanted.nodes} node{'s' * (wanted.nodes > 1)}"
+    name = f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else node.describe()}"
     return Place(machines._replace(nvme_path=wanted.nvme or ""), node, product, name)
 
 
@@ -206,8 +210,8 @@ def _utilisation(wanted: Wanted) -> float:
     return wanted.utilisation
 
 
-def _steps(recipe: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, tuple[str, ...]]:
-    """Return the optimizer steps of the run, and what to say of the recipe and of too few steps.
+def _steps(recipe: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, Batch, tuple[str, ...]]:
+    """Return the optimizer steps of the run, its batch, and the warnings about the recipe and about too few steps.
 
     Args:
         config: The recipe with its split.
@@ -216,4 +220,4 @@ def _steps(recipe: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, tup
     batch = Batch(*config.split[:2], ranks)
     counted = steps.count_steps(config, batch, counting.sources(config))
     few = steps.too_few(config, batch, counted)
-    return counted, (*recipe.warnings, *([few] if few else []))
+    return counted, batch, (*recipe.warnings, *([few] if few else []))

@@ -94,7 +94,9 @@ def foresee(run: ResolvedRun) -> tuple[str, ...]:
     """
     _judge(run, system.notifies)
     findings = _findings(run, *_QUICK, zero.config, system.compiles)
-    return tuple(one if isinstance(one, str) else f"tuner train would refuse this run: {one}" for one in findings)
+    return tuple(
+        one if isinstance(one, str) else f"tuner train would refuse this run: {one.message}" for one in findings
+    )
 
 
 def _judge(run: ResolvedRun, *checks: Check) -> tuple[str, ...]:

@@ -41,6 +41,15 @@ class Certainty(Enum):
     UNKNOWN = "known once the data is read"
 
 
+_SURENESS = {
+    Certainty.EXACT: ("", ""),
+    Certainty.UNLESS_DROPPED: ("", " (fewer if rows are dropped: {})"),
+    Certainty.AT_MOST: ("at most ", " ({})"),
+    Certainty.ABOUT: ("about ", f" ({{}}; {Certainty.ABOUT.value})"),
+}
+"""What a person reads before and after a count of each certainty; `{}` is why."""
+
+
 class Count(NamedTuple):
     """A count, None where it is not known, how sure it is, and why."""
 
@@ -140,14 +149,16 @@ class Steps(NamedTuple):
         }
 
     def describe(self) -> str:
-        """Return in a line from where to where the run goes, and how sure that is."""
-        if self.total.value is None:
-            return f"{self.total}" + (f"; from {self.done} on" if self.done else "")
+        """Return in a line how many steps the run has, how sure that is, and the step that it resumes from."""
+        total, done = self.total, f"{self.done:,}"
+        if total.value is None:
+            resumed = f"; resuming from step {done}" if self.done else ""
+            return f"{total.certainty.value} ({total.why}){resumed}"
         if not self.left:
-            return f"{self.total.value}, and none is left: only the result is saved again"
-        resumed = f", from {self.done} on, so {self.left} are left" if self.done else ""
-        about = "about " if self.total.certainty is Certainty.ABOUT else ""
-        return f"{about}{self.total.value}{resumed} ({self.total})"
+            return f"{total.value:,}, all of them done: only the result is saved again"
+        resumed = f", resuming from step {done}, {self.left:,} left" if self.done else ""
+        before, after = _SURENESS[total.certainty]
+        return f"{before}{total.value:,}{resumed}{after.format(total.why)}"
 
 
 def count_steps(

@@ -28,6 +28,7 @@ from tuner.models import compat, whole
 from tuner.models.adapters import with_adapter
 from tuner.models.embeddings import fit_rows
 from tuner.models.tiny import materialize
+from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes import catalog, paths
 from tuner.recipes.adapter import Quantization
 from tuner.recipes.objective import Dpo, Kto
@@ -174,8 +175,9 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     auto = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
     if scores:
         arguments["num_labels"] = 1
-    with explained(path), compat.zero3_told() as unexpected:
-        loaded, report = auto.from_pretrained(path, output_loading_info=True, **arguments)
+    with explained(path), compat.zero3_told() as unexpected, shown(f"loading {path}"):
+        transformers.utils.logging.set_tqdm_hook(tqdm_hook)
+        loaded, report = auto.from_pretrained(path, output_loading_info=True, tqdm_class=tqdm_class(), **arguments)
     report["unexpected_keys"] |= unexpected
     whole.check(loaded, report, path, _layers(loaded), new_head=scores and not is_scorer(loaded.config))
     compat.keep_4_bits_as_stored(loaded)

@@ -108,5 +108,4 @@ def _give_way(merged: Merged, keys: Keys, value: Any, why: str) -> None:
     dotted, place, old = ".".join(keys), merged.place_of(keys), merged.get(keys)
     if place.kind is not Kind.PACKAGE:
         raise RecipeError(f"{dotted} = {old!r}: {why}", where=place, fix=f"Set {dotted}={value!r}, or remove it.")
-    warning = f"{dotted} is changed to {value!r}, not {old!r} ({place}): {why}."
-    merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(keys, value), warning))
+    merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(keys, value), note=f"{dotted}={value!r}: {why}"))

@@ -88,26 +88,25 @@ def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iter
         yield from _key_layers(*read_pair(KEY_FLAGS[flag], text, where, merged.values), place, merged)
         return
     key, _, given = text.partition("=")
-    where, alias = f"{flag} {text}", aliases.find(key.strip(), given)
-    place, told = Place(Kind.FLAG, where), aliases.note(key.strip(), given)
+    place, alias = Place(Kind.FLAG, f"{flag} {text}"), aliases.find(key.strip(), given)
     if alias and alias.flag:
         meant = Overrides(model=given) if alias.flag == "--model" else Overrides(data=given)
         for layer in layers(meant, merged, name):
             # Facts of a catalog's part stand where they are written, the user's own word where it was typed.
             is_typed = layer.place(()).kind is Kind.FLAG
-            yield Layer.at(place, layer.values, note=told) if is_typed else layer
+            yield Layer.at(place, layer.values) if is_typed else layer
         return
     keys, value = parse_override(text, flag, merged.values)
-    yield from _key_layers(keys, value, place, merged, told)
+    yield from _key_layers(keys, value, place, merged)
 
 
-def _key_layers(keys: Keys, value: Any, place: Place, merged: Merged, told: str | None = None) -> Iterator[Layer]:
+def _key_layers(keys: Keys, value: Any, place: Place, merged: Merged) -> Iterator[Layer]:
     """Yield the layer of one value at its keys, below one of the validation data where there is none yet."""
     if keys[0] == _VAL and len(keys) > 1 and merged.values[_VAL] is None:
         yield validation_rows.followed(place, merged)
     # A mapping may be None until it gets its first key: dataset.columns.
     _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, place.name)
-    yield Layer.at(place, nested(keys, value), note=told)
+    yield Layer.at(place, nested(keys, value))
 
 
 def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Place, Any, Merged], Layer]], ...]:

@@ -59,8 +59,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
     asked = Asked(name, overrides or Overrides(), allow_code)
     name, overrides = _asked(name, asked.overrides)
     merged = Merged()
-    notes: list[str] = []
-    for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides, notes):
+    for layer in _layers(name, allow_code) if name is not None else _own_layers(overrides):
         merged.lay(layer)
     for layer in command_line.layers(overrides, merged, name):
         merged.lay(layer)
@@ -75,9 +74,9 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
         raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
-    notes += [*merged.notes, *filter(None, [validation_rows.told(values)])]
+    notes = (*merged.notes, *filter(None, [validation_rows.told(values)]))
     shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
-    return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes), tuple(overrides.ds), asked)
+    return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, tuple(overrides.ds), asked)
 
 
 def _settle(merged: Merged) -> None:
@@ -112,15 +111,13 @@ def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Override
     return name, overrides
 
 
-def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
+def _own_layers(overrides: Overrides) -> Iterator[Layer]:
     """Yield the base recipe with a method, for a model that is laid over it."""
     base = read_base()
     yield Layer(base.values, base.place)
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
     yield _part_layer("methods", method)
     yield _part_layer("objectives", objective)
-    if overrides.method is None:
-        notes.append("Training with LoRA (SFT). Choose another method with --method.")
 
 
 def _name_of(overrides: Overrides) -> str:

@@ -13,7 +13,7 @@ from tuner.recipes.origin import DEFAULT, Keys, Origin, Place
 
 
 class Layer(NamedTuple):
-    """Values to lay over those before, where each stands, and what the user is told of them: a warning, or a note."""
+    """Values to lay over those before, where each stands, and a warning or a note about them for the user."""
 
     values: dict[str, Any]
     place: Callable[[Keys], Place]
@@ -22,7 +22,7 @@ class Layer(NamedTuple):
 
     @classmethod
     def at(cls, place: Place, values: dict[str, Any], warning: str | None = None, note: str | None = None) -> Layer:
-        """Return a layer whose values all stand at one place."""
+        """Return a layer of which all values come from one place."""
         return cls(values, lambda _: place, warning, note)
 
 

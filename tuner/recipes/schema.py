@@ -199,7 +199,8 @@ class Split(NamedTuple):
         return self.micro_batch * self.accumulation
 
     def __str__(self) -> str:
-        return f"{self.micro_batch} x {self.accumulation}, {'with' if self.recompute else 'without'} recomputation"
+        checkpointing = f"gradient checkpointing {'on' if self.recompute else 'off'}"
+        return f"micro-batch {self.micro_batch}, accumulation {self.accumulation}, {checkpointing}"
 
 
 class RecipeConfig(Block):

@@ -63,33 +63,29 @@ def settle(merged: Merged) -> None:
     if named == wanted or (before and _last(before) == _last(path)):  # a copy of the recipe's own model
         return
     if named is None:
-        _replace(merged, wanted, None)
+        _replace(merged, wanted)
         return
     if not part and not _has_other(merged, path, named):
         return
     _refuse_of_file(merged, named, wanted, path)
     whose = f"{before}'s" if before else "the recipe's"
     instead = f"{wanted!r}, that of {path}" if wanted else f"{path}'s own"
-    why = f"the chat template is {instead}, not {whose} {named!r}; to keep that one: --set {_KEY}={named}"
-    _replace(merged, wanted, f"{why}.")
+    note = f"chat template: {instead}, not {whose} {named!r} (--set {_KEY}={named} keeps that one)"
+    _replace(merged, wanted, note)
 
 
-def _replace(merged: Merged, wanted: str | None, warning: str | None) -> None:
-    merged.lay(Layer.at(merged.place_of(_MODEL), nested(_TEMPLATE, wanted), warning))
+def _replace(merged: Merged, wanted: str | None, note: str | None = None) -> None:
+    merged.lay(Layer.at(merged.place_of(_MODEL), nested(_TEMPLATE, wanted), note=note))
 
 
 def _has_other(merged: Merged, path: str, named: str) -> bool:
-    """Return whether a model has, or on the hub may have, another template than the named one; tell if it has none."""
+    """Return whether a model has, or on the hub may have, another template than the named one; note if it has none."""
     folder = tokenizer_folder(merged.values)
     if folder is None:
         return True
     template = own(folder)
     if template is None:
-        told = (
-            f"{path} has no chat template of its own; the recipe's {named!r} is used. For "
-            f"another one: --set {_KEY}=NAME"
-        )
-        merged.warnings.append(f"{told}.")
+        merged.notes.append(f"chat template: the recipe's {named!r}, because {path} has none (--set {_KEY}=NAME)")
         return False
     return plain(catalog.chat_template(named)) != plain(template)
 
@@ -119,8 +115,9 @@ def _fit_length(merged: Merged, path: str) -> None:
             continue
         if limit < length:
             derived = Place(Kind.DERIVED, f"derived: the context of {path}")
-            note = f"max_length: {limit}, the model's context length (tuner's default is {length})."
-            merged.lay(Layer.at(derived, nested(keys, limit), note=None if note in merged.notes else note))
+            # Validation follows training, so one line tells of both.
+            note = f"max_length: {limit}, the context length of {path} (instead of {length})"
+            merged.lay(Layer.at(derived, nested(keys, limit), note=note if note not in merged.notes else None))
 
 
 def _last(path: str) -> str:

@@ -14,6 +14,7 @@ from huggingface_hub import snapshot_download
 import tuner.models  # noqa: F401  registers InternLM with transformers
 from tuner.errors import ModelError
 from tuner.models.load import explained, source
+from tuner.progress import shown, tqdm_class
 from tuner.recipes import paths
 from tuner.recipes.schema import Model, RecipeConfig
 
@@ -56,9 +57,10 @@ def folder_of(base: Model) -> Path:
             raise ModelError(what, where="the base", fix="Give its current place: --base PATH.")
         return local
     files = [*_FILES, "*.py"] if base.trust_remote_code else [*_FILES]
-    with explained(path, "the base", "--base"):
-        # Folders inside hold the weights once more, in the publisher's own format.
-        return Path(snapshot_download(path, revision=base.revision, allow_patterns=files, ignore_patterns=["*/*"]))
+    # Folders inside hold the weights once more, in the publisher's own format.
+    patterns: dict[str, Any] = {"allow_patterns": files, "ignore_patterns": ["*/*"]}
+    with explained(path, "the base", "--base"), shown(f"downloading {path}"):
+        return Path(snapshot_download(path, revision=base.revision, tqdm_class=tqdm_class(), **patterns))
 
 
 def base_of(adapter: Any, recipe: RecipeConfig | None, asked: str | None, flag: str = "--base") -> Model:

@@ -157,7 +157,8 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
             draft = Path(temporary) / dest.name
             draft.mkdir()
             stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
-            tensors = write(content.pieces, draft, stem, most, dtype)
+            action = "merging" if content.kind == "merged" else "exporting"
+            tensors = write(content.pieces, draft, stem, most, dtype, action)
             told = {"scores": content.scores, "needs_tuner": content.needs_tuner}
             _write_besides(content, draft, card(options.name or dest.name, content.kind, content.base, saved, **told))
             compared = _compared(content, draft, saved.folder, tensors)

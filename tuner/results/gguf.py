@@ -17,6 +17,7 @@ import transformers
 
 from tuner.errors import MachineError, TunerError
 from tuner.files import write_json, write_text
+from tuner.progress import shown
 from tuner.results.modelfile import modelfile, writes_bos
 
 SCRIPT = "convert_hf_to_gguf.py"
@@ -87,7 +88,8 @@ def _modelfile(whole: Path, weights: str) -> str:
 
 def _convert(script: Path, whole: Path, weights: Path, outtype: str) -> None:
     argv = [sys.executable, str(script), str(whole), "--outfile", str(weights), "--outtype", outtype]
-    done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+    with shown("converting to GGUF"):
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0 or not weights.is_file():
         said = done.stderr.strip().splitlines()
         what = f"llama.cpp's converter ended with code {done.returncode}: {said[-1] if said else 'no output'}"

@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]
 
 from tuner.errors import MachineError, TunerError, UsageError
+from tuner.progress import shown
 from tuner.results.export import Exported
 
 FLAG = "--push"
@@ -128,7 +129,8 @@ def upload(folder: Path, exported: Exported, repository: Repository, *, kept: bo
         if repository.files is None:
             # None, not False: an organization may have private as its default.
             api.create_repo(name, private=repository.private or None, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload with tuner export")
+        with shown(f"uploading to {name}"):
+            api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload with tuner export")
     return f"{api.endpoint}/{name}"
 
 

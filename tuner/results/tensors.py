@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tuner.errors import DiskError, ModelError, TunerError
 from tuner.files import write_json
+from tuner.progress import shown
 
 Tensors = dict[str, Tensor]
 
@@ -109,7 +110,12 @@ def typed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def write(
-    pieces: Iterable[Piece], folder: Path, stem: str, max_shard_bytes: int, dtype: torch.dtype | None
+    pieces: Iterable[Piece],
+    folder: Path,
+    stem: str,
+    max_shard_bytes: int,
+    dtype: torch.dtype | None,
+    action: str = "exporting",
 ) -> dict[str, dict[str, Any]]:
     """Write every tensor, in shards: a shard and a piece are all that is in memory.
 
@@ -119,6 +125,7 @@ def write(
         stem: What the file names begin with.
         max_shard_bytes: No shard is larger, unless one tensor is.
         dtype: The type of the floating-point tensors, or None: as they are.
+        action: The word for this work beside its progress.
 
     Returns:
         For each tensor its file, shape, type and the SHA-256 of its bytes, which were read back from the file.
@@ -140,15 +147,16 @@ def write(
         return typed(made.pop(name), dtype).contiguous()
 
     written: dict[str, dict[str, Any]] = {}
-    for file, names in split.filename_to_tensors.items():
-        shard = {name: tensor(name) for name in names}
-        hashes = {name: _sha256(value) for name, value in shard.items()}
-        _save(shard, folder / file)
-        del shard
-        _read_back(folder / file, hashes)
-        for name, digest in hashes.items():
-            kind = str(shapes[name].dtype).removeprefix("torch.")
-            written[name] = {"file": file, "shape": list(shapes[name].shape), "dtype": kind, "sha256": digest}
+    with shown(action, "tensors", len(shapes)) as work:
+        for file, names in split.filename_to_tensors.items():
+            shard = {name: tensor(name) for name in work.counted(names)}
+            hashes = {name: _sha256(value) for name, value in shard.items()}
+            _save(shard, folder / file)
+            del shard
+            _read_back(folder / file, hashes)
+            for name, digest in hashes.items():
+                kind = str(shapes[name].dtype).removeprefix("torch.")
+                written[name] = {"file": file, "shape": list(shapes[name].shape), "dtype": kind, "sha256": digest}
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / f"{stem}.safetensors.index.json", index)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tuner.errors import RunDirectoryError
 from tuner.files import disk_errors, flush, load_json, sha256, write_json, write_text, xxh3_128
+from tuner.progress import shown
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -192,10 +193,15 @@ def _first_difference(folder: Path, expected: Mapping[str, _Expected], hashes: b
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes, not {size}"
     if hashes:
-        with _in_threads(lambda name: expected[name].is_of(folder / name), expected) as same:
-            for name, is_same in zip(expected, same, strict=True):
+        sizes = sum(size for size, *_ in expected.values())
+        with (
+            shown(f"checking {folder.name}", "B", sizes) as work,
+            _in_threads(lambda name: expected[name].is_of(folder / name), expected) as same,
+        ):
+            for (name, (size, *_)), is_same in zip(expected.items(), same, strict=True):
                 if not is_same:
                     return f"{name} has changed (its hash differs)"
+                work.advance(size)
     return None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
+from tuner.progress import show_on
 from tuner.recipes import catalog_folders
 from tuner.report import end
 from tuner.runs.directory import RunDirectory
@@ -21,6 +22,8 @@ def main() -> None:
     guard = Guard(run, rank, Job.of(os.environ), end.tell)
     guard.install()
     guard.take_output()
+    if rank.local_rank == 0:
+        show_on(guard.terminal or sys.stdout)
     quiet_libraries()
     guard.finish(lambda: _train(run, rank, guard))
 

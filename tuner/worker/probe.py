@@ -58,7 +58,7 @@ def trainers_import() -> Answer:
     """Import all that a rank imports."""
     import_module("tuner.worker.train")
     names = ("transformers", "trl", "peft", "accelerate", "datasets")
-    return "ok", f"{', '.join(f'{name} {version(name)}' for name in names)} import together"
+    return "ok", f"{', '.join(f'{name} {version(name)}' for name in names)}: all import"
 
 
 def deepspeed_ops() -> Answer:
@@ -84,8 +84,8 @@ def four_bits() -> Answer:
     numbers = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)).to(device)
     stored, state = functional.quantize_4bit(numbers, quant_type="nf4")
     error = float((functional.dequantize_4bit(stored, state) - numbers).norm() / numbers.norm())
-    status = "ok" if error < _NF4_ERROR else "failed"
-    return status, f"bitsandbytes {version('bitsandbytes')}: 4 bits and back on {device}, relative error {error:.3f}"
+    status, place = "ok" if error < _NF4_ERROR else "failed", "the CPU" if device == "cpu" else device
+    return status, f"bitsandbytes {version('bitsandbytes')}: 4-bit quantization works on {place} (error {error:.3f})"
 
 
 def flash_attention() -> Answer:
@@ -107,8 +107,7 @@ def all_reduce(ranks: str) -> Answer:
     backend = torch.distributed.get_default_backend_for_device(_device())
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(_add, (int(ranks), backend, f"file://{folder}/store"), int(ranks))
-    total = int(ranks) * (int(ranks) + 1) // 2
-    return "ok", f"{backend} adds {total} over {ranks} ranks"
+    return "ok", f"{backend} all-reduce over {ranks} processes works"
 
 
 def _add(rank: int, ranks: int, backend: str, meeting: str) -> None:
@@ -125,7 +124,7 @@ def _add(rank: int, ranks: int, backend: str, meeting: str) -> None:
     total, expected = float(number[0]), ranks * (ranks + 1) / 2
     dist.destroy_process_group()
     if total != expected:
-        raise RuntimeError(f"{backend} adds {total:g} over {ranks} ranks, expected {expected:g}")
+        raise RuntimeError(f"{backend} all-reduce over {ranks} processes gives {total:g}, not {expected:g}")
 
 
 PROBES: dict[str, Callable[..., Answer]] = {

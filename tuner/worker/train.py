@@ -287,11 +287,12 @@ def _data(
     if rank.local_rank != 0:
         dist.barrier()
     trusted = trusts_fastokens(tokenizer)
-    train_data = open_stream(tick) if open_stream else made(config.train_dataloader.dataset)
+    made_of_train = partial(made, num_rows=run.read_json(run.run)["batch"]["rows"])
+    train_data = open_stream(tick) if open_stream else made_of_train(config.train_dataloader.dataset)
     val_data = made(val.dataset) if val else None
     if trusted and not trusts_fastokens(tokenizer) and not open_stream:
         # A row of the validation was encoded differently: the training rows may hold such tokens too.
-        train_data = made(config.train_dataloader.dataset)
+        train_data = made_of_train(config.train_dataloader.dataset)
     if rank.local_rank == 0:
         dist.barrier()
     if rank.rank == 0:

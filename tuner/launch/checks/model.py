@@ -171,10 +171,10 @@ def context(run: ResolvedRun) -> Iterator[Finding]:
         return
     family = FAMILIES.get(architecture.model_type)
     if family and family.positions is not None:
-        then = f"a longer sample ends the run, because the model has no more positions. Use --set {where}={limit}."
+        then = f"A longer sample ends the run, because the model has no more positions. Use --set {where}={limit}."
     else:
-        then = "unless its RoPE is scaled, the model was never trained on such positions."
-    yield f"{where} = {longest} is more than the model's context of {limit} tokens: {then}"
+        then = f"The model was not trained on positions beyond {limit}; lower max_length, or enable RoPE scaling."
+    yield f"{where} = {longest} is more than the model's context of {limit} tokens. {then}"
 
 
 def packed(run: ResolvedRun) -> Iterator[Finding]:

@@ -155,20 +155,20 @@ def _batches_bytes(run: ResolvedRun) -> int:
 
 def host_memory(run: ResolvedRun) -> Iterator[Finding]:
     """Find a host with less memory than the run needs: refused on a CPU for its states alone, else told."""
-    there, needed = run.hardware.host_memory_bytes, _host_bytes(run)
+    config, there, needed = run.recipe.config, run.hardware.host_memory_bytes, host_bytes(run)
     if needed is None or not there:
         return
     if not run.hardware.gpus and needed > there and not run.request.ignore_fit:
-        what = f"on a CPU this run needs {gib(needed)} for weights and optimizer states, and the host has {gib(there)}"
-        fix = "Use a GPU, a smaller model, or LoRA. To start anyway: --ignore-fit."
-        yield MachineError(what, where="the memory here", fix=fix)
+        what = f"not enough memory: this run needs at least {gib(needed)} of RAM, and this machine has {gib(there)}"
+        fix = "Use a GPU or a smaller model" + (" (it uses LoRA already)." if config.adapter else ", or LoRA.")
+        yield MachineError(what, fix=f"{fix} To start anyway: --ignore-fit.")
         return
     free = hardware.available_host_bytes()
     if free is not None and free < needed <= there:
-        yield f"{gib(free)} of host memory are free, and this run needs about {gib(needed)}: close other programs."
+        yield f"This run needs about {gib(needed)} of host memory, and {gib(free)} are free: close other programs."
 
 
-def _host_bytes(run: ResolvedRun) -> float | None:
+def host_bytes(run: ResolvedRun) -> float | None:
     """Return the bytes of host memory that a run needs: by the fit, or all its states where there is no GPU."""
     if run.fit:
         return run.fit.peak.host_bytes

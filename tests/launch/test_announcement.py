@@ -1,0 +1,79 @@
+"""The lines that a run, --dry-run and `tuner plan` begin with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.launch.plans import made
+from tests.machine.gpus import A100, machine
+from tuner.launch.announcement import announcement
+from tuner.launch.run import ResolvedRun
+
+EIGHT = machine(*[A100] * 8)
+STARTS = ("model: ", "data: ", "steps: ", "batch size: ", "DeepSpeed: ", "memory: ", "run directory: ")
+
+
+def lines(run: ResolvedRun, *warnings: str) -> list[str]:
+    return announcement(run, warnings)
+
+
+def starting(found: list[str], start: str) -> str:
+    (line,) = [line for line in found if line.startswith(start)]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"recipe": "qwen3_8b_lora_alpaca_e1"}, "Qwen/Qwen3-8B (LoRA, SFT), 43.6 M of 8.19 B parameters trained"),
+        ({"recipe": "qwen3_8b_qlora_alpaca_e1"}, "Qwen/Qwen3-8B (QLoRA, SFT), 43.6 M of 8.19 B parameters trained"),
+        ({"recipe": "qwen3_8b_full_alpaca_e1"}, "Qwen/Qwen3-8B (full fine-tuning, SFT), all 8.19 B parameters trained"),
+    ],
+)
+def test_the_first_line_is_the_model_its_method_and_what_is_trained(values: dict[str, Any], expected: str) -> None:
+    found = lines(made(**values, hardware=EIGHT))
+
+    assert found[0] == f"model: {expected}"
+
+
+def test_on_gpus_there_are_seven_lines_in_one_order_and_then_the_warnings() -> None:
+    run = made(recipe="qwen3_8b_lora_alpaca_e1", hardware=EIGHT)
+
+    found = lines(run, "one", "two", "one")
+
+    of_run = [line for line in found if not line.startswith("WARNING: ")]
+    assert [line.partition(": ")[0] + ": " for line in of_run] == [*STARTS]
+    assert found[-2:] == ["WARNING: one", "WARNING: two"]
+
+
+def test_without_a_gpu_it_says_so_in_one_sentence() -> None:
+    found = lines(made())
+
+    assert "No GPU found: training on the CPU in fp32, without ZeRO" in found
+    assert starting(found, "memory: ").endswith("for weights and optimizer states")
+    assert len([line for line in found if not line.startswith("WARNING: ")]) <= 8
+
+
+def test_the_batch_is_written_as_the_product_that_it_is() -> None:
+    values = ("train_dataloader.batch_size=2", "accumulative_counts=4")
+
+    found = lines(made(*values, hardware=EIGHT))
+
+    assert starting(found, "batch size: ") == "batch size: 64 (2 per device x 4 accumulation steps x 8 processes)"
+
+
+def test_no_line_holds_none_or_a_path_of_the_package() -> None:
+    for run in (made(), made(recipe="qwen3_8b_full_alpaca_e1", hardware=EIGHT)):
+        text = "\n".join(lines(run))
+        assert "None" not in text and "configs/" not in text
+
+
+def test_memory_that_does_not_fit_is_a_warning_and_no_line_besides() -> None:
+    run = made(recipe="qwen3_8b_lora_alpaca_e1", hardware=EIGHT)
+    assert run.fit is not None
+    tight = replace(run, fit=run.fit._replace(machines=run.fit.machines._replace(gpu_bytes=run.fit.peak.gpu_bytes / 2)))
+
+    assert not [line for line in lines(tight) if line.startswith("memory: ")]
