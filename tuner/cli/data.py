@@ -52,6 +52,7 @@ def command(
     Prints counts, token lengths, and samples as the chat template renders them, with the trained tokens marked. Only
     the model's tokenizer is loaded. Exit code 2 when a row cannot be trained on.
     """
+    from tuner.launch import hold_out
     from tuner.recipes import loading, path_checks
     from tuner.worker.quiet import quiet_libraries
 
@@ -59,6 +60,7 @@ def command(
     loading.refuse_functions(loaded, allow_code=allow_code)
     path_checks.check_model(loaded.config)
     path_checks.check_data(loaded.config)
+    loaded = hold_out.settle(loaded)
     quiet_libraries()
     from tuner.data.inspection import template_check
     from tuner.models.load import source, tokenizer_of

@@ -65,7 +65,7 @@ train_dataloader = dict(
         mixture=None,
         # Use only this many rows, from the first. None: all.
         max_rows=None,
-        # Hold out this share of the rows (0.05) for validation. None: nothing.
+        # Hold out this share of the rows (0.05) for validation. None: nothing. 'auto': about 5 % (docs/own-data.md).
         val_split=None,
         # Seed that chooses those rows. None: randomness.seed.
         val_seed=None,

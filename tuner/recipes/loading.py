@@ -115,6 +115,7 @@ def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
     yield _part_layer("methods", method)
     yield _part_layer("objectives", objective)
+    yield validation_rows.OF_OWN_DATA
     if overrides.method is None:
         notes.append(f"no recipe given: objective {objective}, method {method}; --method sets another.")
 

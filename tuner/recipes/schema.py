@@ -89,12 +89,13 @@ def one_data_set(path: str | None) -> dict[str, Any]:
 class Dataset(Rows):
     """Rows and how they become samples; max_length in tokens.
 
-    `val_split` of the rows are held out by `val_seed`; `held_out`: these rows, not the others.
+    `val_split` of the rows are held out by `val_seed` ('auto': `launch.hold_out` decides); `held_out`: these rows, not
+    the others.
     """
 
     mixture: Annotated[tuple[Share, ...], Lax, Field(min_length=1)] | None = None
     max_rows: PositiveInt | None = None
-    val_split: Annotated[float, Field(gt=0, lt=1)] | None = None
+    val_split: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] | None = None
     val_seed: Annotated[int, Field(ge=0)] | None = None
     held_out: bool = False
     bad_rows: Annotated[int, Field(ge=0)] = 0
