@@ -28,6 +28,7 @@ setup(
             "zero/*.json",
             "report/*.html",
             "report/*.js",
+            "report/*.LICENSE",
         ],
     },
     entry_points={"console_scripts": ["tuner = tuner.cli:main"]},
@@ -45,7 +46,6 @@ setup(
         "nvidia-ml-py>=12",
         "packaging>=24",
         "peft>=0.21",
-        "plotly>=6",
         "protobuf>=5",
         "psutil>=5.9",
         "pydantic>=2.12",  # its core is what tuner imports: 2.11 does not tell a check which key it is for

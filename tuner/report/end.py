@@ -22,9 +22,9 @@ def tell(run: RunDirectory, exit_code: int) -> Callable[[], None]:
 def write(run: RunDirectory) -> None:
     """Write RUN/report.html; a failure is one line on standard error."""
     try:
-        from tuner.report import page  # Plotly and Jinja, after training and not before
+        from tuner.report import page  # Jinja, after training and not before
 
         page.write([run.path], run.report)
     except (Exception, KeyboardInterrupt) as error:
-        told = f"WARNING: no report: {type(error).__name__}: {error}"
-        print(told, file=sys.stderr)  # effect: nobody else is left to say it
+        message = f"WARNING: no report: {type(error).__name__}: {error}"
+        print(message, file=sys.stderr)  # effect: nobody else is left to say it
