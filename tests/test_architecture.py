@@ -44,6 +44,7 @@ FLOORS = {
     "fit": 3,
     "report": 3,  # the rank that nobody supervises writes it too
     "recipes": 2,
+    "hub": 2,
     "machine": 2,
     "runs": 2,
     "files": 1,

@@ -109,6 +109,7 @@ override_options = all_of(
     _of_key("--save-every", "STEPS", "Optimizer steps from one checkpoint to the next."),
     _of_key("--eval-every", "STEPS", "Optimizer steps from one validation to the next. Default: every epoch."),
     _of_key("--report-to", "TRACKER", "Log to tensorboard, wandb, mlflow, trackio, comet_ml, swanlab or clearml."),
+    _of_key("--push", "OWNER/NAME", "Push the result to the Hugging Face hub at the end. Uses your token."),
     _pairs("--set", "sets", "KEY=VALUE", "Change any value; KEY may be shortened to its unique end."),
     _pairs("--cfg-options", "cfg_options", "KEY=VALUE ...", "Same as --set, under XTuner's name."),
     click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of weights, data order and dropout."),
@@ -122,7 +123,7 @@ override_options = all_of(
     click.argument("more", nargs=-1, metavar="", callback=_after_options),
 )
 """What changes a recipe: --model, --data, --lr, --set and the others, --allow-code, --catalog and --debug."""
-OF_KEYS = ("lr", "batch_size", "max_steps", "max_length", "lora_rank", "save_every", "eval_every", "report_to")
+OF_KEYS = ("lr", "batch_size", "max_steps", "max_length", "lora_rank", "save_every", "eval_every", "report_to", "push")
 """The options that `override_options` adds for one key of a recipe each; `command_line.KEY_FLAGS` has the keys."""
 ONE_VALUE = ("model", "seed", "method", "adapter", "val", "val_split", "epochs", *OF_KEYS)
 """The options of one value that `override_options` adds."""

@@ -29,6 +29,7 @@ KEY_FLAGS = {
     "--save-every": "checkpoint.interval",
     "--eval-every": "train_cfg.val_interval",
     "--report-to": "log.trackers",
+    "--push": "checkpoint.repository",
 }
 """The options that set one key of a recipe each."""
 _FREE_SPLIT = {"train_dataloader": {"batch_size": "auto"}, "optim_wrapper": {"accumulative_counts": "auto"}}

@@ -174,7 +174,9 @@ def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
 
 
 def refuse_command(recipe: Recipe, *, allow_code: bool) -> None:
-    """Refuse a command that the recipe names for `log.notify`; one that is typed after --set is the user's own.
+    """Refuse a command (`log.notify`) and an upload (`checkpoint.repository`) that the recipe names, not the user.
+
+    What is typed after --set or --push is the user's own.
 
     Raises:
         RecipeError: there is one, and code is not allowed.
@@ -183,6 +185,10 @@ def refuse_command(recipe: Recipe, *, allow_code: bool) -> None:
     if notify and not allow_code and place.kind is not Kind.FLAG:
         what = f"log.notify = {notify!r} names a command, which runs when the run ends"
         raise RecipeError(what, where=place, fix="Look at that command, then add --allow-code.")
+    name, place = recipe.config.checkpoint.repository, recipe.origins["checkpoint.repository"].place
+    if name and not allow_code and place.kind is not Kind.FLAG:
+        what = f"checkpoint.repository = {name!r} names a repository, to which the trained weights are pushed"
+        raise RecipeError(what, where=place, fix=f"If you want that, add --push {name} or --allow-code.")
 
 
 def _is_installed(module: str) -> bool:

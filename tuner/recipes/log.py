@@ -13,6 +13,9 @@ Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "swan
 OF_A_TRIAL: dict[str, Any] = {"interval": 1, "trackers": (), "num_samples": 0, "generate": 0, "notify": None}
 """The block of a run of a few steps that is not the user's run: it records every step and tells nobody."""
 
+NOT_PUSHED: dict[str, Any] = {"repository": None, "push": False}
+"""The same of the block `checkpoint`: its weights go nowhere."""
+
 
 class Log(Block):
     """What is recorded; interval in optimizer steps."""

@@ -171,11 +171,21 @@ class TrainCfg(Block):
 
 
 class Checkpoint(Block):
-    """Resumable checkpoints; interval in optimizer steps."""
+    """Resumable checkpoints; interval in optimizer steps. Weights may go to a repository on the hub too."""
 
     interval: PositiveInt
     max_keep_ckpts: PositiveInt
     save_best: Literal["auto", "eval_loss"] | None
+    repository: str | None
+    private: bool
+    push: bool
+
+    @check_key("push")
+    @classmethod
+    def _a_push_needs_a_repository(cls, push: bool, info: core.ValidationInfo) -> bool:
+        if push and not info.data.get("repository"):
+            raise ValueError("no repository is named; add --push OWNER/NAME (checkpoint.repository)")
+        return push
 
 
 class Randomness(Block):

@@ -61,7 +61,7 @@ function seriesOf(lines, chart) {
     const isSmoothed = chart.noisy && line.dash === "solid" && line.x.length >= SMOOTHED;
     const value = (_plot, at, _index, place) => number(place == null ? line.y.at(-1) : at, chart) || "-";
     const dash = line.dash === "dot" ? [3, 4] : undefined;
-    const points = { show: line.x.length < FEW_POINTS, size: 5 };
+    const points = { show: line.x.length < FEW_POINTS, size: 5, fill: line.colour };
     const stroke = isSmoothed ? `${line.colour}55` : line.colour;
     series.push({ label: line.name, value, stroke, ink: line.colour, dash, points, width: isSmoothed ? 1 : 1.8 });
     data.push([line.x, line.y]);

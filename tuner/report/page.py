@@ -121,6 +121,7 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "ended_early": [_ended_early(run.status) for run in runs],
             "headlines": [_headline(run) for run in runs],
             "advice": [table(run.status, "verdict").get("advice") for run in runs],
+            "pushed": [table(run.status, "pushed").get("address") for run in runs],
             "facts": _facts(runs[0]) if len(runs) == 1 else {},
             "best": [_best(run.curves["eval_loss"]) for run in runs],
             "commands": [shlex.join(map(str, listed(run.facts, "command"))) for run in runs],

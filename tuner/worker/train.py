@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -30,6 +31,7 @@ from tuner.models.load import load_model, load_reference, source, tokenizer_of
 from tuner.recipes.loading import load
 from tuner.recipes.resume_command import resume_command
 from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig
+from tuner.report.pushing import Target
 from tuner.report.verdict import Trained, judge
 from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory
@@ -45,6 +47,7 @@ from tuner.worker.guard import Guard
 from tuner.worker.measurements import KeepMeasurements
 from tuner.worker.output import warn
 from tuner.worker.progress import LogsSteps, MetricsCallback, ProgressBar
+from tuner.worker.pushing import PushesCheckpoints
 from tuner.worker.samples import show_samples
 from tuner.worker.streaming import NodeStream
 from tuner.worker.trackers import trackers
@@ -103,7 +106,17 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.E
         return {**facts["state"], "data": resume.data_of(data[0])}
 
     keep = config.checkpoint.max_keep_ckpts
-    saver = CheckpointSaver(trainer, run, saved_facts, keep, keeps_best=keeps_best, on_valid=guard.heart.saved)
+    target = Target.of(config.checkpoint) if config.checkpoint.push and rank.rank == 0 else None
+    pushes = PushesCheckpoints(run, target) if target else None
+    if pushes:
+        at_the_end.callback(pushes.stop)
+
+    def saved(checkpoint: Path, seconds: float) -> None:
+        guard.heart.saved(seconds)
+        if pushes:
+            pushes.push(checkpoint)
+
+    saver = CheckpointSaver(trainer, run, saved_facts, keep, keeps_best=keeps_best, on_valid=saved)
     guard.before_leaving = saver.wait
     consensus, moves = RankConsensus(trainer, guard, tokenizer), CheckWeightsMoved(trainer)
     mended: tuple[TrainerCallback, ...] = CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)
@@ -139,6 +152,8 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.E
             if rank.rank == 0:
                 checkpoints.put_in_place(run.checkpoints, run.final)
     guard.heart.beat("at the end")
+    if pushes:
+        pushes.finish(guard.heart.tick)
     if rank.rank == 0:
         _finish(run, config, trainer, guard, time.monotonic() - started, best)
         if not rank.supervised:
