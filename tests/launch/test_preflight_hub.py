@@ -278,6 +278,14 @@ def test_a_repository_that_a_recipe_file_names_needs_the_users_word(tmp_path: Pa
     assert made(recipe=str(mine), allow_code=True).recipe.config.checkpoint.repository == NAME
 
 
+def test_a_plan_says_what_is_pushed() -> None:
+    result, both = (made(f"checkpoint.repository={NAME}", f"checkpoint.push={push}").notes for push in (False, True))
+
+    assert (
+        f"push: the result goes to {NAME}." in result and f"push: each checkpoint and the result go to {NAME}." in both
+    )
+
+
 def test_checkpoints_are_pushed_only_to_a_repository_that_is_named() -> None:
     with pytest.raises(TunerError, match=r"no repository is named; add --push OWNER/NAME"):
         made("checkpoint.push=True")

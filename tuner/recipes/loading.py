@@ -36,7 +36,7 @@ from tuner.recipes.origin import DEFAULT, Kind, Place
 from tuner.recipes.part import read_part
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_xtuner
 from tuner.recipes.recipe_file import RecipeFile, read_file
-from tuner.recipes.schema import LOADERS, RecipeConfig
+from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
 
 _MAX_BASES, _MAX_FILES = 8, 64
 """Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
@@ -73,9 +73,16 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
         raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
-    notes += filter(None, [validation_rows.told(values)])
+    notes += filter(None, [validation_rows.told(values), _pushed(config.checkpoint)])
     shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
     return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes), tuple(overrides.ds), asked)
+
+
+def _pushed(block: Checkpoint) -> str | None:
+    """Return in a line what is pushed to the hub, or None."""
+    if block.repository is None:
+        return None
+    return f"push: {'each checkpoint and the result go' if block.push else 'the result goes'} to {block.repository}."
 
 
 def _settle(merged: Merged) -> None:
