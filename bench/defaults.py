@@ -61,7 +61,7 @@ class Found:
 
 
 def tuner(task: Task, folder: Path) -> Asked:
-    given = ["--model", task.model, "--data", task.data / "train.jsonl", "--epochs", task.epochs]
+    given = ["--model", task.model, "--data", task.data / "train.jsonl", "--val-split", 0, "--epochs", task.epochs]
     argv = [sys.executable, "-m", "tuner", "train", *map(str, given), "--work-dir", str(folder / "run")]
     command = Command(argv, {"PYTHONPATH": os.pathsep.join((str(CLOCK), str(ROOT)))})
     return Asked(command, folder / "run" / "final", "nothing")

@@ -67,6 +67,7 @@ class Asked:
 
 def tuner(task: Task, folder: Path) -> Asked:
     argv = ["train", "--model", task.model, "--data", task.rows, "--epochs", task.epochs, "--seed", task.seed]
+    argv += ["--val-split", 0]  # the others train on all rows
     argv += ["--method", f"dpo_{task.method}" if task.is_dpo else task.method, "--work-dir", folder / "run"]
     sets: dict[str, Any] = {}
     if task.settings == EQUAL:

@@ -103,6 +103,7 @@ def tuner_command(setting: Setting, real: Path, run: Path) -> list[str]:
     values += [f"lora_dropout={setting.lora_dropout}", f"max_steps={setting.steps}", "log.interval=1"]
     values += [f"lr={LR}", "log.num_samples=0"]
     where = ["--model", str(real / "smollm2"), "--data", str(real / "docs-1000.jsonl"), "--work-dir", str(run)]
+    where += ["--val-split", "0"]  # the peer trains on all rows
     return [sys.executable, "-m", "tuner", "train", *where, *(part for value in values for part in ("--set", value))]
 
 

@@ -247,11 +247,11 @@ def export(
     _check_choices(Layout, layout=layout)
     _check_choices(DType, dtype=dtype)
     from tuner.fit.sizes import parse_bytes
+    from tuner.hub.push import check as check_push
+    from tuner.hub.push import upload
     from tuner.results import random_state
     from tuner.results.export import Options
     from tuner.results.export import export as write
-    from tuner.results.push import check as check_push
-    from tuner.results.push import upload
     from tuner.results.saved import check_dest, find
 
     if private and push is None:
@@ -264,7 +264,7 @@ def export(
     with random_state.kept():
         done = write(saved, folder, options, os.environ)  # effect: where llama.cpp is
     if repository:
-        upload(folder, done, repository, kept=True)
+        upload(folder, done.private_base, repository, kept=True)
     return done
 
 

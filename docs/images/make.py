@@ -62,7 +62,7 @@ def photograph(run: Path) -> None:
     flags = ["--headless", "--hide-scrollbars", f"--window-size={SIZE}", f"--screenshot={HERE / 'report.png'}"]
     if os.getuid() == 0:
         flags.append("--no-sandbox")  # Chromium does not start as root otherwise, as in a container
-    # Plotly draws after the page has loaded.
+    # uPlot draws after the page has loaded.
     subprocess.run(
         [browser, *flags, "--virtual-time-budget=10000", f"file://{run / 'report.html'}"],
         check=True,

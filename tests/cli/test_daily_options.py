@@ -38,11 +38,12 @@ def batch(tuner: Tuner, *arguments: object, recipe: str = TINY) -> dict[str, Any
 
 
 def test_each_option_sets_its_key_and_is_its_origin(tuner: Tuner) -> None:
-    values = {"--report-to": "tensorboard", "--lr": "3e-05"}
+    values = {"--report-to": "tensorboard", "--lr": "3e-05", "--push": "me/mine"}
+    shown = {"--report-to": "('tensorboard',)", "--push": "'me/mine'"}
     for flag, key in KEY_FLAGS.items():
         given = values.get(flag, "7")
         value, told = origin(tuner, key, flag, given)
-        assert value == ("('tensorboard',)" if flag == "--report-to" else given), flag
+        assert value == shown.get(flag, given), flag
         assert told.startswith(f"{flag} {given}"), flag
 
 

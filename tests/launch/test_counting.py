@@ -124,6 +124,19 @@ def test_folders_hub_data_and_large_files_are_left_to_the_worker(tmp_path: Path)
     assert counted("hf://datasets/owner/data/*.jsonl") == (None, "hf://datasets/owner/data/*.jsonl is on the hub")
 
 
+@pytest.mark.parametrize("name", ["notes.md", "rows.parquet", "state.json", "my_test.jsonl"])
+def test_a_folder_of_plain_files_is_counted_and_one_with_any_other_file_is_not(tmp_path: Path, name: str) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / ".hidden.jsonl").write_text("{}\n")
+    for file in ("a.jsonl", "more/trained.jsonl"):
+        (tmp_path / file).write_text('{"text": "a"}\n' * 3)
+    rows = load("tiny_full_custom_e1", Overrides(data=str(tmp_path))).config.train_dataloader.dataset
+
+    assert counted(tmp_path) == (6, "") and len(list(mixing.open(rows).read())) == 6
+    (tmp_path / name).write_text("{}\n")
+    assert counted(tmp_path)[0] is None
+
+
 PAIR = '{"prompt": "a", "chosen": "b", "rejected": "c"}\n'
 JUDGED = '{"prompt": "a", "completion": "b", "label": true}\n'
 
@@ -160,13 +173,18 @@ def test_the_kind_of_row_is_told_from_arrays_and_records_too(tmp_path: Path, nam
     assert counting._answers_a_row(rows_of(tmp_path / name)) == 2
 
 
-def test_rows_that_are_held_out_are_no_rows_of_an_epoch(tmp_path: Path) -> None:
-    file = tmp_path / "my.jsonl"
-    file.write_text('{"text": "a"}\n' * 95)
-    config = load("tiny_full_custom_e1", Overrides(data=str(file), val_split=0.1, seed=3)).config
+@pytest.mark.parametrize("data", ["a.jsonl", "a.jsonl,b.jsonl:0.3", "a.jsonl:2.5,b.jsonl,a.jsonl:0.7", "folder"])
+def test_rows_that_are_held_out_are_no_rows_of_an_epoch(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name, count in (("a", 95), ("b", 210), ("folder/c", 61)):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "a"}\n' * count)
+    config = load("tiny_full_custom_e1", Overrides(data=data, val_split=0.1, seed=3)).config
     loaders = filter(None, (config.train_dataloader, config.val_dataloader))
     read = [len(list(mixing.open(loader.dataset).read())) for loader in loaders]
 
-    assert [source.rows for source in counting.sources(config)] == read[:1]
-    assert sum(read) == 95
-    assert read[1] in (9, 10)
+    assert sum(source.taken or 0 for source in counting.sources(config)) == read[0]
+    assert counting.num_held_out(config.train_dataloader.dataset) == read[1]
+    assert counting.num_rows(config.train_dataloader.dataset) == sum(read)

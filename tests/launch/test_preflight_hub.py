@@ -13,7 +13,8 @@ from huggingface_hub import constants
 
 from tests.launch.plans import made
 from tests.launch.test_preflight_model import folder
-from tuner.errors import DataError, MachineError, ModelError
+from tests.results.hub import NAME, Hub, serving
+from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError, UsageError
 from tuner.launch.checks import Finding, hub
 from tuner.machine.topology import Topology
 
@@ -205,3 +206,86 @@ def test_offline_half_a_cached_model_is_refused(serve: Serve, tmp_path: Path, mo
     (error,) = found()
 
     assert "holds no weights" in str(error)
+
+
+# --- A repository to push to
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub(), monkeypatch) as found:
+        yield found
+
+
+def about_pushing(*sets: str, **request: object) -> list[Finding]:
+    return list(hub.pushes(made(f"checkpoint.repository={NAME}", *sets, **request)))  # type: ignore[arg-type]
+
+
+def test_a_repository_that_may_be_written_passes_and_nothing_is_created(there: Hub) -> None:
+    assert about_pushing() == []
+    assert about_pushing(model=ID, recipe="tiny_lora_sample_e1") == []
+    assert there.asked and not there.changed
+
+
+def test_a_run_that_pushes_nothing_asks_the_hub_nothing(there: Hub) -> None:
+    assert list(hub.pushes(made())) == []
+    assert about_pushing(saves_result=False) == []
+    assert there.asked == []
+
+
+def test_a_token_that_may_only_read_is_found_before_the_start(there: Hub) -> None:
+    there.user["auth"] = {"accessToken": {"role": "read"}}
+
+    with pytest.raises(MachineError, match="read-only"):
+        about_pushing()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "files", "refused"),
+    [
+        ("tiny_full_sample_e1", ("model-00001-of-00002.safetensors", "README.md"), ""),
+        ("tiny_full_sample_e1", ("adapter_config.json",), "adapter_config.json"),
+        ("tiny_lora_sample_e1", ("adapter_model.safetensors", "adapter_config.json"), ""),
+        ("tiny_lora_sample_e1", ("model.safetensors",), "model.safetensors"),
+    ],
+)
+def test_weights_of_another_kind_in_the_repository_are_found_before_the_start(
+    there: Hub, recipe: str, files: tuple[str, ...], refused: str
+) -> None:
+    there.files = dict.fromkeys(files, b"theirs")
+
+    try:
+        found = [str(one) for one in about_pushing(recipe=recipe, model=ID)]
+    except UsageError as error:
+        found = [str(error)]
+
+    assert bool(found) == bool(refused) and refused in "".join(found)
+
+
+def test_an_adapter_on_a_model_that_nobody_else_has_is_found_before_the_start(there: Hub, tmp_path: Path) -> None:
+    (finding,) = about_pushing(model=str(folder(tmp_path / "model")), recipe="tiny_lora_sample_e1")
+
+    assert "the adapter's base is a local folder" in str(finding) and f"--merge --push {NAME}" in str(finding)
+    assert there.asked == []
+
+
+def test_a_repository_that_a_recipe_file_names_needs_the_users_word(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(f"_base_ = 'tiny_full_sample_e1'\ncheckpoint = dict(repository={NAME!r})\n")
+
+    with pytest.raises(RecipeError, match=rf"names a repository.*In .*mine.py:2.*add --push {NAME} or --allow-code"):
+        made(recipe=str(mine))
+    assert made(recipe=str(mine), allow_code=True).recipe.config.checkpoint.repository == NAME
+
+
+def test_a_plan_says_what_is_pushed() -> None:
+    result, both = (made(f"checkpoint.repository={NAME}", f"checkpoint.push={push}").notes for push in (False, True))
+
+    assert (
+        f"push: the result goes to {NAME}." in result and f"push: each checkpoint and the result go to {NAME}." in both
+    )
+
+
+def test_checkpoints_are_pushed_only_to_a_repository_that_is_named() -> None:
+    with pytest.raises(TunerError, match=r"no repository is named; add --push OWNER/NAME"):
+        made("checkpoint.push=True")

@@ -96,7 +96,7 @@ def test_a_model_needs_no_recipe(name: str | None, given: dict[str, str]) -> Non
 def test_a_hub_id_of_the_catalog_brings_its_parts_facts_and_template() -> None:
     named = loading.load("internlm2_chat_7b_qlora_custom_e4", Overrides(data="my.jsonl", epochs=3)).config
 
-    own = loading.load("internlm/internlm2-chat-7b", Overrides(data="my.jsonl", method="qlora", epochs=3))
+    own = loading.load("internlm/internlm2-chat-7b", Overrides(data="my.jsonl", val_split=0, method="qlora", epochs=3))
 
     assert own.name == "internlm2_chat_7b_qlora"
     assert own.config.train_cfg.global_batch_size == "auto"
@@ -367,6 +367,45 @@ def test_a_part_of_the_rows_is_held_out_by_the_seed_and_told(name: str) -> None:
     assert (train.val_split, train.val_seed, train.held_out) == (0.05, 7, False)
     assert val.dataset == train.model_copy(update={"held_out": True})
     assert found.notes == ("validation: 0.05 of the training rows are held out, by seed 7",)
+
+
+def test_rows_of_the_users_own_data_are_held_out_only_without_a_recipe() -> None:
+    own, named = (
+        loading.load(name, Overrides(data="my.jsonl", model=model)).config
+        for name, model in ((None, "tiny"), ("tiny_full_custom_e1", None))
+    )
+
+    assert own.train_dataloader.dataset.val_split == "auto" and own.val_dataloader
+    assert own.val_dataloader.dataset == own.train_dataloader.dataset.model_copy(update={"held_out": True})
+    assert named.train_dataloader.dataset.val_split is None and named.val_dataloader is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Overrides(model="tiny", data="my.jsonl", val_split=0),
+        Overrides(model="tiny", data="my.jsonl", val="other.jsonl"),
+        flags("val_dataloader.dataset.path=other.jsonl", model="tiny", data="my.jsonl"),
+        flags("streaming=True", "max_steps=9", model="tiny", data="my.jsonl"),
+        Overrides(model="tiny"),
+    ],
+    ids=["val-split-0", "val", "val_dataloader", "a-stream", "no-data"],
+)
+def test_nothing_is_held_out_where_the_user_says_otherwise_or_nothing_can_be(given: Overrides) -> None:
+    found = loading.load(None, given).config
+
+    assert found.train_dataloader.dataset.val_split is None
+    assert found.val_dataloader is None or found.val_dataloader.dataset.path == "other.jsonl"
+
+
+def test_a_split_of_0_ends_that_of_a_runs_own_recipe() -> None:
+    Path("run.py").write_text(
+        loading.load("tiny_full_custom_e1", Overrides(data="m.jsonl", val_split=0.1)).standalone()
+    )
+
+    found = loading.load("./run.py", Overrides(val_split=0)).config
+
+    assert found.train_dataloader.dataset.val_split is None and found.val_dataloader is None
 
 
 def test_of_a_split_and_a_validation_file_the_later_counts() -> None:

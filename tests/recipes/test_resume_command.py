@@ -14,7 +14,14 @@ def test_a_command_can_be_pasted_whatever_the_folder_is_called() -> None:
     assert resume_command(Path("my run")) == "tuner train 'my run/recipe.py' --resume 'my run'"
 
 
-@pytest.mark.parametrize("text", ["log = dict(notify='true')", "log = dict(notify=['sh', '-c', 'true'])"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "log = dict(notify='true')",
+        "log = dict(notify=['sh', '-c', 'true'])",
+        "checkpoint = dict(repository='me/mine')",
+    ],
+)
 def test_a_recipe_that_names_a_command_needs_the_flag(tmp_path: Path, text: str) -> None:
     (tmp_path / "recipe.py").write_text(text)
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from tests.launch.plans import checkpoint, made, written_run
 from tests.machine.gpus import H200, machine
 from tuner.launch import render
+from tuner.report.verdict import Outcome, Verdict
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
 
-VERDICT = {
-    "brief": "validation loss 0.693 -> 0.412, learned",
-    "line": "validation loss 0.693 -> 0.412 in 300 steps",
-}
+VERDICT = Verdict(Outcome.LEARNED, "validation", 0.693, 0.412, 300, "").to_json()
+MORE = {"verdict": VERDICT, "num_trained_weights": 21_823_488}
 RECIPE = "qwen3_8b_dpo_lora_ultrafeedback_e1"
 
 
@@ -55,7 +54,7 @@ def trained(path: Path, *sets: str, num_steps: int = 300, seed: int = 0, name: s
     }
     empty = {"what": "dropped", "reason": "there is no answer", "samples": 2, "tokens": 0}
     run.write_data({"train": {"counts": counts, "changes": [empty]}}, [{"where": "rows.jsonl:7", **empty}])
-    run.write_status("done", exit_code=0, seconds=5821.4, step=num_steps, loss=0.6, result_step=250, verdict=VERDICT)
+    run.write_status("done", exit_code=0, seconds=5821.4, step=num_steps, loss=0.6, result_step=250, **MORE)
     return run
 
 

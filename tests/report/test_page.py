@@ -51,16 +51,16 @@ def read(*runs: RunDirectory) -> Reader:
 def test_one_run_is_told_whole(tmp_path: Path) -> None:
     told = read(made.trained(tmp_path / "run")).sections
 
-    assert "done 300 0.5602 0.6602 40,835 54.25 GiB 5,821" in told["summary"]
-    assert "the weights of step 250" in told["summary"]
+    assert "done 300 0.5602 0.6602 40,835 54.25 GiB 1 h 37 min" in told["summary"]
+    assert "weights of step 250" in told["summary"]
     assert "train 1,000 998 2 0 0 0 9 5" in told["data"]
     assert "dropped train there is no answer 2 0" in told["data"]
-    assert "estimate of the tensors alone 85.92 GiB measured on rank 0, tensors alone 54.25 GiB" in told["memory"]
+    assert "estimate, tensors only 85.92 GiB measured on rank 0, tensors only 54.25 GiB" in told["memory"]
     assert "optim_wrapper.optimizer.lr 2e-05 5e-07" in told["recipe"]
     assert "What is the capital of Spain? Madrid. The capital of Madrid. ✓" in told["samples"]
-    assert "300 7.0" not in told["checkpoints"] and "250 0.0 MiB yes, the result has its weights" in told["checkpoints"]
+    assert "300 7.0" not in told["checkpoints"] and "250 0.0 MiB yes (the result)" in told["checkpoints"]
     assert "8 x NVIDIA H200" in told["machine"] and "transformers" in told["machine"]
-    assert told["restarts"] == "Restarts None."
+    assert told["restarts"] == "Restarts No restarts."
 
 
 def test_a_failed_run_tells_why_what_to_do_and_how_often_it_was_started(tmp_path: Path) -> None:
@@ -68,11 +68,11 @@ def test_a_failed_run_tells_why_what_to_do_and_how_often_it_was_started(tmp_path
 
     assert "gpu-out-of-memory: a GPU ran out of memory" in told["summary"]
     assert "Next: tuner train mine.py --set train_dataloader.batch_size=1" in told["summary"]
-    assert f"It can resume from step 4: tuner train {tmp_path}/run/recipe.py --resume {tmp_path}/run" in told["summary"]
+    assert f"Resume from step 4: tuner train {tmp_path}/run/recipe.py --resume {tmp_path}/run" in told["summary"]
     assert "This run may not fit" in told["warnings"] and "the tracker wandb is disabled" in told["warnings"]
     assert "no: model.safetensors is missing" in told["checkpoints"]
     assert "stopped stopped: at step 4 on request" in told["restarts"] and "4 failed" in told["restarts"]
-    assert "640.0 MiB at most in the process of rank 0" in told["memory"]
+    assert "Peak memory of rank 0: 640.0 MiB. (No estimate: CPU run.)" in told["memory"]
 
 
 def test_several_runs_are_named_by_where_they_differ_and_so_are_their_recipes(tmp_path: Path) -> None:
@@ -134,13 +134,33 @@ def test_a_damaged_run_still_has_a_report(name: str, damage: str, tmp_path: Path
     assert "Machine and versions" in page.render(gather([run.path, tmp_path / "sound"]))
 
 
+def test_the_top_of_the_page_says_whether_it_learned_what_was_trained_and_on_what(tmp_path: Path) -> None:
+    head = read(made.trained(tmp_path / "run")).sections["head"]
+
+    assert "learned: held-out loss 0.693 -> 0.412, 1 of 2 samples right" in head
+    assert "trained parameters 21,823,488" in head
+    assert "machine 8 x NVIDIA H200" in head and "versions tuner" in head and "batch size" in head
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3960, "1 h 06 min"), (100_000, "27 h 46 min")],
+)
+def test_a_duration_is_told_in_the_units_that_fit_it(seconds: float, text: str) -> None:
+    assert page._duration(seconds) == text
+
+
+def test_a_report_is_a_small_file(tmp_path: Path) -> None:
+    assert len(page.render(gather([made.trained(tmp_path / "run").path])).encode()) < 150_000
+
+
 def test_the_verdict_stands_first_and_the_loss_before_training_is_not_the_best(tmp_path: Path) -> None:
     run = made.trained(tmp_path / "run", num_steps=100)
     run.log_metrics({"step": 0, "eval_loss": 0.001})
 
     shown = page.render(gather([run.path]))
 
-    assert shown.index("validation loss 0.693 -&gt; 0.412 in 300 steps") < shown.index("Result: <code>")
+    assert shown.index("held-out loss 0.693 -&gt; 0.412") < shown.index("Result: <code>")
     assert "0.0010" not in shown
 
 
@@ -193,9 +213,9 @@ def test_early_stopping_is_told_and_a_last_step_that_was_not_logged_is_no_best_o
     run.write_status("done", exit_code=0, step=306, max_steps=900, result_step=306)
     told = read(run).sections["summary"]
 
-    assert "Training ended early, at step 306 of 900" in told and "with the lowest validation loss." not in told
+    assert "Early stopping: training ended at step 306 of 900" in told and "the lowest validation loss)" not in told
     run.write_status("done", exit_code=0, step=306, max_steps=306, result_step=306)
-    assert "ended early" not in read(run).sections["summary"]
+    assert "Early stopping" not in read(run).sections["summary"]
 
 
 def test_a_folder_whose_name_is_no_text_has_a_report(tmp_path: Path) -> None:

@@ -129,6 +129,8 @@ def serving(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     # What HF_ENDPOINT, HF_HUB_OFFLINE and HF_HUB_DISABLE_XET set when the library is imported. The stand-in does not
     # speak the protocol of xet; huggingface_hub then uploads large files by that of Git LFS.
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    for name, value in (("HF_ENDPOINT", constants.ENDPOINT), ("HF_HUB_DISABLE_XET", "1"), ("HF_HUB_OFFLINE", "0")):
+        monkeypatch.setenv(name, value)  # of processes that a test starts
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr("time.sleep", lambda _: None)  # between the attempts of huggingface_hub

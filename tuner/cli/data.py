@@ -58,6 +58,7 @@ def command(
     is a recipe, or give --model and --data. It needs no GPU and no weights, only the tokenizer. Exit code 2 if a row
     cannot be trained on.
     """
+    from tuner.launch import hold_out
     from tuner.recipes import loading, path_checks
     from tuner.worker.quiet import quiet_libraries
 
@@ -65,6 +66,7 @@ def command(
     loading.refuse_functions(loaded, allow_code=allow_code)
     path_checks.check_model(loaded.config)
     path_checks.check_data(loaded.config)
+    loaded = hold_out.settle(loaded)
     quiet_libraries()
     from tuner.data.inspection import template_check
     from tuner.models.load import source, tokenizer_of

@@ -18,8 +18,8 @@ from tuner.cli.say import say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
+    from tuner.hub.push import Repository
     from tuner.results.export import Exported, Options
-    from tuner.results.push import Repository
     from tuner.results.saved import SavedModel
 
 
@@ -52,7 +52,10 @@ if TYPE_CHECKING:
     help="gguf: one file for Ollama and llama.cpp. llama: InternLM with Llama's names.",
 )
 @click.option(
-    "--push", metavar="OWNER/NAME", help="Upload the export to the Hugging Face hub; DEST may then be left out."
+    "--push",
+    "repository_name",
+    metavar="OWNER/NAME",
+    help="Upload the export to the Hugging Face hub; DEST may then be left out.",
 )
 @click.option("--private", is_flag=True, help="Create the repository of --push as a private one.")
 @debug_option
@@ -64,7 +67,7 @@ def command(
     dtype: str | None,
     max_shard_size: str,
     layout: Literal["llama", "gguf"] | None,
-    push: str | None,
+    repository_name: str | None,
     private: bool,
 ) -> None:
     """Export a trained model to a folder that transformers, peft, vLLM or Ollama load without tuner.
@@ -81,19 +84,19 @@ def command(
     from tuner.worker.quiet import quiet_libraries
 
     most = parse_bytes(max_shard_size, "--max-shard-size")
-    _check_push(dest, push, private=private)
+    _check_push(dest, repository_name, private=private)
     if dest:
         check_dest(dest)
     found = find(Path(source))
     say(f"Exporting {found.description}.")
-    if push:  # an upload can take an hour: the hub's own progress bars tell how far it is
+    if repository_name:  # an upload can take an hour: the hub's own progress bars tell how far it is
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0")
     quiet_libraries()
+    from tuner.hub.push import check
     from tuner.results.export import Options  # torch
-    from tuner.results.push import check
 
-    options = Options(merge, dtype, most, base, layout or "published", push)
-    repository = check(push, options.layout, private=private) if push else None
+    options = Options(merge, dtype, most, base, layout or "published", repository_name)
+    repository = check(repository_name, options.layout, private=private) if repository_name else None
     if dest is None:
         assert repository is not None
         with tempfile.TemporaryDirectory(prefix="tuner-export-") as temporary:
@@ -111,8 +114,8 @@ def _check_push(dest: Path | None, push: str | None, *, private: bool) -> None:
 
 def _export(found: SavedModel, dest: Path, options: Options, repository: Repository | None, *, kept: bool) -> None:
     """Export to `dest`, and upload that; `kept` where the user named the folder."""
+    from tuner.hub.push import upload
     from tuner.results.export import export
-    from tuner.results.push import upload
 
     started = time.monotonic()
     done = export(found, dest, options, os.environ)
@@ -123,7 +126,7 @@ def _export(found: SavedModel, dest: Path, options: Options, repository: Reposit
         _tell(dest if kept else None, done, seconds, pushed=repository is not None)
     if repository:
         say(f"Uploading to {repository.name}.")
-        url = upload(dest, done, repository, kept=kept)
+        url = upload(dest, done.private_base, repository, kept=kept)
         say(f"Uploaded: {url}. Its card has no license: add the one that follows from the base and the data.")
 
 

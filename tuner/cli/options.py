@@ -102,9 +102,10 @@ override_options = all_of(
     _path("--val", "Validation data, as for --data."),
     click.option(
         "--val-split",
-        type=Finite(min=0, max=1, min_open=True, max_open=True),
+        type=Finite(min=0, max=1, max_open=True),
         metavar="PART",
-        help="Share of the training rows to hold out and validate on, such as 0.05.",
+        help="Share of the training rows to hold out and validate on, such as 0.05; 0 holds out none. "
+        "[default: the recipe's; without a recipe 5 %, at least 8 and at most 500 rows]",
     ),
     click.option(
         "--epochs",
@@ -130,6 +131,7 @@ override_options = all_of(
     ),
     _of_key("--eval-every", "STEPS", "Validate every so many optimizer steps. [default: every epoch]"),
     _of_key("--report-to", "TRACKER", "Also log to tensorboard, wandb, mlflow, trackio, comet_ml, swanlab or clearml."),
+    _of_key("--push", "OWNER/NAME", "Upload the result to the Hugging Face hub when the run ends. Uses your token."),
     _pairs(
         "--set",
         "sets",
@@ -154,7 +156,7 @@ override_options = all_of(
     click.argument("more", nargs=-1, metavar="", callback=_after_options),
 )
 """What changes a recipe: --model, --data, --lr, --set and the others, --allow-code, --catalog and --debug."""
-OF_KEYS = ("lr", "batch_size", "max_steps", "max_length", "lora_rank", "save_every", "eval_every", "report_to")
+OF_KEYS = ("lr", "batch_size", "max_steps", "max_length", "lora_rank", "save_every", "eval_every", "report_to", "push")
 """The options that `override_options` adds for one key of a recipe each; `command_line.KEY_FLAGS` has the keys."""
 ONE_VALUE = ("model", "seed", "method", "adapter", "val", "val_split", "epochs", *OF_KEYS)
 """The options of one value that `override_options` adds."""

@@ -119,10 +119,11 @@ def _recipe(
     allow_code: bool,
     changes: dict[str, Any],
 ) -> Shown:
+    from tuner.launch import hold_out
     from tuner.recipes import loading
     from tuner.recipes.diff import Section
 
-    loaded = loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code)
+    loaded = hold_out.settle(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
     sections = {"recipe": Section(loaded.values, loaded.origins)}
     if machines is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)

@@ -65,7 +65,7 @@ train_dataloader = dict(
         mixture=None,
         # Use only this many rows, from the first. None: all.
         max_rows=None,
-        # Hold out this share of the rows (0.05) for validation. None: nothing.
+        # Hold out this share of the rows (0.05) for validation. None: nothing. 'auto': about 5 % (docs/own-data.md).
         val_split=None,
         # Seed that chooses those rows. None: randomness.seed.
         val_seed=None,
@@ -174,6 +174,12 @@ checkpoint = dict(
     max_keep_ckpts=2,
     # 'eval_loss' (or 'auto'): save at each lower validation loss, keep the best and end with its weights. None: do not.
     save_best=None,
+    # OWNER/NAME on the Hugging Face hub: the result is pushed there at the end. None: it is not. --push sets it.
+    repository=None,
+    # Create that repository private if it does not exist.
+    private=False,
+    # Push the weights of every checkpoint too, while training goes on.
+    push=False,
 )
 
 log = dict(

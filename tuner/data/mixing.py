@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from tuner.data import sources
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row, fail
@@ -38,25 +39,43 @@ class Holdout:
         """Return what a `dataset` block says of held-out rows, or None where nothing is held out."""
         if dataset.val_split is None:
             return None
+        assert dataset.val_split != "auto", "settled by launch.hold_out before anybody asks"
         return cls(dataset.val_split, dataset.val_seed or 0, dataset.held_out)
 
     def holds(self, number: int, row: int) -> bool:
         """Return whether row `row` of data set `number` of a mixture, both from 0, is held out."""
-        # The decimal that was written, so that windows have whole ends where they should.
-        part = Fraction(str(self.part))
-        window = math.floor(row * part)
-        start, end = math.ceil(window / part), math.ceil((window + 1) / part)
+        above, below = self._ratio
+        return row == self._held(number, row * above // below)
+
+    @cached_property
+    def _ratio(self) -> tuple[int, int]:
+        """The part as a fraction of the decimal that was written, so that windows have whole ends where they should."""
+        return Fraction(str(self.part)).as_integer_ratio()
+
+    def _held(self, number: int, window: int) -> int:
+        """Return the row of a window that is held out; window 0 begins at row 0 and has about 1 / part rows."""
+        above, below = self._ratio
+        start, end = -(-window * below // above), -(-(window + 1) * below // above)
         text = f"{self.seed}-{number}-{window}".encode()
-        chosen = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % (end - start)
-        return row == start + chosen
+        return start + int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % (end - start)
 
     def keeps(self, number: int, row: int) -> bool:
         """Return whether a row is read."""
         return self.holds(number, row) is self.taken
 
-    def count(self, number: int, rows: int) -> int:
-        """Return how many of the first `rows` rows of a data set are read."""
-        return sum(self.keeps(number, row) for row in range(rows))
+    def count(self, number: int, rows: int, weight: float = 1.0) -> int:
+        """Return how many of the first `rows` rows of a data set are read, each as often as `WeightedSource` has it."""
+        above, below = self._ratio
+        windows = range(-(-rows * above // below))
+        held = [row for window in windows if (row := self._held(number, window)) < rows]
+        whole, rest = divmod(Fraction(str(weight)), 1)
+        num_held = int(whole) * len(held) + sum(_is_drawn(row, rest) for row in held if rest)
+        return num_held if self.taken else int(whole) * rows + math.ceil(rest * rows) - num_held
+
+
+def _is_drawn(row: int, share: Fraction) -> bool:
+    """Return whether a share of a data set has a row: ceil(count x share) of the first `count` rows, whatever count."""
+    return -row * share.numerator % share.denominator < share.numerator
 
 
 @dataclass(frozen=True)
@@ -98,8 +117,7 @@ class WeightedSource:
             yield from enumerate(self.source.read(on_error))
         if rest := weight % 1:
             for number, placed in enumerate(self.source.read(on_error)):
-                # True for ceil(count x rest) of the first `count` rows, whatever the count.
-                if -number * rest.numerator % rest.denominator < rest.numerator:
+                if _is_drawn(number, rest):
                     yield number, placed
 
 

@@ -305,7 +305,11 @@ def refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
     if pipeline.mixture.holdout and not counts.read:
         whose = "validation" if dataset.held_out else "training"
         what = f"val_split = {dataset.val_split:g} leaves no rows for {whose}"
-        raise DataError(what, where=place, fix="Use another share, or validation data of its own: --val FILE.")
+        raise DataError(
+            what,
+            where=place,
+            fix="Use another share, validation data of its own (--val FILE), or none (--val-split 0).",
+        )
     if not counts.kept:
         what = f"none of the {counts.read} rows has a token to train on within max_length={dataset.max_length}"
         reasons = "; ".join(map(str, tally.totals()[:_MAX_REASONS]))

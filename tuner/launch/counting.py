@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.errors import DataError
+from tuner.files import read_json_object
 from tuner.launch import steps
 from tuner.launch.steps import DatasetSize
 from tuner.recipes import catalog, paths, template
@@ -28,6 +29,8 @@ _MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 8 * _MIB, ".csv":
 """What takes about a tenth of a second."""
 _DETECT_ROWS = 8
 _MAX_FILES = 1_000
+_VALIDATION = re.compile(r"(?<![^\W_])(validation|valid|dev|val)(?![^\W_])")
+"""How `datasets` tells a validation split from the names of files and folders: a word of its own."""
 _OF_SPLIT = re.compile("train|val|dev|test|eval", re.IGNORECASE)
 """Names by which `datasets` tells the files of one split from others'."""
 
@@ -39,13 +42,33 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
         return (DatasetSize(None, "they are streamed, and max_steps ends the run"),)
     is_kto = config.objective.type == "kto"
     return tuple(
-        _less_held_out(_counted(share), number, dataset)._replace(
-            weight=share.weight if isinstance(share, Share) else 1.0,
+        _less_held_out(one, number, dataset)._replace(
             samples_a_row=_answers_a_row(share) if is_kto else 1,
             lengths=_lengths(share, config) if steps.packs(config) else (),
         )
-        for number, share in enumerate(dataset.shares)
+        for number, (one, share) in enumerate(zip(_weighted(dataset), dataset.shares, strict=True))
     )
+
+
+def num_rows(dataset: Dataset) -> int | None:
+    """Return the rows of one pass over a data set or a mixture, held out or not; None if they are not counted."""
+    taken = [one.taken for one in _weighted(dataset)]
+    counted = sum(filter(None, taken))
+    return None if None in taken else min(counted, dataset.max_rows or counted)
+
+
+def num_held_out(dataset: Dataset) -> int | None:
+    """Return how many rows of one pass are held out for validation; None if that is not counted."""
+    held = dataset.model_copy(update={"held_out": True})
+    taken = [_less_held_out(one, number, held).taken for number, one in enumerate(_weighted(dataset))]
+    return None if None in taken else sum(filter(None, taken))
+
+
+def _weighted(dataset: Dataset) -> list[DatasetSize]:
+    """Return the data set, or those of a mixture with their weights, before rows are held out."""
+    return [
+        _counted(share)._replace(weight=share.weight if isinstance(share, Share) else 1.0) for share in dataset.shares
+    ]
 
 
 def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
@@ -94,7 +117,7 @@ def _lengths_once(
 
 
 def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset) -> DatasetSize:
-    """Return the rows that are left where some are held out; which of a mixture's those are, reading alone tells."""
+    """Return the rows that are read where some are held out."""
     if counted.rows is None:
         return counted
     from tuner.data.mixing import Holdout
@@ -102,9 +125,11 @@ def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset) -> Datas
     holdout = Holdout.of(dataset)
     if holdout is None:
         return counted
-    if dataset.mixture:
-        return DatasetSize(None, "some rows of a mixture are held out")
-    rows = holdout.count(number, min(counted.rows, dataset.max_rows or counted.rows))
+    if dataset.mixture and dataset.max_rows:
+        return DatasetSize(None, "some of the first rows of a mixture are held out")
+    rows_of = [(share.path, share.name, share.split) for share in dataset.shares]
+    first = rows_of.index(rows_of[number])  # the same rows are held out wherever they stand in a mixture
+    rows = holdout.count(first, min(counted.rows, dataset.max_rows or counted.rows), counted.weight)
     return DatasetSize(rows, num_bytes=counted.num_bytes * rows // max(1, counted.rows))
 
 
@@ -156,6 +181,20 @@ def _first_rows(rows: Rows) -> Iterator[Row]:
     files = _files(rows)
     if isinstance(files, list):
         yield from (row for _, row in islice(chain.from_iterable(map(readers.read, files)), _DETECT_ROWS))
+
+
+def has_validation(folder: Path) -> bool:
+    """Return whether the files of a folder hold a validation split, as `datasets` tells from their names."""
+    splits = read_json_object(folder / "dataset_dict.json").get("splits")
+    if isinstance(splits, list):
+        return "validation" in splits
+    return any(_VALIDATION.search(name) for name in _names_in(folder))
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the files of a folder and those below it, without hidden ones."""
+    names = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file())
+    return [str(name) for name in names if not any(part.startswith((".", "__")) for part in name.parts)]
 
 
 def _of_folder(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.levels import Fit, Machines
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.split import possible
-from tuner.launch import asked_machines, counting, global_batch, kernels, steps
+from tuner.launch import asked_machines, counting, global_batch, hold_out, kernels, steps
 from tuner.launch.steps import Steps
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware
@@ -114,7 +114,7 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
     """
     place = place_of(wanted, recipe.config.optim_wrapper.dtype, environ)
     ranks = data_parallel_ranks(recipe.config, place.machines.world_size)
-    recipe = global_batch.settle(recipe, ranks)
+    recipe = global_batch.settle(hold_out.settle(recipe), ranks)
     dtype = precision.decide(recipe.config.optim_wrapper.dtype, place.node).dtype
     recipe = kernels.choose(recipe, place.node, dtype)  # as `tuner train` does: memory depends on them
     if unknown := summary.unknown_size(recipe.config):

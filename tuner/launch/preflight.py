@@ -39,6 +39,7 @@ _SLOW: tuple[Check, ...] = (
     model.tokens,
     rows.first_rows,
     hub.reachable,
+    hub.pushes,
     storage.download,
     gpus.driver,
     gpus.busy,

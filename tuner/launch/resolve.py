@@ -14,7 +14,7 @@ from typing import Any
 from tuner.errors import UsageError
 from tuner.files import dump_json, sha256
 from tuner.fit.sequence_parallel import data_parallel_ranks
-from tuner.launch import counting, recipe_changes, resuming
+from tuner.launch import counting, hold_out, recipe_changes, resuming
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.launch.steps import Resumed, Steps, count_steps
@@ -111,7 +111,7 @@ def load(request: Request) -> Recipe:
     loading.refuse_functions(loaded, allow_code=request.allow_code)
     path_checks.check_model(loaded.config)
     path_checks.check_data(loaded.config)
-    return loaded
+    return hold_out.settle(loaded)
 
 
 def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.errors import RecipeError
 from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
-from tuner.launch import fitting, global_batch, kernels, splitting
+from tuner.launch import fitting, global_batch, hold_out, kernels, splitting
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
 from tuner.machine.launchers import contradiction
@@ -34,6 +34,7 @@ def resolve_recipe(
         RecipeError: the ranks cannot share the global batch, or samples.
         MachineError: the recipe or the config asks for what is not there, or nothing fits.
     """
+    loaded = hold_out.settle(loaded)
     ranks = data_parallel_ranks(loaded.config, topology.world_size)
     refuse_tiles(loaded.config)
     document = None if choice.is_auto(loaded, deepspeed) else choice.open_chosen(loaded, deepspeed)

@@ -24,7 +24,7 @@ from tuner.launch.splitting import lightest
 from tuner.machine import hardware
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
-from tuner.recipes.log import OF_A_TRIAL
+from tuner.recipes.log import NOT_PUSHED, OF_A_TRIAL
 from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows
@@ -241,7 +241,7 @@ def smaller(config: RecipeConfig) -> tuple[dict[str, Any], list[str]]:
         "val_interval": None,
         "early_stopping_patience": None,
     }
-    values["checkpoint"] = {"interval": 1, "max_keep_ckpts": _STEPS, "save_best": None}
+    values["checkpoint"] |= {"interval": 1, "max_keep_ckpts": _STEPS, "save_best": None, **NOT_PUSHED}
     values["log"] |= OF_A_TRIAL
     for key in LOADERS:
         if loader := values[key]:

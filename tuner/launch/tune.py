@@ -32,7 +32,7 @@ from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.recipes import paths
-from tuner.recipes.log import OF_A_TRIAL
+from tuner.recipes.log import NOT_PUSHED, OF_A_TRIAL
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, Split
 from tuner.runs import directory
@@ -291,7 +291,7 @@ def for_some_steps(config: RecipeConfig, steps: int, ranks: int) -> RecipeConfig
     rows |= {"max_rows": min(rows["max_rows"] or most, most), "val_split": None, "val_seed": None}
     values["val_dataloader"] = None
     values["train_cfg"] |= {"max_steps": steps, "val_interval": None, "early_stopping_patience": None}
-    values["checkpoint"] = {"interval": steps + 1, "max_keep_ckpts": 1, "save_best": None}
+    values["checkpoint"] |= {"interval": steps + 1, "max_keep_ckpts": 1, "save_best": None, **NOT_PUSHED}
     values["log"] |= OF_A_TRIAL
     return RecipeConfig.model_validate(values)
 

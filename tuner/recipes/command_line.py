@@ -29,6 +29,7 @@ KEY_FLAGS = {
     "--save-every": "checkpoint.interval",
     "--eval-every": "train_cfg.val_interval",
     "--report-to": "log.trackers",
+    "--push": "checkpoint.repository",
 }
 """The options that set one key of a recipe each."""
 _FREE_SPLIT = {"train_dataloader": {"batch_size": "auto"}, "optim_wrapper": {"accumulative_counts": "auto"}}
@@ -114,7 +115,7 @@ def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Place, Any, 
     return (
         ("--data", overrides.data_sets or None, _of_data),
         ("--val", overrides.val, validation_rows.of_file),
-        ("--val-split", overrides.val_split, _at(lambda part: {_TRAIN: {"dataset": {"val_split": part}}})),
+        ("--val-split", overrides.val_split, _at(lambda part: {_TRAIN: {"dataset": {"val_split": part or None}}})),
         ("--epochs", overrides.epochs, _at(_of_epochs)),
         ("--seed", overrides.seed, _at(lambda seed: {"randomness": {"seed": seed}})),
     )

@@ -38,7 +38,7 @@ from tuner.recipes.origin import DEFAULT, Kind, Place
 from tuner.recipes.part import read_part
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_xtuner
 from tuner.recipes.recipe_file import RecipeFile, read_file
-from tuner.recipes.schema import LOADERS, RecipeConfig
+from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
 
 _MAX_BASES, _MAX_FILES = 8, 64
 """Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
@@ -74,9 +74,16 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
         raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
-    notes = (*merged.notes, *filter(None, [validation_rows.told(values)]))
+    notes = (*merged.notes, *filter(None, [validation_rows.told(values), _pushed(config.checkpoint)]))
     shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
     return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, tuple(overrides.ds), asked)
+
+
+def _pushed(block: Checkpoint) -> str | None:
+    """Return in a line what is pushed to the hub, or None."""
+    if block.repository is None:
+        return None
+    return f"push: {'each checkpoint and the result go' if block.push else 'the result goes'} to {block.repository}."
 
 
 def _settle(merged: Merged) -> None:
@@ -118,6 +125,7 @@ def _own_layers(overrides: Overrides) -> Iterator[Layer]:
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
     yield _part_layer("methods", method)
     yield _part_layer("objectives", objective)
+    yield validation_rows.OF_OWN_DATA
 
 
 def _name_of(overrides: Overrides) -> str:
@@ -174,7 +182,9 @@ def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
 
 
 def refuse_command(recipe: Recipe, *, allow_code: bool) -> None:
-    """Refuse a command that the recipe names for `log.notify`; one that is typed after --set is the user's own.
+    """Refuse a command (`log.notify`) and an upload (`checkpoint.repository`) that the recipe names, not the user.
+
+    What is typed after --set or --push is the user's own.
 
     Raises:
         RecipeError: there is one, and code is not allowed.
@@ -183,6 +193,10 @@ def refuse_command(recipe: Recipe, *, allow_code: bool) -> None:
     if notify and not allow_code and place.kind is not Kind.FLAG:
         what = f"log.notify = {notify!r} names a command, which runs when the run ends"
         raise RecipeError(what, where=place, fix="Look at that command, then add --allow-code.")
+    name, place = recipe.config.checkpoint.repository, recipe.origins["checkpoint.repository"].place
+    if name and not allow_code and place.kind is not Kind.FLAG:
+        what = f"checkpoint.repository = {name!r} names a repository, to which the trained weights are pushed"
+        raise RecipeError(what, where=place, fix=f"If you want that, add --push {name} or --allow-code.")
 
 
 def _is_installed(module: str) -> bool:

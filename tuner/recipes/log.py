@@ -15,6 +15,9 @@ _Command = str | tuple[str, ...] | list[str] | None
 OF_A_TRIAL: dict[str, Any] = {"interval": 1, "trackers": (), "num_samples": 0, "generate": 0, "notify": None}
 """The block of a trial run of a few steps: it records every step, and runs no command at the end."""
 
+NOT_PUSHED: dict[str, Any] = {"repository": None, "push": False}
+"""The same of the block `checkpoint`: its weights go nowhere."""
+
 
 class Log(Block):
     """What is recorded; interval in optimizer steps."""

@@ -20,9 +20,13 @@ def resume_command(run: Path) -> str:
 
 
 def _names_a_command(recipe: Path) -> bool:
-    """Return whether `log.notify` is set in a run's recipe, which has every value; one that cannot be read has none."""
+    """Return whether a run's recipe, which has every value, sets `log.notify` or `checkpoint.repository`.
+
+    A recipe that cannot be read sets neither.
+    """
     try:
-        log = read_file(recipe).values.get("log")
+        values = read_file(recipe).values
     except RecipeError:
         return False
-    return isinstance(log, dict) and bool(log.get("notify"))
+    blocks = ((values.get("log"), "notify"), (values.get("checkpoint"), "repository"))
+    return any(isinstance(block, dict) and block.get(key) for block, key in blocks)

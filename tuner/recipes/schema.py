@@ -92,12 +92,13 @@ def one_data_set(path: str | None) -> dict[str, Any]:
 class Dataset(Rows):
     """Rows and how they become samples; max_length in tokens.
 
-    A part `val_split` of the rows, chosen by `val_seed`, is held out; `held_out` reads this part instead of the rest.
+    A part `val_split` of the rows, chosen by `val_seed`, is held out ('auto': `launch.hold_out` chooses the part);
+    `held_out` reads this part instead of the rest.
     """
 
     mixture: Annotated[tuple[Share, ...], Lax, Field(min_length=1)] | None = None
     max_rows: PositiveInt | None = None
-    val_split: Annotated[float, Field(gt=0, lt=1)] | None = None
+    val_split: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] | None = None
     val_seed: NonNegativeInt | None = None
     held_out: bool = False
     bad_rows: NonNegativeInt = 0
@@ -173,11 +174,21 @@ class TrainCfg(Block):
 
 
 class Checkpoint(Block):
-    """Resumable checkpoints; interval in optimizer steps."""
+    """Resumable checkpoints; interval in optimizer steps. Weights may go to a repository on the hub too."""
 
     interval: PositiveInt
     max_keep_ckpts: PositiveInt
     save_best: Literal["auto", "eval_loss"] | None
+    repository: str | None
+    private: bool
+    push: bool
+
+    @field_validator("push")
+    @classmethod
+    def _a_push_needs_a_repository(cls, push: bool, info: ValidationInfo) -> bool:
+        if push and not info.data.get("repository"):
+            raise ValueError("no repository is named; add --push OWNER/NAME (checkpoint.repository)")
+        return push
 
 
 class Randomness(Block):

@@ -26,6 +26,8 @@ _OF_OTHER_ROWS = {
     **{"val_split": None, "val_seed": None, "held_out": False},
 }
 """What other rows do not take over from the training rows."""
+OF_OWN_DATA = Layer.at(Place(Kind.DEFAULT, "default without a recipe"), nested(_SPLIT, "auto"))
+"""The layer that has rows held out of the user's own data: how many, `launch.hold_out` decides."""
 _FOLLOWS = Place(Kind.DERIVED, "derived: as train_dataloader")
 """Where a value of the validation stands that nobody wrote: it becomes the training's, with the training's place."""
 
@@ -87,7 +89,11 @@ def _settle_split(merged: Merged) -> None:
     if merged.get((_VAL, "dataset", "val_split")) and not holds:
         what = f"{_VAL}.dataset.val_split has no effect"
         raise RecipeError(what, where=merged.place_of((_VAL, "dataset", "val_split")), fix=f"Set {_KEY} instead.")
-    if not isinstance(merged.get(_SPLIT), float):
+    if merged.get(_SPLIT) == "auto" and not _has_rows_to_hold_out(train["dataset"]):
+        merged.lay(Layer.at(merged.place_of(_SPLIT), nested(_SPLIT, None)))
+    if merged.get(_SPLIT) is None and holds:
+        merged.lay(Layer.at(merged.place_of(_SPLIT), {_VAL: None}))
+    if not isinstance(merged.get(_SPLIT), float) and merged.get(_SPLIT) != "auto":
         return  # none, or for the schema to refuse
     if val is not None and not holds and merged.order_of((_VAL,)) > merged.order_of(_SPLIT):
         merged.lay(Layer.at(merged.place_of((_VAL,)), nested(_SPLIT, None)))
@@ -103,9 +109,13 @@ def _settle_split(merged: Merged) -> None:
     merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {_KEY}"), values))
 
 
+def _has_rows_to_hold_out(dataset: dict[str, Any]) -> bool:
+    return not dataset.get("streaming") and bool(dataset.get("path") or dataset.get("mixture"))
+
+
 def told(values: dict[str, Any]) -> str | None:
     """Return in a line what is held out, or None."""
     dataset = values[_TRAIN]["dataset"]
-    if not dataset["val_split"]:
+    if dataset["val_split"] in (None, "auto"):
         return None
     return f"validation: {dataset['val_split']:g} of the training rows are held out, by seed {dataset['val_seed']}"

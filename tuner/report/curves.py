@@ -1,13 +1,12 @@
 """The curves of runs as charts: which quantity in which chart, which points are drawn, in which colour.
 
-It takes numbers and returns data for the page's script, which draws it by Plotly; colours of text and grid are the
+It takes numbers and returns data for the page's script, which draws it by uPlot; colours of text and grid are the
 page's, which knows light and dark. Runs may grow: what is new since some version is returned alone.
 """
 
 from __future__ import annotations
 
 import bisect
-import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,6 +100,7 @@ class Charts:
             "title": quantity.title,
             "note": "; ".join([*(["dotted: validation"] if is_validated else []), *filter(None, [quantity.note])]),
             "exponents": quantity.exponents,
+            "noisy": quantity.is_noisy,
             "range": quantity.range,
             "lines": [
                 self._line(quantity, key, index, runs[index].name, version)
@@ -115,8 +115,7 @@ class Charts:
         is_validation = key == quantity.validation
         return {
             "run": index,
-            # Plotly reads tags in names, which come from folders.
-            "name": html.escape(f"{name}{' (validation)' * is_validation}"),
+            "name": f"{name}{' (validation)' * is_validation}",
             "colour": COLOURS[index % len(COLOURS)],
             "dash": "dot" if is_validation else "solid",
             "from": first,

@@ -36,7 +36,10 @@ _MAX_PROFILE = 100_000
 
 @dataclass(frozen=True)
 class Quantity:
-    """What one chart shows: `key` of metrics.jsonl, and `validation`, its counterpart there, dotted."""
+    """What one chart shows: `key` of metrics.jsonl, and `validation`, its counterpart there, dotted.
+
+    A noisy one gets a smoothed curve too.
+    """
 
     key: str
     title: str
@@ -45,27 +48,28 @@ class Quantity:
     exponents: str = "none"
     range: str = "normal"
     note: str = ""
+    is_noisy: bool = False
 
 
 QUANTITIES = (
-    Quantity("loss", "Loss", "eval_loss"),
-    Quantity("rewards/margins", "Margin of chosen over rejected answers", "eval_rewards/margins"),
-    Quantity("margin", "Margin of chosen over rejected answers", "eval_margin"),
-    Quantity("mean_token_accuracy", "Tokens predicted right", "eval_mean_token_accuracy"),
-    Quantity("eval_exact_match", "Validation answers that are exactly right"),
+    Quantity("loss", "Loss", "eval_loss", is_noisy=True),
+    Quantity("rewards/margins", "Margin of chosen over rejected answers", "eval_rewards/margins", is_noisy=True),
+    Quantity("margin", "Margin of chosen over rejected answers", "eval_margin", is_noisy=True),
+    Quantity("mean_token_accuracy", "Token accuracy", "eval_mean_token_accuracy", is_noisy=True),
+    Quantity("eval_exact_match", "Exact match of validation answers"),
     Quantity("eval_rouge_l", "ROUGE-L of validation answers"),
     Quantity("eval_bleu", "BLEU of validation answers"),
-    Quantity("aux_loss", "Router loss", note="of a mixture of experts, before its weight; even: experts per token"),
-    Quantity("grad_norm", "Gradient norm"),
+    Quantity("aux_loss", "Router loss", note="before its weight; balanced experts: the number of experts per token"),
+    Quantity("grad_norm", "Gradient norm", is_noisy=True),
     Quantity("learning_rate", "Learning rate", exponents="e", range="tozero"),  # a constant one has no range of its own
-    Quantity("tokens_per_second", "Tokens per second", note="of all ranks together"),
-    Quantity("mfu", "Model FLOPs utilisation", note="of the GPU's peak"),
-    Quantity("memory_bytes", "Memory, GiB", unit=1024**3, note="the peak so far of rank 0"),
+    Quantity("tokens_per_second", "Tokens per second", note="all ranks", is_noisy=True),
+    Quantity("mfu", "Model FLOPs utilisation", note="share of the GPU's peak", is_noisy=True),
+    Quantity("memory_bytes", "Memory, GiB", unit=1024**3, note="peak so far, rank 0"),
 )
 
 
 KEYS = tuple(key for one in QUANTITIES for key in (one.key, one.validation) if key)
-"""Of metrics.jsonl, whose curves are shown."""
+"""The keys of metrics.jsonl that the report draws."""
 
 
 @dataclass(frozen=True)

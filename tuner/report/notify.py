@@ -25,7 +25,7 @@ from tuner.runs.follow import tail
 LIMIT_S = 30.0
 _REAP_S = 5.0
 """A killed process that is in a write of a slow disk ends only when that returns."""
-_ENDED = ("state", "exit_code", "message", "step", "max_steps", "loss", "seconds", "verdict")
+_ENDED = ("state", "exit_code", "message", "step", "max_steps", "loss", "seconds", "verdict", "pushed")
 _MAX_VARIABLE = 4000
 """Characters. The kernel starts no command with a variable of more than 128 KiB; the JSON holds the whole message."""
 

@@ -1,15 +1,20 @@
-// The page's only script beside Plotly: draws the curves, sorts and filters the table of runs, and where the page is
-// served while runs go on, asks for what is new.
+// The page's only script beside uPlot: draws the curves, sorts and filters the table of runs, and while runs go on, asks
+// the server of `tuner report --watch` for what is new.
 "use strict";
 
 const given = JSON.parse(document.getElementById("given").textContent);
 const byId = (id) => document.getElementById(id);
-const drawn = new Map(); // a chart's id -> {chart, box, lines: a line's key -> trace}
+const drawn = new Map(); // a chart's id -> {chart, box, lines: a line's key -> line, plot}
 const hidden = new Set(); // numbers of the runs that the filter leaves out
 const POLL_MS = 2000;
 const FEW_POINTS = 30; // a lone point has no line to be seen by
+const SMOOTHED = 40; // from this number of points on, a noisy curve gets a smooth one over it
+const HEIGHT = 230;
 
 // --- curves
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
+const widthOf = (box) => Math.max(box.clientWidth, 100);
 
 function figureOf(chart) {
   const box = document.createElement("div");
@@ -19,42 +24,92 @@ function figureOf(chart) {
   figure.append(document.createElement("figcaption"), box);
   const later = [...drawn.values()].find((other) => other.chart.place > chart.place);
   byId("curves").insertBefore(figure, later ? later.box.parentElement : null);
-  const entries = [...drawn, [chart.id, { chart, box, lines: new Map() }]];
+  const entries = [...drawn, [chart.id, { chart, box, lines: new Map(), plot: null, shown: "" }]];
   drawn.clear();
   entries.sort((one, other) => one[1].chart.place - other[1].chart.place).forEach(([id, entry]) => drawn.set(id, entry));
+  new ResizeObserver(() => drawn.get(chart.id).plot?.setSize({ width: widthOf(box), height: HEIGHT })).observe(box);
   return drawn.get(chart.id);
 }
 
-function grown(trace, line) {
-  const x = trace ? trace.x.slice(0, line.from).concat(line.x) : line.x;
-  const y = trace ? trace.y.slice(0, line.from).concat(line.y) : line.y;
+function grown(old, line) {
+  const before = (axis) => (old ? old[axis].slice(0, line.from).concat(line[axis]) : line[axis]);
+  return { ...line, x: before("x"), y: before("y") };
+}
+
+// The mean of each point and its neighbours on both sides, so that the curve does not lag behind.
+function smooth(values) {
+  const reach = Math.max(2, Math.round(values.length / 40));
+  const sums = [0];
+  values.forEach((value) => sums.push(sums.at(-1) + value));
+  return values.map((_, at) => {
+    const [first, end] = [Math.max(0, at - reach), Math.min(values.length, at + reach + 1)];
+    return (sums[end] - sums[first]) / (end - first);
+  });
+}
+
+function number(value, chart) {
+  if (value == null) return "";
+  if (chart.exponents === "e" && value !== 0) return Number(value.toPrecision(4)).toExponential();
+  return value.toLocaleString("en", { maximumSignificantDigits: 5 });
+}
+
+// Each line, and below a noisy one's name a smooth curve that has no name of its own.
+function seriesOf(lines, chart) {
+  const data = [];
+  const series = [{ label: "step", value: (_, step) => step?.toLocaleString("en") ?? "last" }];
+  for (const line of lines) {
+    const isSmoothed = chart.noisy && line.dash === "solid" && line.x.length >= SMOOTHED;
+    const value = (_plot, at, _index, place) => number(place == null ? line.y.at(-1) : at, chart) || "-";
+    const dash = line.dash === "dot" ? [3, 4] : undefined;
+    const points = { show: line.x.length < FEW_POINTS, size: 5, fill: line.colour };
+    const stroke = isSmoothed ? `${line.colour}55` : line.colour;
+    series.push({ label: line.name, value, stroke, ink: line.colour, dash, points, width: isSmoothed ? 1 : 1.8 });
+    data.push([line.x, line.y]);
+    if (isSmoothed) {
+      series.push({ class: "smooth", stroke: line.colour, points: { show: false }, width: 2 });
+      data.push([line.x, smooth(line.y)]);
+    }
+  }
+  return { series, data: data.length ? uPlot.join(data) : [[]] };
+}
+
+function optionsOf(entry, series) {
+  const { chart, box } = entry;
+  const axis = { stroke: () => css("--soft"), font: "12px system-ui, sans-serif" };
+  const lines = { stroke: () => css("--line"), width: 1 };
+  const ink = (_, place) => series[place].ink;
+  const values = (_, ticks) => ticks.map((tick) => number(tick, chart));
   return {
-    type: "scatter", x, y, run: line.run, name: line.name,
-    mode: x.length < FEW_POINTS ? "lines+markers" : "lines",
-    line: { color: line.colour, width: 1.8, dash: line.dash },
-    marker: { size: 5 }, hovertemplate: "%{y:.5~g}",
+    width: widthOf(box), height: HEIGHT, series,
+    scales: { x: { time: false }, y: chart.range === "tozero" ? { range: (_, low, high) => [Math.min(0, low), 1.1 * high || 1] } : {} },
+    axes: [{ ...axis, grid: lines, ticks: lines, size: 30, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick.toLocaleString("en") : "")) },
+      { ...axis, grid: lines, ticks: lines, size: 62, values }],
+    cursor: { points: { size: 6 } },
+    legend: { mount: (_, legend) => box.parentElement.append(legend), markers: { stroke: ink, fill: ink } },
   };
 }
 
 function plot(entry) {
-  const { chart, box, lines } = entry;
+  const { chart, box } = entry;
   const note = document.createElement("small");
   note.textContent = chart.note;
   box.previousElementSibling.replaceChildren(chart.title, ...(chart.note ? [note] : []));
-  const traces = [...lines.values()].map((trace) => ({ ...trace, visible: !hidden.has(trace.run) }));
-  const ends = traces.filter((trace) => trace.visible && trace.x.length)
-    .map((trace) => `${trace.name}: ${trace.y.at(-1).toPrecision(5)} at step ${trace.x.at(-1)}`);
+  const lines = [...entry.lines.values()].filter((line) => !hidden.has(line.run) && line.x.length);
+  const ends = lines.map((line) => `${line.name}: ${line.y.at(-1).toPrecision(5)} at step ${line.x.at(-1)}`);
   box.setAttribute("aria-label", `${chart.title} by step. ${ends.join("; ")}.`);
-  const layout = {
-    height: 260, margin: { l: 56, r: 12, t: 8, b: 36 },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    showlegend: false, hovermode: "x unified",
-    uirevision: "kept", // what the user has zoomed to stays while points are added
-    xaxis: { title: { text: "step" }, rangemode: "tozero", hoverformat: ",d" },
-    yaxis: { exponentformat: chart.exponents, rangemode: chart.range, separatethousands: true, automargin: true },
-    font: { family: "system-ui, sans-serif", size: 12 },
-  };
-  Plotly.react(box, traces, layout, { responsive: true, displayModeBar: false });
+  const { series, data } = seriesOf(lines, chart);
+  const shown = JSON.stringify(series.map((one) => [one.label, one.points?.show]));
+  if (entry.plot && entry.shown === shown) {
+    const { min, max } = entry.plot.scales.x;
+    const [steps] = entry.plot.data;
+    entry.plot.series.forEach((one, place) => (one.value = series[place].value ?? one.value));
+    entry.plot.setData(data, !(min > steps[0] || max < steps.at(-1))); // what the user has zoomed to stays
+    return;
+  }
+  entry.plot?.destroy();
+  box.parentElement.querySelector(".u-legend")?.remove();
+  entry.shown = shown;
+  entry.plot = new uPlot(optionsOf(entry, series), data, box);
 }
 
 function draw(charts) {
@@ -69,6 +124,8 @@ function draw(charts) {
     plot(entry);
   }
 }
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach((entry) => entry.plot.redraw(false)));
 
 // --- the table of runs
 
@@ -128,7 +185,7 @@ function condition(word) {
 function filter() {
   const rows = [...byId("runs_table").rows];
   const before = new Set(hidden);
-  let told = "";
+  let message = "";
   try {
     const asked = byId("filter").value.split(/\s+/).filter(Boolean).map(condition);
     hidden.clear();
@@ -136,11 +193,11 @@ function filter() {
       row.hidden = !asked.every((holds) => holds(row));
       if (row.hidden) hidden.add(Number(row.dataset.run));
     }
-    told = asked.length ? `${rows.length - hidden.size} of ${rows.length} runs` : "";
+    message = asked.length ? `${rows.length - hidden.size} of ${rows.length} runs` : "";
   } catch (error) {
-    told = error.message;
+    message = error.message;
   }
-  if (byId("shown").textContent !== told) byId("shown").textContent = told;
+  if (byId("shown").textContent !== message) byId("shown").textContent = message;
   if (hidden.size !== before.size || [...hidden].some((run) => !before.has(run))) drawn.forEach(plot);
 }
 
@@ -183,9 +240,9 @@ async function poll() {
       reachable();
     }
     version = news.version;
-    tell("Live: what is new is shown every two seconds.");
+    tell("Live: updates every two seconds.");
   } catch {
-    tell("The connection is lost: tuner report has ended, or cannot be reached. This is what it showed last.");
+    tell("Connection lost: tuner report has stopped or cannot be reached. The page shows the last update.");
   }
   setTimeout(poll, POLL_MS);
 }

@@ -18,13 +18,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from tuner import __version__
 from tuner.files import write_text
 from tuner.recipes.resume_command import resume_command
 from tuner.report.curves import COLOURS, Charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, gather, hardware, listed, recipe_differences, table
+from tuner.report.verdict import short_number
 from tuner.runs.metrics import Curve
 
 MARK = '<meta name="generator" content="tuner">'
@@ -40,7 +40,9 @@ SECTIONS = (
     "restarts",
     "machine",
 )
-_ABOVE = ("title", "columns", "runs_table", "outcomes")
+_ABOVE = ("title", "headline", "columns", "runs_table", "outcomes")
+_UPLOT, _PAGE = "uplot.min.js", "page.js"
+"""The drawing library, uPlot 1.6.32 (MIT; uplot.LICENSE), as npm has it, and the page's own script."""
 _LIVE = "; connect-src 'self'"
 _GIB = 1024**3
 _MAX_REASONS = 20
@@ -56,6 +58,7 @@ _LINES = {
     "context": "CUDA's context",
     "fragmentation": "fragmentation",
 }
+_LIBRARIES = ("tuner", "torch", "transformers", "trl", "peft", "deepspeed")
 _OUTSIDE_TENSORS = ("context", "fragmentation")
 """Lines of the estimate that `torch.cuda.max_memory_allocated` does not count."""
 
@@ -96,8 +99,8 @@ def page(runs: Sequence[Gathered], shown: Mapping[str, str], given: Mapping[str,
         given=given,
         policy=Markup(allowed),  # noqa: S704 (constants and hashes)
         is_live=_LIVE in allowed,
-        plotly=Markup(_plotly()),  # noqa: S704 (the library's own script)
-        script=Markup(_script()),  # noqa: S704 (our own)
+        uplot=Markup(_script(_UPLOT)),  # noqa: S704 (the library's own script)
+        script=Markup(_script(_PAGE)),  # noqa: S704 (our own)
     )
     # Names of files need not be UTF-8.
     return text.encode(errors="backslashreplace").decode()
@@ -116,7 +119,10 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "estimates": [_memory(run) for run in runs],
             "machines": [_machine(run.facts) for run in runs],
             "ended_early": [_ended_early(run.status) for run in runs],
-            "verdicts": [table(run.status, "verdict").get("line") for run in runs],
+            "headlines": [_headline(run) for run in runs],
+            "advice": [table(run.status, "verdict").get("advice") for run in runs],
+            "pushed": [table(run.status, "pushed").get("address") for run in runs],
+            "facts": _facts(runs[0]) if len(runs) == 1 else {},
             "best": [_best(run.curves["eval_loss"]) for run in runs],
             "commands": [shlex.join(map(str, listed(run.facts, "command"))) for run in runs],
             "resumes": [resume_command(Path(run.listed.path)) for run in runs],
@@ -130,19 +136,14 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
 
 def policy(*, is_live: bool = False) -> str:
     """Return what the page may do: run its two scripts and no other, and ask nobody, or the server that it is from."""
-    scripts = " ".join(f"'sha256-{_hash(text)}'" for text in (_plotly(), _script()))
+    scripts = " ".join(f"'sha256-{_hash(text)}'" for text in map(_script, (_UPLOT, _PAGE)))
     alone = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:"
     return f"{alone}; script-src {scripts}{_LIVE * is_live}"
 
 
 @cache
-def _plotly() -> str:
-    return str(get_plotlyjs())
-
-
-@cache
-def _script() -> str:
-    return files("tuner.report").joinpath("page.js").read_text(encoding="utf-8")
+def _script(name: str) -> str:
+    return files("tuner.report").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
@@ -155,7 +156,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("tuner.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"size": _size, "number": _number, "value": _value}
+    environment.filters |= {"size": _size, "number": _number, "value": _value, "duration": _duration}
     return environment
 
 
@@ -171,6 +172,45 @@ def _columns(keys: Sequence[str]) -> list[tuple[str, str]]:
 
 def _heading(runs: Sequence[Gathered]) -> str:
     return str(runs[0].facts.get("name") or runs[0].name) if len(runs) == 1 else f"{len(runs)} runs"
+
+
+def _headline(run: Gathered) -> str:
+    """Return in a line what a run has learned; empty for one that has no verdict."""
+    verdict, samples = table(run.status, "verdict"), [one for one in run.samples if "is_right" in one]
+    outcome, before, after = (verdict.get(key) for key in ("outcome", "before", "after"))
+    if not (isinstance(before, int | float) and isinstance(after, int | float)):
+        return ""
+    loss = "training loss" if verdict.get("measure") == "training" else "held-out loss"
+    num_right = sum(bool(one["is_right"]) for one in samples)
+    answers = f", {num_right} of {len(samples)} samples right" if samples else ""
+    return f"{outcome}: {loss} {short_number(before)} -> {short_number(after)}{answers}"
+
+
+def _facts(run: Gathered) -> dict[str, str]:
+    """Return what was trained and on what, for the top of the page of one run."""
+    facts = run.facts
+    weights, versions = run.status.get("num_trained_weights"), table(facts, "versions")
+    libraries = [f"{name} {versions[name]}" for name in _LIBRARIES if versions.get(name)]
+    precision, batch = table(facts, "precision").get("dtype"), table(facts, "batch").get("global_batch")
+    found = {
+        "trained parameters": f"{weights:,}" if isinstance(weights, int) else None,
+        "machine": hardware(facts),
+        "DeepSpeed": ", ".join(str(one) for one in (facts.get("deepspeed"), precision) if one),
+        "batch size": str(batch) if batch else None,
+        "versions": ", ".join(libraries),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _duration(seconds: Any) -> str:
+    """Return seconds as 45 s, 3 min 20 s or 1 h 06 min; empty for what is no number."""
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def _best(curve: Curve) -> float | None:
@@ -196,6 +236,7 @@ def _memory(run: Gathered) -> dict[str, Any]:
         "total": sum(parts.values()),
         "tensors": sum(size for name, size in parts.items() if name not in _OUTSIDE_TENSORS),
         "measured": run.peak_bytes,
+        "why_none": "the model's size is not known" if listed(table(run.facts, "hardware"), "gpus") else "CPU run",
     }
 
 

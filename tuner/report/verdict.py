@@ -78,13 +78,13 @@ class Verdict(NamedTuple):
     def __str__(self) -> str:
         """Return it in one line."""
         steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
-        line = f"{self.measure} loss {_number(self.before)} -> {_number(self.after)} in {steps}"
+        line = f"{self.measure} loss {short_number(self.before)} -> {short_number(self.after)} in {steps}"
         return f"{line}; {self.advice}" if self.advice else line
 
     @property
     def brief(self) -> str:
         """What fits a table: the loss before and after, and the outcome."""
-        return f"{self.measure} loss {_number(self.before)} -> {_number(self.after)}, {self.outcome}"
+        return f"{self.measure} loss {short_number(self.before)} -> {short_number(self.after)}, {self.outcome}"
 
     def to_json(self) -> dict[str, Any]:
         """Return what status.json holds: its values, `brief` and `line`."""
@@ -120,7 +120,7 @@ def _by_validation(points: Sequence[Point], training: Sequence[Point], trained: 
     best_step, best = min(points[1:], key=lambda point: point[1])
     after = dict(points).get(trained.result_step, at_end)
     steps = trained.result_step if trained.result_step in dict(points) else last
-    since = f"{_number(before)} is of step {first}; " if first else ""
+    since = f"{short_number(before)} is of step {first}; " if first else ""
 
     def verdict(outcome: Outcome, advice: str = "") -> Verdict:
         return Verdict(outcome, "validation", before, after, steps, f"{since}{advice}".removesuffix("; "))
@@ -199,7 +199,9 @@ def _learned_by_heart(training: Sequence[Point]) -> str:
     width = max(1, len(values) // 5)
     if len(values) < 2 or _mean(values[:width]) - _mean(values[-width:]) <= _LEARNED_BY_HEART * _mean(values[:width]):
         return ""
-    fell = f"the training loss fell from {_number(_mean(values[:width]))} to {_number(_mean(values[-width:]))}"
+    fell = (
+        f"the training loss fell from {short_number(_mean(values[:width]))} to {short_number(_mean(values[-width:]))}"
+    )
     return f"{fell}, so the rows are learned by heart: train on more rows, or on rows more like those of the validation"
 
 
@@ -231,14 +233,14 @@ def _known() -> str:
 
 def _overfit(best_step: int, best: float, last: int, at_end: float, trained: Trained) -> str:
     if trained.result_step == best_step:
-        return f"after that it rose, to {_number(at_end)} at step {last:,}"
+        return f"after that it rose, to {short_number(at_end)} at step {last:,}"
     ways = ["--set save_best=eval_loss"]
     epochs = round(best_step / last * trained.epochs) if trained.epochs else 0
     if trained.epochs and 1 <= epochs < trained.epochs:
         ways.insert(0, f"--epochs {epochs}")
-    return f"it was lowest at step {best_step:,} ({_number(best)}): {', or '.join(ways)}"
+    return f"it was lowest at step {best_step:,} ({short_number(best)}): {', or '.join(ways)}"
 
 
-def _number(loss: float) -> str:
+def short_number(loss: float) -> str:
     """Return a loss with three digits that count."""
     return f"{loss:.2f}" if abs(loss) >= 1 else f"{loss:.3f}"

@@ -41,7 +41,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         keep: int,
         *,
         keeps_best: bool = False,
-        on_valid: Callable[[float], None] = lambda _: None,
+        on_valid: Callable[[Path, float], None] = lambda *_: None,
     ) -> None:
         """Take over.
 
@@ -51,7 +51,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             facts: For the manifest of a step; asked on rank 0.
             keep: How many checkpoints stay.
             keeps_best: That of the lowest validation loss stays beside them.
-            on_valid: Takes the seconds of a save, from its begin until its checkpoint is valid, on rank 0.
+            on_valid: Takes a checkpoint that is valid and the seconds since its save began, on rank 0.
         """
         self.trainer, self.facts, self.keep, self.keeps_best = trainer, facts, keep, keeps_best
         self.run, self.home, self._on_valid = run, run.checkpoints, on_valid
@@ -97,7 +97,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             checkpoints.prune(self.home, self.keep, step, best)
         if self.run.universal.is_dir():  # of no use beside a newer checkpoint
             shutil.rmtree(self.run.universal)
-        self._on_valid(time.monotonic() - began_s)
+        self._on_valid(self.home / f"checkpoint-{step}", time.monotonic() - began_s)
 
     def wait(self) -> None:
         """Return when the last checkpoint is valid.

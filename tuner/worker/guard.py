@@ -177,6 +177,7 @@ class Guard:
         except BaseException as error:
             self._fail(error)
         self._teardown()
+        self.heart.end()
         self._wait_at_the_end()
         self._leave(0)
 

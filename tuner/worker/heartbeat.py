@@ -39,6 +39,7 @@ class Heartbeat:
         self.run, self.rank = run, rank
         self._count, self._doing, self._save_s = 0, "starting", 0.0
         self.has_failed = False
+        self._has_ended = False
         self._ticks = 0
         """Every sign of progress, also those that other ranks do not have."""
         self._written_s = -_WRITE_S
@@ -74,6 +75,10 @@ class Heartbeat:
         self.has_failed = True
         self.write()
 
+    def end(self) -> None:
+        """End the watch: this rank has done its work, and what follows may take long."""
+        self._has_ended = True
+
     def watch(self, limit_s: float, on_hang: Callable[[Hang], None]) -> None:
         """Call `on_hang` in a thread of its own once no rank has made progress for `limit_s` seconds."""
         threading.Thread(target=self._watch, args=(limit_s, on_hang), daemon=True, name="watchdog").start()
@@ -91,6 +96,9 @@ class Heartbeat:
             # A job that was suspended and goes on has not hung in between.
             idle_s += min(now_s - looked_s, 2 * look_s)
             looked_s = now_s
+            if self._has_ended:
+                stall.stop()
+                return
             if self._moved(seen, now):
                 idle_s, seen, others = 0.0, now, None
                 self.write()

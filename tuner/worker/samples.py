@@ -67,7 +67,7 @@ def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard, *, run_s
     if not count:
         return
     if config.val_dataloader is None:
-        print("No samples: log.num_samples uses the prompts of val_dataloader, and it is not set.", flush=True)
+        print("No samples: there are no validation rows. Add --val-split 0.05 or --val FILE.", flush=True)
         return
     if config.objective.type == "reward":
         print("log.num_samples is ignored: a reward model gives no answers.", flush=True)
@@ -94,7 +94,7 @@ def _show(config: RecipeConfig, asked: list[list[Message]], run: RunDirectory, g
         model = None  # two of them at once may be too much for the host
     before = _before(config, model, tokenizer, questions[: len(answers)], guard, began + seconds)
     table = Table(title="Validation prompts", title_justify="left")
-    for title in ("prompt", "right answer", "before training", "after it", ""):
+    for title in ("prompt", "reference", "before training", "after training", ""):
         table.add_column(title)
     lines, num_right = [], 0
     for messages, answer, first in itertools.zip_longest(asked[: len(answers)], answers, before):

@@ -39,6 +39,7 @@ from tuner.machine.topology import Batch, Rank
 from tuner.models.load import load_model, load_reference, source, tokenizer_of
 from tuner.recipes.resume_command import resume_command
 from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, resolved_recipe
+from tuner.report.pushing import Target
 from tuner.report.verdict import Trained, judge
 from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory
@@ -54,6 +55,7 @@ from tuner.worker.guard import Guard
 from tuner.worker.measurements import KeepMeasurements
 from tuner.worker.output import warn
 from tuner.worker.progress import LogsSteps, MetricsCallback, ProgressBar
+from tuner.worker.pushing import PushesCheckpoints
 from tuner.worker.samples import show_samples
 from tuner.worker.streaming import NodeStream
 from tuner.worker.trackers import trackers
@@ -82,6 +84,7 @@ class Inputs:
     train_data: Prepared | Stream
     val_data: Prepared | None
     stream: NodeStream | None
+    at_the_end: contextlib.ExitStack
 
     @property
     def zero_stage(self) -> int:
@@ -98,6 +101,7 @@ class Training:
     saver: CheckpointSaver
     consensus: RankConsensus
     moves: CheckWeightsMoved
+    pushes: PushesCheckpoints | None
 
 
 def run_rank(run: RunDirectory, rank: Rank, guard: Guard) -> None:
@@ -149,6 +153,7 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
         train_data=train_data,
         val_data=val_data,
         stream=stream,
+        at_the_end=at_the_end,
     )
 
 
@@ -169,8 +174,18 @@ def build(inputs: Inputs) -> Training:
         assert isinstance(inputs.train_data, Prepared)
         return {**facts["state"], "data": resume.data_of(inputs.train_data)}
 
+    target = Target.of(config.checkpoint) if config.checkpoint.push and inputs.rank.rank == 0 else None
+    pushes = PushesCheckpoints(run, target) if target else None
+    if pushes:
+        inputs.at_the_end.callback(pushes.stop)
+
+    def on_valid(checkpoint: Path, seconds: float) -> None:
+        guard.heart.saved(seconds)
+        if pushes:
+            pushes.push(checkpoint)
+
     keep, keeps_best = config.checkpoint.max_keep_ckpts, bool(config.checkpoint.save_best)
-    saver = CheckpointSaver(trainer, run, facts_of_checkpoint, keep, keeps_best=keeps_best, on_valid=guard.heart.saved)
+    saver = CheckpointSaver(trainer, run, facts_of_checkpoint, keep, keeps_best=keeps_best, on_valid=on_valid)
     guard.before_leaving = saver.wait
     consensus, moves = RankConsensus(trainer, guard, inputs.tokenizer), CheckWeightsMoved(trainer)
     mended: tuple[TrainerCallback, ...] = CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)
@@ -182,7 +197,7 @@ def build(inputs: Inputs) -> Training:
         trainer.add_callback(callback)
     if inputs.point:
         resume.LoadCheckpoint(trainer, inputs.point, config.randomness.seed)
-    return Training(inputs, trainer, saver, consensus, moves)
+    return Training(inputs, trainer, saver, consensus, moves, pushes)
 
 
 def train(training: Training) -> Training:
@@ -217,6 +232,8 @@ def finish(training: Training) -> None:
             if rank.rank == 0:
                 checkpoints.put_in_place(run.checkpoints, run.final)
     guard.heart.beat("at the end")
+    if training.pushes:
+        training.pushes.finish(guard.heart.tick)
     if rank.rank == 0:
         _finish(run, config, trainer, guard, time.monotonic() - inputs.started_s, best)
         if not rank.supervised:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tuner.errors import DataError, MachineError, ModelError
+from tuner.errors import DataError, MachineError, ModelError, UsageError
 from tuner.launch.checks import Finding
 from tuner.launch.checks.model import missing_weights
 from tuner.launch.run import ResolvedRun
@@ -41,6 +42,23 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
             about = (kind, name, revision)
             threading.Thread(target=lambda about=about: answers.put(_ask(*about)), daemon=True).start()
     yield from _gather(answers, len(wanted))
+
+
+def pushes(run: ResolvedRun) -> Iterator[Finding]:
+    """Find why the weights cannot be pushed to the repository that the recipe names; nothing is created there."""
+    config = run.recipe.config
+    name, is_adapter = config.checkpoint.repository, config.adapter is not None
+    if not (name and run.topology.leads and run.request.saves_result):
+        return
+    from tuner.hub import push  # huggingface_hub, 0.3 s
+
+    if is_adapter and config.model.path and paths.local(config.model.path):
+        fix = f"Remove --push, and push a merged model later: tuner export RUN --merge --push {name}"
+        yield UsageError(f"{push.BASE_IS_LOCAL}: {config.model.path}", where=push.FLAG, fix=fix)
+        return
+    repository = push.check(name, "published", private=config.checkpoint.private)
+    whole = [file for file in repository.files or () if fnmatchcase(file, "model*.safetensors*")]
+    repository.refuse_others(("adapter_model.safetensors", "adapter_config.json") if is_adapter else whole)
 
 
 def _gather(answers: queue.Queue[Finding | None], count: int) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ huggingface_hub finds the token (`HF_TOKEN`, or what `hf auth login` stored) and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -25,9 +25,9 @@ from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-d
 
 from tuner.errors import MachineError, TunerError, UsageError
 from tuner.progress import shown
-from tuner.results.export import Exported
 
 FLAG = "--push"
+BASE_IS_LOCAL = "the adapter's base is a local folder, which others cannot load"
 _LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN, with a token that has write access."
 _AGAIN = "Run the same command again."
 # transformers and PEFT load a file of these names wherever they find one: `adapter_config.json` beside a whole model
@@ -45,6 +45,21 @@ class Repository:
     """To be created private; one that exists stays as it is."""
     files: frozenset[str] | None
     """What it holds; None for one that does not exist yet."""
+
+    def refuse_others(self, ours: Collection[str]) -> None:
+        """Check that no other weights are there, which transformers and PEFT would load too.
+
+        Args:
+            ours: The names of the files to upload, which replace those of the same name.
+
+        Raises:
+            UsageError: there are some.
+        """
+        others = sorted(file for file in self.files or () if file not in ours and _is_loaded(file))
+        if others:
+            what = f"{self.name} holds other weights, which would be loaded beside or instead of these: "
+            fix = f"Choose another name, or delete them first: hf repos delete-files {self.name} {' '.join(others)}"
+            raise UsageError(what + ", ".join(others), where=FLAG, fix=fix)
 
 
 def check(name: str, layout: str, *, private: bool) -> Repository:
@@ -98,14 +113,14 @@ def _check_user(user: dict[str, Any], owner: str) -> None:
         raise UsageError(what, where=FLAG, fix=f"Use one of: {', '.join(owners)}.")
 
 
-def upload(folder: Path, exported: Exported, repository: Repository, *, kept: bool) -> str:
+def upload(folder: Path, private_base: str | None, repository: Repository, *, kept: bool) -> str:
     """Upload an export, all files of `folder`, and return the address of the repository, which is made if need be.
 
     In a repository that exists, files of the same name are replaced and the others stay.
 
     Args:
         folder: What `export` wrote.
-        exported: What it said of it.
+        private_base: The folder of an adapter's base, which others have not.
         repository: What `check` found.
         kept: `folder` stays, so that a failed upload can be tried again without another export.
 
@@ -113,18 +128,12 @@ def upload(folder: Path, exported: Exported, repository: Repository, *, kept: bo
         UsageError: the export's base is a folder here, or weights in the repository would be loaded beside it.
         MachineError: the hub refuses or is away; part of the files may be there, and the next attempt goes on.
     """
-    if exported.private_base:
-        what = f"the adapter's base is a local folder, {exported.private_base}, which others cannot load"
+    if private_base:
         fix = "Give its id on the hub, --base ORG/MODEL, or upload a whole model, --merge."
-        raise UsageError(what, where=FLAG, fix=fix)
+        raise UsageError(f"{BASE_IS_LOCAL}: {private_base}", where=FLAG, fix=fix)
     name, api = repository.name, HfApi()
     again = f"The export is kept: hf upload {name} {folder}" if kept else _AGAIN
-    ours = {file.name for file in folder.iterdir()}
-    others = sorted(file for file in (repository.files or frozenset()) - ours if _is_loaded(file))
-    if others:
-        what = f"{name} holds other weights, which would be loaded beside or instead of these: {', '.join(others)}"
-        fix = f"Choose another name, or delete them first: hf repos delete-files {name} {' '.join(others)}"
-        raise UsageError(what, where=FLAG, fix=fix)
+    repository.refuse_others({file.name for file in folder.iterdir()})
     with _explained(name, again):
         if repository.files is None:
             # None, not False: an organization may have private as its default.

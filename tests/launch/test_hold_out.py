@@ -1,0 +1,101 @@
+"""How many rows of a user's own data are held out where nobody says it, and that data, counts and steps agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.machine.gpus import CPU
+from tuner.data import mixing
+from tuner.launch import hold_out
+from tuner.launch.resolve_recipe import resolve_recipe
+from tuner.machine.launchers import resolve
+from tuner.machine.topology import LaunchFlags
+from tuner.recipes import loading
+from tuner.recipes.recipe import Overrides, Recipe
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(name: str, count: int) -> str:
+    Path(name).parent.mkdir(exist_ok=True)
+    row = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]}
+    Path(name).write_text(f"{json.dumps(row)}\n" * count)
+    return name
+
+
+def settled(*data: str, pairs: tuple[str, ...] = ()) -> Recipe:
+    asked = Overrides(model="tiny", data=data, pairs=tuple(("--set", pair) for pair in pairs))
+    return hold_out.settle(loading.load(None, asked))
+
+
+def read(recipe: Recipe) -> list[int]:
+    """Return how many rows training and validation read."""
+    loaders = recipe.config.loaders.values()
+    return [len(list(mixing.open(loader.dataset).read())) for loader in loaders]
+
+
+@pytest.mark.parametrize(
+    ("count", "held"), [(1, 0), (39, 0), (40, 8), (41, 8), (135, 8), (160, 8), (1000, 50), (9999, 500), (33_333, 500)]
+)
+def test_five_per_cent_are_held_out_at_least_8_rows_and_at_most_500(count: int, held: int) -> None:
+    found = settled(rows("my.jsonl", count))
+
+    assert read(found) == ([count - held, held] if held else [count])
+    assert (f"validation: {held} of the {count:,} rows are held out" in found.notes[-1]) == bool(held)
+
+
+def test_of_several_data_sets_the_share_is_of_all_rows() -> None:
+    found = settled(rows("a.jsonl", 300), f"{rows('b.jsonl', 200)}:0.5")
+
+    trained, held = read(found)
+    assert trained + held == 400 and 18 <= held <= 22
+    assert f"validation: {held} of the 400 rows" in found.notes[-1]
+
+
+def test_few_rows_are_all_trained_on_unless_a_setting_needs_validation_rows() -> None:
+    alone, needed = settled(rows("my.jsonl", 30)), settled("my.jsonl", pairs=("save_best=eval_loss",))
+
+    assert alone.config.val_dataloader is None and alone.config.train_dataloader.dataset.val_split is None
+    assert "30 rows are too few to hold some out (--val FILE, --val-split 0.2)" in alone.notes[-1]
+    assert "too few" in alone.origins["val_dataloader"].source
+    assert read(needed) == [24, 6], "a fifth at most"
+
+
+def test_rows_that_are_not_counted_have_a_share_held_out() -> None:
+    found = settled("owner/data")
+
+    assert found.config.train_dataloader.dataset.val_split == hold_out.SHARE
+    assert found.notes[-1].startswith("validation: 5 % of the training rows are held out")
+
+
+def test_the_validation_split_of_a_folder_is_taken() -> None:
+    rows("folder/train.jsonl", 100)
+    rows("folder/validation.jsonl", 20)
+
+    found = settled("folder")
+
+    assert read(found) == [100, 20]
+    assert found.notes[-1] == "validation: the validation split of folder."
+
+
+def test_a_value_says_that_tuner_chose_it_and_why() -> None:
+    origin = settled(rows("my.jsonl", 1000)).origins["train_dataloader.dataset.val_split"]
+
+    assert origin.source == "derived: about 50 of 1,000 rows"
+    assert str(origin.overridden[0].place) == "default without a recipe"
+
+
+def test_a_run_trains_and_validates_on_the_rows_that_its_plan_has() -> None:
+    loaded = loading.load(None, Overrides(model="tiny", data=rows("my.jsonl", 200)))
+    topology = resolve(LaunchFlags(), {}, 0)
+
+    recipe = resolve_recipe(loaded, None, topology, CPU).recipe
+    Path("run.py").write_text(recipe.standalone())
+
+    assert read(loading.load("./run.py")) == read(recipe) == [190, 10]
