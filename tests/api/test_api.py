@@ -123,7 +123,7 @@ def test_overrides_of_a_loaded_recipe_go_over_its_own() -> None:
         ({"lr": -1}, "optim_wrapper.optimizer.lr = -1: input should be greater than 0", "override lr=-1"),
         ({"train_cfg": {"max_stesp": 3}}, "no key 'train_cfg.max_stesp'", "override train_cfg={'max_stesp': 3}"),
         ({"lr": float("nan")}, "lr = nan is not a finite number", None),
-        ({"data": [{"text": "a"}]}, "data = [{'text': 'a'}] is not a path or a name", None),
+        ({"data": {"text": "a"}}, "data = {'text': 'a'} is not a path or a name", None),
         ({"lr": {1, 2}}, "lr = {1, 2} is of type set, which a recipe cannot hold", None),
         ({"quantization.bits": 4}, "quantization is None in this recipe, so quantization.bits has no effect", ...),
     ]
@@ -166,10 +166,13 @@ def test_check_takes_a_deepspeed_config_as_a_dict() -> None:
         (lambda: tuner.plan(TINY, gpus=0), "gpus = 0 is out of range"),
         (lambda: tuner.check(TINY, nodes=-1), "nodes = -1 is out of range"),
         (
-            lambda: tuner.export("run", "out", layout="onnx"),
-            "layout = 'onnx' is not one of 'published', 'llama', 'gguf'",
+            lambda: tuner.export("run", "out", format="onnx"),
+            "format = 'onnx' is not one of 'published', 'llama', 'gguf'",
         ),
         (lambda: tuner.chat("run", max_new_tokens=0), "max_new_tokens = 0 is out of range"),
+        (lambda: tuner.chat("run", bits=3), "bits = 3 is not one of 4, 8, 16"),
+        (lambda: tuner.evaluate("run", max_rows=0), "max_rows = 0 is out of range"),
+        (lambda: tuner.serve("run", engine="tgi"), "engine = 'tgi' is not one of 'transformers', 'vllm'"),
     ]
 )
 def test_what_click_refuses_of_a_flag_is_refused_of_its_argument(call: Callable[[], object], what: str) -> None:
@@ -260,7 +263,7 @@ def test_a_run_that_cannot_start_raises_the_commands_error(ranks: Any, tmp_path:
 
     with pytest.raises(RunDirectoryError, match="is not empty"):
         tuner.train(TINY, work_dir=run)
-    with pytest.raises(UsageError, match="both --val and --val-split"):
+    with pytest.raises(UsageError, match="both val= and val_split= set"):
         tuner.train(TINY, val="my.jsonl", val_split=0.1)
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING
 
 import click
 
 from tuner.cli import complete
 from tuner.cli.options import all_of, debug_option
-
-if TYPE_CHECKING:
-    from tuner.machine.hardware import Hardware
-    from tuner.results.model import LoadedModel, ModelSpec
 
 model_options = all_of(
     click.argument("source", shell_complete=complete.files),
@@ -39,19 +33,6 @@ def stdout_is_the_answers() -> Iterator[None]:
     quiet_libraries()
     with redirect_stdout(sys.stderr):
         yield
-
-
-def loaded(spec: ModelSpec, bits: str | None) -> tuple[LoadedModel, Hardware]:
-    """Load it onto this machine.
-
-    Raises:
-        TunerError: it cannot be loaded, or the adapter does not fit it.
-    """
-    from tuner.machine.hardware import detect
-    from tuner.results.model import load
-
-    hardware = detect(os.environ)
-    return load(spec, hardware, int(bits) if bits else None), hardware
 
 
 max_new_tokens_option = click.option(

@@ -36,7 +36,14 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker import compat, experts, resume, store, trainers
 from tuner.worker.answer_metrics import AnswersValidationPrompts
-from tuner.worker.callbacks import CheckHead, CheckWeightsMoved, HeartbeatCallback, ValidateFirst, ValidationCallback
+from tuner.worker.callbacks import (
+    CheckHead,
+    CheckWeightsMoved,
+    HeartbeatCallback,
+    ValidateFirst,
+    ValidationCallback,
+    own_callback,
+)
 from tuner.worker.checkpointing import CheckpointSaver, best_step, disk_errors
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
 from tuner.worker.consensus import RankConsensus
@@ -68,6 +75,7 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.E
     compat.check_names()
     config = load(str(run.recipe)).config
     guard.watch(config.train_cfg.hang_timeout)
+    own = tuple(map(own_callback, config.train_cfg.callbacks))
     facts, zero = run.read_json(run.run), run.read_json(run.deepspeed)
     point = ResumePoint.of(facts)
     checkpoint = resume.converted(run, point, rank)
@@ -121,7 +129,7 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.E
         and not config.train_cfg.torch_compile
     ):
         first = (CheckHead(trainer, partial(trainers.use_whole_logits, trainer, models, config), run), *first)
-    for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *mended, *followed, *first):
+    for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *mended, *followed, *first, *own):
         trainer.add_callback(callback)
     if point:
         resume.LoadCheckpoint(trainer, point, config.randomness.seed)
