@@ -296,14 +296,39 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 # The page about it
 
 
-def test_the_pages_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("my.jsonl").write_text('{"text": "a"}\n')
+def python_blocks() -> list[str]:
     page = (Path(tuner.__file__).parents[1] / "docs/python.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    light = [block for block in blocks if "train(" not in block]  # what trains is in docs/examples, which is run too
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
-    for block in light:
-        exec(block, {"tuner": tuner})  # noqa: S102  our own page
 
-    assert (len(light), len(blocks)) == (2, 4)
+def test_the_pages_code_runs(ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ranks(DONE)
+    blocks = [block for block in python_blocks() if "chat(" not in block and "evaluate(" not in block]
+
+    for block in blocks:
+        exec(block, {})  # noqa: S102  our own page
+
+    assert (len(blocks), len(python_blocks())) == (4, 6)
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+def test_the_pages_first_example_trains_and_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    for block in python_blocks():
+        if "chat(" in block or "evaluate(" in block:
+            exec(block, {})  # noqa: S102  our own page
+
+    out = capsys.readouterr().out
+    for line in (
+        "train: 2 rows of format 'messages' (detected) -> ",
+        "step 3/3  loss ",
+        "Trained 3 steps in ",
+        "done 7.",
+    ):
+        assert line in out

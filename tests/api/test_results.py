@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import socket
 import urllib.request
@@ -322,11 +321,3 @@ def test_a_server_answers_under_its_name_until_its_block_ends() -> None:
     assert "stopped" in repr(server)
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{server.url}/models")  # noqa: S310
-
-
-def test_the_page_shows_no_argument_that_is_not_there() -> None:
-    page = (Path(tuner.__file__).parents[1] / "docs/python.md").read_text(encoding="utf-8")
-    blocks = [part.split("```")[0] for part in page.split("```python\n")[1:]]
-
-    assert blocks
-    assert all(ast.parse(block) for block in blocks)
