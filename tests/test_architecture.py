@@ -49,6 +49,7 @@ FLOORS = {
     "runs": 2,
     "files": 1,
     "progress": 1,
+    "notebook": 1,
     "errors": 0,
     "__init__": 0,
 }

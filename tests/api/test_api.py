@@ -123,7 +123,7 @@ def test_overrides_of_a_loaded_recipe_go_over_its_own() -> None:
         ({"lr": -1}, "optim_wrapper.optimizer.lr = -1: input should be greater than 0", "override lr=-1"),
         ({"train_cfg": {"max_stesp": 3}}, "no key 'train_cfg.max_stesp'", "override train_cfg={'max_stesp': 3}"),
         ({"lr": float("nan")}, "lr = nan is not a finite number", None),
-        ({"data": [{"text": "a"}]}, "data = [{'text': 'a'}] is not a path or a name", None),
+        ({"data": {"text": "a"}}, "data = {'text': 'a'} is not a path or a name", None),
         ({"lr": {1, 2}}, "lr = {1, 2} is of type set, which a recipe cannot hold", None),
         ({"quantization.bits": 4}, "quantization is None in this recipe, so quantization.bits has no effect", ...),
     ]
@@ -166,10 +166,13 @@ def test_check_takes_a_deepspeed_config_as_a_dict() -> None:
         (lambda: tuner.plan(TINY, gpus=0), "gpus = 0 is out of range"),
         (lambda: tuner.check(TINY, nodes=-1), "nodes = -1 is out of range"),
         (
-            lambda: tuner.export("run", "out", layout="onnx"),
-            "layout = 'onnx' is not one of 'published', 'llama', 'gguf'",
+            lambda: tuner.export("run", "out", format="onnx"),
+            "format = 'onnx' is not one of 'published', 'llama', 'gguf'",
         ),
         (lambda: tuner.chat("run", max_new_tokens=0), "max_new_tokens = 0 is out of range"),
+        (lambda: tuner.chat("run", bits=3), "bits = 3 is not one of 4, 8, 16"),
+        (lambda: tuner.evaluate("run", max_rows=0), "max_rows = 0 is out of range"),
+        (lambda: tuner.serve("run", engine="tgi"), "engine = 'tgi' is not one of 'transformers', 'vllm'"),
     ]
 )
 def test_what_click_refuses_of_a_flag_is_refused_of_its_argument(call: Callable[[], object], what: str) -> None:
@@ -260,7 +263,7 @@ def test_a_run_that_cannot_start_raises_the_commands_error(ranks: Any, tmp_path:
 
     with pytest.raises(RunDirectoryError, match="is not empty"):
         tuner.train(TINY, work_dir=run)
-    with pytest.raises(UsageError, match="both --val and --val-split"):
+    with pytest.raises(UsageError, match="both val= and val_split= set"):
         tuner.train(TINY, val="my.jsonl", val_split=0.1)
 
 
@@ -293,14 +296,39 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 # The page about it
 
 
-def test_the_pages_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("my.jsonl").write_text('{"text": "a"}\n')
+def python_blocks() -> list[str]:
     page = (Path(tuner.__file__).parents[1] / "docs/python.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    light = [block for block in blocks if "train(" not in block]  # what trains is in docs/examples, which is run too
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
-    for block in light:
-        exec(block, {"tuner": tuner})  # noqa: S102  our own page
 
-    assert (len(light), len(blocks)) == (2, 4)
+def test_the_pages_code_runs(ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ranks(DONE)
+    blocks = [block for block in python_blocks() if "chat(" not in block and "evaluate(" not in block]
+
+    for block in blocks:
+        exec(block, {})  # noqa: S102  our own page
+
+    assert (len(blocks), len(python_blocks())) == (4, 6)
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+def test_the_pages_first_example_trains_and_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    for block in python_blocks():
+        if "chat(" in block or "evaluate(" in block:
+            exec(block, {})  # noqa: S102  our own page
+
+    out = capsys.readouterr().out
+    for line in (
+        "train: 2 rows of format 'messages' (detected) -> ",
+        "step 3/3  loss ",
+        "Trained 3 steps in ",
+        "done 7.",
+    ):
+        assert line in out

@@ -1,4 +1,4 @@
-"""The example script and the notebook in docs/examples, run as they stand: real training, on the CPU."""
+"""The scripts and the notebook in examples/, run as they stand: real training, on the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ import torch
 
 import tuner
 
-EXAMPLES = Path(tuner.__file__).parents[1] / "docs/examples"
+EXAMPLES = Path(tuner.__file__).parents[1] / "examples"
+SCRIPTS = {
+    "train_on_rows": "done: the loss went from",
+    "plan_a_cluster": "recommended: deepspeed='deepspeed_zero1'",
+    "sft_then_dpo": "dpo: done",
+    "use_a_result": "runs/my-model: 29 tensors",
+    "mix_data_sets": "text: ",
+}
+QUICK = ("train_on_rows", "plan_a_cluster")
 
 pytestmark = pytest.mark.e2e
 
@@ -32,26 +40,31 @@ def state_of_the_process() -> tuple[object, ...]:
     return environ, Path.cwd(), *torch_state
 
 
-def test_the_script_trains_and_leaves_the_process_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in SCRIPTS]
+)
+def test_a_script_runs_and_leaves_the_process_as_it_was(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     before = state_of_the_process()
 
-    runpy.run_path(str(EXAMPLES / "train.py"), run_name="__main__")
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
     assert state_of_the_process() == before
-    out = capsys.readouterr().out
-    assert "step 4/4  loss" in out
-    assert "done: the loss went from" in out
-    run = tuner.Run("runs/first")
-    assert [line["step"] for line in run.metrics if "loss" in line] == [1, 2, 3, 4]
-    assert run.model().num_parameters() > 0
-    assert run.tokenizer().chat_template
-    assert [one.step for one in run.checkpoints] == [4]
+    assert SCRIPTS[name] in capsys.readouterr().out
+    if name == "train_on_rows":
+        run = tuner.Run("runs/rows")
+        assert [line["step"] for line in run.metrics if "loss" in line][-1] == run.checkpoints[-1].step
+        assert run.model().num_parameters() > 0
+        assert run.tokenizer().chat_template
+
+
+def test_every_example_is_run_here() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == SCRIPTS.keys()
 
 
 def test_every_cell_of_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    cells = json.loads((EXAMPLES / "train.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}
 
     for cell in cells:
@@ -60,5 +73,6 @@ def test_every_cell_of_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> 
             exec(compile("".join(cell["source"]), cell["id"], "exec"), names)  # noqa: S102  our own notebook
 
     assert names["run"].state == "done"
+    assert len(names["losses"]) == 4
     assert len(pandas.DataFrame(names["run"].metrics)) >= 4
     assert "step 4/4  loss" in capsys.readouterr().out

@@ -17,7 +17,7 @@ from tuner.errors import DataError, visible
 
 if TYPE_CHECKING:
     from tuner.data.inspection import Difference, View
-    from tuner.recipes.schema import Dataset, RecipeConfig
+    from tuner.recipes.schema import Dataset
 
 _FIRST_ROWS = 1_000
 _MAX_BAD = 20
@@ -58,24 +58,18 @@ def command(
     is a recipe, or give --model and --data. It needs no GPU and no weights, only the tokenizer. Exit code 2 if a row
     cannot be trained on.
     """
-    from tuner.launch import hold_out
-    from tuner.recipes import loading, path_checks
+    from tuner.launch import previewing
+    from tuner.recipes import loading
     from tuner.worker.quiet import quiet_libraries
 
     loaded = loading.load(name, overrides(**changes), allow_code=allow_code)
-    loading.refuse_functions(loaded, allow_code=allow_code)
-    path_checks.check_model(loaded.config)
-    path_checks.check_data(loaded.config)
-    loaded = hold_out.settle(loaded)
     quiet_libraries()
+    tokenizer, objective, splits = previewing.opened(loaded, first_rows=_FIRST_ROWS, every=every, allow_code=allow_code)
     from tuner.data.inspection import template_check
-    from tuner.models.load import source, tokenizer_of
 
-    tokenizer = tokenizer_of(loaded.config, source(loaded.config.model))
-    objective = loaded.config.objective.type
     views = {
         split: _view(dataset, tokenizer, objective, samples if split == "train" else 0, bad=bad, as_json=as_json)
-        for split, dataset in _splits(loaded.config, every)
+        for split, dataset in splits.items()
     }
     rows = loaded.config.train_dataloader.dataset
     if every and rows.streaming:
@@ -85,16 +79,6 @@ def command(
         _print_json(loaded.name, objective, views, differences, bad=bad)
     else:
         _print(loaded.name, views, differences, every=every, streams=bool(rows.streaming), bad=bad)
-
-
-def _splits(config: RecipeConfig, every: bool) -> Iterable[tuple[str, Dataset]]:
-    for split, loader in (("train", config.train_dataloader), ("validation", config.val_dataloader)):
-        if loader:
-            rows = loader.dataset.max_rows
-            # A stream may not fit the disk: its other rows are checked, and not kept.
-            whole = every and not loader.dataset.streaming
-            limit = rows if whole else min(rows or _FIRST_ROWS, _FIRST_ROWS)
-            yield split, loader.dataset.model_copy(update={"max_rows": limit})
 
 
 def _view(dataset: Dataset, tokenizer: Any, objective: str, samples: int, *, bad: bool, as_json: bool) -> View:

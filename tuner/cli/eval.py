@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.models import loaded, max_new_tokens_option, model_options, stdout_is_the_answers
+from tuner.cli.models import max_new_tokens_option, model_options, stdout_is_the_answers
 from tuner.cli.say import say
 from tuner.errors import DiskError, UsageError
-
-if TYPE_CHECKING:
-    from tuner.data.prepared import Prepared
-    from tuner.data.sample import Message
-    from tuner.machine.hardware import Hardware
-    from tuner.recipes.schema import Dataset
-    from tuner.results.model import LoadedModel, ModelSpec
 
 
 @click.command(
@@ -88,34 +80,23 @@ def command(
     if tasks is not None and not names:
         raise UsageError("no task is given", where="--tasks", fix="Example: --tasks arc_easy,hellaswag.")
     with stdout_is_the_answers():
-        if names:
-            from tuner.results.benchmarks import check
+        from tuner.machine.hardware import detect
+        from tuner.results.evaluate import Wanted, evaluate  # torch
 
-            check(names)
-        from tuner.results.benchmarks import scores
-        from tuner.results.evaluate import rows_of
-        from tuner.results.model import spec_of
-
-        spec = spec_of(source, adapter)
-        on_rows = data or generate or not names
-        rows = rows_of(spec, data, row_format, split, max_rows) if on_rows else None
-        prepared, asked = _prepared(spec, rows, generate or 0) if rows else (None, [])
-        found, hardware = loaded(spec, bits)
-        value: dict[str, Any] = {"source": spec.description, "dtype": str(found.dtype)[6:], "bits": found.bits}
-        if prepared:
-            value |= _measured(found, hardware, prepared, batch_size)
-        if asked and out:
-            scores_of_answers = _write_answers(found, asked, out, max_new_tokens)
-            value |= {"generations": str(out), "num_generations": len(asked), "answers": scores_of_answers}
-        if names:
-            options = {"num_fewshot": num_fewshot, "apply_chat_template": apply_chat_template, "limit": max_rows}
-            value["tasks"] = scores(found, names, batch_size or 1, **options)
+        rows = (data, row_format, split, max_rows, batch_size)
+        wanted = Wanted(*rows, generate or 0, out, max_new_tokens, names, num_fewshot, apply_chat_template)
+        weight_bits, here = int(bits) if bits else None, detect(os.environ)
+        done = evaluate(source, wanted, here, adapter=adapter, bits=weight_bits, tell=lambda line: say(line, err=True))
     if as_json:
         from tuner.files import dump_json
 
-        click.echo(dump_json(value), nl=False)
-    else:
-        _print(value, found)
+        click.echo(dump_json(done.to_json()), nl=False)
+        return
+    say(f"{done.description}.")
+    for name, number in done.scores():
+        click.echo(f"{name:20} {number}")
+    if done.generations:
+        say(f"answers: {len(done.generations)}, in {out}")
 
 
 def _check_out(generate: int | None, out: Path | None) -> None:
@@ -128,68 +109,3 @@ def _check_out(generate: int | None, out: Path | None) -> None:
         raise DiskError(
             f"{out.absolute().parent} cannot be written", where="--out", fix="Choose a file in another folder."
         )
-
-
-def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
-    """Read the rows before any weights are loaded: they may be wrong, or nothing that this model can be judged on."""
-    from tuner.data.prepare import describe, prepare
-    from tuner.data.sample import JUDGED
-    from tuner.results.evaluate import questions
-    from tuner.results.model import tokenizer_of
-
-    if spec.objective in JUDGED and spec.recipe is None:
-        what = f"the objective that {spec.description} was trained with is unknown"
-        raise UsageError(what, where="SOURCE", fix="Give the run directory that it comes from.")
-    tokenizer = tokenizer_of(spec)
-    asked = questions(spec, tokenizer, rows, num_questions) if num_questions else []
-    prepared = prepare(rows, tokenizer, objective=spec.objective)
-    say(describe(prepared, "rows"), err=True)
-    return prepared, asked
-
-
-def _measured(found: LoadedModel, hardware: Hardware, prepared: Prepared, batch_size: int | None) -> dict[str, Any]:
-    """Return counts of the rows and what was measured on them."""
-    from dataclasses import asdict
-
-    from tuner.data.sample import JUDGED
-    from tuner.results.evaluate import judged, likelihood
-
-    recipe, objective, size = found.spec.recipe, found.spec.objective, batch_size or 1
-    if recipe and not batch_size:
-        wanted = (recipe.val_dataloader or recipe.train_dataloader).batch_size
-        size = 1 if wanted == "auto" else wanted
-    if objective in JUDGED:
-        assert recipe is not None, "checked with the rows"
-        metrics = judged(found, recipe, prepared, size, hardware)
-    else:
-        metrics = likelihood(found, prepared, size)
-    sets = [asdict(one) for one in prepared.sets]
-    return {"objective": objective, "sets": sets, "counts": asdict(prepared.counts), "metrics": metrics}
-
-
-def _write_answers(found: LoadedModel, asked: list[list[Message]], out: Path, max_new_tokens: int) -> dict[str, float]:
-    """Write the answers beside the right ones, and return their generation metrics."""
-    import json
-
-    from tuner.files import write_new_text
-    from tuner.results.evaluate import generations
-    from tuner.worker.answer_metrics import answer_metrics
-    from tuner.worker.generation import Settings
-
-    answers = generations(found, asked, Settings(max_new_tokens, temperature=0))
-    write_new_text(out, "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in answers))
-    return answer_metrics([one["answer"] for one in answers], [one["right"] for one in answers])
-
-
-def _print(value: dict[str, Any], found: LoadedModel) -> None:
-    say(f"{found.description}.")
-    for name, number in (value.get("metrics", {}) | value.get("answers", {})).items():
-        click.echo(f"{name:20} {number:,}" if isinstance(number, int) else f"{name:20} {number:.6g}")
-    for task, results in value.get("tasks", {}).items():
-        for name, number in results.items():
-            if isinstance(number, float) and "_stderr," not in name:
-                error = results.get(name.replace(",", "_stderr,", 1))
-                shown = f" ± {error:.4f}" if isinstance(error, float) else ""
-                click.echo(f"{task:20} {name:24} {number:.4f}{shown}")
-    if "generations" in value:
-        say(f"answers: {value['num_generations']}, in {value['generations']}")

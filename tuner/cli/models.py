@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from tuner.cli import complete
 from tuner.cli.options import all_of, debug_option
 from tuner.cli.say import say
-
-if TYPE_CHECKING:
-    from tuner.machine.hardware import Hardware
-    from tuner.results.model import LoadedModel, ModelSpec
 
 
 def newest_of(name: str) -> str:
@@ -79,19 +73,6 @@ def stdout_is_the_answers() -> Iterator[None]:
     quiet_libraries()
     with redirect_stdout(sys.stderr):
         yield
-
-
-def loaded(spec: ModelSpec, bits: str | None) -> tuple[LoadedModel, Hardware]:
-    """Load it onto this machine.
-
-    Raises:
-        TunerError: it cannot be loaded, or the adapter does not fit it.
-    """
-    from tuner.machine.hardware import detect
-    from tuner.results.model import load
-
-    hardware = detect(os.environ)
-    return load(spec, hardware, int(bits) if bits else None), hardware
 
 
 max_new_tokens_option = click.option(

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-from pathlib import Path
 from typing import Literal
 
 import click
@@ -63,7 +62,7 @@ def command(
     spec = spec_of(source, adapter)
     check_can_answer(spec, tokenizer_of(spec))
     serve.check_servable(spec)
-    called = name or re.sub(r"[^\w.-]", "-", Path(adapter or source).resolve().name)
+    called = name or serve.name_of(adapter or source)
     if by_vllm:
         argv = serve.vllm_argv(str(vllm), spec, called, host, port)
         say(shlex.join(argv), err=True)

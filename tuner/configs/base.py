@@ -165,6 +165,9 @@ train_cfg = dict(
     # Seconds without progress (a micro-batch, a validation step, bytes loaded or saved) after which the ranks log their
     # stacks and the run ends with code 124. Must be longer than the longest micro-batch.
     hang_timeout=1800,
+    # Your own classes of transformers' TrainerCallback, 'my_package.my_module:MyCallback'. Each rank makes one of each,
+    # without arguments; the module must be on PYTHONPATH (docs/python.md).
+    callbacks=(),
 )
 
 checkpoint = dict(

@@ -13,6 +13,7 @@
     stream      blocks                   -> rows by their number in the order of training
     batches     rows                     -> what a trainer computes on
 
-`inspection` shows people what comes of it; `processes` takes all cores; `fast_tokens` encodes many rows; `limits`
-bounds what one row may become, `thinking` says what becomes of that of answers.
+`objects` writes rows that a program holds to a file; `inspection` shows people what comes of it;
+`processes` takes all cores; `fast_tokens` encodes many rows; `limits` bounds what one row may become, `thinking` says
+what becomes of that of answers.
 """

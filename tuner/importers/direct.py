@@ -30,7 +30,7 @@ class Kept:
 
 def recipe_of(name: str, environ: Mapping[str, str]) -> Kept | None:
     """Return the recipe of the config that `name` is, kept in tuner's cache. Errors as `keep`."""
-    return keep(name, Path(environ.get("TUNER_CACHE") or paths.home() / ".cache" / "tuner"))
+    return keep(name, paths.cache(environ))
 
 
 def keep(name: str, cache: Path) -> Kept | None:

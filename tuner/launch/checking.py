@@ -16,6 +16,7 @@ from tuner.launch.resolve import resolve_run
 from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
+from tuner.notebook import Mark, brief, table
 from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.recipe import Recipe
 from tuner.runs.directory import RunDirectory
@@ -26,6 +27,8 @@ from tuner.zero.lint import inspect
 from tuner.zero.rules import AUTO
 
 Value = TypeVar("Value")
+_MAX_SHOWN = 15
+"""Findings that a report shows of itself in Python."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Finding:
         return visible(f"{place}{self.severity}{code}: {self.what}{'. ' + self.fix if self.fix else ''}")
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """All that was found about `name`, in the order in which it was looked at."""
 
@@ -55,6 +58,28 @@ class Report:
     def ok(self) -> bool:
         """Whether there is no error; there may be warnings."""
         return not any(one.severity == "error" for one in self.findings)
+
+    def __repr__(self) -> str:
+        more = len(self.findings) - _MAX_SHOWN
+        lines = [f"  {brief(one)}" for one in self.findings[:_MAX_SHOWN]]
+        return "\n".join(
+            (f"Check of {self.name!r}: {self._verdict()}", *lines, *([f"  and {more} more"] if more > 0 else []))
+        )
+
+    def _repr_html_(self) -> str:
+        verdict = Mark(self._verdict(), self.ok)
+        rows = [(one.severity, one.what, one.where or "", one.fix or "") for one in self.findings]
+        return table([("result", verdict, "", ""), *rows], title=f"Check of {self.name}")
+
+    def _verdict(self) -> str:
+        errors = sum(one.severity == "error" for one in self.findings)
+        warnings = len(self.findings) - errors
+        parts = [
+            f"{count} {name}{'s' if count > 1 else ''}"
+            for count, name in ((errors, "error"), (warnings, "warning"))
+            if count
+        ]
+        return ", ".join(parts) or "no mistakes"
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain values."""

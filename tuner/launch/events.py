@@ -1,4 +1,5 @@
-"""`train --json`: what happens in a run as one JSON object a line, for programs that watch it.
+"""What happens in a run, for programs that watch it: `train --json` prints it, one JSON object a line, and functions of
+Python's callers get it.
 
 It reads the run directory alone; a reader that stops reading holds up nothing but these lines.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 from tuner.files import read_json_object
@@ -15,6 +17,7 @@ from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, Poller, write_all
 
+OnEvent = Callable[[dict[str, Any]], None]
 _STDOUT = 1
 _STARTED = ("name", "launch_id", "started", "world_size", "resume_step")
 
@@ -25,10 +28,11 @@ class Events:
     Args:
         run: Written, and not started yet.
         target: The descriptor that the lines go to.
+        on_event: Gets each event instead, in a thread of this process.
     """
 
-    def __init__(self, run: RunDirectory, target: int = _STDOUT) -> None:
-        self._run, self._target = run, target
+    def __init__(self, run: RunDirectory, target: int = _STDOUT, on_event: OnEvent | None = None) -> None:
+        self._run, self._target, self._on_event = run, target, on_event
         self._metrics = Growing(run.metrics, run.metrics.stat().st_size if run.metrics.is_file() else 0)
         self._seen = {path for _, path in checkpoints.newest_first(run.checkpoints)}
 
@@ -59,4 +63,7 @@ class Events:
                 self._write("checkpoint", {"step": step, "path": str(path)})
 
     def _write(self, event: str, facts: dict[str, Any]) -> None:
+        if self._on_event:
+            self._on_event({"event": event, **facts})
+            return
         write_all(self._target, (json.dumps({"event": event, **facts}) + "\n").encode())

@@ -29,8 +29,8 @@ def execute(resolved: ResolvedRun) -> int:
             if not resolved.topology.is_supervised:
                 with _failure_kept(run, leads):
                     ranks.become(resolved, run)
-            prints_events = resolved.request.prints_events
-            events = Events(run) if prints_events and leads else None
+            prints_events, on_event = resolved.request.prints_events, resolved.request.on_event
+            events = Events(run, on_event=on_event) if (prints_events or on_event) and leads else None
             shown = events.printed() if events else nullcontext()
             with _failure_kept(run, leads, events), shown:
                 code = ranks.run(resolved, run, shows_rank_0=not prints_events)  # else its lines are in its log

@@ -17,9 +17,15 @@ from tuner.launch.steps import Steps
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.topology import Batch, planned
+from tuner.notebook import Mark, brief, lines_of, paragraphs, table
+from tuner.recipes.python_words import in_python
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.zero import precision
+
+_HEAD = ("level", "GPU GiB", "spare", "host GiB", "fits")
+_MAX_CHANGES, _MAX_WARNINGS = 4, 3
+"""Of what a plan shows of itself."""
 
 
 class Wanted(NamedTuple):
@@ -85,6 +91,38 @@ class Plan(NamedTuple):
         """The lowest level that fits, such as "deepspeed_zero2"; None: nothing fits, or the size is not known."""
         best = self.report.recommended if self.report else None
         return best.level if best else None
+
+    def __repr__(self) -> str:
+        levels = lines_of([_HEAD, *self._levels()]) if self.report else []
+        lines = (f"Plan of {self.recipe.name!r} on {self.on}", *levels, *(f"  {line}" for line in self._lines()))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        title = f"{self.recipe.name} on {self.on}"
+        head = table(self._levels(), title=title, head=_HEAD) if self.report else paragraphs([title])
+        return head + paragraphs(self._lines())
+
+    def _levels(self) -> list[tuple[object, ...]]:
+        """Return a row for each level, as `_HEAD` names its cells."""
+        fits = [*(self.report.fits if self.report else ()), *([self.chosen.fit] if self.chosen else [])]
+        return [
+            (
+                fit.level.removeprefix("deepspeed_"),
+                *(f"{size / sizes.GIB:.1f}" for size in (fit.peak.gpu_bytes, fit.spare_gpu_bytes, fit.peak.host_bytes)),
+                Mark("fits" if fit.fits else "does not fit", fit.fits),
+            )
+            for fit in fits
+        ]
+
+    def _lines(self) -> list[str]:
+        """Return which level to take, or what makes one fit; the steps; the first warnings."""
+        changes = self.report.changes if self.report and not self.recommended else []
+        ways = [f"{one.what}: {in_python(f'{one.flags} --deepspeed {one.level}'.strip())}" for one in changes]
+        advice = [f"recommended: deepspeed={self.recommended!r}"] if self.recommended else []
+        if self.report and not self.recommended:
+            advice = ["Nothing fits." + (" Each of these changes does:" if ways else ""), *ways[:_MAX_CHANGES]]
+        warnings = [f"warning: {brief(in_python(text))}" for text in self.warnings[:_MAX_WARNINGS]]
+        return [*advice, f"steps: {self.steps.describe()}", *warnings]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values; sizes are whole bytes."""

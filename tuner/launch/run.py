@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -46,6 +46,8 @@ class Request(NamedTuple):
     """Standard output gets one JSON object for each thing that happens, in place of what rank 0 prints."""
     output: TextIO | None = None
     """Where what rank 0 prints is shown: the stream of a notebook's cell. None: standard output's descriptor."""
+    on_event: Callable[[dict[str, Any]], None] | None = None
+    """Gets each thing that happens in the run, as `train --json` prints it."""
 
 
 @dataclass(frozen=True)

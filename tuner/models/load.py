@@ -34,7 +34,7 @@ from tuner.recipes.adapter import Quantization
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Model, RecipeConfig
 
-CACHE = Path(os.environ.get("TUNER_CACHE") or paths.home() / ".cache" / "tuner")  # effect: where made models are kept
+CACHE = paths.cache(os.environ)  # effect: where made models are kept
 
 _UNPACKED = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
 """How checkpoints are stored that transformers turns into 16-bit weights while it loads them."""

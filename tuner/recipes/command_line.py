@@ -20,9 +20,10 @@ from tuner.recipes.recipe_file import RecipeFile
 from tuner.recipes.schema import LOADERS, RecipeConfig, one_data_set, schema_keys
 
 _TRAIN, _VAL = LOADERS
+_BATCH_SIZE = "--batch-size"
 KEY_FLAGS = {
     "--lr": "optim_wrapper.optimizer.lr",
-    "--batch-size": "train_cfg.global_batch_size",
+    _BATCH_SIZE: "train_cfg.global_batch_size",
     "--max-steps": "train_cfg.max_steps",
     "--max-length": "train_dataloader.dataset.max_length",
     "--lora-rank": "adapter.r",
@@ -72,7 +73,18 @@ def layers(overrides: Overrides, merged: Merged, name: str | None) -> Iterator[L
 
 
 def _value_layers(key: str, value: Any, merged: Merged, name: str | None) -> Iterator[Layer]:
-    """Yield the layers of one key and its value, as a caller in Python writes them."""
+    """Yield the layers of one key and its value, as a caller in Python writes them; `lora_rank` means --lora-rank."""
+    flag = f"--{key.replace('_', '-')}"
+    if flag in KEY_FLAGS:
+        place = Place(Kind.FLAG, f"{PYTHON} {key}={brief_repr(value)}")
+        if flag == _BATCH_SIZE:
+            yield Layer.at(place, _FREE_SPLIT)
+        if isinstance(value, str):  # several trackers may be one text
+            keys, value = read_pair(KEY_FLAGS[flag], value, place.name, merged.values)
+        else:
+            keys = find_key(KEY_FLAGS[flag], place.name, merged.values)
+        yield from _key_layers(keys, value, place, merged)
+        return
     if not isinstance(value, dict) and aliases.find(key, str(value)):
         yield from _pair_layers(PYTHON, f"{key}={value}", merged, name)  # the table of other tools' words holds texts
         return
@@ -84,7 +96,7 @@ def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iter
     """Yield the layers of one KEY=VALUE, whose key may be another tool's word, or of an option for one key."""
     if flag in KEY_FLAGS:
         where, place = f"{flag} {text}", Place(Kind.FLAG, f"{flag} {text}")
-        if flag == "--batch-size":  # how a rank computes its share of it is open then
+        if flag == _BATCH_SIZE:  # how a rank computes its share of it is open then
             yield Layer.at(place, _FREE_SPLIT)
         yield from _key_layers(*read_pair(KEY_FLAGS[flag], text, where, merged.values), place, merged)
         return

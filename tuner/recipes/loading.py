@@ -40,6 +40,7 @@ from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, rea
 from tuner.recipes.recipe_file import RecipeFile, read_file
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
 
+_CALLBACKS = "train_cfg.callbacks"
 _MAX_BASES, _MAX_FILES = 8, 64
 """Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
 
@@ -159,26 +160,27 @@ def check_file(part: RecipeFile) -> None:
 
 
 def refuse_functions(recipe: Recipe, *, allow_code: bool) -> None:
-    """Refuse row functions of Python and of installed packages that the recipe names: `subprocess:Popen` is one.
+    """Refuse row functions and callbacks of Python and of installed packages that the recipe names: `subprocess:Popen`.
 
     A module on PYTHONPATH is the user's own, and so is a name that is typed after --set.
 
     Raises:
         RecipeError: there is one, and code is not allowed.
     """
-    for key in () if allow_code else LOADERS:
-        loader = getattr(recipe.config, key)
-        for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())) if loader else ():
-            place = recipe.origins[f"{key}.dataset.{name}"].place
-            for one in rows:
-                module = (one.format or "").partition(":")[0] if ":" in (one.format or "") else None
-                if module and _is_installed(module) and place.kind is not Kind.FLAG:
-                    what = (
-                        f"format = {one.format!r} refers to code of an installed package, "
-                        "which was not written for rows"
-                    )
-                    fix = "Read that code, then add --allow-code."
-                    raise RecipeError(what, where=place, fix=fix)
+    for key, name in () if allow_code else _functions(recipe.config):
+        place = recipe.origins[key].place
+        if _is_installed(name.partition(":")[0]) and place.kind is not Kind.FLAG:
+            written, purpose = ("callbacks", "training") if key == _CALLBACKS else ("format", "rows")
+            what = f"{written} = {name!r} refers to code of an installed package, which was not written for {purpose}"
+            raise RecipeError(what, where=place, fix="Read that code, then add --allow-code.")
+
+
+def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
+    """Yield each name of Python code in a recipe, with the key that it is written at."""
+    for key, loader in config.loaders.items():
+        for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())):
+            yield from ((f"{key}.dataset.{name}", one.format) for one in rows if one.format and ":" in one.format)
+    yield from ((_CALLBACKS, name) for name in config.train_cfg.callbacks)
 
 
 def refuse_command(recipe: Recipe, *, allow_code: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from tuner.errors import MachineError, TunerError, UsageError
@@ -79,6 +80,11 @@ def home() -> Path:
     except RuntimeError as error:
         what = f"there is no home folder: HOME is not set, and user {os.geteuid()} is not in /etc/passwd"
         raise MachineError(what, where="HOME", fix="Set HOME to a writable folder.") from error
+
+
+def cache(environ: Mapping[str, str]) -> Path:
+    """Return the folder that tuner keeps what it made in: imported recipes, small models, rows of Python's callers."""
+    return Path(environ.get("TUNER_CACHE") or home() / ".cache" / "tuner")
 
 
 def exists(path: Path) -> bool:

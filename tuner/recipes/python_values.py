@@ -15,6 +15,8 @@ from typing import Any
 from tuner.errors import RecipeError, brief_repr
 from tuner.recipes.recipe import Overrides
 
+ROWS = ("data", "val")
+"""The overrides that may be rows instead of a path; the API writes those to a file first."""
 _PATHS = ("model", "data", "adapter", "val")
 _FLAGS = (*_PATHS, "seed", "val_split", "epochs", "method")
 """The overrides that have a flag."""
@@ -34,7 +36,8 @@ def overrides(given: Mapping[str, Any]) -> Overrides:
     for key in _PATHS:
         several = key == "data" and isinstance(flags.get(key), list) and all(isinstance(x, str) for x in flags[key])
         if not several and not isinstance(flags.get(key), str | None):
-            fix = 'Write rows to a file and pass its path: data="rows.jsonl".'
+            rows = ", or the rows: a list of dicts, a datasets.Dataset or a pandas.DataFrame" if key in ROWS else ""
+            fix = f"Give a path or an id on the hub{rows}."
             raise RecipeError(f"{key} = {brief_repr(flags[key])} is not a path or a name", fix=fix)
     changes = plain.pop("ds", None) or {}
     if not isinstance(changes, dict):

@@ -12,12 +12,16 @@ from typing import Any, NamedTuple
 
 from tuner.errors import RecipeError, UsageError
 from tuner.files import is_writable
+from tuner.notebook import lines_of, table
 from tuner.recipes import catalog
 from tuner.recipes.catalog_folders import TEMPLATES
 from tuner.recipes.flatten import flatten
 from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
 from tuner.recipes.schema import RecipeConfig
+
+_MAX_WARNINGS = 3
+"""Of what a recipe shows of itself."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Asked(NamedTuple):
     allow_code: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recipe:
     """One recipe, merged and checked. `origins` is keyed by dotted path, one entry a leaf.
 
@@ -91,6 +95,45 @@ class Recipe:
     def values(self) -> dict[str, Any]:
         """The recipe as plain nested values."""
         return self.config.model_dump()
+
+    def __repr__(self) -> str:
+        return "\n".join((f"Recipe {self.name!r}", *lines_of(self._facts())))
+
+    def _repr_html_(self) -> str:
+        return table(self._facts(), title=f"Recipe {self.name}")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Return the values that a person asks for first."""
+        config, steps = self.config, self.config.train_cfg
+        data, optimizer = config.train_dataloader.dataset, config.optim_wrapper.optimizer
+        bits = f", {config.quantization.bits} bits" if config.quantization else ""
+        method = f"LoRA r={config.adapter.r}" if config.adapter else "all weights"
+        rows = ", ".join(str(one.path) for one in data.shares)
+        packing = ", packed" if data.packing else ""
+        epochs = "1 epoch" if steps.max_epochs == 1 else f"{steps.max_epochs} epochs"
+        val = config.val_dataloader.dataset if config.val_dataloader else None
+        held_out = f"{data.val_split:g} of the rows" if data.val_split else None
+        batch = steps.global_batch_size or f"{config.train_dataloader.batch_size} a process"
+        deepspeed = config.deepspeed if isinstance(config.deepspeed, str) else "a config of its own"
+        return [
+            ("model", f"{config.model.path}{bits}"),
+            ("method", f"{config.objective.type}, {method}"),
+            ("data", f"{rows}, up to {data.max_length:,} tokens{packing}"),
+            ("validation", held_out or (str(val.path) if val else "none")),
+            ("length", f"{steps.max_steps:,} steps" if steps.max_steps else epochs),
+            ("batch size", str(batch)),
+            ("optimizer", f"{optimizer.type}, lr {optimizer.lr:g}, {config.param_scheduler.type}"),
+            ("deepspeed", deepspeed),
+            *([("overrides", overrides)] if (overrides := self._overrides()) else []),
+            *(("warning", text) for text in self.warnings[:_MAX_WARNINGS]),
+        ]
+
+    def _overrides(self) -> str:
+        """Return what the caller changed, as keyword arguments."""
+        if self.asked is None:
+            return ""
+        given = {key: value for key, value in vars(self.asked.overrides).items() if key != "values" and value}
+        return ", ".join(f"{key}={value!r}" for key, value in {**given, **self.asked.overrides.values}.items())
 
     def settled(self, values: Mapping[str, Any], place: Place) -> Recipe:
         """Return the recipe with other values by `block.key`, which are not checked again, and where they are from."""

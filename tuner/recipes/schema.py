@@ -171,6 +171,7 @@ class TrainCfg(Block):
     tiled_mlp: bool
     activation_offloading: bool
     hang_timeout: PositiveFloat
+    callbacks: Annotated[tuple[str, ...], Lax]
 
 
 class Checkpoint(Block):

@@ -89,6 +89,9 @@ class Chat:
         """One line: which model it is with."""
         return self._loaded.description
 
+    def __repr__(self) -> str:
+        return f"Chat({self.description}, {len(self.turns)} turns)"
+
     def ask(self, text: str, on_text: OnText = lambda _: None, *, interruptible: bool = False) -> Answer:
         """Return the answer, and hand it on in pieces while it comes.
 

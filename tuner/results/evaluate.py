@@ -1,13 +1,17 @@
-"""What a loaded model is worth on rows: loss and perplexity, how it judges pairs of answers, what it answers.
+"""What a model is worth: loss and perplexity on rows, how it judges pairs of answers, what it answers, task scores.
 
-It knows no benchmark.
+`tuner eval` and `tuner.evaluate` call `evaluate`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,15 +20,20 @@ from torch.utils.data import DataLoader
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.batches import SampleCollator, lays_end_to_end
+from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
-from tuner.data.sample import IGNORED, Message
+from tuner.data.sample import IGNORED, JUDGED, Message
 from tuner.errors import DataError, TunerError, UsageError
+from tuner.files import write_new_text
 from tuner.machine.hardware import Hardware
 from tuner.models.load import source
+from tuner.notebook import lines_of, table
 from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
+from tuner.results import benchmarks
 from tuner.results.chat import answer, check_can_answer, check_room
-from tuner.results.model import LoadedModel, ModelSpec, load_frozen
+from tuner.results.model import LoadedModel, ModelSpec, load, load_frozen, spec_of, tokenizer_of
+from tuner.worker.answer_metrics import answer_metrics
 from tuner.worker.compat import takes_mask
 from tuner.worker.generation import Settings, prompt_ids
 from tuner.worker.samples import prompts, shown
@@ -34,8 +43,172 @@ from tuner.worker.trainers import num_trained
 _LENGTH = 2048
 """Tokens of a sample, where neither a recipe nor the model says how many there may be."""
 _JUDGED, _REWARDS = ("eval_loss", "eval_accuracy", "eval_margin"), "eval_rewards/"
+_MAX_SHOWN = 15
+"""Numbers that an evaluation shows of itself."""
 _MOST_NATS = 700.0
 """Above it, exp(loss) is more than a float holds."""
+
+
+class Wanted(NamedTuple):
+    """What is measured.
+
+    Args:
+        data: The rows. None: the run's validation rows, unless there are tasks and no answers are asked for.
+        row_format: The shape of a row of `data`. None: detected.
+        split: Of the data set.
+        max_rows: Use the first rows only, also of a task.
+        batch_size: Rows at a time. None: as in validation.
+        num_answers: Prompts to answer.
+        out: A new JSON lines file for the answers.
+        max_new_tokens: Of one answer.
+        tasks: Names of lm-eval's tasks.
+        num_fewshot: Examples before each question of a task. None: the task's own.
+        apply_chat_template: To the tasks.
+    """
+
+    data: str | None = None
+    row_format: str | None = None
+    split: str | None = None
+    max_rows: int | None = None
+    batch_size: int | None = None
+    num_answers: int = 0
+    out: Path | None = None
+    max_new_tokens: int = 512
+    tasks: tuple[str, ...] = ()
+    num_fewshot: int | None = None
+    apply_chat_template: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """What was measured of a model.
+
+    Args:
+        description: The model in one line.
+        source: What was evaluated.
+        dtype: The type that it computed in.
+        bits: Of each weight.
+        rows: The objective, and what the rows were; empty where only tasks were evaluated.
+        metrics: Of the rows, such as `loss` and `perplexity`.
+        generations: The answers: `prompt`, `right`, `answer` and more of each.
+        answers: Metrics of the answers, such as exact match.
+        out: The file that has them too.
+        tasks: lm-eval's results by task.
+    """
+
+    description: str
+    source: str
+    dtype: str
+    bits: int
+    rows: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    generations: list[dict[str, Any]] = field(default_factory=list)
+    answers: dict[str, float] = field(default_factory=dict)
+    out: Path | None = None
+    tasks: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values; the answers themselves are left out."""
+        value: dict[str, Any] = {"source": self.source, "dtype": self.dtype, "bits": self.bits}
+        value |= {**self.rows, "metrics": self.metrics} if self.rows else {}
+        if self.generations:
+            value |= {"generations": str(self.out)} if self.out else {}
+            value |= {"num_generations": len(self.generations), "answers": self.answers}
+        return value | ({"tasks": self.tasks} if self.tasks else {})
+
+    def __repr__(self) -> str:
+        rows = lines_of(self.scores()) if self.scores() else []
+        return "\n".join((f"Evaluation of {self.source}", *rows[:_MAX_SHOWN]))
+
+    def _repr_html_(self) -> str:
+        return table(self.scores(), title=f"Evaluation of {self.source}")
+
+    def scores(self) -> list[tuple[str, str]]:
+        """Return the name and the text of each number."""
+        numbers = [
+            (name, f"{number:,}" if isinstance(number, int) else f"{number:.6g}")
+            for name, number in (self.metrics | self.answers).items()
+        ]
+        for task, results in self.tasks.items():
+            for name, number in results.items():
+                if isinstance(number, float) and "_stderr," not in name:
+                    error = results.get(name.replace(",", "_stderr,", 1))
+                    shown = f" ± {error:.4f}" if isinstance(error, float) else ""
+                    numbers.append((f"{task} {name}", f"{number:.4f}{shown}"))
+        return numbers
+
+
+def evaluate(
+    source: str,
+    wanted: Wanted,
+    hardware: Hardware,
+    *,
+    adapter: str | None = None,
+    bits: int | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Evaluation:
+    """Measure what is wanted of the model that `source` names.
+
+    Args:
+        source: As `spec_of` takes it, and so is the adapter.
+        wanted: See there.
+        hardware: Of this machine.
+        adapter: A folder with an adapter, on `source` as its base.
+        bits: As `load` takes it.
+        tell: Gets a line about the rows, before the weights are loaded.
+
+    Raises:
+        TunerError: the model, the rows or a task are wrong, or the file for the answers exists.
+    """
+    if wanted.tasks:
+        benchmarks.check(wanted.tasks)
+    spec = spec_of(source, adapter)
+    prepared: Prepared | None = None
+    asked: list[list[Message]] = []
+    if wanted.data or wanted.num_answers or not wanted.tasks:
+        rows = rows_of(spec, wanted.data, wanted.row_format, wanted.split, wanted.max_rows)
+        prepared, asked = _prepared(spec, rows, wanted.num_answers)
+        tell(describe(prepared, "rows"))
+    loaded = load(spec, hardware, bits)
+    done = Evaluation(loaded.description, spec.description, str(loaded.dtype)[6:], loaded.bits, out=wanted.out)
+    if prepared:
+        done.rows.update(
+            objective=spec.objective, sets=[asdict(one) for one in prepared.sets], counts=asdict(prepared.counts)
+        )
+        done.metrics.update(_measured(loaded, hardware, prepared, wanted.batch_size))
+    if asked:
+        done.generations.extend(generations(loaded, asked, Settings(wanted.max_new_tokens, temperature=0)))
+        if wanted.out:
+            lines = (f"{json.dumps(one, ensure_ascii=False)}\n" for one in done.generations)
+            write_new_text(wanted.out, "".join(lines))
+        pairs = [(one["answer"], one["right"]) for one in done.generations]
+        done.answers.update(answer_metrics([given for given, _ in pairs], [right for _, right in pairs]))
+    if wanted.tasks:
+        options = {"num_fewshot": wanted.num_fewshot, "apply_chat_template": wanted.apply_chat_template}
+        size = wanted.batch_size or 1
+        done.tasks.update(benchmarks.scores(loaded, wanted.tasks, size, **options, limit=wanted.max_rows))
+    return done
+
+
+def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
+    """Read the rows before any weights are loaded: they may be wrong, or nothing that this model can be judged on."""
+    if spec.objective in JUDGED and spec.recipe is None:
+        what = f"the objective that {spec.description} was trained with is unknown"
+        raise UsageError(what, where="SOURCE", fix="Give the run directory that it comes from.")
+    tokenizer = tokenizer_of(spec)
+    asked = questions(spec, tokenizer, rows, num_questions) if num_questions else []
+    return prepare(rows, tokenizer, objective=spec.objective), asked
+
+
+def _measured(loaded: LoadedModel, hardware: Hardware, prepared: Prepared, batch_size: int | None) -> dict[str, float]:
+    recipe, size = loaded.spec.recipe, batch_size or 1
+    if recipe and not batch_size:
+        wanted = (recipe.val_dataloader or recipe.train_dataloader).batch_size
+        size = 1 if wanted == "auto" else wanted
+    if loaded.spec.objective in JUDGED:
+        assert recipe is not None, "checked with the rows"
+        return judged(loaded, recipe, prepared, size, hardware)
+    return likelihood(loaded, prepared, size)
 
 
 def rows_of(

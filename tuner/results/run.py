@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import Stopped, TunerError
+from tuner.recipes.python_words import in_python
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -50,7 +51,9 @@ class Run:
 
         None of a run that is not done, or that logged no two losses. Errors as `status`.
         """
-        return self.status.get("verdict")
+        verdict = self.status.get("verdict")
+        spoken = {key: in_python(value) for key, value in (verdict or {}).items() if isinstance(value, str)}
+        return {**verdict, **spoken} if verdict else None
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ Both take folders, and neither gets one with weights written anew: an adapter's 
 
 from __future__ import annotations
 
+import re
 import signal
 import tempfile
 import time
@@ -23,6 +24,11 @@ from tuner.results.adapter import STEM, read_config
 from tuner.results.base import folder_of
 from tuner.results.model import ModelSpec, dtype_of, quantization_of
 from tuner.results.tensors import Stored
+
+
+def name_of(source: str) -> str:
+    """Return the name that a model has in requests where the user gives none: its folder's."""
+    return re.sub(r"[^\w.-]", "-", Path(source).resolve().name)
 
 
 def check_installed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from peft import PeftModel
 from transformers import TrainerCallback
 
-from tuner.errors import TunerError
+from tuner.errors import RecipeError, TunerError
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker import loss
@@ -23,6 +24,24 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """An integer of as many bytes as a number."""
 _FEW_ROWS = 500
 """Validation rows that are measured before training however few are trained on."""
+
+
+def own_callback(name: str) -> TrainerCallback:
+    """Return a new object of the class that `my_package.my_module:MyCallback` names.
+
+    Raises:
+        RecipeError: there is no such class, or it is of another kind.
+    """
+    where, fix = "train_cfg.callbacks", "Write it as 'my_package.my_module:MyCallback'."
+    module, _, kind = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), kind, None) if module and kind else None
+    except ImportError as error:
+        what = f"cannot import {module!r}: {error}"
+        raise RecipeError(what, where=where, fix="Put the folder that holds it on PYTHONPATH.") from error
+    if not (isinstance(found, type) and issubclass(found, TrainerCallback)):
+        raise RecipeError(f"{name!r} is not a class of transformers' TrainerCallback", where=where, fix=fix)
+    return found()
 
 
 class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]

@@ -46,7 +46,14 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker import compat, experts, resume, store, trainer_setup
 from tuner.worker.answer_metrics import AnswersValidationPrompts
-from tuner.worker.callbacks import CheckHead, CheckWeightsMoved, HeartbeatCallback, ValidateFirst, ValidationCallback
+from tuner.worker.callbacks import (
+    CheckHead,
+    CheckWeightsMoved,
+    HeartbeatCallback,
+    ValidateFirst,
+    ValidationCallback,
+    own_callback,
+)
 from tuner.worker.checkpointing import CheckpointSaver, best_step, disk_errors
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
 from tuner.worker.consensus import RankConsensus
@@ -84,6 +91,7 @@ class Inputs:
     train_data: Prepared | Stream
     val_data: Prepared | None
     stream: NodeStream | None
+    users_callbacks: tuple[TrainerCallback, ...]
     at_the_end: contextlib.ExitStack
 
     @property
@@ -122,6 +130,7 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     compat.check_names()
     config = resolved_recipe(run.read_json(run.resolved_recipe), run.resolved_recipe)
     guard.watch(config.train_cfg.hang_timeout)
+    users_callbacks = tuple(map(own_callback, config.train_cfg.callbacks))
     facts, zero = run.read_json(run.run), run.read_json(run.deepspeed)
     point = ResumePoint.of(facts)
     checkpoint = resume.converted(run, point, rank)
@@ -153,6 +162,7 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
         train_data=train_data,
         val_data=val_data,
         stream=stream,
+        users_callbacks=users_callbacks,
         at_the_end=at_the_end,
     )
 
@@ -193,7 +203,8 @@ def build(inputs: Inputs) -> Training:
         mended = (*mended, KeepMeasurements(trainer, run, zero))
     followed = (inputs.stream,) if inputs.stream else ()
     own = _callbacks(config, run, facts, guard, inputs.rank)
-    for callback in (consensus, moves, *own, *mended, *followed, *_before_step_1(inputs, trainer, models)):
+    first = _before_step_1(inputs, trainer, models)
+    for callback in (consensus, moves, *own, *mended, *followed, *first, *inputs.users_callbacks):
         trainer.add_callback(callback)
     if inputs.point:
         resume.LoadCheckpoint(trainer, inputs.point, config.randomness.seed)

@@ -6,53 +6,100 @@ Neither the environment, the working directory nor the random numbers of the cal
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
-from tuner.errors import TunerError, UsageError, visible
-from tuner.recipes import loading, python_values
+from tuner.api.callbacks import Callback, Functions, of_ranks
+from tuner.errors import TunerError, UsageError, brief_repr, visible
+from tuner.recipes import loading, paths, python_values, python_words
 from tuner.recipes.recipe import Asked, Overrides, Recipe
 from tuner.results.run import Run, RunFailed, require_done
 
 # What trains, plans or exports is imported in the function that does: `tuner.load_recipe` needs none of it.
 if TYPE_CHECKING:
+    from tuner.api.serving import Server
     from tuner.launch.checking import Report as CheckReport
     from tuner.launch.planning import Plan
+    from tuner.launch.previewing import Preview
     from tuner.results.chat import Chat
+    from tuner.results.evaluate import Evaluation
     from tuner.results.export import Exported
 
-__all__ = ["Recipe", "Run", "RunFailed", "TunerError", "chat", "check", "export", "load_recipe", "plan", "train"]
+__all__ = [
+    "Recipe",
+    "Run",
+    "RunFailed",
+    "TunerError",
+    "chat",
+    "check",
+    "evaluate",
+    "export",
+    "load_recipe",
+    "plan",
+    "preview_data",
+    "serve",
+    "train",
+]
 
 PathLike = str | os.PathLike[str]
 OnOom = Literal["stop", "retry"]
 DType = Literal["bf16", "fp16", "fp32"]
-Layout = Literal["published", "llama", "gguf"]
+Format = Literal["published", "llama", "gguf"]
+Bits = Literal[4, 8, 16]
+Engine = Literal["transformers", "vllm"]
 Source = PathLike | Recipe | None
 """What a recipe is named by: its name or file, a model in its place, a `Recipe`; None: the overrides name a model."""
+Data = PathLike | Sized
+"""Rows: a path or an id on the hub, several of them, or the rows: a list of dicts, a Dataset, a DataFrame."""
+_FIRST_ROWS = 1_000
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
+def _in_python_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Return the function, with its errors naming arguments (`data=`) where the command line has flags."""
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except TunerError as error:
+            python_words.translate(error)
+            raise
+
+    return call
+
+
+@_in_python_words
 def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides: Any) -> Recipe:
     """Return a recipe, merged and checked; nothing is started.
 
     Args:
         recipe: A composed name, a .py file, another tool's config, or a model's folder or hub id.
         allow_code: Run the code that a recipe file holds instead of refusing it.
-        overrides: What `--set` changes, by key or unique tail (`lr=1e-5`), by blocks (`train_cfg={"max_steps": 3}`), or
-            by dotted path (`**{"train_cfg.max_steps": 3}`); `model`, `data`, `val`, `adapter`, `val_split`, `epochs`,
-            `seed` and `method` as the flags of these names; `ds` is a dict of values for the DeepSpeed config.
+        overrides: Values to change, by key or unique tail (`lr=1e-5`), by blocks (`train_cfg={"max_steps": 3}`), or by
+            dotted path (`**{"train_cfg.max_steps": 3}`). `model`, `data`, `val`, `adapter`, `val_split`, `epochs`,
+            `seed`, `method`, `batch_size`, `max_length`, `lora_rank`, `save_every`, `eval_every` and `report_to` mean
+            what their options mean; `ds` is a dict of values for the DeepSpeed config. `data` and `val` may be the rows
+            themselves: a list of dicts, a `datasets.Dataset` or a `pandas.DataFrame`.
 
     Raises:
         RecipeError: there is no such recipe, or a value does not fit it.
     """
     asked = _asked(recipe, overrides, allow_code)
-    return loading.load(asked.name, asked.overrides, allow_code=asked.allow_code)
+    loaded = loading.load(asked.name, asked.overrides, allow_code=asked.allow_code)
+    return replace(loaded, warnings=_spoken(loaded.warnings), notes=_spoken(loaded.notes))
 
 
+@_in_python_words
 def plan(
     recipe: Source = None,
     *,
@@ -94,9 +141,11 @@ def plan(
     loaded = loading.load(asked.name, asked.overrides, allow_code=asked.allow_code)
     swap = None if nvme is None else os.fspath(nvme)
     wanted = planning.Wanted(gpus, gpu, gpu_memory, nodes, host_memory, swap, interconnect, utilisation)
-    return planning.make(loaded, wanted, os.environ, named)  # effect: as the command line
+    made = planning.make(loaded, wanted, os.environ, named)  # effect: as the command line
+    return made._replace(warnings=_spoken(made.warnings))
 
 
+@_in_python_words
 def check(
     recipe: Source = None,
     *,
@@ -131,12 +180,27 @@ def check(
     _check_numbers(1, gpus=gpus, nodes=nodes)
     asked, named = _asked_with(recipe, deepspeed, overrides, allow_code)
     request = Request(asked.name, asked.overrides, named, allow_code=asked.allow_code)
-    return checking.check(request, (gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
+    report = checking.check(request, (gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
+    report.findings = [
+        replace(
+            one,
+            what=python_words.in_python(one.what),
+            where=one.where and python_words.place_in_python(one.where),
+            fix=one.fix and python_words.in_python(one.fix),
+        )
+        for one in report.findings
+    ]
+    return report
 
 
+@_in_python_words
 def train(
     recipe: Source = None,
     *,
+    model: PathLike | Mapping[str, Any] | None = None,
+    data: Data | None = None,
+    val: Data | None = None,
+    callbacks: Sequence[Callback] = (),
     deepspeed: PathLike | Mapping[str, Any] | None = None,
     work_dir: PathLike | None = None,
     resume: PathLike | None = None,
@@ -152,10 +216,17 @@ def train(
     """Train a recipe as `tuner train` does, in processes of its own, and return when the run is done.
 
     What rank 0 prints appears on `sys.stdout`. Ctrl-C, or a notebook's stop button, saves a checkpoint and raises
-    KeyboardInterrupt; a second one ends the run at once. Both are heard in the main thread alone.
+    KeyboardInterrupt; a second one ends the run at once. Both only work in the main thread.
 
     Args:
-        recipe: As for `load_recipe`, and so are the overrides.
+        recipe: As for `load_recipe`, and so are the overrides. None: `model` is trained on `data`.
+        model: A model's folder, a run's result, or an id on the hub.
+        data: Rows to train on: a path or several, an id on the hub, a list of dicts, a `datasets.Dataset` or a
+            `pandas.DataFrame`.
+        val: Rows to validate on, of the same kinds.
+        callbacks: Functions that get each event of the run as a dict, in a thread of this process: `event` is
+            "started", "step", "validation", "checkpoint" or "ended". Or import paths, "my_module:MyCallback", of
+            classes of transformers' `TrainerCallback`, which every rank makes for itself.
         deepspeed: A preset, a DeepSpeed JSON, an accelerate config, "auto" or "none"; or a config as a dict.
         work_dir: The run directory. None: work_dirs/RECIPE/TIME.
         resume: A checkpoint or run to go on from; "auto": the newest.
@@ -182,6 +253,9 @@ def train(
     from tuner.machine.topology import LaunchFlags
     from tuner.progress import show_on
 
+    own = {"model": model, "data": data, "val": val, "callbacks": of_ranks(callbacks) or None}
+    overrides = {**{key: value for key, value in own.items() if value is not None}, **overrides}
+    told = Functions(callbacks)
     _check_choices(OnOom, on_oom=on_oom)
     _check_numbers(0, max_restarts=max_restarts, grace_s=grace_s)
     _check_numbers(1, nproc_per_node=nproc_per_node)
@@ -200,18 +274,20 @@ def train(
         max_restarts=max_restarts,
         grace_s=grace_s,
         output=None if sys.stdout is sys.__stdout__ else sys.stdout,
+        on_event=told if told else None,
     )
     show_on(sys.stderr)
     environ = dict(os.environ)  # effect: the ranks get it, as those of the command line
     resolved = resolve_run(request, environ, hardware.detect(environ), datetime.now().astimezone())
     for line in announcement(resolved, preflight.check(resolved)):
-        print(visible(line), file=sys.stderr)  # effect: what the command line says there too
+        print(visible(python_words.in_python(line)), file=sys.stderr)  # effect: what the command line says there too
     code = execute(resolved)
     run = Run(resolved.run_path)
     require_done(run, code)
     return run
 
 
+@_in_python_words
 def export(
     source: PathLike,
     dest: PathLike,
@@ -220,7 +296,7 @@ def export(
     base: PathLike | None = None,
     dtype: DType | None = None,
     max_shard_size: str = "5GB",
-    layout: Layout = "published",
+    format: Format = "published",
     push: str | None = None,
     private: bool = False,
 ) -> Exported:
@@ -233,7 +309,7 @@ def export(
         base: Where the base is, if not where it was in training.
         dtype: Type of the weights. None: as they are.
         max_shard_size: Of one file of weights.
-        layout: "llama" writes InternLM in Llama's layout, "gguf" one file for Ollama and llama.cpp.
+        format: "llama" writes InternLM in Llama's layout, "gguf" one file for Ollama and llama.cpp.
         push: "OWNER/NAME" on the Hugging Face hub, to upload it to as well.
         private: Make that repository private if it does not exist yet.
 
@@ -244,7 +320,7 @@ def export(
         TunerError: there is nothing to export, or it cannot be written; `dest` is untouched then. Or the upload fails,
             and `dest` is kept.
     """
-    _check_choices(Layout, layout=layout)
+    _check_choices(Format, format=format)
     _check_choices(DType, dtype=dtype)
     from tuner.fit.sizes import parse_bytes
     from tuner.hub.push import check as check_push
@@ -258,9 +334,9 @@ def export(
         raise UsageError("private=True needs push", where="private", fix='Add push="OWNER/NAME".')
     most, folder = parse_bytes(max_shard_size, "max_shard_size"), Path(dest)
     check_dest(folder)
-    options = Options(merge, dtype, most, None if base is None else os.fspath(base), layout, push)
+    options = Options(merge, dtype, most, None if base is None else os.fspath(base), format, push)
     saved = find(Path(source))
-    repository = check_push(push, layout, private=private) if push else None
+    repository = check_push(push, format, private=private) if push else None
     with random_state.kept():
         done = write(saved, folder, options, os.environ)  # effect: where llama.cpp is
     if repository:
@@ -268,11 +344,12 @@ def export(
     return done
 
 
+@_in_python_words
 def chat(
     source: PathLike,
     *,
     adapter: PathLike | None = None,
-    bits: int | None = None,
+    bits: Bits | None = None,
     system: str | None = None,
     max_new_tokens: int = 512,
     temperature: float | None = None,
@@ -297,6 +374,7 @@ def chat(
     Raises:
         TunerError: there is no such model, or it cannot answer.
     """
+    _check_choices(Bits, bits=bits)
     _check_numbers(0, temperature=temperature, top_p=top_p, seed=seed)
     _check_numbers(1, max_new_tokens=max_new_tokens)
     from tuner.machine.hardware import detect
@@ -309,9 +387,184 @@ def chat(
     return chats.begin(os.fspath(source), here, settings, adapter=named, bits=bits, system=system, seed=seed)
 
 
+@_in_python_words
+def evaluate(
+    source: PathLike,
+    *,
+    data: Data | None = None,
+    row_format: str | None = None,
+    split: str | None = None,
+    max_rows: int | None = None,
+    batch_size: int | None = None,
+    generate: int = 0,
+    out: PathLike | None = None,
+    max_new_tokens: int = 512,
+    tasks: str | Sequence[str] = (),
+    num_fewshot: int | None = None,
+    apply_chat_template: bool = False,
+    adapter: PathLike | None = None,
+    bits: Bits | None = None,
+) -> Evaluation:
+    """Measure what a model is worth on rows, and on public tasks, as `tuner eval` does.
+
+    Args:
+        source: As for `chat`, and so are `adapter` and `bits`.
+        data: Rows as for `train`. None: the run's validation rows; with `tasks` alone, no rows.
+        row_format: The shape of a row of `data`. None: detected.
+        split: Split of the data set.
+        max_rows: Use only the first rows, also of a task.
+        batch_size: Rows at a time. None: as in validation.
+        generate: Answer the prompts of so many rows; they are in `generations`.
+        out: A new JSON lines file for the answers.
+        max_new_tokens: Of one answer.
+        tasks: lm-eval's tasks, by name.
+        num_fewshot: Examples before each question of a task. None: the task's own.
+        apply_chat_template: To the tasks; lm-eval's default is plain text.
+
+    Returns:
+        `metrics` of the rows (`loss`, `perplexity` ...), `generations`, `answers` (their metrics), and `tasks`.
+
+    Raises:
+        TunerError: the model, the rows or a task are wrong, or `out` exists.
+    """
+    _check_numbers(0, generate=generate, num_fewshot=num_fewshot)
+    _check_numbers(1, max_rows=max_rows, batch_size=batch_size, max_new_tokens=max_new_tokens)
+    _check_choices(Bits, bits=bits)
+    from tuner.machine.hardware import detect
+    from tuner.results import evaluate as evaluation
+    from tuner.results import random_state
+
+    file = None if out is None else Path(out)
+    if file and file.exists():
+        raise UsageError(f"{file} already exists", where="out", fix="Choose a new file.")
+    names = tuple(tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
+    rows = None if data is None else _rows("data", data)
+    if not isinstance(rows, str | os.PathLike | None):
+        what = f"data = {brief_repr(rows)} is neither a path nor rows"
+        raise UsageError(what, where="data", fix="Give one path, a list of dicts, a Dataset or a DataFrame.")
+    wanted = evaluation.Wanted(
+        data=None if rows is None else os.fspath(rows),
+        row_format=row_format,
+        split=split,
+        max_rows=max_rows,
+        batch_size=batch_size,
+        num_answers=generate,
+        out=file,
+        max_new_tokens=max_new_tokens,
+        tasks=names,
+        num_fewshot=num_fewshot,
+        apply_chat_template=apply_chat_template,
+    )
+    with random_state.kept():
+        return evaluation.evaluate(
+            os.fspath(source),
+            wanted,
+            detect(os.environ),  # effect: as the command line
+            adapter=None if adapter is None else os.fspath(adapter),
+            bits=bits,
+        )
+
+
+@_in_python_words
+def serve(
+    source: PathLike,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str | None = None,
+    engine: Engine | None = None,
+    adapter: PathLike | None = None,
+    bits: Bits | None = None,
+) -> Server:
+    """Serve a model in OpenAI's protocol as `tuner serve` does, in a process of its own; return once it answers.
+
+    Args:
+        source: As for `chat`, and so are `adapter` and `bits`.
+        host: Address to listen on; "0.0.0.0" listens on all interfaces.
+        port: To listen on.
+        name: The model's name in requests. None: the folder's name.
+        engine: None: vLLM if it and a GPU are available, else transformers.
+
+    Returns:
+        `url` and `name` for a client, and `stop()`; in a `with` block it stops at the end of it.
+
+    Raises:
+        TunerError: the port is taken, or the server ended before it answered.
+    """
+    _check_numbers(1, port=port)
+    _check_choices(Engine, engine=engine)
+    _check_choices(Bits, bits=bits)
+    from tuner.api.serving import Server
+    from tuner.results.serve import name_of
+
+    called = name or name_of(os.fspath(adapter or source))
+    options = {
+        "--host": host,
+        "--port": port,
+        "--name": called,
+        "--engine": engine,
+        "--adapter": adapter,
+        "--bits": bits,
+    }
+    given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
+    reachable = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104  compared, not listened on
+    return Server([os.fspath(source), *given], f"http://{reachable}:{port}/v1", called)
+
+
+@_in_python_words
+def preview_data(
+    data: Data | None = None,
+    *,
+    recipe: Source = None,
+    num_rows: int = 3,
+    every: bool = False,
+    allow_code: bool = False,
+    **overrides: Any,
+) -> Preview:
+    """Read the data as training does, and show what it becomes, as `tuner data` does; no weights are loaded.
+
+    Args:
+        data: Rows as for `train`. None: those of the recipe.
+        recipe: As for `load_recipe`, and so are the overrides; without one, `model=` names a model.
+        num_rows: How many samples are shown.
+        every: Read every row, not the first 1,000 alone.
+        allow_code: As for `load_recipe`.
+        overrides: As for `load_recipe`.
+
+    Returns:
+        `views` by split (counts, lengths, samples with the trained tokens), `to_json()`.
+
+    Raises:
+        TunerError: a row cannot be trained on (each of the first bad rows is in the error), or the recipe is wrong.
+    """
+    _check_numbers(0, num_rows=num_rows)
+    from tuner.launch import previewing
+
+    asked = _asked(recipe, overrides if data is None else {"data": data, **overrides}, allow_code)
+    loaded = loading.load(asked.name, asked.overrides, allow_code=asked.allow_code)
+    return previewing.preview(
+        loaded, num_samples=num_rows, first_rows=_FIRST_ROWS, every=every, allow_code=asked.allow_code
+    )
+
+
+def _spoken(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(map(python_words.in_python, lines))
+
+
+def _rows(argument: str, rows: Any) -> Any:
+    """Return the file of rows that are given as objects, and anything else as it is."""
+    if isinstance(rows, str | os.PathLike):
+        return rows
+    from tuner.data import objects
+
+    return objects.file_of(rows, argument, paths.cache(os.environ) / "rows") or rows  # effect: where the cache is
+
+
 def _asked(recipe: Source, overrides: Mapping[str, Any], allow_code: bool) -> Asked:
     """Return what a recipe is loaded by; overrides of a `Recipe` go over those that it was loaded with."""
-    changes = python_values.overrides(overrides)
+    changes = python_values.overrides(
+        {key: _rows(key, value) if key in python_values.ROWS else value for key, value in overrides.items()}
+    )
     if isinstance(recipe, Recipe):
         asked = recipe.asked or Asked(recipe.name, Overrides())
         return Asked(asked.name, python_values.both(asked.overrides, changes), allow_code or asked.allow_code)
@@ -333,16 +586,16 @@ def _asked_with(
     return _asked(recipe, overrides, allow_code), None if deepspeed is None else os.fspath(deepspeed)
 
 
-def _check_numbers(least: int, **given: float | None) -> None:
+def _check_numbers(least: int, **arguments: float | None) -> None:
     """Refuse what click refuses of the flags of these names: less than `least`, NaN and infinity."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None and not least <= value < math.inf:
             raise UsageError(f"{name} = {value} is out of range", where=name, fix=f"Use a number of at least {least}.")
 
 
-def _check_choices(choices: Any, **given: str | None) -> None:
+def _check_choices(choices: Any, **arguments: str | int | None) -> None:
     """Refuse a word that is none of a `Literal`'s."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None and value not in get_args(choices):
             known = ", ".join(map(repr, get_args(choices)))
             raise UsageError(f"{name} = {value!r} is not one of {known}", where=name, fix="Use one of them.")

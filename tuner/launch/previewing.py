@@ -1,0 +1,122 @@
+"""What a recipe's data becomes, before a run: `tuner data` and `tuner.preview_data` open and show it the same way.
+
+Rows come to it by the way that training takes them; it loads the model's tokenizer and no weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tuner.errors import DataError, together
+from tuner.launch import hold_out
+from tuner.notebook import brief, paragraphs
+from tuner.recipes import loading, path_checks
+from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import Dataset
+
+if TYPE_CHECKING:
+    from tuner.data.inspection import View
+
+_MAX_BAD, _MAX_LINES, _MAX_HTML_SAMPLES = 20, 18, 20
+_SPLITS = {"train_dataloader": "train", "val_dataloader": "validation"}
+_TRAINED = "background:#1a7f37;color:#ffffff"
+
+
+class Opened(NamedTuple):
+    """A recipe's data, about to be read: the model's tokenizer, and each split's data set."""
+
+    tokenizer: Any
+    objective: str
+    splits: dict[str, Dataset]
+
+
+def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) -> Opened:
+    """Check the recipe's model and data, and load the tokenizer.
+
+    Args:
+        first_rows: How many rows of each split are read.
+        every: Read every row instead.
+        allow_code: The recipe may name functions of installed packages.
+
+    Raises:
+        TunerError: the model or the data are not there, or code is not allowed.
+    """
+    loading.refuse_functions(recipe, allow_code=allow_code)
+    path_checks.check_model(recipe.config)
+    path_checks.check_data(recipe.config)
+    recipe = hold_out.settle(recipe)
+    from tuner.models.load import source, tokenizer_of  # torch
+
+    splits = {}
+    for key, loader in recipe.config.loaders.items():
+        rows = loader.dataset.max_rows
+        # A stream may not fit the disk: its other rows are checked, and not kept.
+        whole = every and not loader.dataset.streaming
+        limit = rows if whole else min(rows or first_rows, first_rows)
+        splits[_SPLITS[key]] = loader.dataset.model_copy(update={"max_rows": limit})
+    return Opened(tokenizer_of(recipe.config, source(recipe.config.model)), recipe.config.objective.type, splits)
+
+
+@dataclass(frozen=True, repr=False)
+class Preview:
+    """What training would see of the data: `views` by split, with counts, lengths and samples as text."""
+
+    name: str
+    objective: str
+    views: Mapping[str, View]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        data = {split: view.to_json() for split, view in self.views.items()}
+        return {"recipe": self.name, "objective": self.objective, "data": data}
+
+    def __repr__(self) -> str:
+        lines = self._counts()
+        for sample in self.views["train"].samples:
+            lines.append(f"{sample.place}: {sample.num_tokens:,} tokens, {sample.num_trained:,} with loss, in [[ ]]")
+            for name, pieces in sample.parts.items():
+                text = "".join(f"[[{piece}]]" if trained else piece for piece, trained in pieces)
+                lines.append(f"  {name}: {brief(text.strip())}")
+        more = len(lines) - _MAX_LINES
+        return "\n".join([*lines[:_MAX_LINES], *([f"... {more} more lines"] if more > 0 else [])])
+
+    def _repr_html_(self) -> str:
+        samples = []
+        for sample in self.views["train"].samples[:_MAX_HTML_SAMPLES]:
+            title = f"{sample.place}: {sample.num_tokens:,} tokens, {sample.num_trained:,} with loss (marked)"
+            samples.append(f"<b>{escape(brief(title))}</b>")
+            for pieces in sample.parts.values():
+                text = "".join(
+                    f"<span style='{_TRAINED}'>{escape(piece)}</span>" if trained else escape(piece)
+                    for piece, trained in pieces
+                )
+                samples.append(f"<pre style='white-space:pre-wrap'>{text}</pre>")
+        return paragraphs(self._counts()) + "".join(samples)
+
+    def _counts(self) -> list[str]:
+        from tuner.data.prepare import describe  # datasets
+
+        return [line for split, view in self.views.items() for line in describe(view.prepared, split).splitlines()]
+
+
+def preview(recipe: Recipe, *, num_samples: int, first_rows: int, every: bool, allow_code: bool) -> Preview:
+    """Read the data as `opened` says, and show the first samples.
+
+    Raises:
+        DataError: a row cannot be trained on; the first bad rows are one error.
+        TunerError: as `opened`.
+    """
+    from tuner.data.inspection import bad_rows, view  # datasets
+
+    data, views = opened(recipe, first_rows=first_rows, every=every, allow_code=allow_code), {}
+    for split, dataset in data.splits.items():
+        try:
+            views[split] = view(dataset, data.tokenizer, data.objective, num_samples if split == "train" else 0)
+        except DataError as first:
+            errors = list(itertools.islice(bad_rows(dataset, data.tokenizer, data.objective), _MAX_BAD))
+            raise (together(errors) if len(errors) > 1 else first) from first
+    return Preview(recipe.name, data.objective, views)
