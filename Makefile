@@ -65,9 +65,8 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/hadolint docker/*.Dockerfile
 
-# Not --quiet: --strict counts the warnings that are shown.
 docs: install
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/zensical build --clean --strict
 
 clean:
 	rm -rf $(VENV) build *.egg-info
