@@ -120,7 +120,7 @@ def _code(names: Iterable[object]) -> str:
 
 
 def _commands() -> str:
-    context = click.Context(tuner, info_name="tuner")
+    context = click.Context(tuner, info_name="tuner", **tuner.context_settings)
     known = ((name, tuner.get_command(context, name)) for name in COMMANDS)
     return "\n".join(_command(command, context, f"tuner {name}", 2) for name, command in known if command)
 
