@@ -2,6 +2,7 @@
 
     python -m docs.generate            # after a change to an option, a key, a message or a part
     python -m docs.generate --check    # writes nothing; exit code 1 if a page is out of date
+    python -m docs.generate --record   # also trains the examples of the guides again: minutes
 
 The text between `<!-- generated: NAME ... -->` and `<!-- end -->` in a page is `GENERATED[NAME]`. It is committed, so
 the pages of a checkout are whole; `tests/test_docs.py` holds it equal to the code. The same command runs the commands
@@ -56,7 +57,7 @@ class Table(NamedTuple):
 
 def main() -> None:
     """Write every page that is out of date, or with --check name it."""
-    pages = outdated()
+    pages = outdated(record="--record" in sys.argv)
     for page, text in pages.items():
         if "--check" not in sys.argv:
             page.write_text(text, encoding="utf-8")
@@ -65,10 +66,10 @@ def main() -> None:
         sys.exit(f"These pages are out of date. Run: {COMMAND}")
 
 
-def outdated() -> dict[Path, str]:
+def outdated(*, record: bool = False) -> dict[Path, str]:
     """Return the pages that differ from what the code says today, each with its new text."""
     texts = {page: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").rglob("*.md"))}
-    pages = {page: transcripts.filled(filled(text)) for page, text in texts.items()}
+    pages = {page: transcripts.filled(filled(text), record=record) for page, text in texts.items()}
     pages[CHINESE] = chinese((ROOT / "README_zh-CN.md").read_text(encoding="utf-8"))
     return {
         page: text for page, text in pages.items() if not page.is_file() or page.read_text(encoding="utf-8") != text

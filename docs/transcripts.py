@@ -1,8 +1,9 @@
 """Runs the commands of a page whose output the page shows, and puts that output there.
 
-A page shows a command, and below it `<!-- printed by: COMMAND -->`, a block of text and `<!-- end -->`. With
-`COMMAND | head -N` it shows the first N lines. The commands run in a folder with the files that the page shows under
-their titles. They must start no training.
+Below a command, a page has `<!-- printed by: COMMAND -->`, a block of text and `<!-- end -->`. `printed 9 by:` shows
+the first 9 lines, `printed 9+4 by:` those and the last 4. `recorded by:` is the same for commands that train: these
+run only when they are asked for, because they take minutes and print other figures each time. All commands of a page
+run in its order, in one folder with the files that the page shows under their titles.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -18,9 +22,14 @@ from click.testing import CliRunner
 from tests import pages
 from tuner.cli import tuner
 
-_PRINTED = re.compile(r"<!-- printed by: (?P<command>[^\n]+) -->\n.*?<!-- end -->", re.DOTALL)
-_HEAD = re.compile(r" \| head -(\d+)$")
-_ENVIRONMENT = {"COLUMNS": "100", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": None}
+ROOT = Path(__file__).parents[1]
+_BLOCK = re.compile(
+    r"<!-- (?P<kind>printed|recorded)(?: (?P<first>\d+)(?:\+(?P<last>\d+))?)? by: (?P<command>[^\n]+) -->\n"
+    r".*?<!-- end -->",
+    re.DOTALL,
+)
+_ENVIRONMENT = {"COLUMNS": "100", "CUDA_VISIBLE_DEVICES": ""}
+_NOISE = re.compile(r"^(?:WARNING: PYTHONPATH is set|\[.*real_accelerator\.py).*\n", re.MULTILINE)
 _PLAIN = (
     (re.compile(r"on CPU, \d+ cores?, "), "on CPU, 8 cores, "),
     (re.compile(r"\d{8}_\d{6}"), "20260102_030405"),
@@ -28,9 +37,14 @@ _PLAIN = (
 """What differs between machines and between times, and the text that the pages have there."""
 
 
-def filled(markdown: str) -> str:
-    """Return a page with the output of each of its marked commands, as this code prints it."""
-    if not _PRINTED.search(markdown):
+def filled(markdown: str, *, record: bool = False) -> str:
+    """Return a page with the output of each of its marked commands, as this code prints it.
+
+    Args:
+        record: Also run the commands that train.
+    """
+    kinds = {"printed", "recorded"} if record else {"printed"}
+    if not kinds & {match["kind"] for match in _BLOCK.finditer(markdown)}:
         return markdown
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as name:
@@ -39,18 +53,34 @@ def filled(markdown: str) -> str:
         os.chdir(folder)
         try:
             pages.lay_out(folder, markdown)
-            return _PRINTED.sub(lambda match: _block(match["command"], folder), markdown)
+            return _BLOCK.sub(lambda match: _block(match, folder) if match["kind"] in kinds else match[0], markdown)
         finally:
             os.chdir(before)
 
 
-def _block(command: str, folder: Path) -> str:
-    shown = _HEAD.search(command)
-    words = shlex.split(_HEAD.sub("", command))[1:]
-    text = CliRunner().invoke(tuner, words, env=_ENVIRONMENT).output.replace(str(folder), "/home/me/project")
+def _block(match: re.Match[str], folder: Path) -> str:
+    run: Callable[[str], str] = _printed if match["kind"] == "printed" else _recorded
+    text = _NOISE.sub("", run(match["command"])).replace(str(folder), "/home/me/project")
     for pattern, plain in _PLAIN:
         text = pattern.sub(plain, text)
     lines = [line.rstrip() for line in text.rstrip().splitlines()]
-    if shown and int(shown[1]) < len(lines):
-        lines = [*lines[: int(shown[1])], "..."]
-    return f"<!-- printed by: {command} -->\n\n```text\n" + "\n".join(lines) + "\n```\n\n<!-- end -->"
+    first, last = int(match["first"] or len(lines)), int(match["last"] or 0)
+    if first + last < len(lines):
+        lines = [*lines[:first], "...", *lines[len(lines) - last :]]
+    mark = match[0].splitlines()[0]
+    return "\n".join((mark, "", "```text", *lines, "```", "", "<!-- end -->"))
+
+
+def _printed(command: str) -> str:
+    return CliRunner().invoke(tuner, shlex.split(command)[1:], env={**_ENVIRONMENT, "PYTHONPATH": None}).output
+
+
+def _recorded(command: str) -> str:
+    """Return what a shell command prints; `tuner` in it is this checkout's."""
+    script = command.replace("tuner ", f"{shlex.quote(sys.executable)} -m tuner ")
+    env = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", script], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900
+    )
+    print(f"recorded: {command} (exit code {done.returncode})")
+    return done.stdout
