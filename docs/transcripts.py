@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,7 @@ def filled(markdown: str, *, record: bool = False) -> str:
         os.chdir(folder)
         try:
             pages.lay_out(folder, markdown)
+            shutil.rmtree(folder / "first")  # the run that the guides train
             return _BLOCK.sub(lambda match: _block(match, folder) if match["kind"] in kinds else match[0], markdown)
         finally:
             os.chdir(before)
@@ -61,6 +63,7 @@ def filled(markdown: str, *, record: bool = False) -> str:
 def _block(match: re.Match[str], folder: Path) -> str:
     run: Callable[[str], str] = _printed if match["kind"] == "printed" else _recorded
     text = _NOISE.sub("", run(match["command"])).replace(str(folder), "/home/me/project")
+    text = text.replace(sys.executable, "/home/me/.venv/bin/python").replace(str(ROOT), "/home/me/tuner")
     for pattern, plain in _PLAIN:
         text = pattern.sub(plain, text)
     lines = [line.rstrip() for line in text.rstrip().splitlines()]

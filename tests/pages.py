@@ -64,7 +64,7 @@ def lay_out(folder: Path, text: str) -> None:
         (folder / name).mkdir(parents=True)
         facts = read_part("models", "qwen3_8b").values["architecture"]
         (folder / name / "config.json").write_text(json.dumps(facts))
-    for name in ("RUN", "runs/first", "work_dirs/RECIPE/TIME"):
+    for name in ("RUN", "first", "runs/first", "work_dirs/RECIPE/TIME"):
         checkpoint(written_run(folder / name).path, 500)
     _result_of_a_run(folder / "runs" / "sft" / "final")
     CliRunner().invoke(tuner, ["copy", TINY, "mine.py"])
