@@ -110,8 +110,9 @@ def _make_way(arguments: list[str]) -> None:
         Path(arguments[-1]).unlink(missing_ok=True)
     if "-o" in arguments:
         Path(arguments[arguments.index("-o") + 1]).unlink(missing_ok=True)
-    if "--work-dir" in arguments and "--resume" not in arguments:
-        arguments[arguments.index("--work-dir") + 1] += "-new"
+    for flag in ("--work-dir", "--output-dir"):
+        if flag in arguments and "--resume" not in arguments:
+            arguments[arguments.index(flag) + 1] += "-new"
 
 
 def _refusal(arguments: list[str]) -> str | None:
