@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.images import make
 from tests.each import each
 from tuner import __version__
 
@@ -143,6 +145,14 @@ def test_the_pictures_are_small_and_load_nothing() -> None:
     assert "tuner" in terminal and "train" in terminal
     assert "@font-face" not in terminal and not re.search(r"(?:href|src|url)[=(]\W?https?:", terminal)
     assert all(path.stat().st_size < 300_000 for path in (ROOT / "docs/images").glob("*.[sp][vn]g"))
+
+
+def test_the_picture_of_the_terminal_shows_the_steps_that_it_announces() -> None:
+    terminal = (ROOT / "docs/images/terminal.svg").read_text(encoding="utf-8")
+
+    lines = re.findall(r"<text[^>]*>([^<]*)</text>", terminal)
+    assert make.steps_agree(html.unescape(" ".join(lines)).replace("\xa0", " "))
+    assert not make.steps_agree("steps: 6627\nstep 1/1188\nstep 1188/1188")
 
 
 def test_the_guide_for_contributors_names_what_is_there() -> None:
