@@ -71,9 +71,7 @@ def outdated(*, record: bool = False) -> dict[Path, str]:
     texts = {page: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").rglob("*.md"))}
     pages = {page: transcripts.filled(filled(text), record=record) for page, text in texts.items()}
     pages[CHINESE] = chinese((ROOT / "README_zh-CN.md").read_text(encoding="utf-8"))
-    return {
-        page: text for page, text in pages.items() if not page.is_file() or page.read_text(encoding="utf-8") != text
-    }
+    return {page: text for page, text in pages.items() if texts.get(page) != text}
 
 
 def filled(markdown: str) -> str:
@@ -131,7 +129,7 @@ def _command(command: click.Command, above: click.Context, title: str, level: in
     told = inspect.cleandoc(command.help or "").replace("\b\n", "")
     usage = " ".join((context.command_path, *command.collect_usage_pieces(context)))
     lines = [f"{'#' * level} {title}", "", told, "", "```text", usage, "```", ""]
-    records = (param.get_help_record(context) for param in command.get_params(context))
+    records = (param.get_help_record(context) for param in command.params)
     lines += [f"- `{flags}`: {_text(text)}" for flags, text in filter(None, records) if text]
     if isinstance(command, click.Group):
         inner = ((name, command.get_command(context, name)) for name in command.list_commands(context))

@@ -118,7 +118,7 @@ def _make_way(arguments: list[str]) -> None:
 def _refusal(arguments: list[str]) -> str | None:
     """Return why click does not take the arguments of a command."""
     command: click.Command = tuner
-    context = click.Context(tuner, info_name="tuner")
+    context = click.Context(tuner, info_name="tuner", **tuner.context_settings)
     try:
         while isinstance(command, click.Group):
             _, found, arguments = command.resolve_command(context, arguments)
