@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from docs import generate
+from docs import generate, transcripts
 from tests import pages
 from tuner.cli import COMMANDS, tuner
 from tuner.data import formats
@@ -73,6 +73,7 @@ def test_the_committed_pages_hold_what_the_code_says_and_prints_today() -> None:
 
 
 def test_a_page_that_is_not_what_the_code_says_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcripts, "filled", lambda text, **_: text)
     table = generate.GENERATED["methods"]
     monkeypatch.setitem(generate.GENERATED, "methods", table._replace(text=lambda: "| other |\n"))
 
