@@ -5,7 +5,7 @@
 # make test-gpu     the tests that need an NVIDIA GPU, alone
 # make golden       write the screens of tests/golden anew, after an intended change of what commands print
 # make test-latest  the test suite with the newest releases of all libraries, in an environment of its own
-# make test-oldest  the same with the oldest that setup.py allows
+# make test-oldest  the same with the oldest that pyproject.toml allows
 # make check        lint (the Dockerfiles too) and types
 # make docs         the documentation as a site, build/site/index.html; a broken link is an error
 # make install      set up alone: .venv/bin/tuner
@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 install: $(INSTALLED)
 
-$(INSTALLED): requirements.txt setup.py
+$(INSTALLED): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tuner needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip setuptools wheel
@@ -69,9 +69,8 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/hadolint docker/*.Dockerfile
 
-# Not --quiet: --strict counts the warnings that are shown.
 docs: install
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/zensical build --clean --strict
 
 clean:
 	rm -rf $(VENV) build *.egg-info

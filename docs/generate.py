@@ -1,7 +1,12 @@
-"""Fills the site with what the code owns. MkDocs calls it as a hook (`mkdocs.yml`); nothing that it makes is committed.
+"""Writes into the pages what the code owns: keys, commands, errors, exit codes, parts, other tools' words.
 
-The text between `<!-- generated: NAME -->` and `<!-- end -->` in a page is for readers of the source; the site has
-`GENERATED[NAME]` there. The home pages are the two READMEs.
+    python -m docs.generate            # after a change to an option, a key, a message or a part
+    python -m docs.generate --check    # writes nothing; exit code 1 if a page is out of date
+    python -m docs.generate --record   # also trains the examples of the guides again: minutes
+
+The text between `<!-- generated: NAME ... -->` and `<!-- end -->` in a page is `GENERATED[NAME]`. It is committed, so
+the pages of a checkout are whole; `tests/test_docs.py` holds it equal to the code. The same command runs the commands
+that a page shows with their output (`docs.transcripts`). `docs/zh.md` is the Chinese README as a page.
 """
 
 from __future__ import annotations
@@ -9,53 +14,65 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import click
 from pydantic.fields import FieldInfo
 
+from docs import transcripts
 from tests.worker.families import METHODS, examples
-from tuner.cli import COMMANDS, explain, parts, tuner
+from tuner.cli import COMMANDS, explain, other_tools, parts, tuner
 from tuner.data.formats import FORMATS
 from tuner.data.sample import KINDS
 from tuner.errors import TunerError
 from tuner.machine.libraries import KERNELS, KERNELS_OF
-from tuner.recipes import catalog
+from tuner.recipes import aliases, catalog
 from tuner.recipes.architecture_constraints import KEEPS_APART
+from tuner.recipes.command_line import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.strict import Block, blocks_of
 from tuner.recipes.xtuner_names import SPELLINGS
 
-if TYPE_CHECKING:
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
-
 ROOT = Path(__file__).parents[1]
-HOME = {"index.md": "README.md", "zh.md": "README_zh-CN.md"}
+COMMAND = "python -m docs.generate"
+CHINESE = ROOT / "docs" / "zh.md"
 _SIGNAL = 128
 _ByKey = dict[tuple[str, ...], str]
-_MARK = re.compile(r"<!-- generated: (?P<name>[a-z -]+) -->\n.*?<!-- end -->", re.DOTALL)
+_MARK = re.compile(r"<!-- generated: (?P<name>[a-z -]+?)(?: from [^>]*)? -->\n.*?<!-- end -->", re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^):#]+)(?P<anchor>#[^)]*)?\)")
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "`True` or `False`", Any: "any value", dict: "dict"}
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the home pages."""
-    from mkdocs.structure.files import File  # the tests of the tables need no MkDocs
+class Table(NamedTuple):
+    """A generated text: the function that makes it, and the file that its facts come from."""
 
-    for page, readme in HOME.items():
-        files.append(File.generated(config, page, content=home((ROOT / readme).read_text(encoding="utf-8"))))
-    return files
+    text: Callable[[], str]
+    source: str
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-    """Return the text of a page with everything generated in its place."""
-    return filled(markdown)
+def main() -> None:
+    """Write every page that is out of date, or with --check name it."""
+    pages = outdated(record="--record" in sys.argv)
+    for page, text in pages.items():
+        if "--check" not in sys.argv:
+            page.write_text(text, encoding="utf-8")
+        print(page.relative_to(ROOT))
+    if "--check" in sys.argv and pages:
+        sys.exit(f"These pages are out of date. Run: {COMMAND}")
+
+
+def outdated(*, record: bool = False) -> dict[Path, str]:
+    """Return the pages that differ from what the code says today, each with its new text."""
+    texts = {page: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").rglob("*.md"))}
+    pages = {page: transcripts.filled(filled(text), record=record) for page, text in texts.items()}
+    pages[CHINESE] = chinese((ROOT / "README_zh-CN.md").read_text(encoding="utf-8"))
+    return {page: text for page, text in pages.items() if texts.get(page) != text}
 
 
 def filled(markdown: str) -> str:
@@ -64,19 +81,26 @@ def filled(markdown: str) -> str:
     Raises:
         KeyError: a page asks for what nothing here makes.
     """
-    return _MARK.sub(lambda found: GENERATED[found["name"]](), markdown)
+    return _MARK.sub(lambda match: _section(match["name"]), markdown)
 
 
-def home(readme: str) -> str:
-    """Return a README as a page of the site: links lead to pages, and what is no page stays as text."""
-    pages = {name: page for page, name in HOME.items()}
+def _section(name: str) -> str:
+    table = GENERATED[name]
+    return (
+        f"<!-- generated: {name} from {table.source}; do not edit here, run: {COMMAND} -->\n{table.text()}<!-- end -->"
+    )
 
-    def linked(found: re.Match[str]) -> str:
-        target, text, anchor = found["target"], found["text"], found["anchor"] or ""
-        page = pages.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
-        return f"[{text}]({page}{anchor})" if page else text
 
-    return _LINK.sub(linked, readme).replace("](docs/images/", "](images/")
+def chinese(readme: str) -> str:
+    """Return the Chinese README as a page of the site: links lead to pages, and other links become text."""
+
+    def linked(match: re.Match[str]) -> str:
+        target, text, anchor = match["target"], match["text"], match["anchor"] or ""
+        page = "index.md" if target == "README.md" else target.removeprefix("docs/")
+        return f"[{text}]({page}{anchor})" if page.endswith(".md") and (page != target or anchor) else text
+
+    note = f"<!-- This page is generated from README_zh-CN.md; do not edit it here, run: {COMMAND} -->\n"
+    return note + _LINK.sub(linked, readme).replace("](docs/images/", "](images/")
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -96,7 +120,7 @@ def _code(names: Iterable[object]) -> str:
 
 
 def _commands() -> str:
-    context = click.Context(tuner, info_name="tuner")
+    context = click.Context(tuner, info_name="tuner", **tuner.context_settings)
     known = ((name, tuner.get_command(context, name)) for name in COMMANDS)
     return "\n".join(_command(command, context, f"tuner {name}", 2) for name, command in known if command)
 
@@ -106,7 +130,7 @@ def _command(command: click.Command, above: click.Context, title: str, level: in
     told = inspect.cleandoc(command.help or "").replace("\b\n", "")
     usage = " ".join((context.command_path, *command.collect_usage_pieces(context)))
     lines = [f"{'#' * level} {title}", "", told, "", "```text", usage, "```", ""]
-    records = (param.get_help_record(context) for param in command.get_params(context))
+    records = (param.get_help_record(context) for param in command.params)
     lines += [f"- `{flags}`: {_text(text)}" for flags, text in filter(None, records) if text]
     if isinstance(command, click.Group):
         inner = ((name, command.get_command(context, name)) for name in command.list_commands(context))
@@ -324,19 +348,66 @@ def _chat_templates() -> str:
     return _code(sorted(file.stem for file in (catalog.CONFIGS / "chat_templates").glob("*.jinja"))) + "\n"
 
 
-GENERATED: dict[str, Callable[[], str]] = {
-    "commands": _commands,
-    "keys": _keys,
-    "exit codes": _exit_codes,
-    "errors": explain.markdown,
-    "models": _models,
-    "families": _families,
-    "chat templates": _chat_templates,
-    "methods": _methods,
-    "objectives": _objectives,
-    "datasets": _datasets,
-    "recipes": _recipes,
-    "formats": _formats,
-    "spellings": _spellings,
+# The glossary: other tools' words
+
+
+def _words() -> str:
+    """Return a row for each key, option or piece of advice, with the words of other tools that lead to it."""
+    _, notes = _base()
+    flags = {key: flag for flag, key in KEY_FLAGS.items()}
+    by_answer: dict[str, list[str]] = defaultdict(list)
+    for word, alias in aliases.table().items():
+        by_answer[alias.flag or alias.key or ""].append(word)
+    rows = []
+    for answer, words in sorted(by_answer.items()):
+        if answer.startswith("--"):
+            rows.append((_code(sorted(words)), f"`{answer}`", ""))
+        elif answer:
+            option = f", option `{flags[answer]}`" if answer in flags else ""
+            note = notes.get(tuple(answer.split(".")), "")
+            rows.append((_code(sorted(words)), f"`{answer}`{option}", _text(note)))
+    return _table(("word", "in tuner", "what it does"), rows)
+
+
+def _other_words() -> str:
+    by_answer: dict[str, list[str]] = defaultdict(list)
+    for word, alias in aliases.table().items():
+        if alias.instead and not alias.key and not alias.flag:
+            by_answer[alias.instead].append(word)
+    for flag, instead in other_tools.options("train").items():
+        by_answer[instead].append(flag)
+    rows = sorted((_code(sorted(words)), _text(instead)) for instead, words in by_answer.items())
+    return _table(("word", "what to do"), rows)
+
+
+def _tool_commands() -> str:
+    by_answer: dict[str, list[str]] = defaultdict(list)
+    for word, ours in other_tools.commands().items():
+        by_answer[ours].append(word)
+    rows = sorted((_code(sorted(words)), _text(ours)) for ours, words in by_answer.items())
+    return _table(("command", "instead"), rows)
+
+
+GENERATED: dict[str, Table] = {
+    "commands": Table(_commands, "tuner/cli/"),
+    "keys": Table(_keys, "tuner/recipes/schema.py and tuner/configs/base.py"),
+    "exit codes": Table(_exit_codes, "tuner/errors.py and tuner/cli/explanations.toml"),
+    "errors": Table(explain.markdown, "tuner/cli/explanations.toml"),
+    "models": Table(_models, "tuner/configs/models/"),
+    "families": Table(_families, "tests/worker/families.py"),
+    "chat templates": Table(_chat_templates, "tuner/configs/chat_templates/"),
+    "methods": Table(_methods, "tuner/configs/methods/"),
+    "objectives": Table(_objectives, "tuner/configs/objectives/"),
+    "datasets": Table(_datasets, "tuner/configs/datasets/"),
+    "recipes": Table(_recipes, "tuner/configs/recipes/"),
+    "formats": Table(_formats, "tuner/data/formats.py"),
+    "spellings": Table(_spellings, "tuner/recipes/xtuner_names.py"),
+    "words": Table(_words, "tuner/recipes/aliases.toml"),
+    "words without a key": Table(_other_words, "tuner/recipes/aliases.toml and tuner/cli/other_tools.toml"),
+    "tool commands": Table(_tool_commands, "tuner/cli/other_tools.toml"),
 }
 """Name -> what makes the text; a new one is a line here and its mark in a page."""
+
+
+if __name__ == "__main__":
+    main()

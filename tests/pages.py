@@ -64,7 +64,7 @@ def lay_out(folder: Path, text: str) -> None:
         (folder / name).mkdir(parents=True)
         facts = read_part("models", "qwen3_8b").values["architecture"]
         (folder / name / "config.json").write_text(json.dumps(facts))
-    for name in ("RUN", "runs/first", "work_dirs/RECIPE/TIME"):
+    for name in ("RUN", "first", "runs/first", "work_dirs/RECIPE/TIME"):
         checkpoint(written_run(folder / name).path, 500)
     _result_of_a_run(folder / "runs" / "sft" / "final")
     CliRunner().invoke(tuner, ["copy", TINY, "mine.py"])
@@ -110,14 +110,15 @@ def _make_way(arguments: list[str]) -> None:
         Path(arguments[-1]).unlink(missing_ok=True)
     if "-o" in arguments:
         Path(arguments[arguments.index("-o") + 1]).unlink(missing_ok=True)
-    if "--work-dir" in arguments and "--resume" not in arguments:
-        arguments[arguments.index("--work-dir") + 1] += "-new"
+    for flag in ("--work-dir", "--output-dir"):
+        if flag in arguments and "--resume" not in arguments:
+            arguments[arguments.index(flag) + 1] += "-new"
 
 
 def _refusal(arguments: list[str]) -> str | None:
     """Return why click does not take the arguments of a command."""
     command: click.Command = tuner
-    context = click.Context(tuner, info_name="tuner")
+    context = click.Context(tuner, info_name="tuner", **tuner.context_settings)
     try:
         while isinstance(command, click.Group):
             _, found, arguments = command.resolve_command(context, arguments)

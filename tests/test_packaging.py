@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.images import make
 from tests.each import each
 from tuner import __version__
 
@@ -67,6 +70,24 @@ def test_the_wheel_holds_every_file_of_the_package_and_trains_outside_of_the_che
     run(tuner, "export", "run", "out", "--merge", cwd=away)
     assert "max_steps" in (away / "run" / "recipe.py").read_text()
     assert (away / "run" / "report.html").is_file() and (away / "out" / "model.safetensors").is_file()
+
+
+def test_setup_py_holds_no_fact_and_pyproject_has_the_packages_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+    setup = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    assert [ast.unparse(line) for line in setup.body[1:]] == ["from setuptools import setup", "setup()"]
+    assert project["tool"]["setuptools"]["dynamic"] == {"version": {"attr": "tuner.__version__"}}
+    assert project["project"]["scripts"] == {"tuner": "tuner.cli:main"}
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    target = (ROOT / "Makefile").read_text(encoding="utf-8").split("\ncheck: install\n")[1].split("\n\n")[0]
+    files = " ".join(str(path.relative_to(ROOT)) for path in DOCKERFILES)
+
+    run_by_make = [line.strip().removeprefix("$(BIN)/") for line in target.splitlines()]
+    assert [hook["entry"] for hook in hooks] == [line.replace("docker/*.Dockerfile", files) for line in run_by_make]
 
 
 @each(DOCKERFILES)
@@ -123,6 +144,13 @@ def test_the_pictures_are_small_and_load_nothing() -> None:
     assert "tuner" in terminal and "train" in terminal
     assert "@font-face" not in terminal and not re.search(r"(?:href|src|url)[=(]\W?https?:", terminal)
     assert all(path.stat().st_size < 300_000 for path in (ROOT / "docs/images").glob("*.[sp][vn]g"))
+
+
+def test_no_picture_is_made_of_a_run_that_announced_another_number_of_steps() -> None:
+    assert make.steps_agree("steps: 60 (exact)\nstep 1/60  loss 4\nstep 60/60  loss 3")
+    assert not make.steps_agree("steps: 6627\nstep 1/1188\nstep 1188/1188")
+    assert not make.steps_agree("steps: 60\nstep 1/60")
+    assert not make.steps_agree("Trained 60 steps.")
 
 
 def test_the_guide_for_contributors_names_what_is_there() -> None:

@@ -388,6 +388,6 @@ def test_what_is_installed_by_name_is_this_project_and_not_another_of_the_index(
     pages = [root / "README.md", root / "README_zh-CN.md", *(root / "docs").rglob("*.md")]
     code = [path for path in (root / "tuner").rglob("*.py") if "configs" not in path.parts]
 
-    assert 'name="tuner-deepspeed"' in (root / "setup.py").read_text(encoding="utf-8")
+    assert '\nname = "tuner-deepspeed"\n' in (root / "pyproject.toml").read_text(encoding="utf-8")
     texts = {str(path): path.read_text(encoding="utf-8") for path in (*pages, *code)}
     assert [name for name, text in texts.items() if re.search(r"pip install '?tuner[\['\s]", text)] == []

@@ -151,9 +151,9 @@ def test_the_installed_torch_is_read_as_it_calls_itself() -> None:
 
 
 def test_the_minimums_are_those_that_pip_is_told() -> None:
-    setup = (Path(__file__).parents[2] / "setup.py").read_text(encoding="utf-8")
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
 
-    stated = dict(re.findall(r'"([a-z]+)>=([0-9.]+)', setup))
+    stated = dict(re.findall(r'"([a-z]+)>=([0-9.]+)', project))
 
     assert {name: stated.get(name) for name in MINIMUM | QUANTIZED} == MINIMUM | QUANTIZED
 

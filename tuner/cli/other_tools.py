@@ -31,6 +31,11 @@ def commands() -> dict[str, str]:
     return by_word(_tables()["commands"])
 
 
+def options(command_name: str) -> dict[str, str]:
+    """Return other tools' options of a command, each with what to do instead."""
+    return by_word(_tables()["options"].get(command_name, {}))
+
+
 def same(args: Sequence[str]) -> list[str] | None:
     """Return the words for a command of XTuner's that one of ours does just so, or None where none does."""
     name = args[0].lower()
@@ -71,7 +76,7 @@ def option(error: click.NoSuchOption) -> UsageError | None:
     called, flag = error.ctx.command, error.option_name
     dashed = flag.replace("_", "-")
     ours = {name for parameter in called.params for name in parameter.opts}
-    instead = by_word(_tables()["options"].get(error.ctx.info_name or "", {}))
+    instead = options(error.ctx.info_name or "")
     fix = f"Use {dashed}." if dashed in ours else instead.get(dashed)
     if fix is None and "--set" in ours:
         fix = _as_key(flag.removeprefix("--"))
