@@ -93,8 +93,8 @@ def _cell(values: dict[str, Any]) -> Cell:
     return Cell(**values | {"changes": tuple(values["changes"])})
 
 
-def run(cell: Cell, real: Path, before: dict[str, float] | None) -> dict[str, Any]:
-    """Train with one tool; return what it took and how well its result answers.
+def run(cell: Cell, real: Path, before: dict[str, float] | None, curve: bool = True) -> dict[str, Any]:
+    """Train with one tool; return what it took and how well its result answers, with `curve` also after some steps.
 
     Raises:
         Unmeasured: the tool is not installed, or failed.
@@ -109,7 +109,7 @@ def run(cell: Cell, real: Path, before: dict[str, float] | None) -> dict[str, An
         task = Task(real / MODEL, rows, cell.epochs, cell.method, cell.settings, cell.seed, cpu, changes)
         asked, clock = TOOLS[cell.tool](task, folder), folder / "clock.jsonl"
         env = surroundings(asked.command, 1, cell.tool)
-        env |= {"BENCH_CLOCK": str(clock), "BENCH_SNAPSHOTS": str(folder / "snapshots")}
+        env |= {"BENCH_CLOCK": str(clock)} | ({"BENCH_SNAPSHOTS": str(folder / "snapshots")} if curve else {})
         env |= {"BENCH_STOP_S": str(cell.max_seconds)} if cell.max_seconds else {}
         wall, cpu_s, peak = took(asked.command.argv, env, folder)
         if not clock.is_file():
@@ -285,6 +285,7 @@ def main() -> None:
     parser.add_argument("--max-seconds", type=float, metavar="S", help="stop after the step at which training took S")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "learning.jsonl", metavar="FILE")
     parser.add_argument("--again", action="store_true", help="run cells that have a line in --results too")
+    parser.add_argument("--no-curve", action="store_true", help="measure the results alone, not the steps before")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="write the curves there, learning-DATA-METHOD.svg")
     parser.add_argument("--only-show", action="store_true", help="run nothing; show what is in --results")
     parser.add_argument("--tiny", action="store_true", help="a small random model: to try the measurement itself")
@@ -301,7 +302,7 @@ def main() -> None:
             print(f"learn: {cell}", file=sys.stderr, flush=True)
             try:
                 held_out = fingerprint(options.real / f"{cell.data}.val.jsonl")
-                results.add(cell, run(cell, options.real, results.before(held_out)))
+                results.add(cell, run(cell, options.real, results.before(held_out), not options.no_curve))
             except Unmeasured as reason:
                 results.add(cell, {"failed": str(reason)})
         table(results.records.values()).show(options.json)
