@@ -54,19 +54,26 @@ def command(tool: str, condition: str, real: Path, steps: int, folder: Path) -> 
     """Write the config as train.yaml into a folder; return the tool's own command for it."""
     changes = {**EXAMPLES[tool], **WARM_UP[tool], "max_steps": steps}
     changes |= {} if condition == WARM else dict.fromkeys(WARM_UP[tool], 0)
-    model = real / MODEL
+    model = in_fp32(real / MODEL, folder / "model")
     if condition == MASK:
-        model = ends_with_its_last_turn(model, folder / "model")
+        end_with_the_last_turn(model)
     words = {name: json.dumps(value) for name, value in changes.items()}
     return TOOLS[tool](Task(model, real / f"{ROWS}.jsonl", 3, "lora", OWN, FIRST_SEED, True, words), folder).command
 
 
-def ends_with_its_last_turn(model: Path, folder: Path) -> Path:
-    """Return a copy of a model that has ChatML's newline between turns alone, and none behind the last one."""
+def in_fp32(model: Path, folder: Path) -> Path:
+    """Return a copy of a model that every tool loads in fp32: LLaMA-Factory takes the type in config.json."""
     shutil.copytree(model, folder, copy_function=os.symlink)
-    template = folder / "chat_template.jinja"
-    template.unlink()
-    template.write_text(
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}), encoding="utf-8")
+    return folder
+
+
+def end_with_the_last_turn(model: Path) -> None:
+    """Give a model ChatML with its newline between turns alone, and none behind the last one."""
+    (model / "chat_template.jinja").unlink()
+    (model / "chat_template.jinja").write_text(
         "{% if messages[0]['role'] != 'system' %}<|im_start|>system\n"
         "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>{% endif %}"
         "{% for message in messages %}{% if not loop.first or message['role'] != 'system' %}{{ '\n' }}{% endif %}"
@@ -74,7 +81,6 @@ def ends_with_its_last_turn(model: Path, folder: Path) -> Path:
         "{% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}",
         encoding="utf-8",
     )
-    return folder
 
 
 def of_tool(tool: str, asked: Command, folder: Path) -> list[float]:
@@ -139,7 +145,9 @@ def measured(tool: str, condition: str, options: argparse.Namespace, scratch: Pa
     folder.mkdir()
     try:
         theirs = of_tool(tool, command(tool, condition, real, options.steps, folder), folder)
-        return row(tool, condition, theirs, of_tuner(folder))
+        ours = of_tuner(folder)
+        print(json.dumps({tool: theirs, "tuner": ours}), file=sys.stderr, flush=True)
+        return row(tool, condition, theirs, ours)
     except Unmeasured as reason:
         return {"config of": NAMES[tool], "condition": condition, "step 1": str(reason)}
 
