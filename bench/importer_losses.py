@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.fine_tuning import OWN, TOOLS, Task
+from bench.fine_tuning import OWN, TOOLS, Task, in_fp32
 from bench.learn import FIRST_SEED, MODEL, tiny, took
 from bench.table import Table, Unmeasured, arguments
 from bench.tools import NAMES, ROOT, Command, surroundings
@@ -59,15 +57,6 @@ def command(tool: str, condition: str, real: Path, steps: int, folder: Path) -> 
         end_with_the_last_turn(model)
     words = {name: json.dumps(value) for name, value in changes.items()}
     return TOOLS[tool](Task(model, real / f"{ROWS}.jsonl", 3, "lora", OWN, FIRST_SEED, True, words), folder).command
-
-
-def in_fp32(model: Path, folder: Path) -> Path:
-    """Return a copy of a model that every tool loads in fp32: LLaMA-Factory takes the type in config.json."""
-    shutil.copytree(model, folder, copy_function=os.symlink)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}), encoding="utf-8")
-    return folder
 
 
 def end_with_the_last_turn(model: Path) -> None:
