@@ -242,7 +242,8 @@ def _place(record: dict[str, Any]) -> tuple[int, ...]:
 def _where(record: dict[str, Any]) -> str:
     here, libraries = record["machine"], record["versions"]
     gpus = ", ".join(here["gpus"]) or "no GPU"
-    where = f"{here['processor']}, {here['cores']} cores, {here['memory_gb']} GB, {gpus}; {record['threads']} threads; "
+    threads = f"{record['threads']} thread{'s' * (record['threads'] > 1)}"
+    where = f"{here['processor']}, {here['cores']} cores, {here['memory_gb']} GB, {gpus}; {threads}; "
     return where + ", ".join(f"{name} {version}" for name, version in libraries.items()) + "."
 
 
