@@ -6,8 +6,9 @@ Each config has the values of one of the tool's examples, and the model and docs
 it, and `tuner train CONFIG.yaml` trains the same file: the same seed and rows, fp32 on a CPU, not packed, without
 dropout. A step's loss is that before its update.
 
-Its last condition gives the model a chat template whose newline is before each turn instead of behind it, so that
-nothing follows the end of the last answer.
+Its last condition has the same loss in both. The model's chat template has its newline before each turn instead of
+behind it: LLaMA-Factory trains all that follows an answer. A step of Axolotl is one micro-batch: it weighs several
+alike, however many tokens of each are trained.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 WARM_UP: Mapping[str, Mapping[str, Any]] = {"llamafactory": {"warmup_ratio": 0.1}, "axolotl": {"warmup_steps": 10}}
-WARM, PLAIN, MASK = "as the example", "without warm-up", "without warm-up, nothing behind the last turn"
-CONDITIONS = (WARM, PLAIN, MASK)
+ONE_MICRO_BATCH: Mapping[str, Mapping[str, Any]] = {
+    "llamafactory": {},
+    "axolotl": {"gradient_accumulation_steps": 1, "micro_batch_size": 4},
+}
+WARM, PLAIN, SAME_LOSS = "as the example", "without warm-up", "without warm-up, the same loss"
+CONDITIONS = (WARM, PLAIN, SAME_LOSS)
 _PARAGRAPH = "\n\n"
 
 
@@ -53,7 +58,8 @@ def command(tool: str, condition: str, real: Path, steps: int, folder: Path) -> 
     changes = {**EXAMPLES[tool], **WARM_UP[tool], "max_steps": steps}
     changes |= {} if condition == WARM else dict.fromkeys(WARM_UP[tool], 0)
     model = in_fp32(real / MODEL, folder / "model")
-    if condition == MASK:
+    if condition == SAME_LOSS:
+        changes |= ONE_MICRO_BATCH[tool]
         end_with_the_last_turn(model)
     words = {name: json.dumps(value) for name, value in changes.items()}
     return TOOLS[tool](Task(model, real / f"{ROWS}.jsonl", 3, "lora", OWN, FIRST_SEED, True, words), folder).command

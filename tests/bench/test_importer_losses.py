@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import importer_losses, tools
-from bench.importer_losses import CONDITIONS, EXAMPLES, MASK, MODEL, PLAIN, ROWS, WARM
+from bench.importer_losses import CONDITIONS, EXAMPLES, MODEL, PLAIN, ROWS, SAME_LOSS, WARM
 from bench.jobs import make_model, of_catalog
 from tuner.importers import tools as importers
 
@@ -40,13 +40,15 @@ def test_tuner_imports_each_config_with_the_steps_and_the_warm_up_of_the_conditi
     schedule, warm_up = imported.values["param_scheduler"], {"llamafactory": 0.1, "axolotl": 0.5}[tool]
     assert imported.values["train_cfg"]["max_steps"] == 20 and imported.obstacle is None
     assert schedule["warmup_ratio"] == (warm_up if condition == WARM else 0)
+    batch = imported.values["train_dataloader"]["batch_size"], imported.values["optim_wrapper"]["accumulative_counts"]
+    assert batch == {"llamafactory": (1, 8), "axolotl": (4, 1) if condition == SAME_LOSS else (2, 2)}[tool]
     assert imported.values["optim_wrapper"]["optimizer"]["lr"] == EXAMPLES[tool]["learning_rate"]
 
 
-def test_with_the_same_mask_nothing_follows_the_end_of_the_last_turn(real: Path) -> None:
+def test_with_the_same_loss_nothing_follows_the_end_of_the_last_turn(real: Path) -> None:
     from transformers import AutoTokenizer
 
-    importer_losses.command("llamafactory", MASK, real, 20, real / "cell")
+    importer_losses.command("llamafactory", SAME_LOSS, real, 20, real / "cell")
 
     model = json.loads((real / "cell" / "train.yaml").read_text())["model_name_or_path"]
     text = AutoTokenizer.from_pretrained(model).apply_chat_template(ROW["messages"], tokenize=False)
