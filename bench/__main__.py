@@ -27,6 +27,7 @@ SUITE: dict[str, tuple[str, ...]] = {
     "simulate": ("--layers", "2"),
     "short": ("--rounds", "1"),
     "learn": ("--tiny", "--tool", "tuner"),
+    "importer_losses": ("--tiny", "--steps", "3", "--condition", "without warm-up"),
     "runs": ("--runs", "20", "--lines", "5000", "--rounds", "1"),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -123,6 +124,7 @@ def llamafactory(task: Task, folder: Path) -> Asked:
     config |= {"quantization_bit": 4} if task.method == "qlora" else {}
     beside: dict[str, Any] = {}
     if task.settings == EQUAL:
+        config["model_name_or_path"] = str(in_fp32(task.model, folder / "model"))
         beside |= _trainers(task) | {"cutoff_len": MAX_LENGTH, "disable_gradient_checkpointing": True}
         beside |= {} if task.method == "full" else {"lora_rank": ADAPTER["r"], "lora_target": "all"}
         beside |= {} if task.method == "full" else {name: ADAPTER[name] for name in ("lora_alpha", "lora_dropout")}
@@ -166,6 +168,15 @@ def axolotl(task: Task, folder: Path) -> Asked:
     file.write_text(json.dumps(config | beside))
     argv = [str(environment("axolotl") / "bin" / "axolotl"), "train", str(file)]
     return Asked(Command(argv, {"AXOLOTL_DO_NOT_TRACK": "1"}), folder / "run", _listed(beside, "{}: {}"))
+
+
+def in_fp32(model: Path, folder: Path) -> Path:
+    """Return a copy of a model that every tool loads in fp32: LLaMA-Factory takes the type in config.json."""
+    shutil.copytree(model, folder, copy_function=os.symlink)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}), encoding="utf-8")
+    return folder
 
 
 TOOLS: dict[str, Callable[[Task, Path], Asked]] = {

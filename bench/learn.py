@@ -57,6 +57,8 @@ class Cell:
     seed: int = FIRST_SEED
     max_rows: int | None = None
     max_seconds: float | None = None
+    held_out_rows: int | None = None
+    """The result is measured on the first of the rows held out; None: on all."""
     changes: tuple[str, ...] = ()
     """KEY=VALUE in the tool's own names."""
 
@@ -93,23 +95,23 @@ def _cell(values: dict[str, Any]) -> Cell:
     return Cell(**values | {"changes": tuple(values["changes"])})
 
 
-def run(cell: Cell, real: Path, before: dict[str, float] | None) -> dict[str, Any]:
-    """Train with one tool; return what it took and how well its result answers.
+def run(cell: Cell, real: Path, before: dict[str, float] | None, curve: bool = True) -> dict[str, Any]:
+    """Train with one tool; return what it took and how well its result answers, with `curve` also after some steps.
 
     Raises:
         Unmeasured: the tool is not installed, or failed.
     """
     with tempfile.TemporaryDirectory(prefix=f"{cell.tool}-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        rows, held_out = folder / "train.jsonl", real / f"{cell.data}.val.jsonl"
-        with (real / f"{cell.data}.jsonl").open(encoding="utf-8") as lines:
-            rows.write_text("".join(itertools.islice(lines, cell.max_rows)), encoding="utf-8")
+        rows, held_out = folder / "train.jsonl", folder / "held-out.jsonl"
+        rows.write_text(first_lines(real / f"{cell.data}.jsonl", cell.max_rows), encoding="utf-8")
+        held_out.write_text(first_lines(real / f"{cell.data}.val.jsonl", cell.held_out_rows), encoding="utf-8")
         changes = dict(one.split("=", 1) for one in cell.changes)
         cpu = not hardware.detect({}).gpus
         task = Task(real / MODEL, rows, cell.epochs, cell.method, cell.settings, cell.seed, cpu, changes)
         asked, clock = TOOLS[cell.tool](task, folder), folder / "clock.jsonl"
         env = surroundings(asked.command, 1, cell.tool)
-        env |= {"BENCH_CLOCK": str(clock), "BENCH_SNAPSHOTS": str(folder / "snapshots")}
+        env |= {"BENCH_CLOCK": str(clock)} | ({"BENCH_SNAPSHOTS": str(folder / "snapshots")} if curve else {})
         env |= {"BENCH_STOP_S": str(cell.max_seconds)} if cell.max_seconds else {}
         wall, cpu_s, peak = took(asked.command.argv, env, folder)
         if not clock.is_file():
@@ -124,7 +126,7 @@ def run(cell: Cell, real: Path, before: dict[str, float] | None) -> dict[str, An
             before = base["after"]
         between = steps[-1].wall - steps[0].wall - sum(step.aside_wall for step in steps[:-1])
         return {
-            "held_out": fingerprint(held_out),
+            "held_out": fingerprint(held_out.read_text(encoding="utf-8")),
             "tokens": measured["tokens"],
             "steps": len(steps),
             "max_steps": steps[-1].max_steps,
@@ -175,8 +177,14 @@ def measure(base: Path, held_out: Path, result: Path, snapshots: Path, exact_row
     return measured
 
 
-def fingerprint(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+def first_lines(file: Path, number: int | None) -> str:
+    """Return the first lines of a file, or all."""
+    with file.open(encoding="utf-8") as lines:
+        return "".join(itertools.islice(lines, number))
+
+
+def fingerprint(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def commit() -> str:
@@ -212,6 +220,7 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
                 seed,
                 options.max_rows,
                 options.max_seconds,
+                options.held_out_rows,
                 tuple(options.set),
             )
 
@@ -233,7 +242,8 @@ def _place(record: dict[str, Any]) -> tuple[int, ...]:
 def _where(record: dict[str, Any]) -> str:
     here, libraries = record["machine"], record["versions"]
     gpus = ", ".join(here["gpus"]) or "no GPU"
-    where = f"{here['processor']}, {here['cores']} cores, {here['memory_gb']} GB, {gpus}; {record['threads']} threads; "
+    threads = f"{record['threads']} thread{'s' * (record['threads'] > 1)}"
+    where = f"{here['processor']}, {here['cores']} cores, {here['memory_gb']} GB, {gpus}; {threads}; "
     return where + ", ".join(f"{name} {version}" for name, version in libraries.items()) + "."
 
 
@@ -241,8 +251,10 @@ def row(record: dict[str, Any]) -> dict[str, Any]:
     """Return one line of the table."""
     cell = _cell(record["cell"])
     name = NAMES[cell.tool] + "".join(f" `{change}`" for change in cell.changes)
+    shortened = [f"first {cell.max_rows:,} rows"] if cell.max_rows else []
+    shortened += [f"measured on {cell.held_out_rows:,}"] if cell.held_out_rows else []
     shown: dict[str, Any] = {
-        "data": cell.data + (f", first {cell.max_rows:,} rows" if cell.max_rows else ""),
+        "data": ", ".join([cell.data, *shortened]),
         "method": cell.method,
         "settings": cell.settings + (f", seed {cell.seed}" if cell.seed != FIRST_SEED else ""),
         "tool": name,
@@ -283,8 +295,10 @@ def main() -> None:
     )
     parser.add_argument("--max-rows", type=int, metavar="N", help="train on the first N rows alone")
     parser.add_argument("--max-seconds", type=float, metavar="S", help="stop after the step at which training took S")
+    parser.add_argument("--held-out-rows", type=int, metavar="N", help="measure on the first N rows held out alone")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "learning.jsonl", metavar="FILE")
     parser.add_argument("--again", action="store_true", help="run cells that have a line in --results too")
+    parser.add_argument("--no-curve", action="store_true", help="measure the results alone, not the steps before")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="write the curves there, learning-DATA-METHOD.svg")
     parser.add_argument("--only-show", action="store_true", help="run nothing; show what is in --results")
     parser.add_argument("--tiny", action="store_true", help="a small random model: to try the measurement itself")
@@ -300,8 +314,8 @@ def main() -> None:
                 sys.exit(f"no model in {options.real}: `make real` prepares it, or name its folder with --real")
             print(f"learn: {cell}", file=sys.stderr, flush=True)
             try:
-                held_out = fingerprint(options.real / f"{cell.data}.val.jsonl")
-                results.add(cell, run(cell, options.real, results.before(held_out)))
+                held_out = fingerprint(first_lines(options.real / f"{cell.data}.val.jsonl", cell.held_out_rows))
+                results.add(cell, run(cell, options.real, results.before(held_out), not options.no_curve))
             except Unmeasured as reason:
                 results.add(cell, {"failed": str(reason)})
         table(results.records.values()).show(options.json)

@@ -189,8 +189,11 @@ def environment(peer: str) -> Path:
 
 
 def surroundings(command: Command, ranks: int, peer: str) -> dict[str, str]:
-    """Return the environment variables of a command: the clock, no hub, and for each rank its share of the cores."""
-    threads = str(max(1, (os.cpu_count() or 1) // ranks))
+    """Return the environment variables of a command: the clock, no hub, and for each rank its share of the cores.
+
+    OMP_NUM_THREADS stands if it is set: on a machine that others use, threads that wait for each other take longer.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // ranks))
     more = {
         "OMP_NUM_THREADS": threads,
         "PYTHONPATH": str(CLOCK),

@@ -39,6 +39,8 @@ def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asked(tool: str, folder: Path, settings: str, method: str = "lora", row: dict[str, Any] = CHAT) -> Asked:
     (folder / "data.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text('{"dtype": "bfloat16"}')
     task = Task(folder / "model", folder / "data.jsonl", 3, method, settings, 42, cpu=True)
     (folder / "cell").mkdir()
     return TOOLS[tool](task, folder / "cell")
@@ -79,6 +81,13 @@ def test_full_training_gets_no_adapter(tmp_path: Path) -> None:
     values = options(asked("axolotl", tmp_path, EQUAL, "full"))
 
     assert not {"adapter", "lora_r", "lora_alpha"} & values.keys() and values["learning_rate"] == 2e-5
+
+
+def test_at_equal_settings_llamafactory_gets_a_model_that_says_fp32(tmp_path: Path) -> None:
+    model = options(asked("llamafactory", tmp_path, EQUAL))["model_name_or_path"]
+
+    assert json.loads((Path(model) / "config.json").read_text()) == {"dtype": "float32"}
+    assert json.loads((tmp_path / "model" / "config.json").read_text()) == {"dtype": "bfloat16"}
 
 
 def test_trl_trains_on_the_answer_alone_at_equal_settings(tmp_path: Path) -> None:

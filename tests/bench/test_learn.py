@@ -71,9 +71,9 @@ def test_a_cell_that_failed_has_the_reason_in_its_row() -> None:
 
 
 def test_what_cut_a_cell_short_or_changed_it_is_in_its_row() -> None:
-    row = learn.row(record(learn.Cell("docs-135", "lora", "own", "tuner", 3, 43, 200, changes=("lora_dropout=0",))))
+    row = learn.row(record(learn.Cell("docs-135", "lora", "own", "tuner", 3, 43, 200, None, 25, ("lora_dropout=0",))))
 
-    assert row["data"] == "docs-135, first 200 rows"
+    assert row["data"] == "docs-135, first 200 rows, measured on 25"
     assert row["tool"] == "tuner `lora_dropout=0`"
     assert row["settings"] == "own, seed 43"
 

@@ -13,7 +13,7 @@ from tuner.recipes import catalog
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-OTHER_PAGES = ("scale.md", "plan.md", "learning.md")
+OTHER_PAGES = ("scale.md", "plan.md", "learning.md", "importing.md")
 _ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
 
 
