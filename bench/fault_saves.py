@@ -33,7 +33,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.worker.checkpointing import CheckpointSaver
-from tuner.worker.compat import TrainerHooks
+from tuner.worker.trainers import CheckpointHooks
 
 ZERO = {
     "train_micro_batch_size_per_gpu": 1,
@@ -215,7 +215,7 @@ class Attempt:
         trainer.train(resume_from_checkpoint=self.program.pick(self.home))
 
 
-class _Trainer(TrainerHooks, Trainer):  # type: ignore[misc]
+class _Trainer(CheckpointHooks, Trainer):  # type: ignore[misc]
     """The plain one; hooks that nobody fills change nothing."""
 
 

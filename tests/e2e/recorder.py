@@ -11,9 +11,9 @@ from typing import Any
 
 
 def _record() -> None:
-    from tuner.worker.batching import TrainsOnEachRowOnce
+    from tuner.worker.trainers import TunerTrainer
 
-    real, path = TrainsOnEachRowOnce.compute_loss, Path(sys.argv[1]) / f"seen-{os.environ['RANK']}.jsonl"
+    real, path = TunerTrainer.weighed_loss, Path(sys.argv[1]) / f"seen-{os.environ['RANK']}.jsonl"
 
     def noted(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
         if model.training and inputs["counts"].rows:
@@ -21,7 +21,7 @@ def _record() -> None:
                 file.write(json.dumps([self.state.global_step + 1, inputs["input_ids"].flatten().tolist()]) + "\n")
         return real(self, model, inputs, *args, **options)
 
-    TrainsOnEachRowOnce.compute_loss = noted  # type: ignore[method-assign]
+    TunerTrainer.weighed_loss = noted  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from tuner.fit.trainable import count
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
-from tuner.worker.trainers import evaluator, use_whole_logits
+from tuner.worker.trainer_setup import evaluator, use_whole_logits
 
 TILE = (96, 2048)
 """Tokens and logits; TRL's own tile of 256 MiB would hide everything else of a small model."""

@@ -213,7 +213,7 @@ def test_an_op_is_compiled_once_and_again_where_that_was_interrupted(tmp_path: P
     environ |= {"PATH": render.tool_path(environ)}
     op = "pin_memory"
     killed = subprocess.Popen(
-        [sys.executable, "-m", "tuner.worker.build", op],
+        [sys.executable, "-m", "tuner.worker.compile_ops", op],
         env=environ,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -230,7 +230,7 @@ def test_an_op_is_compiled_once_and_again_where_that_was_interrupted(tmp_path: P
     assert not extensions.is_compiled(op, environ)
     lock.unlink()
 
-    subprocess.run([sys.executable, "-m", "tuner.worker.build", op], env=environ, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "tuner.worker.compile_ops", op], env=environ, check=True, capture_output=True)
 
     assert extensions.is_compiled(op, environ)
 

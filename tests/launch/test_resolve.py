@@ -16,6 +16,7 @@ from tuner.launch import fitting, render
 from tuner.launch.render import batch_json
 from tuner.machine.topology import local
 from tuner.recipes import loading
+from tuner.recipes.schema import resolved_recipe
 
 TWO_GPUS = machine(A100, A100)
 UNLESS_DROPPED = "exact unless samples are dropped: no token to train on within max_length"
@@ -43,7 +44,7 @@ def test_planning_writes_nothing(tmp_path: Path) -> None:
 def test_the_files_are_the_plan(tmp_path: Path) -> None:
     found = made("lr=1e-5", "seed=7", deepspeed="zero2", hardware=machine(H200), command=("tuner", "train", TINY))
 
-    assert set(render.files(found)) == {"recipe.py", "deepspeed.json", "run.json"}
+    assert set(render.files(found)) == {"recipe.py", "recipe.json", "deepspeed.json", "run.json"}
     assert json.loads(render.files(found)["deepspeed.json"]) == found.final.config
     facts = json.loads(render.files(found)["run.json"])
     assert facts["name"] == TINY
@@ -77,6 +78,38 @@ def test_the_written_recipe_is_the_whole_one_and_pins_what_was_decided(tmp_path:
     expected = found.recipe.values
     expected["train_dataloader"]["dataset"]["path"] = str(data)
     assert again.values == expected | {"deepspeed": "none"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets"),
+    [
+        (TINY, ()),
+        (TINY, ("lr=1e-5", "attn_implementation=eager", "chat_template=chatml")),
+        ("tiny_dpo_lora_ultrafeedback_e1", ()),
+        ("tiny_kto_full_kto_mix_14k_e1", ()),
+        ("tiny_pretrain_full_sample_e1", ("optimizer.type=Muon", "clip_grad=None")),
+        ("internlm2_chat_7b_qlora_oasst1_e3", ()),
+        ("llama2_7b_full_alpaca_e3", ("max_steps=7",)),
+        ("qwen3_8b_orpo_lora_ultrafeedback_e1", ()),
+    ],
+)
+def test_the_ranks_read_the_values_of_the_written_recipe_resolved(
+    tmp_path: Path, recipe: str, sets: tuple[str, ...]
+) -> None:
+    files = render.files(made(*sets, recipe=recipe, hardware=machine(H200)))
+    path = tmp_path / "recipe.py"
+    path.write_text(files["recipe.py"], encoding="utf-8")
+
+    config = resolved_recipe(json.loads(files["recipe.json"]), tmp_path / "recipe.json")
+
+    assert config == loading.load(str(path)).config
+
+
+def test_a_recipe_that_another_version_of_tuner_resolved_is_refused(tmp_path: Path) -> None:
+    document = json.loads(render.files(made())["recipe.json"]) | {"schema": 0}
+
+    with pytest.raises(RunDirectoryError, match="schema version 0, and this version of tuner reads"):
+        resolved_recipe(document, tmp_path / "recipe.json")
 
 
 def test_a_users_json_is_pinned_as_a_whole(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tuner.data.prepare import prepare
 from tuner.models.load import load_model, load_tokenizer, source
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
-from tuner.worker.trainers import evaluator
+from tuner.worker.trainer_setup import evaluator
 
 NUM_ROWS = 6
 METHODS = ("full", "lora")

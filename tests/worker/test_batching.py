@@ -10,7 +10,7 @@ from torch.utils.data import SequentialSampler
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.batches import SampleCollator
-from tuner.worker.batching import Collator, Counts, RoundRobinBatchSampler
+from tuner.worker.trainers import Collator, Counts, RoundRobinBatchSampler
 
 
 def dealt(num_rows: int, micro_batch: int, num_ranks: int, shared_by: int = 1) -> list[list[list[int]]]:

@@ -18,8 +18,8 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from tests.data.conftest import make_tokenizer
 from tests.results.models import MIXTURE
 from tuner.recipes.loading import load
-from tuner.worker.evaluation import EvaluatesEachRowOnce, shares
-from tuner.worker.trainers import evaluator
+from tuner.worker.trainer_setup import evaluator
+from tuner.worker.trainers import TunerTrainer, validation_rounds
 
 LENGTHS = ((3,), (9, 4), (17,), (2, 2), (30,), (5,), (11, 3))
 """Of the samples of each row."""
@@ -90,7 +90,7 @@ def test_an_evaluation_leaves_the_random_numbers_of_training_as_they_were_and_na
 
 @given(st.integers(1, 70), st.integers(1, 9), st.integers(1, 8))
 def test_every_rank_takes_as_many_rows_and_each_row_counts_once(rows: int, batch_size: int, ranks: int) -> None:
-    rounds = list(shares(rows, batch_size, ranks))
+    rounds = list(validation_rounds(rows, batch_size, ranks))
 
     weights = [0.0] * rows
     for of_ranks in rounds:
@@ -115,14 +115,14 @@ def loaded(rank: int, size: int) -> list[dict[str, torch.Tensor]]:
     )
     collator = DataCollatorForLanguageModeling(0, padding_free=True)
     trainer: Any = SimpleNamespace(args=args, eval_dataset=rows(), data_collator=collator)
-    return list(EvaluatesEachRowOnce.get_eval_dataloader(trainer))
+    return list(TunerTrainer.get_eval_dataloader(trainer))
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_that_share_rows_validate_on_a_part_of_them_each(size: int) -> None:
     ranks, made = [loaded(rank, size) for rank in range(4)], rows()
 
-    rounds = list(shares(len(LENGTHS), 2, 4 // size))
+    rounds = list(validation_rounds(len(LENGTHS), 2, 4 // size))
     assert {len(batches) for batches in ranks} == {len(rounds)}
     for at, of_groups in enumerate(rounds):
         for group, taken in enumerate(of_groups):

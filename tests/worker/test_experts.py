@@ -23,7 +23,7 @@ from tests.worker.test_trainers import tokenizer
 from tuner.errors import ModelError, RecipeError
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
-from tuner.worker import trainers
+from tuner.worker import trainer_setup
 from tuner.worker.experts import balanced, let_ranks_choose
 from tuner.worker.stand_ins import tokenizer_of
 
@@ -145,11 +145,11 @@ def step(
     weighed = recipe.model.model_copy(update={"router_aux_loss_coef": weight})
     recipe = recipe.model_copy(update={"model": weighed})
     reference = mixtral() if objective in ("dpo_", "kto_") else None
-    made = trainers.evaluator(
+    made = trainer_setup.evaluator(
         recipe, (model, reference), tokenizer(), datasets.Dataset.from_list(rows), len(rows), str(folder)
     )
     if loss == "whole":
-        trainers.use_whole_logits(made, (model, reference), recipe)
+        trainer_setup.use_whole_logits(made, (model, reference), recipe)
     made.state.logging_steps = 1
     model.train()
     made.current_gradient_accumulation_steps = 1

@@ -108,7 +108,7 @@ def test_a_failed_rank_without_a_supervisor_leaves_the_report(run: RunDirectory)
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == _status(run)["exit_code"] != 0
-    assert "deepspeed.json is missing" in run.report.read_text(encoding="utf-8")
+    assert "recipe.json is missing" in run.report.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("ended", ["failed", "stopped"])

@@ -14,7 +14,7 @@ from trl.trainer.utils import add_fused_lm_head
 from tests.data.conftest import make_tokenizer
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
-from tuner.worker import trainers
+from tuner.worker import trainer_setup
 from tuner.worker.loss import METRICS, tiles_give_its_logits, use_whole_logits
 
 IDS = torch.tensor([[3, 5, 6, 7, 8, 9], [10, 11, 12, 13, 0, 0]])
@@ -129,11 +129,11 @@ def one_loss(objective: str, loss: str, rows: list[dict[str, Any]], folder: Path
     if reference is not None:
         with torch.no_grad():
             reference.lm_head.weight.mul_(1.01)
-    made = trainers.evaluator(
+    made = trainer_setup.evaluator(
         recipe, (policy, reference), tokenizer, datasets.Dataset.from_list(rows), len(rows), str(folder)
     )
     if loss == "whole":
-        trainers.use_whole_logits(made, (policy, reference), recipe)
+        trainer_setup.use_whole_logits(made, (policy, reference), recipe)
     policy.train()
     made.current_gradient_accumulation_steps = 1
     found = made.compute_loss(policy, made.data_collator(rows), num_items_in_batch=torch.tensor(7))

@@ -20,7 +20,7 @@ from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker import resume
-from tuner.worker.compat import TrainerHooks
+from tuner.worker.trainers import TunerTrainer
 
 ALONE = Rank(0, 0, 1, supervised=True)
 
@@ -228,7 +228,7 @@ def _continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, w
         def _load_rng_state(self, folder: str) -> None:
             torch.manual_seed(0)
 
-    class Resumed(TrainerHooks, Trainer):
+    class Resumed(TunerTrainer, Trainer):
         model_wrapped = SimpleNamespace(optimizer=optimizer, gradient_clipping=lambda: 1.0)
 
     trainer: Any = Resumed()

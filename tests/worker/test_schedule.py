@@ -10,12 +10,12 @@ import torch
 import transformers
 
 from tuner.recipes.schema import ParamScheduler
-from tuner.worker.objectives import WarmsUpFromFirstUpdate
+from tuner.worker.trainers import TunerTrainer
 
 LR = 1e-3
 
 
-class WarmedUp(WarmsUpFromFirstUpdate, transformers.Trainer):  # type: ignore[misc]
+class WarmedUp(TunerTrainer, transformers.Trainer):  # type: ignore[misc]
     """A trainer of transformers with our warm-up."""
 
 

@@ -21,7 +21,7 @@ from tests.launch.plans import made
 from tuner.data.prepare import prepare
 from tuner.launch.run import ResolvedRun
 from tuner.launch.steps import Certainty
-from tuner.worker import trainers
+from tuner.worker import trainer_setup
 
 ALPACA = {"instruction": "Why?", "output": "Because."}
 PAIR = {"prompt": "What is red?", "chosen": "A colour.", "rejected": "A dog."}
@@ -58,7 +58,7 @@ def trained(plan: ResolvedRun, rank: int = 0) -> tuple[int, int]:
     tokenizer.pad_token = "<s>"
     prepared = prepare(config.train_dataloader.dataset, tokenizer, objective=config.objective.type)
     models = (model(), model() if config.objective.type in ("dpo", "kto") else None)
-    trainer = trainers.evaluator(config, models, tokenizer, prepared.dataset, 1, "trainer")
+    trainer = trainer_setup.evaluator(config, models, tokenizer, prepared.dataset, 1, "trainer")
     args = trainer.args
     args.per_device_train_batch_size = trainer._train_batch_size = plan.batch.micro_batch
     args.gradient_accumulation_steps = plan.batch.accumulation

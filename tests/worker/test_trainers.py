@@ -26,7 +26,7 @@ from tuner.recipes.loading import load
 from tuner.recipes.objective import Dpo, DpoLoss, Kto, Orpo, Reward
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import LOADERS
-from tuner.worker import objectives, trainers
+from tuner.worker import trainer_setup, trainers
 
 PAIRS = [
     {
@@ -62,7 +62,7 @@ def tokenizer() -> Any:
 def dpo(tmp_path: Path, policy: Any, reference: Any = None, **settings: Any) -> Any:
     objective = Dpo(type="dpo", **settings).model_dump(mode="json", exclude={"type"})
     arguments = DPOConfig(tmp_path, remove_unused_columns=False, max_length=None, **QUIET, **objective)
-    return objectives.Dpo(
+    return trainers.Dpo(
         model=policy,
         ref_model=reference,
         args=arguments,
@@ -121,7 +121,7 @@ def test_the_defaults_of_the_schema_are_trls(block: Any, config: Any) -> None:
 
 def test_rows_reach_the_trainer_as_they_were_prepared(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(PAIRS)
-    orpo = objectives.Orpo(
+    orpo = trainers.Orpo(
         model=model(),
         args=ORPOConfig(tmp_path, remove_unused_columns=False, eval_strategy="epoch", **QUIET),
         train_dataset=rows,
@@ -140,7 +140,7 @@ def test_dropout_is_off_and_an_adapters_reference_is_the_base_without_a_second_a
     adapted = get_peft_model(model(), lora)
     trainer = dpo(tmp_path, adapted)
 
-    trainers.fit_adapters(adapted, torch.float32, load("tiny_dpo_lora_custom_e1").config)
+    trainer_setup.fit_adapters(adapted, torch.float32, load("tiny_dpo_lora_custom_e1").config)
     adapted.train()
     trainer.compute_loss(adapted, batches.pairs(PAIRS, pad_id=0))
 
@@ -153,11 +153,11 @@ def test_kto_goes_through_its_rows_in_one_shuffled_order() -> None:
     rows = datasets.Dataset.from_dict({"at": range(100)})
     config = load("tiny_kto_full_sample_preferences_e1").config
 
-    ordered = trainers._ordered(config, rows)["at"]
+    ordered = trainer_setup._ordered(config, rows)["at"]
 
     assert sorted(ordered) == list(range(100)) != list(ordered)
-    assert list(trainers._ordered(config, rows)["at"]) == list(ordered)
-    assert trainers._ordered(load("tiny_dpo_full_sample_preferences_e1").config, rows) is rows
+    assert list(trainer_setup._ordered(config, rows)["at"]) == list(ordered)
+    assert trainer_setup._ordered(load("tiny_dpo_full_sample_preferences_e1").config, rows) is rows
 
 
 def test_log_probabilities_of_one_launch_are_never_taken_for_another() -> None:
@@ -165,7 +165,7 @@ def test_log_probabilities_of_one_launch_are_never_taken_for_another() -> None:
     pairs = [("--set", "objective.precompute_ref_log_probs=true")]
     config = load("tiny_dpo_full_sample_preferences_e1", Overrides(pairs=pairs)).config
 
-    first, again, other = (trainers._of_launch(config, rows, launch) for launch in ("a", "a", "b"))
+    first, again, other = (trainer_setup._of_launch(config, rows, launch) for launch in ("a", "a", "b"))
 
     assert first._fingerprint == again._fingerprint != other._fingerprint
     assert first.to_list() == other.to_list() == rows.to_list()
@@ -189,9 +189,9 @@ def test_the_loss_of_a_batch_is_that_of_its_samples_alone(tmp_path: Path, kind: 
     config = load(
         "tiny_full_sample_e1", Overrides(pairs=[("--set", f"{key}.dataset.packing=False") for key in LOADERS])
     )
-    settings = SFTConfig(tmp_path, max_length=None, per_device_eval_batch_size=2, **QUIET, **objectives.SFT.settings)
+    settings = SFTConfig(tmp_path, max_length=None, per_device_eval_batch_size=2, **QUIET, **trainers.SFT.settings)
 
-    trainers._lay_out(settings, config.config, made)
+    trainer_setup._lay_out(settings, config.config, made)
     trainer = SFTTrainer(made, settings, train_dataset=datasets.Dataset.from_list(ROWS), processing_class=tokenizer())
     loss = trainer.evaluate(datasets.Dataset.from_list(ROWS))["eval_loss"]
 
@@ -204,7 +204,7 @@ def test_packed_rows_of_a_model_that_turns_out_not_to_keep_samples_apart_are_ref
     settings = SFTConfig(tmp_path, **QUIET)
 
     with pytest.raises(ModelError, match="attend to each other in a jamba model") as caught:
-        trainers._lay_out(settings, config, made)
+        trainer_setup._lay_out(settings, config, made)
 
     assert "--set train_dataloader.dataset.packing=False" in str(caught.value)
 
@@ -233,7 +233,7 @@ def test_an_adapter_that_goes_on_is_compared_with_what_it_was_and_saved_alone(tm
     config = load("tiny_dpo_lora_custom_e1", Overrides(pairs=[("--set", f"adapter.path={tmp_path / 'sft'}")])).config
     trainer = dpo(tmp_path, adapted)
 
-    trainers.fit_adapters(adapted, torch.float32, config)
+    trainer_setup.fit_adapters(adapted, torch.float32, config)
     loss = trainer.compute_loss(adapted, batches.pairs(PAIRS, pad_id=0))
     adapted.save_pretrained(tmp_path / "result")
 
@@ -253,7 +253,7 @@ def test_an_optimizer_of_torch_takes_one_kernel_for_all_parameters_where_it_has_
     weight = torch.nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
 
-    cls, settings = trainers._optimizer(config)
+    cls, settings = trainer_setup._optimizer(config)
     made = cls([weight], **settings)
     made.step()
 
@@ -266,7 +266,7 @@ def test_lora_plus_gives_each_b_a_rate_of_its_own(kind: str) -> None:
     sets = ("lr=1e-4", "loraplus_lr_ratio=16", f"optimizer.type={kind}", "weight_decay=0.1")
     config = load("tiny_lora_sample_e1", Overrides(pairs=[("--set", text) for text in sets])).config
     adapted = get_peft_model(model(), LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
-    make, settings = trainers._optimizer(config)
+    make, settings = trainer_setup._optimizer(config)
 
     made = make()(adapted, **settings)
 

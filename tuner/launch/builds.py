@@ -1,7 +1,7 @@
 """DeepSpeed's ops that are compiled at first use: once on a machine, before the ranks of a run start, and aloud.
 
 Left to the ranks, it is minutes of silence, and a lock that a killed build has left is waited for without end. Which
-ops a config needs is `zero.needs`'s to say; the compiling is `worker.build`'s, a process of its own.
+ops a config needs is `zero.needs`'s to say; the compiling is `worker.compile_ops`'s, a process of its own.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 
 def _argv(ops: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "tuner.worker.build", *ops]
+    return [sys.executable, "-m", "tuner.worker.compile_ops", *ops]
 
 
 def _watch(child: subprocess.Popen[bytes], log: Path, locks: Sequence[Path]) -> None:

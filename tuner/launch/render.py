@@ -17,7 +17,7 @@ from tuner.machine.hardware import tool_path
 from tuner.machine.libraries import versions
 from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
 from tuner.recipes import catalog, paths
-from tuner.recipes.schema import Model
+from tuner.recipes.schema import Model, resolved_document
 from tuner.runs.directory import RunDirectory
 from tuner.runs.lock import WORKER
 from tuner.zero import needs
@@ -113,10 +113,11 @@ def of_ranks(topology: Topology) -> list[dict[str, str]]:
 
 
 def files(run: ResolvedRun) -> dict[str, str]:
-    """Return the run directory's files by name: all that the ranks read."""
+    """Return the run directory's files by name. The ranks read all of them but recipe.py, which is for people."""
     line = f" The recipe of this run: the values of {run.recipe.name} with the changes of the command line."
     return {
         "recipe.py": run.recipe_as_run.standalone(line),
+        "recipe.json": dump_json(resolved_document(run.recipe_as_run.config)),
         "deepspeed.json": dump_json(run.final.config),
         "run.json": dump_json(_run_facts(run)),
     }

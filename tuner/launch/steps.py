@@ -155,7 +155,7 @@ def count_steps(
 ) -> Steps:
     """Return the steps of a run, as transformers 5.23 counts them.
 
-    An epoch's last micro-batch may be smaller, ranks that have none compute on a stand-in (`worker.batching`), and the
+    An epoch's last micro-batch may be smaller, ranks that have none compute on a stand-in (`worker.trainers`), and the
     last accumulation may be shorter too. `max_steps` wins over epochs and goes through the data as often as it takes.
 
     Args:

@@ -5,10 +5,12 @@ Values and defaults stand in `configs/base.py`; a field has a default here only 
 
 from collections.abc import Container, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from pydantic_core import core_schema as core
 
+from tuner.errors import RunDirectoryError
 from tuner.recipes.adapter import Adapter, Quantization
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.block import (
@@ -29,8 +31,10 @@ from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS, OptimWrapper
 from tuner.recipes.origin import Keys
 
 LOADERS = ("train_dataloader", "val_dataloader")
-GLOBAL_BATCH = "train_cfg.global_batch_size"
 """The keys of a recipe that read rows."""
+GLOBAL_BATCH = "train_cfg.global_batch_size"
+SCHEMA_VERSION = 1
+"""Version of recipe.json. It goes up when a key changes its meaning or is removed."""
 
 
 class Model(Block):
@@ -350,6 +354,24 @@ class RecipeConfig(Block):
         if objective and train_cfg.loss != "auto" and objective.type not in CHOOSES_LOSS:
             raise wrong_key("loss", f"= {train_cfg.loss!r} has no effect for {objective.type}; use 'auto'")
         return train_cfg
+
+
+def resolved_document(config: RecipeConfig) -> dict[str, Any]:
+    """Return a resolved recipe as recipe.json holds it."""
+    return {"schema": SCHEMA_VERSION, "recipe": config.model_dump(mode="json")}
+
+
+def resolved_recipe(document: Mapping[str, Any], file: Path) -> RecipeConfig:
+    """Return the recipe of a recipe.json; the launcher has composed and checked its values.
+
+    Raises:
+        RunDirectoryError: another version of tuner has written the file, so its keys may mean something else.
+    """
+    version = document.get("schema")
+    if version != SCHEMA_VERSION:
+        message = f"recipe.json has schema version {version!r}, and this version of tuner reads {SCHEMA_VERSION}"
+        raise RunDirectoryError(message, where=file, fix="Install the same version of tuner on every node.")
+    return RecipeConfig.model_validate(document["recipe"])
 
 
 @cache

@@ -26,10 +26,10 @@ from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
 from tuner.results.chat import answer, check_can_answer, check_room
 from tuner.results.model import LoadedModel, ModelSpec, load_frozen
 from tuner.worker.compat import takes_mask
-from tuner.worker.evaluation import num_trained
 from tuner.worker.generation import Settings, prompt_ids
 from tuner.worker.samples import prompts, shown
-from tuner.worker.trainers import evaluator
+from tuner.worker.trainer_setup import evaluator
+from tuner.worker.trainers import num_trained
 
 _LENGTH = 2048
 """Tokens of a sample, where neither a recipe nor the model says how many there may be."""

@@ -1,6 +1,7 @@
 """The run directory: its files' names, its creation (never over an older one), and what ranks report in it.
 
-recipe.py       the whole recipe; `tuner train RUN/recipe.py` runs it again
+recipe.py       the whole recipe, for people; `tuner train RUN/recipe.py` runs it again
+recipe.json     the same values, checked and resolved: what the ranks read
 deepspeed.json  the DeepSpeed config that training used, to the byte
 run.json        versions, command, hardware, seeds, and what the worker has to know beside the recipe
 status.json     running, done, failed or stopped, with the exit code and the diagnosis of a failure
@@ -43,7 +44,7 @@ State = Literal["running", "done", "failed", "stopped"]
 _WAIT_S = 300.0
 _OF_A_JOB = r"submit\.sh|slurm-\d+\.out"
 """`tuner submit` and Slurm put them there before the run begins."""
-_OF_A_START = r"lock|recipe\.py|deepspeed\.json|\.(recipe\.py|(deepspeed|run)\.json)\..*\.tmp"
+_OF_A_START = r"lock|recipe\.py|(recipe|deepspeed)\.json|\.(recipe\.py|(recipe|deepspeed|run)\.json)\..*\.tmp"
 """All that a start can leave that was killed before run.json was there."""
 
 
@@ -63,6 +64,7 @@ class RunDirectory:
 
     path: Path
     recipe = _Named("recipe.py")
+    resolved_recipe = _Named("recipe.json")
     deepspeed = _Named("deepspeed.json")
     run = _Named("run.json")
     status = _Named("status.json")
@@ -227,7 +229,8 @@ def _keep_earlier_attempt(path: Path, step: int) -> None:
     What lies after `step`, from where this attempt goes on, is moved: metrics.jsonl reads as one run, and nothing
     resumes from checkpoints of steps that are taken again.
     """
-    earlier = [path / name for name in ("recipe.py", "deepspeed.json", "run.json", "status.json", "ranks")]
+    names = ("recipe.py", "recipe.json", "deepspeed.json", "run.json", "status.json", "ranks")
+    earlier = [path / name for name in names]
     if not any(file.exists() for file in earlier):
         return
     home = path / "attempts"

@@ -35,11 +35,11 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
         sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
     catalog_folders.use_ours_alone()
     gc.disable()  # what is imported stays: looking through it for garbage was a fifth of the time
-    from tuner.worker.train import train  # heavy: signals are handled before torch is imported
+    from tuner.worker.train import run_rank  # heavy: signals are handled before torch is imported
 
     gc.freeze()
     gc.enable()
-    train(run, rank, guard)
+    run_rank(run, rank, guard)
 
 
 main()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial, wraps
-from operator import call
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,47 +57,6 @@ def check_names() -> None:
     require_names("trl", SFTTrainer, "compute_loss")
     for trainer in (DPOTrainer, KTOTrainer):
         require_names("trl", trainer, "_prepare_dataset")
-
-
-class TrainerHooks:
-    """Mixed into a trainer of transformers 5.23: what it has no public method for is asked of whoever has set a hook.
-
-    Each hook takes what the trainer itself would do.
-    """
-
-    write_checkpoint: Callable[[Callable[[], None]], None] | None = None
-    load_states: Callable[[Callable[[], None]], None] | None = None
-    """After DeepSpeed has loaded its own, before the first step."""
-    load_random_states: Callable[[Callable[[str], None]], None] | None = None
-    """With a function that takes the checkpoint's folder."""
-    on_schedule_made: Callable[[Any, Any], None] | None = None
-    """With the schedule and its optimizer, before a checkpoint is loaded, and perhaps before the engine is done."""
-    saves_model = True
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        (self.write_checkpoint or call)(partial(super()._save_checkpoint, model, trial))  # type: ignore[misc]
-
-    def save_model(self, *given: Any, **named: Any) -> None:
-        """Write the weights of a checkpoint for `from_pretrained`, where that is wanted."""
-        if self.saves_model:
-            super().save_model(*given, **named)  # type: ignore[misc]
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return transformers' schedule."""
-        made = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
-        if self.on_schedule_made:
-            self.on_schedule_made(made, optimizer or self.optimizer)  # type: ignore[attr-defined]
-        return made
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        (self.load_states or call)(partial(super()._load_optimizer_and_scheduler, checkpoint))  # type: ignore[misc]
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        load: Callable[[str | None], None] = super()._load_rng_state  # type: ignore[misc]
-        if self.load_random_states:
-            self.load_random_states(load)
-        else:
-            load(checkpoint)
 
 
 def train_sampler(trainer: Trainer, rows: Any) -> Any:

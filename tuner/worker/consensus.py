@@ -23,19 +23,6 @@ _EXCERPT_TOKENS, _EXCERPT = 48, 120
 _FIX = "Check these rows, or lower the learning rate."
 
 
-class TellsLosses:
-    """Mixed into a trainer: its consensus hears each training loss before the backward pass."""
-
-    consensus: RankConsensus | None = None
-
-    def compute_loss(self: Any, *args: Any, **options: Any) -> Any:
-        """Return TRL's loss."""
-        loss = super().compute_loss(*args, **options)  # type: ignore[misc]
-        if self.consensus is not None and self.model.training:
-            self.consensus.hear(loss)
-        return loss
-
-
 class RankConsensus(TrainerCallback):  # type: ignore[misc]
     """Ends a run before weights are spoilt, and a run that is asked to stop at the same step on every rank.
 

@@ -1,4 +1,4 @@
-"""How a training loss is computed where that decides the speed: from whole logits, and without waiting for metrics.
+"""A training loss from whole logits, and whether TRL's head, a tile at a time, gives the same.
 
 TRL's fused head saves memory and computes every logit twice; where the logits fit, holding them is faster.
 """
@@ -13,13 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from trl import SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
 from tuner.data.sample import IGNORED
-from tuner.worker.progress import logs_step
 
-_LOGGED = ("entropy", "is_top1")
 _PROBED_TOKENS = 16
 METRICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
 """What TRL's trainers measure on each token, beside its log-probability."""
@@ -117,56 +114,3 @@ def _metric(name: str, logits_BTV: Tensor, log_probs_BTV: Tensor, targets_BT: Te
         return logits_BTV.mean(-1, dtype=torch.float32)
     assert name == "log_sum_sq_probs", name
     return (2 * log_probs_BTV).logsumexp(-1)
-
-
-class MeanOfTokens(SFTTrainer):  # type: ignore[misc]
-    """TRL's SFT, whose training steps measure only where they are logged, without a collective a micro-batch.
-
-    TRL 1.16 gathers four counts a micro-batch over all ranks and waits for them, for metrics that are logged later.
-    """
-
-    loss_is_scaled_for_ga = True  # transformers would not think so where ranks share samples
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.metrics: list[str] = []
-        """What `use_whole_logits` measures, where it is in use."""
-        self._sums: list[Tensor] = []
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """Return the sum over trained tokens divided by their number in the step, of which ranks take the mean."""
-        if not self.model.training:
-            self.metrics[:] = _LOGGED
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        is_logged = self._logs_next_step()
-        self.metrics[:] = _LOGGED if is_logged else ()
-        more = {"output_router_logits": True} if self.aux_loss_enabled else {}
-        outputs = model(**inputs, **more, use_cache=False, fused_lm_head=True)
-        loss = -outputs.log_probs.sum() / num_items_in_batch.clamp(min=1) * self.args.world_size
-        if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / self.current_gradient_accumulation_steps
-        if is_logged:
-            self._measure(outputs)
-        return loss
-
-    def _logs_next_step(self) -> bool:
-        return logs_step(self.state.global_step + 1, self.args, self.state)
-
-    def _measure(self, outputs: Any) -> None:
-        aux_loss = outputs.aux_loss.detach() if self.aux_loss_enabled else outputs.log_probs.new_zeros(())
-        counts = (outputs.entropy.detach(), outputs.is_top1, outputs.label_mask)
-        self._sums.append(
-            torch.stack([*(one.sum().float() for one in counts), aux_loss.float(), aux_loss.new_ones(())])
-        )
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add what the logged step measured, over all ranks."""
-        if self._sums and self.model.training:
-            sums = self.accelerator.reduce(torch.stack(self._sums).sum(0))
-            entropy, num_right, num_tokens, aux_loss, num_batches = sums.tolist()
-            measured = {"entropy": entropy / max(num_tokens, 1), "mean_token_accuracy": num_right / max(num_tokens, 1)}
-            logs |= measured | ({"aux_loss": aux_loss / num_batches} if self.aux_loss_enabled else {})
-            self._sums.clear()
-        super().log(logs, start_time)

@@ -62,6 +62,8 @@ def sample_by_sample(attention: Attention) -> Attention:
             return attention(module, query, key, value, mask, position_ids=position_ids, **options)
         is_first = position_ids[0].diff(prepend=position_ids[0, :1]) != 1
         starts = is_first.nonzero().flatten().tolist()
+        if len(starts) == 1:  # nothing to join, so no copy is kept for the backward pass
+            return attention(module, query, key, value, None, **options)
         lengths = [end - start for start, end in zip(starts, [*starts[1:], position_ids.shape[1]], strict=True)]
         samples = zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
         return torch.cat([attention(module, *one, None, **options)[0] for one in samples], dim=1), None

@@ -1,6 +1,13 @@
-"""One rank's training: what the run directory says, handed to a trainer of TRL on DeepSpeed.
+"""One rank's training, from the files of the run directory to the saved result: read it from top to bottom.
 
-It decides nothing about the run: every value comes from recipe.py, deepspeed.json and run.json.
+    prepare   read the run's files, join the other ranks, turn rows into tokens
+    build     load the model, build TRL's trainer on DeepSpeed, add the callbacks
+    train     take the steps, from the checkpoint if the run is resumed
+    finish    save the result, say what was learned
+
+Each function takes the object that the one before it returned. No value is decided here: all come from recipe.json,
+deepspeed.json and run.json. The rank itself adds the model's path on this node (`models.load.source`) and the prepared
+data (`data.prepare`).
 """
 
 from __future__ import annotations
@@ -9,7 +16,9 @@ import contextlib
 import shlex
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -17,24 +26,24 @@ import torch
 import torch.distributed as dist
 import transformers
 from deepspeed.accelerator import get_accelerator
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 
 from tuner.data import outcomes
-from tuner.data.prepare import describe, prepare, trusts_fastokens
+from tuner.data.prepare import describe, trusts_fastokens
+from tuner.data.prepare import prepare as prepare_rows
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
 from tuner.errors import Stopped
 from tuner.machine import cores, few_steps
 from tuner.machine.topology import Batch, Rank
 from tuner.models.load import load_model, load_reference, source, tokenizer_of
-from tuner.recipes.loading import load
 from tuner.recipes.resume_command import resume_command
-from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig
+from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, resolved_recipe
 from tuner.report.verdict import Trained, judge
 from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
-from tuner.worker import compat, experts, resume, store, trainers
+from tuner.worker import compat, experts, resume, store, trainer_setup
 from tuner.worker.answer_metrics import AnswersValidationPrompts
 from tuner.worker.callbacks import CheckHead, CheckWeightsMoved, HeartbeatCallback, ValidateFirst, ValidationCallback
 from tuner.worker.checkpointing import CheckpointSaver, best_step, disk_errors
@@ -50,99 +59,201 @@ from tuner.worker.streaming import NodeStream
 from tuner.worker.trackers import trackers
 
 
-def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
+@dataclass(frozen=True)
+class Inputs:
+    """One rank with its data: what `prepare` returns."""
+
+    started_s: float
+    run: RunDirectory
+    rank: Rank
+    guard: Guard
+    config: RecipeConfig
+    facts: dict[str, Any]
+    """run.json."""
+    zero: dict[str, Any]
+    """deepspeed.json."""
+    point: ResumePoint | None
+    checkpoint: Path | None
+    """The folder that the trainer resumes from; None in a new run."""
+    arguments: TrainingArguments
+    device: torch.device
+    model_path: str
+    tokenizer: Any
+    train_data: Prepared | Stream
+    val_data: Prepared | None
+    stream: NodeStream | None
+
+    @property
+    def zero_stage(self) -> int:
+        """The ZeRO stage of deepspeed.json."""
+        return int(self.zero.get("zero_optimization", {}).get("stage", 0))
+
+
+@dataclass(frozen=True)
+class Training:
+    """A rank that is ready to train: what `build` returns. `train` returns it again, after the last step."""
+
+    inputs: Inputs
+    trainer: Any
+    saver: CheckpointSaver
+    consensus: RankConsensus
+    moves: CheckWeightsMoved
+
+
+def run_rank(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     """Train, save the result to `run.final`, and show what it learned.
 
     Raises:
-        TunerError: data, model or machine are not what the recipe needs.
-        NotANumber: a loss, a gradient or a weight is none.
-        TunerError: no weight has changed.
+        TunerError: data, model or machine are not what the recipe needs, or no weight has changed.
+        NotANumber: a loss, a gradient or a weight is NaN or infinite.
         Stopped: a signal asked for it; a checkpoint of this very step was written.
     """
     with contextlib.ExitStack() as at_the_end:
-        _train(run, rank, guard, at_the_end)
+        finish(train(build(prepare(run, rank, guard, at_the_end))))
 
 
-def _train(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.ExitStack) -> None:
-    started = time.monotonic()
+def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.ExitStack) -> Inputs:
+    """Read the run's files, join the other ranks, and turn rows into tokens."""
+    started_s = time.monotonic()
     compat.check_names()
-    config = load(str(run.recipe)).config
+    config = resolved_recipe(run.read_json(run.resolved_recipe), run.resolved_recipe)
     guard.watch(config.train_cfg.hang_timeout)
     facts, zero = run.read_json(run.run), run.read_json(run.deepspeed)
     point = ResumePoint.of(facts)
     checkpoint = resume.converted(run, point, rank)
     device = _join(rank, config)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
-    arguments = trainers.arguments(config, zero, run, device)
+    arguments = trainer_setup.arguments(config, zero, run, device)
     tokenizer = tokenizer_of(config, path)
     streams = config.train_dataloader.dataset.streaming
     stream = at_the_end.enter_context(NodeStream(config, run, rank)) if streams else None
-    data = _data(config, tokenizer, rank, run, guard, stream and partial(stream.open, tokenizer, point))
+    train_data, val_data = _data(config, tokenizer, rank, run, guard, stream and partial(stream.open, tokenizer, point))
     if facts["bind_cores"]:  # not before: one rank prepares the data with all cores
         cores.bind(rank.local_rank, facts["world_size"] // facts["num_nodes"])
-    if isinstance(data[0], Prepared):
-        resume.check_data(point, data[0])
+    if isinstance(train_data, Prepared):
+        resume.check_data(point, train_data)
+    return Inputs(
+        started_s=started_s,
+        run=run,
+        rank=rank,
+        guard=guard,
+        config=config,
+        facts=facts,
+        zero=zero,
+        point=point,
+        checkpoint=checkpoint,
+        arguments=arguments,
+        device=device,
+        model_path=path,
+        tokenizer=tokenizer,
+        train_data=train_data,
+        val_data=val_data,
+        stream=stream,
+    )
+
+
+def build(inputs: Inputs) -> Training:
+    """Load the model, build TRL's trainer on DeepSpeed, and add the callbacks."""
+    run, guard, config, facts, zero = inputs.run, inputs.guard, inputs.config, inputs.facts, inputs.zero
     guard.heart.beat("loading the model")
-    how = (config, path, trainers.dtype(zero), str(device))
-    more: dict[str, Any] = {"shards": zero.get("zero_optimization", {}).get("stage") == 3, "tokenizer": tokenizer}
-    models = load_model(*how, **more), load_reference(*how, **more)
-    tick = torch.compiler.disable(guard.heart.tick) if config.train_cfg.torch_compile else guard.heart.tick
-    for model in filter(None, models):
-        experts.let_ranks_choose(model, zero.get("zero_optimization", {}).get("stage", 0))
-        model.register_forward_pre_hook(lambda *_: tick())  # what trainers compute before step 1 has no callback
+    models = _load_models(inputs)
     guard.heart.beat("setting up the training")
-    trainer = trainers.trainer(config, arguments, models, tokenizer, data, run)
+    data = inputs.train_data, inputs.val_data
+    trainer = trainer_setup.trainer(config, inputs.arguments, models, inputs.tokenizer, data, run)
     if config.log.generate:
-        trainer.measure_answers = AnswersValidationPrompts(config, tokenizer, run).measure
-    keeps_best = bool(config.checkpoint.save_best)
+        trainer.measure_answers = AnswersValidationPrompts(config, inputs.tokenizer, run).measure
 
-    def saved_facts(step: int) -> dict[str, Any]:
-        if stream:
-            return {**facts["state"], "data": stream.facts(step)}
-        assert isinstance(data[0], Prepared)
-        return {**facts["state"], "data": resume.data_of(data[0])}
+    def facts_of_checkpoint(step: int) -> dict[str, Any]:
+        if inputs.stream:
+            return {**facts["state"], "data": inputs.stream.facts(step)}
+        assert isinstance(inputs.train_data, Prepared)
+        return {**facts["state"], "data": resume.data_of(inputs.train_data)}
 
-    keep = config.checkpoint.max_keep_ckpts
-    saver = CheckpointSaver(trainer, run, saved_facts, keep, keeps_best=keeps_best, on_valid=guard.heart.saved)
+    keep, keeps_best = config.checkpoint.max_keep_ckpts, bool(config.checkpoint.save_best)
+    saver = CheckpointSaver(trainer, run, facts_of_checkpoint, keep, keeps_best=keeps_best, on_valid=guard.heart.saved)
     guard.before_leaving = saver.wait
-    consensus, moves = RankConsensus(trainer, guard, tokenizer), CheckWeightsMoved(trainer)
+    consensus, moves = RankConsensus(trainer, guard, inputs.tokenizer), CheckWeightsMoved(trainer)
     mended: tuple[TrainerCallback, ...] = CheckDeepSpeedConfig(trainer, zero), ResetStage0Optimizer(trainer)
-    if rank.rank == 0:
+    if inputs.rank.rank == 0:
         mended = (*mended, KeepMeasurements(trainer, run, zero))
-    followed = (stream,) if stream else ()
-    # Not before DeepCompile's passes: they take the first graphs that they see for those of training.
-    is_deepcompile = config.train_cfg.torch_compile == "deepcompile"
-    first: tuple[TrainerCallback, ...] = ()
-    if not is_deepcompile:
-        first = (ValidateFirst(trainer, facts["batch"]["global_batch"]),)
+    followed = (inputs.stream,) if inputs.stream else ()
+    own = _callbacks(config, run, facts, guard, inputs.rank)
+    for callback in (consensus, moves, *own, *mended, *followed, *_before_step_1(inputs, trainer, models)):
+        trainer.add_callback(callback)
+    if inputs.point:
+        resume.LoadCheckpoint(trainer, inputs.point, config.randomness.seed)
+    return Training(inputs, trainer, saver, consensus, moves)
+
+
+def train(training: Training) -> Training:
+    """Take the steps.
+
+    Raises:
+        NotANumber: a loss, a gradient or a weight is NaN or infinite.
+        Stopped: a signal asked for it.
+        TunerError: no weight has changed.
+    """
+    inputs = training.inputs
+    checkpoint = inputs.checkpoint
+    with training.saver.waited_for(), resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
+        training.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if step := training.consensus.stopped_at:
+        message = f"at step {step} on request; its checkpoint is saved"
+        raise Stopped(message, fix=f"Resume: {resume_command(inputs.run.path)}")
+    training.moves.check()
+    return training
+
+
+def finish(training: Training) -> None:
+    """Save the result, and let rank 0 say what the run has learned."""
+    inputs, trainer = training.inputs, training.trainer
+    run, rank, guard, config, facts = inputs.run, inputs.rank, inputs.guard, inputs.config, inputs.facts
+    guard.heart.beat("saving the result")
+    is_adapter, keeps_best = config.adapter is not None, bool(config.checkpoint.save_best)
+    best = load_best(trainer, run, facts, is_adapter=is_adapter) if keeps_best else None
+    if facts["saves_result"]:
+        with disk_errors(run.checkpoints, "the result"):
+            save_final_model(trainer, inputs.tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
+            if rank.rank == 0:
+                checkpoints.put_in_place(run.checkpoints, run.final)
+    guard.heart.beat("at the end")
+    if rank.rank == 0:
+        _finish(run, config, trainer, guard, time.monotonic() - inputs.started_s, best)
+        if not rank.supervised:
+            guard.ended(0)
+
+
+def _load_models(inputs: Inputs) -> tuple[Any, Any | None]:
+    """Return the model to train, and the frozen copy that it is compared with if the objective needs one."""
+    config, heart = inputs.config, inputs.guard.heart
+    where = (config, inputs.model_path, trainer_setup.dtype(inputs.zero), str(inputs.device))
+    shards = inputs.zero_stage == 3
+    models = (
+        load_model(*where, shards=shards, tokenizer=inputs.tokenizer),
+        load_reference(*where, shards=shards, tokenizer=inputs.tokenizer),
+    )
+    tick = torch.compiler.disable(heart.tick) if config.train_cfg.torch_compile else heart.tick
+    for model in filter(None, models):
+        experts.let_ranks_choose(model, inputs.zero_stage)
+        model.register_forward_pre_hook(lambda *_: tick())  # what trainers compute before step 1 has no callback
+    return models
+
+
+def _before_step_1(inputs: Inputs, trainer: Any, models: tuple[Any, Any | None]) -> list[TrainerCallback]:
+    """Return the callbacks that compute with the model before the first step."""
+    config, callbacks = inputs.config, list[TrainerCallback]()
     if (
         config.train_cfg.loss == "chunked"
         and config.objective.type in CHOOSES_LOSS
         and not config.train_cfg.torch_compile
     ):
-        first = (CheckHead(trainer, partial(trainers.use_whole_logits, trainer, models, config), run), *first)
-    for callback in (consensus, moves, *_callbacks(config, run, facts, guard, rank), *mended, *followed, *first):
-        trainer.add_callback(callback)
-    if point:
-        resume.LoadCheckpoint(trainer, point, config.randomness.seed)
-    with saver.waited_for(), resume.data_alone(checkpoint), contextlib.suppress(resume.NothingLeft):
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if consensus.stopped_at:
-        what = f"at step {consensus.stopped_at} on request; its checkpoint is saved"
-        raise Stopped(what, fix=f"Resume: {resume_command(run.path)}")
-    moves.check()
-    guard.heart.beat("saving the result")
-    best = load_best(trainer, run, facts, is_adapter=config.adapter is not None) if keeps_best else None
-    if facts["saves_result"]:
-        with disk_errors(run.checkpoints, "the result"):
-            save_final_model(trainer, tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
-            if rank.rank == 0:
-                checkpoints.put_in_place(run.checkpoints, run.final)
-    guard.heart.beat("at the end")
-    if rank.rank == 0:
-        _finish(run, config, trainer, guard, time.monotonic() - started, best)
-        if not rank.supervised:
-            guard.ended(0)
+        callbacks.append(
+            CheckHead(trainer, partial(trainer_setup.use_whole_logits, trainer, models, config), inputs.run)
+        )
+    # Not with DeepCompile's passes: they take the first graphs that they see for those of training.
+    if config.train_cfg.torch_compile != "deepcompile":
+        callbacks.append(ValidateFirst(trainer, inputs.facts["batch"]["global_batch"]))
+    return callbacks
 
 
 def _join(rank: Rank, config: RecipeConfig) -> torch.device:
@@ -172,7 +283,7 @@ def _data(
     """Prepare the data once a node: local rank 0 first, the others from what it has made."""
     guard.heart.beat("preparing the data")
     tick, val = guard.heart.tick, config.val_dataloader
-    made = partial(prepare, tokenizer=tokenizer, objective=config.objective.type, tick=tick)
+    made = partial(prepare_rows, tokenizer=tokenizer, objective=config.objective.type, tick=tick)
     if rank.local_rank != 0:
         dist.barrier()
     trusted = trusts_fastokens(tokenizer)

@@ -1,324 +1,505 @@
-"""TRL's trainer for each objective: its arguments, its batches, its rows as they are, its reference model.
+"""The trainers: TRL's trainer of each objective, and what tuner changes in it. Read it from top to bottom.
 
-It decides no value: recipe.py and deepspeed.json hold them all.
+    rows of a step        RoundRobinBatchSampler, Collator: every row once an epoch, on any number of ranks
+    what all trainers do  CheckpointHooks; TunerTrainer, in the order in which the Trainer calls it: schedule, rows,
+                          loss, validation
+    each objective        Sft, Dpo, Kto, Reward, Orpo: what it adds to TRL's class
+    the table             KINDS: what an objective takes of TRL
+
+Seen with transformers 5.23, TRL 1.16 and accelerate 1.15. `trainer_setup` makes a trainer from a recipe; this module
+reads no recipe. `compat.check_names` refuses a release that lacks one of the names replaced here.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import islice
+from operator import call
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftModel
-from peft.optimizers import create_loraplus_optimizer
-from transformers import PrinterCallback, TrainingArguments
-from trl import SFTConfig
+import torch.distributed as dist
+from accelerate.data_loader import DataLoaderShard
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import BatchSampler, DataLoader, Sampler
+from transformers import TrainingArguments
+from transformers.trainer_utils import seed_worker
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from tuner.data import batches
-from tuner.data.compat import with_fingerprint
-from tuner.data.prepared import Prepared
+from tuner.data.sample import IGNORED
 from tuner.data.stream import Stream
-from tuner.errors import ModelError
-from tuner.models.load import DTYPES
-from tuner.recipes import paths
-from tuner.recipes.objective import Kto
-from tuner.recipes.schema import LOADERS, RecipeConfig
-from tuner.runs.checkpoints import unfinished
-from tuner.runs.directory import RunDirectory
-from tuner.worker import compat, experts, loss, objectives, sample_attention, sequence_parallel, tiled_mlp
+from tuner.worker import compat, sequence_parallel
+from tuner.worker.progress import logs_step
+from tuner.worker.random_state import random_states, set_random_states
+from tuner.worker.sequence_parallel import WHOLE, Share
+
+if TYPE_CHECKING:
+    from tuner.worker.consensus import RankConsensus
+
+_COUNTS = "counts"
+"""The key of a batch that holds its `Counts`."""
 
 
-def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
-    """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
-    kind = objectives.KINDS[config.objective.type]
-    objective = config.objective.model_dump(mode="json", exclude={"type"})
-    offloads = {"activation_offloading": True} if config.train_cfg.activation_offloading else {}
-    return kind.arguments(**_common(config, zero, run, device), **objective, **offloads, **kind.settings)
+# The rows of a step
 
 
-def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> dict[str, Any]:
-    optim, schedule = config.optim_wrapper.optimizer, config.param_scheduler
-    constant = schedule.type == "constant" and schedule.warmup_ratio > 0
-    if config.train_cfg.sequence_parallel_size > 1:
-        # transformers 5.23 takes every rank for a data-parallel one; accelerate works the number out again, rightly.
-        zero = {key: value for key, value in zero.items() if key != "train_batch_size"}
-    return dict(
-        output_dir=str(unfinished(run.checkpoints)),
-        deepspeed=zero,
-        per_device_train_batch_size=config.split.micro_batch,
-        per_device_eval_batch_size=config.val_dataloader.micro_batch if config.val_dataloader else 1,
-        gradient_accumulation_steps=config.split.accumulation,
-        learning_rate=optim.lr,
-        adam_beta1=optim.betas[0],
-        adam_beta2=optim.betas[1],
-        adam_epsilon=optim.eps,
-        weight_decay=optim.weight_decay,
-        max_grad_norm=zero["gradient_clipping"],
-        num_train_epochs=config.train_cfg.max_epochs,
-        max_steps=config.train_cfg.max_steps or -1,
-        lr_scheduler_type="constant_with_warmup" if constant else schedule.type,
-        warmup_steps=schedule.warmup_ratio,
-        bf16=zero["bf16"]["enabled"],
-        fp16=zero["fp16"]["enabled"],
-        use_cpu=device.type == "cpu",
-        gradient_checkpointing=config.split.recompute,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if config.split.recompute else None,
-        torch_compile=bool(config.train_cfg.torch_compile),
-        dataloader_num_workers=config.train_dataloader.num_workers,
-        dataloader_pin_memory=device.type not in ("cpu", "mps"),
-        # The rows hold what the collators take and nothing else.
-        remove_unused_columns=False,
-        max_length=None,
-        eval_strategy=_validates(config),
-        eval_steps=config.train_cfg.val_interval,
-        prediction_loss_only=True,
-        save_strategy="steps",
-        save_steps=config.checkpoint.interval,
-        save_total_limit=None,  # CheckpointSaver prunes, after the newer checkpoint is known to be whole
-        logging_strategy="steps",
-        logging_steps=1,  # LogsSteps sets the number once the steps of the run are known
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        report_to="none",  # `trackers` holds them off the run
-        run_name=f"{run.path.parent.name}/{run.path.name}",
-        project="tuner",
-        seed=config.randomness.seed,
-        data_seed=config.randomness.seed,
-        disable_tqdm=True,
-        log_level="error",
+@dataclass(frozen=True)
+class Counts:
+    """What a micro-batch holds of the data set, all 0 for a stand-in. `trained`: labels that carry loss."""
+
+    rows: int
+    tokens: int
+    trained: int
+
+
+class RoundRobinBatchSampler(BatchSampler):  # type: ignore[misc]
+    """The micro-batches of all ranks in turns, the same number for each: a rank without rows in the last round gets [].
+
+    `accelerate` repeats rows where the ranks do not divide them: then the number of ranks decides what is learned.
+    `shared_by` ranks one after another get the same micro-batch. `batch_size` is None, which tells accelerate that
+    batches differ in size and are to be taken as they are.
+    """
+
+    batch_size: int | None
+
+    def __init__(self, sampler: Sampler[int], micro_batch: int, num_ranks: int, shared_by: int = 1) -> None:
+        super().__init__(sampler, micro_batch, drop_last=False)
+        self.micro_batch, self.num_groups, self.shared_by = micro_batch, num_ranks // shared_by, shared_by
+        self.batch_size = None
+
+    def __len__(self) -> int:
+        return self._num_batches() * self.shared_by
+
+    def _num_batches(self) -> int:
+        rounds: int = -(-len(self.sampler) // (self.micro_batch * self.num_groups))
+        return rounds * self.num_groups
+
+    def __iter__(self) -> Iterator[list[int]]:
+        at, batch = 0, []
+        for row in self.sampler:
+            batch.append(row)
+            if len(batch) == self.micro_batch:
+                yield from [batch] * self.shared_by
+                at, batch = at + 1, []
+        for _ in range(at, self._num_batches()):
+            yield from [batch] * self.shared_by
+            batch = []
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Collate rows, or the stand-in where a rank has none in this round, and count them while they are on the CPU."""
+
+    collate: Callable[[Sequence[Any]], dict[str, Any]]
+    stand_in: Any
+    share: Share = WHOLE
+    """The part of the tokens that this rank gets, and counts."""
+
+    def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
+        if self.share != WHOLE:
+            batch, num_tokens, trained = self.share.of(self.collate(rows or [self.stand_in]))
+        else:
+            batch = self.collate(rows or [self.stand_in])
+            num_tokens, trained = _num_tokens(rows, batch), num_trained(batch["labels"]) if "labels" in batch else 0
+        return {**batch, _COUNTS: Counts(len(rows), num_tokens, trained) if rows else Counts(0, 0, 0)}
+
+
+def num_trained(labels_BT: Tensor) -> int:
+    """Return how many tokens carry loss; nothing predicts the first of a row."""
+    return int((labels_BT[:, 1:] != IGNORED).sum())
+
+
+def _num_tokens(rows: Sequence[Any], batch: dict[str, Any]) -> int:
+    """Return the tokens that are not padding."""
+    return (
+        int(batch["attention_mask"].sum()) if "attention_mask" in batch else sum(len(row["input_ids"]) for row in rows)
     )
 
 
-def _validates(config: RecipeConfig) -> str:
-    if config.val_dataloader is None:
-        return "no"
-    return "steps" if config.train_cfg.val_interval else "epoch"
+def validation_rounds(num_rows: int, batch_size: int, num_ranks: int) -> Iterator[tuple[range, ...]]:
+    """Yield the rows that each rank takes in each round of a validation: the same number on every rank.
 
-
-def trainer(
-    config: RecipeConfig,
-    settings: TrainingArguments,
-    models: tuple[Any, Any | None],
-    tokenizer: Any,
-    data: tuple[Prepared | Stream, Prepared | None],
-    run: RunDirectory,
-) -> Any:
-    """Return the objective's trainer, ready to train.
-
-    Args:
-        config: The recipe.
-        settings: What `arguments` returned.
-        models: The model to train, and the frozen copy that it is compared with where the objective needs one.
-        tokenizer: Saved with checkpoints.
-        data: Training rows, of a stream those that are there, and those of the validation.
-        run: For deepspeed.json and run.json.
+    If fewer rows than ranks are left, all ranks take the same ones. Ranks that share rows count as one here.
     """
-    zero, launch = run.read_json(run.deepspeed), run.read_json(run.run)["launch_id"]
-    stream = data[0] if isinstance(data[0], Stream) else None
-    first = data[0].first if isinstance(data[0], Stream) else data[0]
-    train_rows = _of_launch(config, _ordered(config, first.dataset), launch)
-    eval_rows = _of_launch(config, data[1].dataset, launch) if data[1] else None
-    shared_by = config.train_cfg.sequence_parallel_size
-    if shared_by > 1:
-        settings.parallelism_config = sequence_parallel.configured(config, settings.world_size, models[0])
-    if config.train_cfg.tiled_mlp:
-        tiled_mlp.tile(models[0], config)
-    made = _made(config, settings, models, tokenizer, train_rows, eval_rows)
-    if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
-        made.train_dataset, made.stream = stream.rows, stream
-    if shared_by > 1:
-        compat.share_samples(made, sample_attention.sample_by_sample)
-    if "optimizer" not in zero:
-        made.optimizer_cls_and_kwargs = _optimizer(config)
-    elif config.optim_wrapper.optimizer.type == "Muon":
-        compat.keep_muon_off_embeddings(models[0])
-    compat.give_config_as_written(made, zero)
-    fit_adapters(models[0], dtype(zero), config)
-    if config.train_cfg.loss == "whole":
-        use_whole_logits(made, models, config)
-    return made
+    start = 0
+    while num_rows - start >= num_ranks:
+        size = min(batch_size, (num_rows - start) // num_ranks)
+        yield tuple(range(start + rank * size, start + (rank + 1) * size) for rank in range(num_ranks))
+        start += size * num_ranks
+    for first in range(start, num_rows, batch_size):
+        yield (range(first, min(first + batch_size, num_rows)),) * num_ranks
 
 
-def _made(
-    config: RecipeConfig,
-    settings: TrainingArguments,
-    models: tuple[Any, Any | None],
-    tokenizer: Any,
-    train_rows: Any,
-    eval_rows: Any,
-) -> Any:
-    kind = objectives.KINDS[config.objective.type]
-    _lay_out(settings, config, models[0])
-    by_sample = (
-        settings.use_cpu and getattr(settings, "padding_free", False) and sample_attention.use(models[0], config)
-    )
-    more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
-    if kind.collate:
-        more["data_collator"] = _collator(config, kind.collate, tokenizer)
-    rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
-    with experts.balanced(models[0], config.model.router_aux_loss_coef):
-        made = kind.trainer(model=models[0], args=settings, processing_class=tokenizer, **rows, **more)
-    made.remove_callback(PrinterCallback)
-    if isinstance(settings, SFTConfig) and config.train_cfg.sequence_parallel_size == 1:
-        # The loss that balances a router would be one of padding too.
-        takes_mask = compat.takes_mask(models[0]) and not made.aux_loss_enabled and not by_sample
-        made.data_collator = batches.SampleCollator(made.data_collator, takes_mask)
-    return made
+# What all trainers do
 
 
-def use_whole_logits(made: Any, models: tuple[Any, Any | None], config: RecipeConfig) -> None:
-    """Compute a trainer's losses from whole logits; the reference model's log-probabilities too."""
-    weighs = ("log_sum_sq_probs",) if getattr(config.objective, "use_weighting", False) else ()
-    of_kind = (*objectives.KINDS[config.objective.type].metrics, *weighs)
-    metrics = made.metrics if isinstance(made, loss.MeanOfTokens) else of_kind
-    trained = models[0].get_base_model() if isinstance(models[0], PeftModel) else models[0]
-    loss.use_whole_logits(trained, metrics)
-    if models[1] is not None:
-        loss.use_whole_logits(models[1], ())
+class CheckpointHooks:
+    """Mixed into a Trainer: hooks write its checkpoints and read them, where transformers has no public method.
 
-
-def evaluator(
-    config: RecipeConfig,
-    models: tuple[Any, Any | None],
-    tokenizer: Any,
-    rows: Any,
-    batch_size: int,
-    folder: str,
-) -> Any:
-    """Return the objective's trainer on one process and without DeepSpeed, for its `evaluate` alone.
-
-    Args:
-        config: The recipe that the model was trained with.
-        models: As for `trainer`.
-        tokenizer: For its padding token.
-        rows: As `prepare` made them; some, since trainers look at the first of them.
-        batch_size: Rows of a batch.
-        folder: For what a trainer leaves on the disk.
+    Each hook gets a function that does what the Trainer itself would do.
     """
-    kind = objectives.KINDS[config.objective.type]
-    # The reference model judges what it is asked for, when it is asked.
-    beforehand = {"type", "precompute_ref_log_probs", "precompute_ref_batch_size"}
-    settings = kind.arguments(
-        output_dir=folder,
-        per_device_eval_batch_size=batch_size,
-        use_cpu=models[0].device.type == "cpu",
-        bf16=False,  # the weights are in the compute type, as under DeepSpeed: nothing casts them
-        gradient_checkpointing=False,
-        remove_unused_columns=False,
-        max_length=None,
-        prediction_loss_only=True,
-        report_to="none",
-        disable_tqdm=True,
-        log_level="error",
-        seed=config.randomness.seed,
-        **config.objective.model_dump(mode="json", exclude=beforehand),
-        **kind.settings,
-    )
-    compat.use_one_gpu(settings)
-    made = _made(config, settings, models, tokenizer, rows, rows)
-    fit_adapters(models[0], models[0].dtype, config, judges=True)
-    return made
+
+    write_checkpoint: Callable[[Callable[[], None]], None] | None = None
+    load_states: Callable[[Callable[[], None]], None] | None = None
+    """Called after DeepSpeed has loaded its own states, before the first step."""
+    load_random_states: Callable[[Callable[[str], None]], None] | None = None
+    """Called with a function that takes the checkpoint's folder."""
+    saves_model = True
+
+    def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
+        (self.write_checkpoint or call)(partial(super()._save_checkpoint, model, trial))  # type: ignore[misc]
+
+    def save_model(self: Any, *args: Any, **options: Any) -> None:
+        """Write the weights of a checkpoint for `from_pretrained`, if they are wanted."""
+        if self.saves_model:
+            super().save_model(*args, **options)  # type: ignore[misc]
+
+    def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
+        (self.load_states or call)(partial(super()._load_optimizer_and_scheduler, checkpoint))  # type: ignore[misc]
+
+    def _load_rng_state(self: Any, checkpoint: str | None) -> None:
+        load: Callable[[str | None], None] = super()._load_rng_state  # type: ignore[misc]
+        if self.load_random_states:
+            self.load_random_states(load)
+        else:
+            load(checkpoint)
 
 
-def fit_adapters(model: Any, wanted: torch.dtype, config: RecipeConfig, *, judges: bool = False) -> None:
-    """Make TRL's reference adapter what training began with, and give the trained weights the compute type.
+class TunerTrainer(CheckpointHooks):
+    """Mixed into a trainer of TRL. It changes four things:
 
-    Args:
-        model: The one of the trainer.
-        wanted: The compute type.
-        config: The recipe.
-        judges: The model is trained already, and TRL's copy is of the trained adapter.
+    - schedule: the first update of the warm-up already learns
+    - rows: an epoch trains on every row once, and the rows of a step weigh alike
+    - loss: the consensus of the ranks hears each training loss before the backward pass
+    - validation: the loss is the mean over all trained tokens, on any number of ranks
     """
-    began = config.adapter.path if config.adapter else None
-    if isinstance(model, PeftModel) and "ref" in model.peft_config:
-        if judges or not began:
-            # TRL's copy of the new adapter, which does nothing yet: the base model alone is the same reference. It
-            # would take memory, and be saved with the result.
-            model.delete_adapter("ref")
-        if judges and began:
-            model.load_adapter(str(paths.expanded(began)), "ref", autocast_adapter_dtype=False)
-        if not judges and began:
-            # The copy is of no use to who loads a checkpoint or the result.
-            model.save_pretrained = partial(model.save_pretrained, selected_adapters=["default"])
-    for parameter in model.parameters():
-        # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
-        if parameter.requires_grad and parameter.dtype == torch.bfloat16 != wanted:
-            parameter.data = parameter.data.to(wanted)
+
+    # schedule
+    on_schedule_made: Callable[[Any, Any], None] | None = None
+    """Called with the schedule and its optimizer before a checkpoint is loaded; the engine may not be ready yet."""
+    # rows
+    weighs_rows = True
+    """Whether `compute_loss` returns a mean over rows."""
+    stream: Stream | None = None
+    """Where the rows come from, if they are read while the run trains."""
+    # loss
+    consensus: RankConsensus | None = None
+    # validation
+    aux_loss_enabled = False
+    is_evaluating = False
+    measure_answers: Callable[[Any, int], dict[str, float]] | None = None
+    """With `log.generate`: takes the model and its step, returns metrics of its answers (worker.answer_metrics)."""
+
+    # -- schedule
+
+    def create_scheduler(self: Any, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        """Return a schedule in which update u of w in the warm-up, counted from 1, has u / w of the rate.
+
+        transformers gives it (u - 1) / w, so that the first update of every run changes nothing, and a run of one
+        update learns nothing at all. Later updates are as in transformers.
+        """
+        if self.lr_scheduler is None:
+            made = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
+            num_warmup = self.args.get_warmup_steps(num_training_steps)
+            factors = [partial(_factor, course, num_warmup) for course in made.lr_lambdas]
+            self.lr_scheduler = LambdaLR(made.optimizer, factors)
+        if self.on_schedule_made:
+            self.on_schedule_made(self.lr_scheduler, optimizer or self.optimizer)
+        return self.lr_scheduler
+
+    # -- rows
+
+    def get_train_dataloader(self: Any) -> DataLoader[Any]:
+        """Return the loader of this rank's micro-batches."""
+        args, rows = self.args, self.train_dataset
+        stream, share = self.stream, sequence_parallel.share_of(args)
+        sampler = stream.order() if stream else compat.train_sampler(self, rows)
+        loader = DataLoader(
+            rows,
+            batch_sampler=RoundRobinBatchSampler(sampler, args.train_batch_size, args.world_size, share.size),
+            collate_fn=Collator(self.data_collator, self.stand_in(rows[stream.start if stream else 0]), share),
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            worker_init_fn=partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index),
+        )
+        return self.accelerator.prepare(loader)
+
+    @staticmethod
+    def stand_in(row: dict[str, Any]) -> dict[str, Any]:
+        """Return the row that a rank computes on where it has none, so that all ranks do the same."""
+        return row
+
+    def get_batch_samples(self: Any, iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+        """Return a step's micro-batches, and by what all ranks divide their losses: its trained tokens, or None."""
+        self.batches_of_step = list(islice(iterator, num_batches))
+        counts = [batch[_COUNTS] for batch in self.batches_of_step]
+        self.num_tokens = sum(one.tokens for one in counts)
+        total = torch.tensor(sum(one.rows if self.weighs_rows else one.trained for one in counts), device=device)
+        dist.all_reduce(total)
+        self.num_items_of_step = None if self.weighs_rows else total
+        if self.weighs_rows:
+            self.rows_of_step = int(total)
+        return self.batches_of_step, self.num_items_of_step
+
+    # -- loss
+
+    def compute_loss(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
+        """Return the loss of a micro-batch; in training the consensus of the ranks hears it."""
+        loss = self.weighed_loss(model, inputs, *args, **options)
+        if self.consensus is not None and self.model.training:
+            self.consensus.hear(loss)
+        return loss
+
+    def weighed_loss(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
+        """Return TRL's loss; if it is a mean over rows, weighed by this micro-batch's part of the step's rows.
+
+        `Trainer` weighs the micro-batches of an epoch's last step alike, whatever they hold. A loss that is normalised
+        by the step's trained tokens (SFT) is right already: a stand-in has no such token.
+        """
+        counts = inputs.pop(_COUNTS, None)
+        if counts is None or not self.weighs_rows:
+            return self.loss_of_objective(model, inputs, *args, **options)
+        num_batches = self.current_gradient_accumulation_steps * self.args.world_size
+        is_even = self.rows_of_step == num_batches * self.args.train_batch_size
+        with nullcontext() if is_even else _gathers_scalars_alone(self.accelerator):
+            loss = self.loss_of_objective(model, inputs, *args, **options)
+        # Trainer divides by the step's micro-batches, and the mean of all ranks' gradients is taken.
+        return loss * (counts.rows * num_batches / self.rows_of_step)
+
+    def loss_of_objective(self: Any, *args: Any, **options: Any) -> Any:
+        """Return TRL's loss."""
+        return super().compute_loss(*args, **options)  # type: ignore[misc]
+
+    # -- validation
+
+    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoaderShard:
+        """Return the loader of this rank's validation rows. Ranks that share rows in training share them here."""
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        args, share = self.args, sequence_parallel.share_of(self.args)
+        self._num_rows = len(rows)
+        self._rounds = list(validation_rounds(len(rows), args.eval_batch_size, args.world_size // share.size))
+        return DataLoaderShard(
+            rows,
+            batch_sampler=[list(of_groups[args.process_index // share.size]) for of_groups in self._rounds],
+            collate_fn=self.data_collator if share == WHOLE else partial(_part, share, self.data_collator),
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            device=args.device,
+            _drop_last=True,  # else accelerate cuts what ranks gather in the last round, as if rows were repeated there
+        )
+
+    def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
+        """Measure a batch. The loss that balances a mixture of experts is left out: it is no loss of the tokens."""
+        count = _weight(inputs, num_rows=len(self._rounds[len(self._measured)][0]))
+        adds_aux_loss, self.aux_loss_enabled = self.aux_loss_enabled, False
+        try:
+            prediction = super().prediction_step(model, inputs, *args, **options)  # type: ignore[misc]
+        finally:
+            self.aux_loss_enabled = adds_aux_loss
+        metrics = compat.eval_metrics(self)
+        self._measured.append((float(prediction[0]), count, {name: values[-1] for name, values in metrics.items()}))
+        metrics.clear()
+        return prediction
+
+    def evaluation_loop(self: Any, *args: Any, **options: Any) -> Any:
+        """Return the validation with the mean over trained tokens, or over pairs and judged answers, as its loss.
+
+        transformers gives the mean of the batches' means, and counts rows twice where the ranks do not divide them
+        (6.8927 instead of 6.8863 on a random Qwen2 of two layers, 41 rows in batches of 3). Training goes on with the
+        random numbers that it would have drawn without the validation.
+        """
+        self._measured: list[tuple[float, int, Mapping[str, float]]] = []
+        self.is_evaluating = True
+        random = random_states()  # a loader of rows draws a seed for its workers, also where it has none
+        try:
+            output = super().evaluation_loop(*args, **options)  # type: ignore[misc]
+            answered = self.measure_answers(self.model, self.state.global_step) if self.measure_answers else {}
+        finally:
+            self.is_evaluating = False
+        set_random_states(random)
+        sums_R2 = torch.tensor([(loss * count, count) for loss, count, _ in self._measured], dtype=torch.float64)
+        sums_R2 = self.accelerator.reduce(sums_R2.to(self.args.device))
+        for total, of_groups in zip(sums_R2, self._rounds, strict=True):
+            total /= of_groups.count(of_groups[0])
+        weights = sums_R2[:, 1].tolist()
+        output.metrics["eval_loss"] = float(sums_R2[:, 0].sum()) / sum(weights)
+        output.metrics.update(answered)
+        if self.eval_dataset is not None and self._num_rows < len(self.eval_dataset):
+            output.metrics["eval_rows"] = self._num_rows
+        compat.eval_metrics(self).update(_means([metrics for *_, metrics in self._measured], weights))
+        return output
 
 
-def _lay_out(settings: TrainingArguments, config: RecipeConfig, model: Any) -> None:
-    """Let the rows of a batch lie end to end where the model keeps them apart; where it does not they are padded.
+def _factor(course: Callable[[int], float], num_warmup: int, num_updates: int) -> float:
+    """Return the part of the rate that the update after `num_updates` has."""
+    return (num_updates + 1) / num_warmup if num_updates < num_warmup else course(num_updates)
 
-    Raises:
-        ModelError: they are packed, and which model it is was not known before it was loaded.
+
+@contextmanager
+def _gathers_scalars_alone(accelerator: Any) -> Iterator[None]:
+    """Leave TRL's metrics of single rows to each rank: they cannot be gathered where ranks differ in rows."""
+    gather = accelerator.gather
+    accelerator.gather = lambda tensor: tensor if tensor.ndim else gather(tensor)
+    try:
+        yield
+    finally:
+        accelerator.gather = gather
+
+
+def _part(share: Share, collate: Callable[..., dict[str, Any]], rows: Sequence[Any]) -> dict[str, Any]:
+    return share.of(collate(rows))[0]
+
+
+def _weight(inputs: Mapping[str, Any], num_rows: int) -> int:
+    """Return the number of items that a batch's loss is a mean over: trained tokens of this rank's part, or rows."""
+    if "shift_labels" in inputs:
+        return int((inputs["shift_labels"] != IGNORED).sum())
+    return num_trained(inputs["labels"]) if "labels" in inputs else num_rows
+
+
+def _means(measured: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, list[float]]:
+    """Return the mean of each number over the rounds that have it, as TRL's `log` takes it."""
+    means = {}
+    for name in {name: None for one in measured for name in one}:
+        known = [(one[name], weight) for one, weight in zip(measured, weights, strict=True) if name in one]
+        means[name] = [sum(value * weight for value, weight in known) / sum(weight for _, weight in known)]
+    return means
+
+
+# Each objective
+
+
+class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
+    """SFT and pre-training. The loss is normalised by the step's trained tokens.
+
+    TRL gathers four counts a micro-batch over all ranks and waits for them, for metrics that are logged later. This
+    trainer measures only in the steps that are logged, without a collective a micro-batch.
     """
-    if not isinstance(settings, SFTConfig):
-        return
-    settings.padding_free = batches.lays_end_to_end(model)
-    for key in () if settings.padding_free else LOADERS:
-        loader = getattr(config, key)
-        if loader and loader.dataset.packing:
-            what = f"packed samples may attend to each other in a {model.config.get_text_config().model_type} model"
-            where = f"{key}.dataset.packing"
-            raise ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
+
+    weighs_rows = False
+    loss_is_scaled_for_ga = True  # transformers would not think so where ranks share samples
+    logged_metrics = ("entropy", "is_top1")
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.metrics: list[str] = []
+        """What `loss.use_whole_logits` measures, where it is in use."""
+        self._sums: list[Tensor] = []
+
+    @staticmethod
+    def stand_in(row: dict[str, Any]) -> dict[str, Any]:
+        ids = row["input_ids"][:2]
+        return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)]}
+
+    def loss_of_objective(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the sum over trained tokens divided by their number in the step, of which ranks take the mean."""
+        if not self.model.training:
+            self.metrics[:] = self.logged_metrics
+            return super().loss_of_objective(model, inputs, return_outputs, num_items_in_batch)
+        is_logged = logs_step(self.state.global_step + 1, self.args, self.state)
+        self.metrics[:] = self.logged_metrics if is_logged else ()
+        router = {"output_router_logits": True} if self.aux_loss_enabled else {}
+        outputs = model(**inputs, **router, use_cache=False, fused_lm_head=True)
+        loss = -outputs.log_probs.sum() / num_items_in_batch.clamp(min=1) * self.args.world_size
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / self.current_gradient_accumulation_steps
+        if is_logged:
+            self._measure(outputs)
+        return loss
+
+    def _measure(self, outputs: Any) -> None:
+        aux_loss = outputs.aux_loss.detach() if self.aux_loss_enabled else outputs.log_probs.new_zeros(())
+        counts = (outputs.entropy.detach(), outputs.is_top1, outputs.label_mask)
+        self._sums.append(
+            torch.stack([*(one.sum().float() for one in counts), aux_loss.float(), aux_loss.new_ones(())])
+        )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the metrics of the logged step, over all ranks."""
+        if self._sums and self.model.training:
+            sums = self.accelerator.reduce(torch.stack(self._sums).sum(0))
+            entropy, num_right, num_tokens, aux_loss, num_batches = sums.tolist()
+            metrics = {"entropy": entropy / max(num_tokens, 1), "mean_token_accuracy": num_right / max(num_tokens, 1)}
+            logs |= metrics | ({"aux_loss": aux_loss / num_batches} if self.aux_loss_enabled else {})
+            self._sums.clear()
+        super().log(logs, start_time)
 
 
-def _collator(config: RecipeConfig, collate: Callable[..., Any], tokenizer: Any) -> Callable[..., Any]:
-    objective, more = config.objective, {}
-    if isinstance(objective, Kto):
-        more["max_length"] = config.train_dataloader.dataset.max_length if objective.loss_type == "kto" else None
-    return partial(collate, pad_id=tokenizer.pad_token_id, **more)
+class Dpo(TunerTrainer, DPOTrainer):  # type: ignore[misc]
+    """DPO. TRL has no switch for rows that are prepared already, as it has in SFT."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset
 
 
-def _ordered(config: RecipeConfig, rows: Any) -> Any:
-    """Return the training rows in the order that the trainer needs."""
-    if not isinstance(config.objective, Kto):
-        return rows
-    # It goes through the rows as they stand, so that the answers of a batch stay together for all epochs.
-    return rows.shuffle(seed=config.randomness.seed, keep_in_memory=True)
+class Kto(TunerTrainer, KTOTrainer):  # type: ignore[misc]
+    """KTO. TRL has no switch for rows that are prepared already, as it has in SFT."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset
 
 
-def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:
-    """Return the rows under a name that another launch does not use, where TRL keeps log-probabilities by that name.
+class Reward(TunerTrainer, RewardTrainer):  # type: ignore[misc]
+    """A reward model. TRL takes rows that are tokenized as they are."""
 
-    It adds a hash of the reference's weights to it, which at ZeRO-3 is the same for every model of an architecture:
-    another model's log-probabilities would be taken for this one's.
+
+class Orpo(TunerTrainer, ORPOTrainer):  # type: ignore[misc]
+    """ORPO. TRL tokenizes the rows that its constructor gets, and no later ones."""
+
+    def __init__(self, *, train_dataset: Any, eval_dataset: Any, **others: Any) -> None:
+        nothing = train_dataset.select(())
+        super().__init__(train_dataset=nothing, eval_dataset=nothing if eval_dataset else None, **others)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+
+    def concatenated_forward(self, model: Any, batch: dict[str, Any]) -> tuple[Any, ...]:
+        """Return TRL's outputs, and log the loss of a mixture of experts' router, which TRL adds without logging it."""
+        outputs: tuple[Any, ...] = super().concatenated_forward(model, batch)
+        if self.aux_loss_enabled:
+            aux_loss = self.accelerator.gather_for_metrics(outputs[5].detach()).mean().item()
+            self.store_metrics({"aux_loss": aux_loss})
+        return outputs
+
+
+# The table
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an objective takes of TRL.
+
+    `settings`: arguments that are not the recipe's to choose. `metrics`: what its trainer reads of whole logits.
     """
-    if not getattr(config.objective, "precompute_ref_log_probs", False):
-        return rows
-    return with_fingerprint(rows, launch)
+
+    trainer: type[Any]
+    arguments: type[TrainingArguments]
+    settings: dict[str, Any]
+    collate: Callable[..., Any] | None = None
+    metrics: tuple[str, ...] = ()
 
 
-def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the class that `type` names, or what makes LoRA+ with it, and those of the settings that it takes."""
-    block = config.optim_wrapper.optimizer
-    cls = getattr(torch.optim, block.type, None) or _bitsandbytes_optimizer(block.type)
-    known = inspect.signature(cls).parameters
-    # torch 2.13's optimizers that have one kernel for all parameters have it on CPUs too.
-    settings = {"lr": block.lr, "betas": block.betas, "eps": block.eps, "fused": True}
-    taken = {key: value for key, value in settings.items() if key in known}
-    if not block.loraplus_lr_ratio:
-        return cls, taken
-    more = {"loraplus_lr_ratio": block.loraplus_lr_ratio, "loraplus_weight_decay": block.weight_decay}
-    # transformers calls what is no class, and what that returns with the model.
-    return lambda: partial(_loraplus, cls), {**taken, **more}
-
-
-def _loraplus(cls: type[torch.optim.Optimizer], model: Any, **settings: Any) -> torch.optim.Optimizer:
-    """Return LoRA+ with a class, in the place of the class and the Trainer's groups of weights."""
-    made: torch.optim.Optimizer = create_loraplus_optimizer(model, cls, **settings)
-    return made
-
-
-def _bitsandbytes_optimizer(name: str) -> type[torch.optim.Optimizer]:
-    import bitsandbytes.optim  # it prints about missing kernels when imported, so only who asks for it loads it
-
-    found: type[torch.optim.Optimizer] = getattr(bitsandbytes.optim, name)
-    return found
-
-
-def dtype(zero: dict[str, Any]) -> torch.dtype:
-    """Return the compute type that deepspeed.json states."""
-    return next((DTYPES[key] for key in ("bf16", "fp16") if zero[key]["enabled"]), torch.float32)
+# The rows come tokenized and packed; the collator separates the samples of a row by their position_ids, or pads rows.
+SFT = Kind(
+    Sft,
+    SFTConfig,
+    {
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "packing": False,
+        "shuffle_dataset": False,
+    },
+)
+KINDS = {
+    "sft": SFT,
+    "pretrain": SFT,
+    "dpo": Kind(Dpo, DPOConfig, {}, batches.pairs, ("entropy", "mean_logits", "is_top1")),
+    "orpo": Kind(Orpo, ORPOConfig, {}, batches.odds),
+    "kto": Kind(Kto, KTOConfig, {}, batches.feedback, ("entropy", "mean_logits")),
+    "reward": Kind(Reward, RewardConfig, {}),
+}

@@ -1,4 +1,4 @@
-"""`python -m tuner.worker.build OP...`: DeepSpeed's ops, compiled into torch's folder of extensions.
+"""`python -m tuner.worker.compile_ops OP...`: DeepSpeed's ops, compiled into torch's folder of extensions.
 
 It runs as a child of `launch.builds`, which shows how far it is and ends it; it judges no failure.
 """

@@ -1,0 +1,324 @@
+"""From a recipe to its trainer: the arguments, the rows, the optimizer, the reference model, the loss.
+
+It decides no value: recipe.json and deepspeed.json hold them all. `trainers` has the classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.optimizers import create_loraplus_optimizer
+from transformers import PrinterCallback, TrainingArguments
+from trl import SFTConfig
+
+from tuner.data import batches
+from tuner.data.compat import with_fingerprint
+from tuner.data.prepared import Prepared
+from tuner.data.stream import Stream
+from tuner.errors import ModelError
+from tuner.models.load import DTYPES
+from tuner.recipes import paths
+from tuner.recipes.objective import Kto
+from tuner.recipes.schema import LOADERS, RecipeConfig
+from tuner.runs.checkpoints import unfinished
+from tuner.runs.directory import RunDirectory
+from tuner.worker import compat, experts, loss, sample_attention, sequence_parallel, tiled_mlp, trainers
+
+
+def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
+    """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
+    kind = trainers.KINDS[config.objective.type]
+    objective = config.objective.model_dump(mode="json", exclude={"type"})
+    offloads = {"activation_offloading": True} if config.train_cfg.activation_offloading else {}
+    return kind.arguments(**_common(config, zero, run, device), **objective, **offloads, **kind.settings)
+
+
+def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> dict[str, Any]:
+    optim, schedule = config.optim_wrapper.optimizer, config.param_scheduler
+    constant = schedule.type == "constant" and schedule.warmup_ratio > 0
+    if config.train_cfg.sequence_parallel_size > 1:
+        # transformers 5.23 takes every rank for a data-parallel one; accelerate works the number out again, rightly.
+        zero = {key: value for key, value in zero.items() if key != "train_batch_size"}
+    return dict(
+        output_dir=str(unfinished(run.checkpoints)),
+        deepspeed=zero,
+        per_device_train_batch_size=config.split.micro_batch,
+        per_device_eval_batch_size=config.val_dataloader.micro_batch if config.val_dataloader else 1,
+        gradient_accumulation_steps=config.split.accumulation,
+        learning_rate=optim.lr,
+        adam_beta1=optim.betas[0],
+        adam_beta2=optim.betas[1],
+        adam_epsilon=optim.eps,
+        weight_decay=optim.weight_decay,
+        max_grad_norm=zero["gradient_clipping"],
+        num_train_epochs=config.train_cfg.max_epochs,
+        max_steps=config.train_cfg.max_steps or -1,
+        lr_scheduler_type="constant_with_warmup" if constant else schedule.type,
+        warmup_steps=schedule.warmup_ratio,
+        bf16=zero["bf16"]["enabled"],
+        fp16=zero["fp16"]["enabled"],
+        use_cpu=device.type == "cpu",
+        gradient_checkpointing=config.split.recompute,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if config.split.recompute else None,
+        torch_compile=bool(config.train_cfg.torch_compile),
+        dataloader_num_workers=config.train_dataloader.num_workers,
+        dataloader_pin_memory=device.type not in ("cpu", "mps"),
+        # The rows hold what the collators take and nothing else.
+        remove_unused_columns=False,
+        max_length=None,
+        eval_strategy=_validates(config),
+        eval_steps=config.train_cfg.val_interval,
+        prediction_loss_only=True,
+        save_strategy="steps",
+        save_steps=config.checkpoint.interval,
+        save_total_limit=None,  # CheckpointSaver prunes, after the newer checkpoint is known to be whole
+        logging_strategy="steps",
+        logging_steps=1,  # LogsSteps sets the number once the steps of the run are known
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        report_to="none",  # `trackers` holds them off the run
+        run_name=f"{run.path.parent.name}/{run.path.name}",
+        project="tuner",
+        seed=config.randomness.seed,
+        data_seed=config.randomness.seed,
+        disable_tqdm=True,
+        log_level="error",
+    )
+
+
+def _validates(config: RecipeConfig) -> str:
+    if config.val_dataloader is None:
+        return "no"
+    return "steps" if config.train_cfg.val_interval else "epoch"
+
+
+def trainer(
+    config: RecipeConfig,
+    settings: TrainingArguments,
+    models: tuple[Any, Any | None],
+    tokenizer: Any,
+    data: tuple[Prepared | Stream, Prepared | None],
+    run: RunDirectory,
+) -> Any:
+    """Return the objective's trainer, ready to train.
+
+    Args:
+        config: The recipe.
+        settings: What `arguments` returned.
+        models: The model to train, and the frozen copy that it is compared with where the objective needs one.
+        tokenizer: Saved with checkpoints.
+        data: Training rows, of a stream those that are there, and those of the validation.
+        run: For deepspeed.json and run.json.
+    """
+    zero, launch = run.read_json(run.deepspeed), run.read_json(run.run)["launch_id"]
+    stream = data[0] if isinstance(data[0], Stream) else None
+    first = data[0].first if isinstance(data[0], Stream) else data[0]
+    train_rows = _of_launch(config, _ordered(config, first.dataset), launch)
+    eval_rows = _of_launch(config, data[1].dataset, launch) if data[1] else None
+    shared_by = config.train_cfg.sequence_parallel_size
+    if shared_by > 1:
+        settings.parallelism_config = sequence_parallel.configured(config, settings.world_size, models[0])
+    if config.train_cfg.tiled_mlp:
+        tiled_mlp.tile(models[0], config)
+    made = _made(config, settings, models, tokenizer, train_rows, eval_rows)
+    if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
+        made.train_dataset, made.stream = stream.rows, stream
+    if shared_by > 1:
+        compat.share_samples(made, sample_attention.sample_by_sample)
+    if "optimizer" not in zero:
+        made.optimizer_cls_and_kwargs = _optimizer(config)
+    elif config.optim_wrapper.optimizer.type == "Muon":
+        compat.keep_muon_off_embeddings(models[0])
+    compat.give_config_as_written(made, zero)
+    fit_adapters(models[0], dtype(zero), config)
+    if config.train_cfg.loss == "whole":
+        use_whole_logits(made, models, config)
+    return made
+
+
+def _made(
+    config: RecipeConfig,
+    settings: TrainingArguments,
+    models: tuple[Any, Any | None],
+    tokenizer: Any,
+    train_rows: Any,
+    eval_rows: Any,
+) -> Any:
+    kind = trainers.KINDS[config.objective.type]
+    _lay_out(settings, config, models[0])
+    by_sample = (
+        settings.use_cpu and getattr(settings, "padding_free", False) and sample_attention.use(models[0], config)
+    )
+    more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
+    if kind.collate:
+        more["data_collator"] = _collator(config, kind.collate, tokenizer)
+    rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
+    with experts.balanced(models[0], config.model.router_aux_loss_coef):
+        made = kind.trainer(model=models[0], args=settings, processing_class=tokenizer, **rows, **more)
+    made.remove_callback(PrinterCallback)
+    if isinstance(settings, SFTConfig) and config.train_cfg.sequence_parallel_size == 1:
+        # The loss that balances a router would be one of padding too.
+        takes_mask = compat.takes_mask(models[0]) and not made.aux_loss_enabled and not by_sample
+        made.data_collator = batches.SampleCollator(made.data_collator, takes_mask)
+    return made
+
+
+def use_whole_logits(made: Any, models: tuple[Any, Any | None], config: RecipeConfig) -> None:
+    """Compute a trainer's losses from whole logits; the reference model's log-probabilities too."""
+    weighs = ("log_sum_sq_probs",) if getattr(config.objective, "use_weighting", False) else ()
+    of_kind = (*trainers.KINDS[config.objective.type].metrics, *weighs)
+    metrics = made.metrics if isinstance(made, trainers.Sft) else of_kind
+    trained = models[0].get_base_model() if isinstance(models[0], PeftModel) else models[0]
+    loss.use_whole_logits(trained, metrics)
+    if models[1] is not None:
+        loss.use_whole_logits(models[1], ())
+
+
+def evaluator(
+    config: RecipeConfig,
+    models: tuple[Any, Any | None],
+    tokenizer: Any,
+    rows: Any,
+    batch_size: int,
+    folder: str,
+) -> Any:
+    """Return the objective's trainer on one process and without DeepSpeed, for its `evaluate` alone.
+
+    Args:
+        config: The recipe that the model was trained with.
+        models: As for `trainer`.
+        tokenizer: For its padding token.
+        rows: As `prepare` made them; some, since trainers look at the first of them.
+        batch_size: Rows of a batch.
+        folder: For what a trainer leaves on the disk.
+    """
+    kind = trainers.KINDS[config.objective.type]
+    # The reference model judges what it is asked for, when it is asked.
+    beforehand = {"type", "precompute_ref_log_probs", "precompute_ref_batch_size"}
+    settings = kind.arguments(
+        output_dir=folder,
+        per_device_eval_batch_size=batch_size,
+        use_cpu=models[0].device.type == "cpu",
+        bf16=False,  # the weights are in the compute type, as under DeepSpeed: nothing casts them
+        gradient_checkpointing=False,
+        remove_unused_columns=False,
+        max_length=None,
+        prediction_loss_only=True,
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+        seed=config.randomness.seed,
+        **config.objective.model_dump(mode="json", exclude=beforehand),
+        **kind.settings,
+    )
+    compat.use_one_gpu(settings)
+    made = _made(config, settings, models, tokenizer, rows, rows)
+    fit_adapters(models[0], models[0].dtype, config, judges=True)
+    return made
+
+
+def fit_adapters(model: Any, wanted: torch.dtype, config: RecipeConfig, *, judges: bool = False) -> None:
+    """Make TRL's reference adapter what training began with, and give the trained weights the compute type.
+
+    Args:
+        model: The one of the trainer.
+        wanted: The compute type.
+        config: The recipe.
+        judges: The model is trained already, and TRL's copy is of the trained adapter.
+    """
+    began = config.adapter.path if config.adapter else None
+    if isinstance(model, PeftModel) and "ref" in model.peft_config:
+        if judges or not began:
+            # TRL's copy of the new adapter, which does nothing yet: the base model alone is the same reference. It
+            # would take memory, and be saved with the result.
+            model.delete_adapter("ref")
+        if judges and began:
+            model.load_adapter(str(paths.expanded(began)), "ref", autocast_adapter_dtype=False)
+        if not judges and began:
+            # The copy is of no use to who loads a checkpoint or the result.
+            model.save_pretrained = partial(model.save_pretrained, selected_adapters=["default"])
+    for parameter in model.parameters():
+        # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16 != wanted:
+            parameter.data = parameter.data.to(wanted)
+
+
+def _lay_out(settings: TrainingArguments, config: RecipeConfig, model: Any) -> None:
+    """Let the rows of a batch lie end to end where the model keeps them apart; where it does not they are padded.
+
+    Raises:
+        ModelError: they are packed, and which model it is was not known before it was loaded.
+    """
+    if not isinstance(settings, SFTConfig):
+        return
+    settings.padding_free = batches.lays_end_to_end(model)
+    for key in () if settings.padding_free else LOADERS:
+        loader = getattr(config, key)
+        if loader and loader.dataset.packing:
+            what = f"packed samples may attend to each other in a {model.config.get_text_config().model_type} model"
+            where = f"{key}.dataset.packing"
+            raise ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
+
+
+def _collator(config: RecipeConfig, collate: Callable[..., Any], tokenizer: Any) -> Callable[..., Any]:
+    objective, more = config.objective, {}
+    if isinstance(objective, Kto):
+        more["max_length"] = config.train_dataloader.dataset.max_length if objective.loss_type == "kto" else None
+    return partial(collate, pad_id=tokenizer.pad_token_id, **more)
+
+
+def _ordered(config: RecipeConfig, rows: Any) -> Any:
+    """Return the training rows in the order that the trainer needs."""
+    if not isinstance(config.objective, Kto):
+        return rows
+    # It goes through the rows as they stand, so that the answers of a batch stay together for all epochs.
+    return rows.shuffle(seed=config.randomness.seed, keep_in_memory=True)
+
+
+def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:
+    """Return the rows under a name that another launch does not use, where TRL keeps log-probabilities by that name.
+
+    It adds a hash of the reference's weights to it, which at ZeRO-3 is the same for every model of an architecture:
+    another model's log-probabilities would be taken for this one's.
+    """
+    if not getattr(config.objective, "precompute_ref_log_probs", False):
+        return rows
+    return with_fingerprint(rows, launch)
+
+
+def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the class that `type` names, or what makes LoRA+ with it, and those of the settings that it takes."""
+    block = config.optim_wrapper.optimizer
+    cls = getattr(torch.optim, block.type, None) or _bitsandbytes_optimizer(block.type)
+    known = inspect.signature(cls).parameters
+    # torch 2.13's optimizers that have one kernel for all parameters have it on CPUs too.
+    settings = {"lr": block.lr, "betas": block.betas, "eps": block.eps, "fused": True}
+    taken = {key: value for key, value in settings.items() if key in known}
+    if not block.loraplus_lr_ratio:
+        return cls, taken
+    more = {"loraplus_lr_ratio": block.loraplus_lr_ratio, "loraplus_weight_decay": block.weight_decay}
+    # transformers calls what is no class, and what that returns with the model.
+    return lambda: partial(_loraplus, cls), {**taken, **more}
+
+
+def _loraplus(cls: type[torch.optim.Optimizer], model: Any, **settings: Any) -> torch.optim.Optimizer:
+    """Return LoRA+ with a class, in the place of the class and the Trainer's groups of weights."""
+    made: torch.optim.Optimizer = create_loraplus_optimizer(model, cls, **settings)
+    return made
+
+
+def _bitsandbytes_optimizer(name: str) -> type[torch.optim.Optimizer]:
+    import bitsandbytes.optim  # it prints about missing kernels when imported, so only who asks for it loads it
+
+    found: type[torch.optim.Optimizer] = getattr(bitsandbytes.optim, name)
+    return found
+
+
+def dtype(zero: dict[str, Any]) -> torch.dtype:
+    """Return the compute type that deepspeed.json states."""
+    return next((DTYPES[key] for key in ("bf16", "fp16") if zero[key]["enabled"]), torch.float32)
