@@ -122,7 +122,7 @@ def dataset(
         "        # A file, a folder of files, a pattern ('data/*.jsonl'), or an id on the Hugging Face hub.",
         f"        path={render(path, 8)},",
         *([f"        split={render(split, 8)},"] if split != "train" else []),
-        "        # The row format, detected from its columns; docs/recipes.md lists all of them.",
+        "        # The row format, detected from its columns; docs/own-data.md lists all of them.",
         f"        format={render(row_format, 8)},",
         "        # A format's column -> the data set's, where they differ.",
         f"        {'' if columns else '# '}columns={render(dict(columns), 8) if columns else _EXAMPLE},",
