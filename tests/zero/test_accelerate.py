@@ -78,7 +78,7 @@ def test_a_key_without_counterpart_is_told_with_its_line_and_its_reason(tmp_path
 
             (warning,) = check(document).warnings
             assert key in warning and left_out.why in warning
-            assert f"accelerate.yaml:{body.count(chr(10)) + 4}." in warning
+            assert f"accelerate.yaml:{body.count(chr(10)) + 4}: " in warning
 
 
 @pytest.mark.parametrize(

@@ -689,7 +689,10 @@ def test_a_recipe_in_place_of_a_preset_is_told_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["deepspeed_zero2", "deepspeed_zero3_offload", "my.json"])
-def test_a_preset_in_place_of_a_recipe_is_told_so(name: str) -> None:
+def test_a_preset_in_place_of_a_recipe_is_told_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.json").write_text('{"zero_optimization": {"stage": 2}}')
+
     with pytest.raises(RecipeError) as caught:
         loading.load(name)
 

@@ -88,7 +88,7 @@ def world(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> in
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_documented_sample_is_accepted_and_what_does_nothing_is_named(name: str) -> None:
-    told = [warning.split()[0] for warning in check(_sample(name)).warnings]
+    told = [warning.removeprefix("my.json: ").split()[0] for warning in check(_sample(name)).warnings]
 
     assert told == TOLD.get(name, [])
 
@@ -130,7 +130,9 @@ def test_each_table_of_what_does_not_work_has_a_sample() -> None:
         Document.of({**sample, "dataloader_drop_last": True, "dump_state": True}, "my.json")
         for sample in SAMPLES.values()
     ]
-    warned = {warning.split()[0] for document in documents for warning in check(document).warnings}
+    warned = {
+        warning.removeprefix("my.json: ").split()[0] for document in documents for warning in check(document).warnings
+    }
 
     assert unrunnable <= warned | {"autotuning.enabled"}
     assert {".".join(keys) for keys in (*INERT, *DROPPED)} <= warned | {"pipeline"}
