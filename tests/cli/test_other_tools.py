@@ -97,10 +97,11 @@ def test_another_tools_word_sets_the_key_that_it_means(text: str, key: str, valu
 
 @each([text for text, key, _ in KEYS if text.split("=")[0].split(".")[-1] != key.split(".")[-1]])
 def test_it_is_said_what_the_word_is_called_here(text: str) -> None:
+    word = text.split("=")[0]
     key = next(key for one, key, _ in KEYS if one == text)
     called = {"model.path": "--model", f"{ROWS}.path": "--data"}.get(key, key)
 
-    assert f"{text} -> {called}" in _loaded(text).notes
+    assert _loaded(text).warnings == (f"{word} is called {called} in tuner (--set {text}).",)
 
 
 @each([text for text, key, _ in KEYS if text.split("=")[0] == key.split(".")[-1]])

@@ -121,7 +121,7 @@ def test_too_few_steps_are_warned_of_with_what_gives_more(tuner: Tuner, tmp_path
 def test_without_a_recipe_it_says_which_method_was_taken(tuner: Tuner) -> None:
     arguments = ("--model", "Qwen/Qwen3-8B", "--data", "tatsu-lab/alpaca", "--gpus", "8", "--gpu", "t4")
 
-    assert "Training with LoRA (SFT)." in tuner("plan", *arguments).out
+    assert "no recipe given: objective sft, method lora" in tuner("plan", *arguments).out
     assert "no recipe" not in tuner("plan", *arguments, "--method", "qlora").out
 
 

@@ -90,7 +90,7 @@ def test_a_model_needs_no_recipe_and_the_method_is_said_aloud(name: str | None, 
     assert found.config.train_dataloader.dataset.path == "my.jsonl"
     assert found.config.architecture
     assert found.config.architecture.hidden_size == 64
-    assert found.notes == ("Training with LoRA (SFT). Choose another method with --method.",)
+    assert found.notes == ("no recipe given: objective sft, method lora; --method sets another.",)
 
 
 def test_a_hub_id_of_the_catalog_brings_its_parts_facts_and_template() -> None:
@@ -201,8 +201,7 @@ def test_samples_are_no_longer_than_the_models_context_unless_the_user_says_so()
     found = loading.load(model, Overrides(data="my.jsonl"))
 
     assert found.config.train_dataloader.dataset.max_length == 512
-    assert "max_length: 512, the model's context length (tuner's default is 2048)." in found.notes
-    assert not any("max_length" in warning for warning in found.warnings)
+    assert "max_length is 512, the context of ./my-qwen" in found.warnings[0]
     asked = loading.load(model, flags("max_length=1024", data="my.jsonl"))
     assert asked.config.train_dataloader.dataset.max_length == 1024
 
@@ -223,7 +222,7 @@ def test_validation_samples_are_no_longer_than_those_of_training(given: Override
     own = loading.load(model, replace(given, pairs=(*given.pairs, *flags(f"{VAL_LENGTH}=128").pairs)))
 
     assert lengths(found) == (512, 512)
-    assert len([one for one in found.notes if "the model's context length" in one]) == 1
+    assert len([one for one in found.warnings if "the context of" in one]) == 1
     assert found.origins[VAL_LENGTH].place == found.origins[TRAIN_LENGTH].place or given.val_split
     assert lengths(asked) == (256, 256)
     assert lengths(own) == (512, 128) or given.val_split

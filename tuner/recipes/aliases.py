@@ -89,11 +89,11 @@ def bare(key: str) -> str:
     return key.removeprefix(block).replace("-", "_")
 
 
-def note(key: str, value: str) -> str | None:
+def note(key: str, value: str, where: str) -> str | None:
     """Return the line that says what a word is called here, or None where it is called so here too."""
     alias = find(key, value)
     ours = alias and (alias.flag or alias.key)
-    return f"{key}={value} -> {ours}" if ours and ours.split(".")[-1] != key.split(".")[-1] else None
+    return f"{key} is called {ours} in tuner ({where})." if ours and ours.split(".")[-1] != key.split(".")[-1] else None
 
 
 def key_hint(key: str, known: Iterable[str]) -> str:

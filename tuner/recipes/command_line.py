@@ -89,13 +89,13 @@ def _pair_layers(flag: str, text: str, merged: Merged, name: str | None) -> Iter
         return
     key, _, given = text.partition("=")
     where, alias = f"{flag} {text}", aliases.find(key.strip(), given)
-    place, told = Place(Kind.FLAG, where), aliases.note(key.strip(), given)
+    place, told = Place(Kind.FLAG, where), aliases.note(key.strip(), given, where)
     if alias and alias.flag:
         meant = Overrides(model=given) if alias.flag == "--model" else Overrides(data=given)
         for layer in layers(meant, merged, name):
             # Facts of a catalog's part stand where they are written, the user's own word where it was typed.
             is_typed = layer.place(()).kind is Kind.FLAG
-            yield Layer.at(place, layer.values, note=told) if is_typed else layer
+            yield Layer.at(place, layer.values, told) if is_typed else layer
         return
     keys, value = parse_override(text, flag, merged.values)
     yield from _key_layers(keys, value, place, merged, told)
@@ -107,7 +107,7 @@ def _key_layers(keys: Keys, value: Any, place: Place, merged: Merged, told: str 
         yield validation_rows.followed(place, merged)
     # A mapping may be None until it gets its first key: dataset.columns.
     _refuse_below_none(keys if keys in schema_keys() else keys[:-1], merged.values, place.name)
-    yield Layer.at(place, nested(keys, value), note=told)
+    yield Layer.at(place, nested(keys, value), told)
 
 
 def _flags(overrides: Overrides) -> tuple[tuple[str, Any, Callable[[Place, Any, Merged], Layer]], ...]:

@@ -75,7 +75,7 @@ def load(name: str | None, overrides: Overrides | None = None, *, allow_code: bo
         raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
-    notes += [*merged.notes, *filter(None, [validation_rows.told(values)])]
+    notes += filter(None, [validation_rows.told(values)])
     shown = paths.recipe_name(Path(shown)) if name is not None and _is_path(name) else shown
     return Recipe(shown, config, merged.origins, tuple(merged.warnings), tuple(notes), tuple(overrides.ds), asked)
 
@@ -120,7 +120,7 @@ def _own_layers(overrides: Overrides, notes: list[str]) -> Iterator[Layer]:
     yield _part_layer("methods", method)
     yield _part_layer("objectives", objective)
     if overrides.method is None:
-        notes.append("Training with LoRA (SFT). Choose another method with --method.")
+        notes.append(f"no recipe given: objective {objective}, method {method}; --method sets another.")
 
 
 def _name_of(overrides: Overrides) -> str:

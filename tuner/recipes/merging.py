@@ -13,17 +13,16 @@ from tuner.recipes.origin import DEFAULT, Keys, Origin, Place
 
 
 class Layer(NamedTuple):
-    """Values to lay over those before, where each stands, and what the user is told of them: a warning, or a note."""
+    """Values to lay over those before, where each stands, and what the user must be told of them."""
 
     values: dict[str, Any]
     place: Callable[[Keys], Place]
     warning: str | None = None
-    note: str | None = None
 
     @classmethod
-    def at(cls, place: Place, values: dict[str, Any], warning: str | None = None, note: str | None = None) -> Layer:
+    def at(cls, place: Place, values: dict[str, Any], warning: str | None = None) -> Layer:
         """Return a layer whose values all stand at one place."""
-        return cls(values, lambda _: place, warning, note)
+        return cls(values, lambda _: place, warning)
 
 
 @dataclass
@@ -35,13 +34,11 @@ class Merged:
     order: dict[str, int] = field(default_factory=dict)
     num_layers: int = 0
     warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     def lay(self, layer: Layer) -> None:
         """Lay one more layer over the values; a dict goes into the dict below it, or replaces it with `_delete_`."""
         self.num_layers += 1
         self.warnings += [layer.warning] if layer.warning else []
-        self.notes += [layer.note] if layer.note else []
         self._lay(self.values, layer.values, (), layer)
 
     def get(self, keys: Keys) -> Any:

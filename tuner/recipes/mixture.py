@@ -27,9 +27,8 @@ def of_text(text: str) -> list[dict[str, Any]]:
     """
     if _exists(text):
         return [{"path": text}]
-    if "," not in text:  # a name may end in a space
-        return [_share(text)]
-    return [_share(part.strip()) for part in text.split(",") if part.strip()] or [{"path": text}]
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    return [_share(part) for part in parts] if len(parts) > 1 else [_share(text)]
 
 
 def _exists(text: str) -> bool:

@@ -119,8 +119,8 @@ def _fit_length(merged: Merged, path: str) -> None:
             continue
         if limit < length:
             derived = Place(Kind.DERIVED, f"derived: the context of {path}")
-            note = f"max_length: {limit}, the model's context length (tuner's default is {length})."
-            merged.lay(Layer.at(derived, nested(keys, limit), note=None if note in merged.notes else note))
+            told = f"{'.'.join(keys)} is {limit}, the context of {path}, not {length} ({place})."
+            merged.lay(Layer.at(derived, nested(keys, limit), told))
 
 
 def _last(path: str) -> str:
