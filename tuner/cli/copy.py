@@ -18,10 +18,7 @@ from tuner.cli.say import say
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options
 def command(name: str | None, dest: Path | None, allow_code: bool, **changes: Any) -> None:
-    """Write recipe NAME to DEST (default: ./NAME.py) with every value and every comment.
-
-    DEST may end in .yaml: a recipe of the same keys, without the comments.
-    """
+    """Write recipe NAME to DEST (default: ./NAME.py) with every value and every comment."""
     from tuner.files import write_new_text
     from tuner.recipes import loading, paths
     from tuner.zero import choice

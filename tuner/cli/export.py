@@ -67,8 +67,8 @@ def command(
     generation config, a model card, and a manifest with the hash of every tensor; with --as gguf, one GGUF file, which
     llama.cpp's converter writes of the whole model (an adapter is merged), and a Modelfile for Ollama.
 
-    With --push, all of it goes to the Hugging Face hub. It uses your `hf auth login` token or HF_TOKEN, and checks its
-    write permission first.
+    With --push, all of it goes to the Hugging Face hub. The token is that of `hf auth login` or HF_TOKEN; that it may
+    write there is asked first.
     """
     from tuner.fit.sizes import parse_bytes
     from tuner.results.saved import check_dest, find

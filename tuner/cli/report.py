@@ -15,10 +15,6 @@ from tuner.cli.say import say
 from tuner.errors import UsageError, visible
 
 
-def _newest(ctx: click.Context, param: click.Parameter, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(newest_of(name) for name in names)
-
-
 @click.command(
     cls=Command,
     examples=(
@@ -26,7 +22,7 @@ def _newest(ctx: click.Context, param: click.Parameter, names: Sequence[str]) ->
         "tuner report RUN_A RUN_B -o compared.html",
     ),
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.files, callback=_newest)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.files)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.")
 @click.option("--watch", is_flag=True, help="Serve it on this machine and keep it up to date, until Ctrl-C.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to serve it on, with --watch.  [default: a free one]")
@@ -36,6 +32,7 @@ def command(runs: Sequence[str], output: Path | None, watch: bool, port: int | N
     Several runs are overlaid, with the values in which their recipes differ. The file is RUN/report.html; for several
     runs it is report.html here.
     """
+    runs = [newest_of(name) for name in runs]
     if watch and output:
         raise UsageError("--output with --watch", where="--output", fix="Leave one of them out.")
     if port and not watch:

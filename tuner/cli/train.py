@@ -112,10 +112,9 @@ def command(
     ssh: str | None,
     **changes: Any,
 ) -> None:
-    """Train RECIPE, a recipe's name or a file (.py, .yaml, .json).
+    """Train RECIPE, a recipe's name or a .py file.
 
     Without RECIPE, --model PATH --data FILE trains that model with LoRA or --method. RECIPE may be a model's path too.
-    In a terminal, tuner train alone asks for the three.
     """
     from datetime import datetime
 
