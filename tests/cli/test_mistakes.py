@@ -160,7 +160,7 @@ def test_a_source_that_does_not_exist_is_told_without_asking_the_hub(
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("the hub was asked"))
 
     for name in ("./nothere", "nothere", "work_dirs/mine/nothere"):
-        result = tuner(command, name)
+        result = tuner(command, name, *(["out"] if command == "export" else []))
 
         assert result.code == 2
         assert f"'{name}' does not exist" in result.err
@@ -176,13 +176,6 @@ def test_a_recipes_folder_means_its_newest_run(tuner: Tuner, command: str) -> No
     result = tuner(command, "work_dirs/mine", *(["out"] if command == "export" else []))
 
     assert "work_dirs/mine holds runs: taking the newest, work_dirs/mine/20260101." in result.err
-
-
-def test_uploading_is_told_by_the_option_of_export(tuner: Tuner) -> None:
-    told = ("push", "tuner export RUN --push OWNER/NAME")
-
-    _assert_told(tuner, [TINY, "--push-to-hub"], told)
-    _assert_told(tuner, [TINY, "--set", "push_to_hub=True"], told)
 
 
 def test_answers_without_validation_rows_are_told_how_to_get_some(tuner: Tuner) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tuner.data import mixing, readers, sources
+from tuner.data import mixing, readers
 from tuner.errors import DataError
 from tuner.launch import counting
 from tuner.recipes.loading import load
@@ -92,32 +92,11 @@ def test_what_is_not_counted_is_told_with_the_reason(tmp_path: Path, name: str, 
     assert why in told
 
 
-def test_a_folder_without_splits_means_all_its_data_files(tmp_path: Path) -> None:
-    for name in ("one.jsonl", "two.jsonl", "deeper/three.jsonl", ".hidden/four.jsonl", "README.md"):
-        (tmp_path / "rows" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "rows" / name).write_text('{"text": "one"}\n{"text": "two"}\n')
-
-    count, why = counted(tmp_path / "rows")
-
-    assert (count, why) == (len(list(sources.find(str(tmp_path / "rows")).read())), "")
-
-
-@pytest.mark.parametrize("other", ["test.jsonl", "validation.jsonl", "dev.csv"])
-def test_the_file_called_train_is_the_training_data_of_a_folder(tmp_path: Path, other: str) -> None:
-    (tmp_path / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    (tmp_path / other).write_text('{"text": "three"}\n')
-
-    assert counted(tmp_path) == (2, "")
-    assert len(list(sources.find(str(tmp_path)).read())) == 2
-
-
 def test_folders_hub_data_and_large_files_are_left_to_the_worker(tmp_path: Path) -> None:
     large = tmp_path / "large.json"
     with large.open("wb") as stream:
         stream.truncate(8 * 1024**2 + 1)
 
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "a.jsonl").write_text("{}\n")
     assert counted(tmp_path) == (None, f"{tmp_path} is a folder")
     assert counted(large) == (None, f"{large} is larger than 8 MiB")
     assert counted("owner/data") == (None, "owner/data is on the hub")

@@ -191,7 +191,7 @@ def test_the_batch_is_counted_over_all_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["folder", "folder.jsonl"])
 def test_rows_that_cannot_be_counted_on_paper_are_left_open(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
-    (tmp_path / name / "test.json").write_text("[{}]")
+    (tmp_path / name / "data.json").write_text("[{}]")
 
     found = batch_json(made(f"train_dataloader.dataset.path=./{name}", "val_dataloader=None"))
 

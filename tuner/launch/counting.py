@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice
@@ -27,9 +26,6 @@ _MIB = 1024**2
 _MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 8 * _MIB, ".csv": 16 * _MIB}
 """What takes about a tenth of a second."""
 _DETECT_ROWS = 8
-_MAX_FILES = 1_000
-_OF_SPLIT = re.compile("train|val|dev|test|eval", re.IGNORECASE)
-"""Names by which `datasets` tells the files of one split from others'."""
 
 
 def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
@@ -158,33 +154,15 @@ def _first_rows(rows: Rows) -> Iterator[Row]:
         yield from (row for _, row in islice(chain.from_iterable(map(readers.read, files)), _DETECT_ROWS))
 
 
-def _of_folder(folder: Path) -> list[Path]:
-    """Return the training data of a folder: all its files, or the one called train beside other splits.
-
-    The folder itself is returned where their names may tell splits in another way, as `datasets` has several.
-    """
-    from tuner.data import readers
-
-    files = [file.relative_to(folder) for file in islice(sorted(folder.rglob("*")), _MAX_FILES + 1) if file.is_file()]
-    shown = [file for file in files if not any(part.startswith((".", "__")) for part in file.parts)]
-    if any(_OF_SPLIT.search(str(file)) for file in shown):
-        of_training = [file for file in shown if "train" in str(file).lower()]
-        is_plain = [file.stem for file in of_training] == ["train"] and all(len(file.parts) == 1 for file in shown)
-        shown = of_training if is_plain else []
-    if len(files) > _MAX_FILES:
-        return [folder]
-    return [folder / file for file in shown if readers.kind(file)] or [folder]
-
-
 def _files(rows: Rows) -> list[Path] | str:
     """Return the files of a data set, or why they are not counted."""
     place = paths.local(rows.path) if rows.path else None
     if place is None:
         return f"{rows.path} is on the hub"
-    files = _of_folder(place) if paths.is_folder(place) else paths.matching(place)
+    files = paths.matching(place)
     if not files:
         return f"{rows.path} does not exist"
-    if files == [place] and not place.is_file():
+    if not all(file.is_file() for file in files):
         return f"{rows.path} is a folder"
     if other := next((file for file in files if file.suffix.lower() not in _MAX_BYTES), None):
         return f"{other.name} is not plain text"
