@@ -99,7 +99,7 @@ def test_ones_own_model_and_data_go_from_a_folder_to_a_merged_model(person: Pers
             model, sft, "--data", rows(tmp_path, "sample", 60), "--val-split", "0.1", "--epochs", "1", *sets(), ranks=1
         )
     )
-    assert "method lora; --method sets another" in first.text
+    assert "(LoRA, SFT; --method chooses another)" in first.text
     assert "validation: 0.1 of the training rows are held out, by seed 42" in first.text
     assert first.json("run.json")["name"] == "my-qwen_lora"
     assert [line for line in first.metrics if "eval_loss" in line]

@@ -50,7 +50,7 @@ def test_mpiruns_ranks_learn_what_torchruns_learn(recipe: Path, losses: list[flo
     run = ok(finish(by_mpi(recipe, tmp_path / "run"), tmp_path / "run"))
 
     assert run.losses == losses
-    assert run.text.count("1 node, 2 processes (mpi)") == 1, "rank 0 speaks"
+    assert run.text.count("training on the CPU with 2 processes (mpi) in fp32") == 1, "rank 0 speaks"
     assert run.text.count("Trained 4 steps") == 1
     assert "step 1/4" in run.text, "lines, although Open MPI gives each rank a terminal"
 
