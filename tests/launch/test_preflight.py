@@ -116,7 +116,7 @@ def test_a_dry_run_is_told_what_would_be_refused(tmp_path: Path) -> None:
 
     (warning,) = preflight.foresee(plan)
 
-    assert warning.startswith("tuner train would refuse this run: '")
+    assert warning.startswith("tuner train would refuse this run: model.path: '")
     assert "holds no weights" in warning
 
 
