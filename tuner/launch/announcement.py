@@ -17,6 +17,7 @@ from tuner.launch.checks import storage
 from tuner.launch.run import ResolvedRun
 from tuner.launch.steps import Steps, estimate_tokens
 from tuner.machine.topology import Batch, Topology
+from tuner.recipes import starting_weights
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Share
 
@@ -52,7 +53,8 @@ def _model(recipe: Recipe) -> str:
     config, architecture = recipe.config, recipe.config.architecture
     method = f"{_method(config)}, {_OBJECTIVES.get(config.objective.type, config.objective.type.upper())}"
     asked = recipe.asked
-    if asked and asked.name is None and asked.overrides.method is None:
+    has_no_recipe = asked and (asked.name is None or starting_weights.is_model(asked.name))
+    if asked and has_no_recipe and asked.overrides.method is None:
         method += "; --method chooses another"
     text = f"{config.model.path} ({method})"
     if architecture is None or not has_formula(architecture):
