@@ -27,7 +27,8 @@ def of_text(text: str) -> list[dict[str, Any]]:
     """
     if _exists(text):
         return [{"path": text}]
-    return [_share(part.strip()) for part in text.split(",") if part.strip()] or [{"path": text}]
+    parts = [part for part in text.split(",") if part.strip()]
+    return [_share(part.strip() if len(parts) > 1 else part) for part in parts] or [{"path": text}]
 
 
 def _exists(text: str) -> bool:
