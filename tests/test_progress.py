@@ -124,10 +124,11 @@ def test_a_terminal_gets_a_bar_that_is_gone_afterwards(monkeypatch: pytest.Monke
             work.advance(4)
             time.sleep(1)
         progress.show_on(None)
-        drawn = ""
-        while "\x1b[?25h" not in drawn:  # the cursor is shown again
-            drawn += os.read(outer, 65536).decode()
+        read = b""
+        while b"\x1b[?25h" not in read:  # the cursor is shown again
+            read += os.read(outer, 65536)
     os.close(outer)
+    drawn = read.decode()
 
     assert re.search(r"tokenizing .*━.*4 of 8 rows", re.sub(r"\x1b\[[0-9;]*m", "", drawn))
     assert "\x1b[2K" in drawn.rpartition("rows")[2], "the line is cleared"

@@ -47,6 +47,14 @@ def test_each_option_sets_its_key_and_is_its_origin(tuner: Tuner) -> None:
         assert told.startswith(f"{flag} {given}"), flag
 
 
+def test_show_names_the_option_of_each_key_that_has_one(tuner: Tuner) -> None:
+    shown = tuner("show", TINY).out.splitlines()
+
+    for flag, key in {**KEY_FLAGS, "--epochs": "train_cfg.max_epochs", "--seed": "randomness.seed"}.items():
+        (line,) = [line for line in shown if line.startswith(f"{key} = ")]
+        assert line.endswith(f" ({flag})"), line
+
+
 def test_the_options_of_the_command_line_are_those_that_recipes_know() -> None:
     assert [plain_name(name) for name in OF_KEYS] == [*KEY_FLAGS]
 

@@ -166,9 +166,14 @@ def _run(path: Path) -> Shown:
     return Shown(str(path), sections, warnings=loaded.warnings)
 
 
+_FLAGS = {"train_cfg.max_epochs": "--epochs", "randomness.seed": "--seed"}
+"""Options of a recipe's keys beside those of `command_line.KEY_FLAGS`."""
+
+
 def _print(shown: Shown, *, as_json: bool) -> None:
     from tuner.cli.text import origins_json, with_origins
     from tuner.files import dump_json
+    from tuner.recipes.command_line import KEY_FLAGS
 
     if as_json:
         named = {f"{name}_origins" if name != "recipe" else "origins": name for name in shown.sections}
@@ -178,7 +183,9 @@ def _print(shown: Shown, *, as_json: bool) -> None:
         return
     lines, alone = [*shown.head], len(shown.sections) == 1
     for title, section in shown.sections.items():
-        told = with_origins(section.values, section.origins, width=44 if alone else 64, columns=columns())
+        options = {key: flag for flag, key in KEY_FLAGS.items()} | _FLAGS if title == "recipe" else {}
+        width = 44 if alone else 64
+        told = with_origins(section.values, section.origins, width=width, columns=columns(), options=options)
         lines += told if alone else [f"{_TITLES[title]}:", *(f"  {line}" for line in told)]
     say("\n".join(lines))
     for warning in shown.warnings:

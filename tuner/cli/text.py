@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tuner.cli.say import say, wrapped
@@ -23,7 +24,12 @@ def announce(run: ResolvedRun, warnings: tuple[str, ...]) -> None:
 
 
 def with_origins(
-    values: Mapping[str, Any], origins: Mapping[str, Origin], *, width: int = 44, columns: int | None = None
+    values: Mapping[str, Any],
+    origins: Mapping[str, Origin],
+    *,
+    width: int = 44,
+    columns: int | None = None,
+    options: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[str]:
     """Yield `key = value  # origin, over what it beat`, one line a leaf.
 
@@ -32,19 +38,21 @@ def with_origins(
         origins: Of the leaves.
         width: At which column origins begin.
         columns: Of the terminal: an origin for which it is too narrow stands below its value. None: there is none.
+        options: The option that sets a key, by keys; it stands after the key's origin.
     """
     for key, value in leaves(values):
-        text, origin = f"{key} = {value!r}", origins.get(key, DEFAULT)
-        line = _line(text, origin, width)
+        text, origin = f"{key} = {value!r}", _told(origins.get(key, DEFAULT))
+        if key in options and not origin.startswith(f"{options[key]} "):
+            origin += f" ({options[key]})"
+        line = f"{text:<{width}}  # {origin}"
         if columns is None or len(line) <= columns:
             yield line
         else:
             from textwrap import wrap  # a pipe has no width
 
             yield text
-            told = f"# {_told(origin)}"
             yield from wrap(
-                told, columns - 2, initial_indent="    ", subsequent_indent="    # ", break_on_hyphens=False
+                f"# {origin}", columns - 2, initial_indent="    ", subsequent_indent="    # ", break_on_hyphens=False
             )
 
 
