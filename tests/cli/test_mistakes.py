@@ -178,8 +178,8 @@ def test_a_recipes_folder_means_its_newest_run(tuner: Tuner, command: str) -> No
     assert "work_dirs/mine holds runs: taking the newest, work_dirs/mine/20260101." in result.err
 
 
-def test_uploading_is_told_by_the_option_of_export(tuner: Tuner) -> None:
-    told = ("push", "tuner export RUN --push OWNER/NAME")
+def test_uploading_is_told_by_the_option_of_train(tuner: Tuner) -> None:
+    told = ("push", "Name the repository: --push OWNER/NAME")
 
     _assert_told(tuner, [TINY, "--push-to-hub"], told)
     _assert_told(tuner, [TINY, "--set", "push_to_hub=True"], told)

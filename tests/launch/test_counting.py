@@ -124,14 +124,17 @@ def test_folders_hub_data_and_large_files_are_left_to_the_worker(tmp_path: Path)
     assert counted("hf://datasets/owner/data/*.jsonl") == (None, "hf://datasets/owner/data/*.jsonl is on the hub")
 
 
-@pytest.mark.parametrize("name", ["notes.md", "rows.parquet", "state.json", "my_test.jsonl"])
-def test_a_folder_of_plain_files_is_counted_and_one_with_any_other_file_is_not(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["rows.parquet", "state.json", "my_test.jsonl"])
+def test_a_folder_of_plain_files_is_counted_and_one_with_other_rows_or_splits_is_not(
+    tmp_path: Path, name: str
+) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / ".hidden.jsonl").write_text("{}\n")
     for file in ("a.jsonl", "more/trained.jsonl"):
         (tmp_path / file).write_text('{"text": "a"}\n' * 3)
     rows = load("tiny_full_custom_e1", Overrides(data=str(tmp_path))).config.train_dataloader.dataset
 
+    (tmp_path / "notes.md").write_text("Not rows.")
     assert counted(tmp_path) == (6, "") and len(list(mixing.open(rows).read())) == 6
     (tmp_path / name).write_text("{}\n")
     assert counted(tmp_path)[0] is None

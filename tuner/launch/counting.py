@@ -31,8 +31,10 @@ _DETECT_ROWS = 8
 _MAX_FILES = 1_000
 _VALIDATION = re.compile(r"(?<![^\W_])(validation|valid|dev|val)(?![^\W_])")
 """How `datasets` tells a validation split from the names of files and folders: a word of its own."""
-_OF_SPLIT = re.compile("train|val|dev|test|eval", re.IGNORECASE)
-"""Names by which `datasets` tells the files of one split from others'."""
+_SPLITS = re.compile(r"(?<![^\W_])(train|training|validation|valid|dev|val|test|testing|eval|evaluation)(?![^\W_])")
+"""How `datasets` tells the splits from the names of files and folders: a word of its own."""
+_SAVED = {"dataset_dict.json", "state.json"}
+"""Files of a folder that `save_to_disk` of `datasets` wrote; they name the files that hold the rows."""
 
 
 def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
@@ -200,19 +202,18 @@ def _names_in(folder: Path) -> list[str]:
 def _of_folder(folder: Path) -> list[Path]:
     """Return the training data of a folder: all its files, or the one called train beside other splits.
 
-    The folder itself is returned where their names may tell splits in another way, as `datasets` has several.
+    The folder itself is returned if `datasets` may tell the splits in another way, and if there are too many files.
     """
     from tuner.data import readers
 
-    files = [file.relative_to(folder) for file in islice(sorted(folder.rglob("*")), _MAX_FILES + 1) if file.is_file()]
-    shown = [file for file in files if not any(part.startswith((".", "__")) for part in file.parts)]
-    if any(_OF_SPLIT.search(str(file)) for file in shown):
-        of_training = [file for file in shown if "train" in str(file).lower()]
-        is_plain = [file.stem for file in of_training] == ["train"] and all(len(file.parts) == 1 for file in shown)
-        shown = of_training if is_plain else []
-    if len(files) > _MAX_FILES:
+    names = _names_in(folder)
+    if len(names) > _MAX_FILES or not _SAVED.isdisjoint(names):
         return [folder]
-    return [folder / file for file in shown if readers.kind(file)] or [folder]
+    if any(_SPLITS.search(name) for name in names):
+        is_flat = not any("/" in name for name in names)
+        names = [name for name in names if Path(name).stem == "train"]
+        names = names if is_flat and len(names) == 1 else []
+    return [folder / name for name in names if readers.kind(Path(name))] or [folder]
 
 
 def _files(rows: Rows) -> list[Path] | str:
