@@ -160,7 +160,7 @@ def test_a_source_that_does_not_exist_is_told_without_asking_the_hub(
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("the hub was asked"))
 
     for name in ("./nothere", "nothere", "work_dirs/mine/nothere"):
-        result = tuner(command, name)
+        result = tuner(command, name, *(["out"] if command == "export" else []))
 
         assert result.code == 2
         assert f"'{name}' does not exist" in result.err

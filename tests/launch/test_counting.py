@@ -125,9 +125,7 @@ def test_folders_hub_data_and_large_files_are_left_to_the_worker(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "state.json", "my_test.jsonl"])
-def test_a_folder_of_plain_files_is_counted_and_one_with_other_rows_or_splits_is_not(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_folder_of_plain_files_is_counted_and_one_with_other_rows_or_splits_is_not(tmp_path: Path, name: str) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / ".hidden.jsonl").write_text("{}\n")
     for file in ("a.jsonl", "more/trained.jsonl"):

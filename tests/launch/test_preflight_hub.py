@@ -273,7 +273,7 @@ def test_a_repository_that_a_recipe_file_names_needs_the_users_word(tmp_path: Pa
     mine = tmp_path / "mine.py"
     mine.write_text(f"_base_ = 'tiny_full_sample_e1'\ncheckpoint = dict(repository={NAME!r})\n")
 
-    with pytest.raises(RecipeError, match=rf"names a repository.*In .*mine.py:2.*add --push {NAME} or --allow-code"):
+    with pytest.raises(RecipeError, match=rf"mine.py:2: .*names a repository.*add --push {NAME} or --allow-code"):
         made(recipe=str(mine))
     assert made(recipe=str(mine), allow_code=True).recipe.config.checkpoint.repository == NAME
 

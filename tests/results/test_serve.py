@@ -99,7 +99,7 @@ def test_a_result_answers_openai_requests_as_it_does_in_chat(recipe: str, end: i
 def test_the_packages_that_are_missing_are_told_before_a_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "is_serve_available", lambda: False)
 
-    done = CliRunner().invoke(tuner, ["serve", "org/nowhere", "--engine", "transformers"])
+    done = CliRunner().invoke(tuner, ["serve", "./nowhere", "--engine", "transformers"])
 
     assert "pip install 'tuner-deepspeed[serve]'" in str(done.exception)
 

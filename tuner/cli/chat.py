@@ -13,6 +13,7 @@ from tuner.cli.help import Command
 from tuner.cli.models import max_new_tokens_option, model_options, stdout_is_the_answers
 from tuner.cli.options import Finite
 from tuner.cli.say import say
+from tuner.cli.sources import source_of
 from tuner.errors import TunerError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def command(
     talks = sys.stdin is not None and sys.stdin.isatty()  # a shell may have closed it: <&-
     if talks and as_json:
         raise UsageError("--json answers one prompt, from stdin", where="--json", fix="Add: < PROMPT.txt.")
+    source = source_of(source)
     prompt = None if talks else _prompt()
     with stdout_is_the_answers():
         from tuner.machine.hardware import detect

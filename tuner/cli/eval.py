@@ -11,6 +11,7 @@ from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.models import max_new_tokens_option, model_options, stdout_is_the_answers
 from tuner.cli.say import say
+from tuner.cli.sources import source_of
 from tuner.errors import DiskError, UsageError
 
 
@@ -76,6 +77,7 @@ def command(
     them. With --tasks and no --data, only the tasks are evaluated.
     """
     _check_out(generate, out)
+    source = source_of(source)
     names = tuple(name.strip() for name in (tasks or "").split(",") if name.strip())
     if tasks is not None and not names:
         raise UsageError("no task is given", where="--tasks", fix="Example: --tasks arc_easy,hellaswag.")

@@ -12,7 +12,6 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.models import source_of
 from tuner.cli.options import debug_option
 from tuner.cli.say import say
 from tuner.errors import UsageError
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
         "tuner export work_dirs/NAME/TIME model.gguf --as gguf",
     ),
 )
-@click.argument("source", shell_complete=complete.files, callback=source_of)
+@click.argument("source", shell_complete=complete.files)
 @click.argument("dest", required=False, type=click.Path(path_type=Path), shell_complete=complete.files)
 @click.option("--merge", is_flag=True, help="Merge the LoRA adapter into its base model, in the base's precision.")
 @click.option(
@@ -79,6 +78,7 @@ def command(
 
     --push uses your `hf auth login` token or HF_TOKEN, and checks its write permission first.
     """
+    from tuner.cli.sources import source_of
     from tuner.fit.sizes import parse_bytes
     from tuner.results.saved import check_dest, find
     from tuner.worker.quiet import quiet_libraries
@@ -87,7 +87,7 @@ def command(
     _check_push(dest, repository_name, private=private)
     if dest:
         check_dest(dest)
-    found = find(Path(source))
+    found = find(Path(source_of(source)))
     say(f"Exporting {found.description}.")
     if repository_name:  # an upload can take an hour: the hub's own progress bars tell how far it is
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0")

@@ -5,54 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
 
 import click
 
 from tuner.cli import complete
 from tuner.cli.options import all_of, debug_option
-from tuner.cli.say import say
-
-
-def newest_of(name: str) -> str:
-    """Return the newest run in a recipe's folder, work_dirs/RECIPE, and say so; any other name as it is."""
-    from tuner.recipes import paths
-    from tuner.recipes.starting_weights import holds_model
-    from tuner.runs.directory import is_run, newest_run
-
-    folder = paths.expanded(name)
-    if not paths.is_folder(folder) or is_run(folder) or holds_model(folder) or not (run := newest_run(folder)):
-        return name
-    say(f"{name} holds runs: taking the newest, {run}.", err=True)
-    return str(run)
-
-
-def source_of(ctx: click.Context, param: click.Parameter, name: str) -> str:
-    """Return what SOURCE means: `newest_of`, or the name as it is.
-
-    Raises:
-        RunDirectoryError: nothing is there, and the name is no id of the hub with its owner: the hub is not asked.
-    """
-    from tuner.recipes import mistaken, paths
-    from tuner.runs.listing import below, no_run
-
-    local, fix = paths.local(name), "Give a run, a model's folder, or a hub id: OWNER/NAME."
-    if local:
-        if not paths.exists(local):
-            raise no_run(name, "SOURCE", fix)
-        return newest_of(name)
-    from huggingface_hub import try_to_load_from_cache  # 0.01 s, for names alone of which nothing is here
-
-    folder = Path(name).parent
-    is_cached = "/" not in name and isinstance(try_to_load_from_cache(name, "config.json"), str)
-    if is_cached or ("/" in name and not (paths.is_folder(folder) and below(folder))):
-        return name
-    meant = mistaken.hub_id(name)
-    raise no_run(name, "SOURCE", f"Did you mean {meant}?" if meant else fix)
-
 
 model_options = all_of(
-    click.argument("source", shell_complete=complete.files, callback=source_of),
+    click.argument("source", shell_complete=complete.files),
     click.option(
         "--adapter", metavar="PATH", shell_complete=complete.files, help="Load this LoRA adapter on top of SOURCE."
     ),

@@ -13,6 +13,7 @@ import click
 from tuner.cli.help import Command
 from tuner.cli.models import model_options
 from tuner.cli.say import say
+from tuner.cli.sources import source_of
 from tuner.errors import MachineError, UsageError
 
 
@@ -59,6 +60,7 @@ def command(
     from tuner.results.chat import check_can_answer
     from tuner.results.model import spec_of, tokenizer_of
 
+    source = source_of(source)
     spec = spec_of(source, adapter)
     check_can_answer(spec, tokenizer_of(spec))
     serve.check_servable(spec)
