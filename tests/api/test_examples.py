@@ -34,8 +34,9 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def state_of_the_process() -> tuple[object, ...]:
-    # torch names the folder of its compiler in the environment, as soon as something imports that.
-    environ = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    # torch names the folder of its compiler in the environment, and DeepSpeed how torch looks for GPUs, when imported.
+    of_libraries = ("TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK")
+    environ = {name: value for name, value in os.environ.items() if name not in of_libraries}
     torch_state = torch.get_rng_state().tolist(), torch.get_default_dtype(), torch.is_grad_enabled()
     return environ, Path.cwd(), *torch_state
 
