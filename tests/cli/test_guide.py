@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cli.made_runs import make_run
@@ -122,6 +123,9 @@ def test_ctrl_c_leaves_with_130_and_nothing_made(folder: Path) -> None:
     terminal = Terminal(folder)
 
     terminal.wait_for("[1]: ")
+    while psutil.Process(terminal.process.pid).status() != psutil.STATUS_SLEEPING:
+        time.sleep(0.05)
+    time.sleep(0.5)  # readline notices a signal that comes before it waits only at the next key
     terminal.process.send_signal(2)
 
     assert terminal.code() == 130
