@@ -93,7 +93,13 @@ def test_settings_that_fit_each_other_are_taken(settings: dict[str, Any]) -> Non
     assert Dpo(type="dpo", **settings)
 
 
-def test_the_objective_decides_the_learning_rate_whatever_the_method() -> None:
-    rates = {changed(name).config.optim_wrapper.optimizer.lr for name in (DPO, DPO.replace("full", "qlora"))}
+@pytest.mark.parametrize(("objective", "rate"), [("dpo", 5e-7), ("kto", 5e-7), ("orpo", 5e-6)])
+def test_the_objective_decides_the_learning_rate_and_an_adapter_takes_ten_times_it(objective: str, rate: float) -> None:
+    full, adapter = DPO.replace("dpo", objective), DPO.replace("dpo_full", f"{objective}_qlora")
+    own = load(None, Overrides(model="package:tiny", method=f"{objective}_lora"))
 
-    assert len(rates) == 1
+    assert [one.config.optim_wrapper.optimizer.lr for one in (changed(full), changed(adapter), own)] == pytest.approx(
+        [rate, rate * 10, rate * 10]
+    )
+    assert "for an adapter" in own.origins["optim_wrapper.optimizer.lr"].source
+    assert changed(adapter, "lr=1e-6").config.optim_wrapper.optimizer.lr == 1e-6

@@ -33,7 +33,7 @@ from tuner.recipes.catalog_folders import TEMPLATES
 from tuner.recipes.code import run_file
 from tuner.recipes.command_line import layer_of
 from tuner.recipes.explain import validate
-from tuner.recipes.merging import Layer, Merged, leaves
+from tuner.recipes.merging import Layer, Merged, leaves, lookup, nested
 from tuner.recipes.origin import DEFAULT, Kind, Place
 from tuner.recipes.part import read_part
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_xtuner
@@ -41,6 +41,8 @@ from tuner.recipes.recipe_file import RecipeFile, read_file
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
 
 _CALLBACKS = "train_cfg.callbacks"
+_RATE = ("optim_wrapper", "optimizer", "lr")
+_ADAPTER_RATE = 10
 _MAX_BASES, _MAX_FILES = 8, 64
 """Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
 
@@ -124,8 +126,7 @@ def _own_layers(overrides: Overrides) -> Iterator[Layer]:
     base = read_base()
     yield Layer(base.values, base.place)
     objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
-    yield _part_layer("methods", method)
-    yield _part_layer("objectives", objective)
+    yield from with_adapter_rate([_part_layer("methods", method), _part_layer("objectives", objective)])
     yield validation_rows.OF_OWN_DATA
 
 
@@ -276,11 +277,28 @@ def _named_layers(
         parts = [_part_layer(kind, part) for kind, part in reading.base.kinds()]
         # The package's own files build on XTuner's recipes.
         is_of_xtuner = (above and above.kind is Kind.PACKAGE) or catalog.is_of_xtuner(name)
-        yield from with_xtuner(parts) if is_of_xtuner else parts
+        yield from with_xtuner(parts) if is_of_xtuner else with_adapter_rate(parts)
     if reading.epochs:
         yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
     for word in reversed(reading.words):
         yield Layer.at(Place(Kind.NAME, f"{word.text} in name {name}"), word.values, word.loses)
+
+
+def with_adapter_rate(parts: Sequence[Layer]) -> Iterator[Layer]:
+    """Yield the layers of a name's parts; an objective's own learning rate, meant for all weights, fits an adapter.
+
+    An adapter learns best at ten times the rate of full training ("LoRA Without Regret", Thinking Machines, 2025), and
+    TRL's DPO and ORPO examples use ten times the rate with LoRA. At 5e-7 DPO taught an adapter nothing
+    (docs/learning.md).
+    """
+    has_adapter = False
+    for part in parts:
+        yield part
+        rate = lookup(part.values, _RATE)
+        if has_adapter and rate is not None:
+            place = Place(Kind.DERIVED, f"derived: {_ADAPTER_RATE} times the objective's rate, for an adapter")
+            yield Layer.at(place, nested(_RATE, float(f"{rate * _ADAPTER_RATE:.6g}")))
+        has_adapter |= bool(part.values.get("adapter"))
 
 
 def with_xtuner(parts: Sequence[Layer]) -> Iterator[Layer]:
