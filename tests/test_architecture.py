@@ -35,6 +35,7 @@ FLOORS = {
     "cli": 5,
     "api": 5,  # the same functions, for programs; neither imports the other
     "launch": 4,
+    "lab": 4.5,  # measures and tries what launch and results do
     "results": 4,
     "worker": 3.8,  # the rank reads the run directory; a launcher imports nothing of it
     "data": 3.5,
@@ -110,17 +111,19 @@ def writes(node: ast.Call) -> bool:
 # Which rooms may have an effect on the world outside. A line elsewhere says why it has one: `# effect: WHY`.
 EFFECTS = {
     "starts a process": Effect(
-        ("launch", "machine"),
+        ("launch", "machine", "lab"),
         names=("os.system", "os.popen", "os.fork*", "os.spawn*", "os.posix_spawn*"),
         modules=("subprocess", "multiprocessing", "pty"),
     ),
     "becomes another program": Effect(("launch",), names=("os.exec*",)),
-    "reads the environment": Effect(("cli", "worker"), names=("os.environ*", "os.getenv", "os.putenv")),
-    "takes a signal": Effect(("launch", "machine", "worker"), names=("signal.signal", "signal.sigaction")),
-    "leaves Python": Effect(("cli", "worker"), names=("sys.exit", "os._exit", "exit", "quit", "SystemExit")),
-    "prints": Effect(("cli", "launch", "worker"), names=("print",)),
+    "reads the environment": Effect(("cli", "worker", "lab"), names=("os.environ*", "os.getenv", "os.putenv")),
+    "takes a signal": Effect(("launch", "machine", "worker", "lab"), names=("signal.signal", "signal.sigaction")),
+    "leaves Python": Effect(("cli", "worker", "lab"), names=("sys.exit", "os._exit", "exit", "quit", "SystemExit")),
+    "prints": Effect(("cli", "launch", "worker", "lab"), names=("print",)),
     # What decides leaves no trace: recipes, machine, zero, fit, report and cli.
-    "changes the disk": Effect(("files", "runs", "launch", "data", "models", "worker", "results"), calls=CHANGES),
+    "changes the disk": Effect(
+        ("files", "runs", "launch", "data", "models", "worker", "results", "lab"), calls=CHANGES
+    ),
 }
 
 
@@ -193,7 +196,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
 def test_heavy_libraries_are_imported_where_models_and_rows_are_alone(path: Path) -> None:
     heavy = HEAVY & {module.split(".")[0] for module in imports(path)}
 
-    assert not heavy or path.relative_to(ROOT).parts[0] in ("worker", "data", "models", "results")
+    assert not heavy or path.relative_to(ROOT).parts[0] in ("worker", "data", "models", "results", "lab")
 
 
 def test_no_chain_of_imports_is_longer_than_one_can_follow() -> None:

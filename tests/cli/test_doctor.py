@@ -15,8 +15,8 @@ import pytest
 from tests.cli.command import Tuner
 from tests.launch.processes import wait_until
 from tests.machine.gpus import A100, CPU, GIB, V100, machine
-from tuner.launch import doctor, probes
-from tuner.launch.probes import Probe, Row
+from tuner.lab import doctor, probes
+from tuner.lab.probes import Probe, Row
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import GpuUse
 

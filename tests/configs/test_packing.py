@@ -18,7 +18,7 @@ from tests.each import each
 from tests.fit.small import SMALL
 from tests.models.brought import BROUGHT, brought
 from tuner.data.batches import side_by_side
-from tuner.models.shrink import config_of
+from tuner.lab.shrink import config_of
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.architecture_constraints import KEEPS_APART

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from tuner.models.shrink import config_of
+from tuner.lab.shrink import config_of
 from tuner.recipes.architecture import Architecture
 
 

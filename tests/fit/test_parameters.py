@@ -16,7 +16,7 @@ from tuner.errors import ModelError
 from tuner.fit import parameters
 from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
-from tuner.models.shrink import config_of
+from tuner.lab.shrink import config_of
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.part import read_part

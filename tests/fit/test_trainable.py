@@ -18,7 +18,7 @@ from tests.fit.recipes import lightest
 from tests.fit.small import SMALL, name_of, small
 from tuner.fit.parameters import num_parameters
 from tuner.fit.trainable import Parameters, count
-from tuner.models.shrink import config_of
+from tuner.lab.shrink import config_of
 from tuner.recipes.adapter import Adapter
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig

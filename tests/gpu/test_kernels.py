@@ -10,8 +10,8 @@ import pytest
 
 from bench.memory import Case, make_data, make_model, measure
 from tests.e2e.runs import ok, quick, train
-from tuner.launch import probes
-from tuner.launch.probes import Probe
+from tuner.lab import probes
+from tuner.lab.probes import Probe
 from tuner.machine.hardware import Hardware
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]

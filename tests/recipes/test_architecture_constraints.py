@@ -13,7 +13,7 @@ from tests.fit.small import SMALL
 from tests.models.brought import BROUGHT, brought
 from tuner.errors import RecipeError
 from tuner.fit.families import FAMILIES
-from tuner.models.shrink import config_of
+from tuner.lab.shrink import config_of
 from tuner.recipes.architecture_constraints import FUSED_EXPERTS, ODD_LINEARS
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides, Recipe

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from tests.fit.small import SMALL, name_of
 from tuner.fit.parameters import Built, built
-from tuner.models.shrink import config_of
+from tuner.lab.shrink import config_of
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.model_facts import read_architecture

@@ -48,6 +48,7 @@ def examples() -> dict[str, str | None]:
 
 def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     """Train two steps; return their losses, how far the result is from the start, and from what was saved of it."""
+    from tuner.lab import stand_ins
     from tuner.launch import render
     from tuner.launch.resolve import resolve_run
     from tuner.launch.run import Request
@@ -55,7 +56,6 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     from tuner.machine.topology import LaunchFlags, Rank
     from tuner.recipes.recipe import Overrides
     from tuner.runs import directory
-    from tuner.worker import stand_ins
     from tuner.worker.guard import Guard
     from tuner.worker.train import train
 
@@ -88,9 +88,9 @@ def make_model(kind: str, folder: Path) -> None:
     import transformers
 
     from tests.models.brought import brought
+    from tuner.lab import stand_ins
     from tuner.recipes.architecture import Architecture
     from tuner.recipes.loading import load
-    from tuner.worker import stand_ins
 
     tokenizer, _ = stand_ins.tokenizer_of(load("tiny_full_sample_e1").config.model)
     part = examples()[kind]

@@ -62,7 +62,7 @@ def distance(kind: str, rank: int, **own: Any) -> tuple[float, ...]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     from tests.fit.small import small
-    from tuner.models.shrink import config_of
+    from tuner.lab.shrink import config_of
     from tuner.worker.sequence_parallel import Share
 
     torch.manual_seed(0)

@@ -21,11 +21,11 @@ from tests.worker.experts import Experts, make, write
 from tests.worker.test_loss import JUDGED, PAIR, SFT
 from tests.worker.test_trainers import tokenizer
 from tuner.errors import ModelError, RecipeError
+from tuner.lab.stand_ins import tokenizer_of
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.worker import trainer_setup
 from tuner.worker.experts import balanced, let_ranks_choose
-from tuner.worker.stand_ins import tokenizer_of
 
 ROOT = Path(__file__).parents[2]
 COEFFICIENT = 0.02

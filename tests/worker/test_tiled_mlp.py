@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from tests.fit.recipes import lightest
 from tests.fit.small import small
 from tuner.errors import ModelError
+from tuner.lab.shrink import config_of
 from tuner.models.load import decoder_layers
-from tuner.models.shrink import config_of
 from tuner.recipes.long_context import KINDS
 from tuner.worker.tiled_mlp import tile
 

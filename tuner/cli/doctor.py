@@ -12,7 +12,7 @@ from tuner.cli.help import Command
 from tuner.errors import MachineError
 
 if TYPE_CHECKING:
-    from tuner.launch.doctor import Report
+    from tuner.lab.doctor import Report
 
 _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[bold red]failed[/]", "absent": "[dim]-[/]"}
 
@@ -25,7 +25,7 @@ def command(as_json: bool) -> None:
     Takes a few seconds. Exit code 3 if something fails. Values of environment variables are never printed.
     """
     from tuner.files import dump_json
-    from tuner.launch import doctor
+    from tuner.lab import doctor
 
     report = doctor.examine(dict(os.environ))
     if as_json:

@@ -15,7 +15,7 @@ from tuner.cli.say import say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from tuner.launch.remote import Launch
+    from tuner.lab.hosts import Launch
     from tuner.launch.run import Request
 
 options = all_of(
@@ -47,7 +47,7 @@ def start(
     if hostfile is None:
         _refuse_alone({"--include": include, "--exclude": exclude, "--ssh": ssh})
         return
-    from tuner.launch import remote
+    from tuner.lab import hosts as hosts_over_ssh
     from tuner.machine import hostfile as hostfiles
     from tuner.machine.variables import count, given, text
     from tuner.recipes import loading
@@ -60,7 +60,7 @@ def start(
     variables = hostfiles.variables((Path.home(), Path.cwd()), os.environ.get("DS_ENV_FILE"))
     if variables:  # a stranger's folder may bring such a file
         say(f"set on every host from .deepspeed_env: {', '.join(variables)}", err=True)
-    launch = remote.plan(
+    launch = hosts_over_ssh.plan(
         hostfiles.read(hostfile, include, exclude),
         ssh or "ssh",
         sys.argv[1:],
@@ -74,7 +74,7 @@ def start(
     if dry_run:
         _print(launch)
         sys.exit(0)
-    sys.exit(remote.run(launch, remote.look(launch)))
+    sys.exit(hosts_over_ssh.run(launch, hosts_over_ssh.look(launch)))
 
 
 def _refuse_alone(given: dict[str, str | None]) -> None:

@@ -16,7 +16,7 @@ from tuner.cli.options import override_options, overrides
 from tuner.cli.say import say
 
 if TYPE_CHECKING:
-    from tuner.launch.smoke import Stage
+    from tuner.lab.smoke import Stage
 
 _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
 """For this process and its ranks: no GPU, no hub, and nothing reported to anyone."""
@@ -39,8 +39,8 @@ def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code
     from tuner.worker.quiet import quiet_libraries
 
     quiet_libraries()
+    from tuner.lab.smoke import UNKNOWN, smoke
     from tuner.launch.run import Request
-    from tuner.launch.smoke import UNKNOWN, smoke
 
     asked = Request(recipe, overrides(**changes), deepspeed, allow_code=allow_code, command=("tuner", *sys.argv[1:]))
     verdict = smoke(asked, dict(os.environ), lambda stage: None if as_json else _print(stage))

@@ -17,7 +17,7 @@ from tuner.cli.say import say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tuner.launch.tune import Candidate, Measured, Tuned
+    from tuner.lab.tune import Candidate, Measured, Tuned
 
 
 @click.command(cls=Command, examples=("tuner tune my_recipe.py",))
@@ -59,8 +59,8 @@ def command(
     measured so far.
     """
     from tuner.files import dump_json, write_new_text
+    from tuner.lab.tune import tune
     from tuner.launch.run import Request
-    from tuner.launch.tune import tune
     from tuner.machine.topology import LaunchFlags
 
     flags, typed = LaunchFlags(nproc_per_node=nproc_per_node), ("tuner", *sys.argv[1:])

@@ -1,6 +1,6 @@
 """The heavy probes of `tuner doctor`: each in a process of its own, with a deadline, its end told whatever it is.
 
-It starts and ends children; what they find is `tuner.worker.probe`'s.
+It starts and ends children; what they find is `tuner.lab.probe`'s.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Probe:
     name: str
     arguments: Sequence[str]
     fix: str
-    module: str = "tuner.worker.probe"
+    module: str = "tuner.lab.probe"
 
 
 def run_all(probes: Sequence[Probe], env: Mapping[str, str], deadline_s: float = DEADLINE_S) -> list[Row]:

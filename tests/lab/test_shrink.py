@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, set_seed
 
 from tests.each import each
 from tests.fit.built import built
-from tuner.models.shrink import config_of, shrink
+from tuner.lab.shrink import config_of, shrink
 from tuner.recipes import catalog
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.part import read_part

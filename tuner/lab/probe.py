@@ -1,4 +1,4 @@
-"""`python -m tuner.worker.probe NAME`: one heavy library tried for real, its answer one line of JSON.
+"""`python -m tuner.lab.probe NAME`: one heavy library tried for real, its answer one line of JSON.
 
 It runs as a child of `tuner doctor`, which a crash or a hang in here must not take along; it judges no machine.
 """

@@ -13,13 +13,13 @@ from tests.launch.plans import PATH, checkpoint
 from tuner.data.sample import KINDS
 from tuner.data.templates import answers_end
 from tuner.errors import ModelError
+from tuner.lab import stand_ins
+from tuner.lab.smoke import Stage, Verdict, smaller, smoke
 from tuner.launch.run import Request
-from tuner.launch.smoke import Stage, Verdict, smaller, smoke
 from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Rows
 from tuner.runs.directory import RunDirectory
-from tuner.worker import stand_ins
 
 TINY = "tiny_full_sample_e1"
 

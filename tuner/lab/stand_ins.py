@@ -1,6 +1,6 @@
 """What a smoke test needs of heavy libraries: a small random model with its tokenizer, rows that are here, comparisons.
 
-It starts no ranks; `launch.smoke` does.
+It starts no ranks; `lab.smoke` does.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import transformers
 from tuner.data.prepare import describe, prepare
 from tuner.data.sources import find
 from tuner.errors import DataError, MachineError, ModelError, TunerError
+from tuner.lab.shrink import config_of, shrink
 from tuner.models.load import load_tokenizer, source
-from tuner.models.shrink import config_of, shrink
 from tuner.recipes import catalog, paths
 from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import Dataset, Model, Rows

@@ -17,7 +17,7 @@ import pytest
 from tests.launch.processes import wait_until
 from tuner import __version__
 from tuner.errors import MachineError, UsageError
-from tuner.launch import remote
+from tuner.lab import hosts as over_ssh
 from tuner.machine.hostfile import NODE, Host
 
 pytestmark = pytest.mark.timeout(60)
@@ -30,22 +30,22 @@ exec sh -c "$2"
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.launch.test_remote import launch
-from tuner.launch import remote
-remote._AFTER_FAILURE_S = 0.5
-sys.exit(remote.run(launch(Path(sys.argv[1]), *sys.argv[2:]), "10.0.0.1"))
+from tests.lab.test_hosts import launch
+from tuner.lab import hosts as over_ssh
+over_ssh._AFTER_FAILURE_S = 0.5
+sys.exit(over_ssh.run(launch(Path(sys.argv[1]), *sys.argv[2:]), "10.0.0.1"))
 """
 ROOT = Path(__file__).parents[2]
 
 
-def launch(folder: Path, *hosts: str, **more: Any) -> remote.Launch:
+def launch(folder: Path, *hosts: str, **more: Any) -> over_ssh.Launch:
     """Return a launch of `tuner`, which is whatever the folder's tuner.py does."""
     ssh = folder / "ssh"
     ssh.write_text(SSH)
     ssh.chmod(0o755)
     named = tuple(Host(name, (0, 1), is_whole=True) for name in hosts or ("n1", "n2"))
     environ = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", "SECRET": "not sent"}
-    return remote.plan(named, str(ssh), ("train", "x"), folder, environ, more.pop("variables", {}), **more)
+    return over_ssh.plan(named, str(ssh), ("train", "x"), folder, environ, more.pop("variables", {}), **more)
 
 
 def does(folder: Path, code: str) -> None:
@@ -81,9 +81,9 @@ def test_each_host_starts_its_node_where_this_one_stands(tmp_path: Path, capfd: 
     does(tmp_path, "print(*(os.environ.get(key) for key in ('NNODES', 'NODE_RANK', 'ADDR', 'PORT', 'NPROC_PER_NODE',\n"
          "'CUDA_VISIBLE_DEVICES', 'MINE', 'SECRET')), os.getcwd() + ' ' + ' '.join(sys.argv[1:]))")  # fmt: skip
     plan = launch(tmp_path, variables={"MINE": "a b"}, master_port=1234)
-    plan = remote.Launch(**{**vars(plan), "hosts": (plan.hosts[0], Host("n2", (1, 3), is_whole=False))})
+    plan = over_ssh.Launch(**{**vars(plan), "hosts": (plan.hosts[0], Host("n2", (1, 3), is_whole=False))})
 
-    code = remote.run(plan, remote.look(plan) and "10.0.0.1")
+    code = over_ssh.run(plan, over_ssh.look(plan) and "10.0.0.1")
 
     assert code == 0
     assert sorted(capfd.readouterr().out.splitlines()) == [
@@ -97,7 +97,7 @@ def test_every_host_that_is_not_ready_is_told_before_one_is_started(tmp_path: Pa
     plan = launch(tmp_path, "n1", "gone-1", "gone-2")
 
     with pytest.raises(MachineError) as caught:
-        remote.look(plan)
+        over_ssh.look(plan)
 
     told = [str(one) for one in (caught.value, *caught.value.others)]
     assert sum("cannot be reached: ssh: connect to host" in one for one in told) == 2
@@ -116,14 +116,14 @@ def test_another_tuner_or_no_such_folder_on_a_host_is_refused(tmp_path: Path, ch
     does(tmp_path, "")
     plan = launch(tmp_path, "n1")
     if change == "folder":
-        plan = remote.Launch(**{**vars(plan), "folder": Path("/nowhere at all")})
+        plan = over_ssh.Launch(**{**vars(plan), "folder": Path("/nowhere at all")})
     elif change == "version":
         (tmp_path / "tuner.py").write_text("print('tuner, version 0.0.1')")
     else:
         (tmp_path / "tuner.py").write_text("import not_there_at_all")
 
     with pytest.raises(MachineError, match=said):
-        remote.look(plan)
+        over_ssh.look(plan)
 
 
 def test_the_code_is_that_of_the_host_that_failed_first_and_the_others_end(started: Any, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_hosts_with_different_numbers_of_slots_are_refused(tmp_path: Path) -> No
     hosts = (Host("n1", (0, 1), is_whole=True), Host("n2", (0, 1, 2), is_whole=True))
 
     with pytest.raises(UsageError, match=r"n1 2, n2 3.*--include NAME:0,1"):
-        remote.plan(hosts, "ssh", (), tmp_path, {}, {})
+        over_ssh.plan(hosts, "ssh", (), tmp_path, {}, {})
 
 
 def test_more_processes_than_slots_are_refused_and_fewer_are_taken(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 from tuner import __version__
 from tuner.errors import MachineError
 from tuner.fit.sizes import gib
-from tuner.launch import probes
+from tuner.lab import probes
+from tuner.lab.probes import DEADLINE_S, Row
 from tuner.launch.checks import gpus, storage
-from tuner.launch.probes import DEADLINE_S, Row
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Hardware
 from tuner.recipes import paths

@@ -17,6 +17,7 @@ from typing import Any
 
 from tuner.errors import ModelError, TunerError
 from tuner.files import disk_errors, write_text
+from tuner.lab import stand_ins
 from tuner.launch import preflight, ranks, render
 from tuner.launch.resolve import load, resolve_run
 from tuner.launch.run import Request, ResolvedRun
@@ -30,7 +31,6 @@ from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
-from tuner.worker import stand_ins
 
 UNKNOWN = "Not tested: GPU kernels, GPU memory (see tuner plan), NCCL and the real weights."
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
