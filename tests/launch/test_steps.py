@@ -88,6 +88,11 @@ def test_which_of_two_kinds_max_rows_leaves_is_not_told_on_paper(sources: tuple[
     assert (found.samples.value, found.samples.certainty) == (8, Certainty.AT_MOST)
 
 
+def test_few_rows_are_all_fitted_into_packed_rows() -> None:
+    assert packed_rows(4, (20, 18, 18, 18), 64, 2048) == 2
+    assert packed_rows(400, (20, 18, 18, 18), 64, 2048) == 134
+
+
 def test_packed_rows_are_counted_by_the_tokens_of_sampled_rows_and_have_no_bound() -> None:
     found = steps(DatasetSize(1000, lengths=(500, 500, 100, 900)), **PACKED, pack_length=1000)
 

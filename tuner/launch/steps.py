@@ -209,7 +209,7 @@ def packed_rows(num_rows: int, lengths: Sequence[int], pack_length: int, max_len
     Fitted longest first into the first row with room, which needs about as many rows as TRL 1.16's best fit. A row
     longer than `pack_length` shares its row with none; what is longer than `max_length` is split.
     """
-    sample = list(lengths) * max(1, _MAX_FITTED // len(lengths))
+    sample = list(lengths) * max(1, min(_MAX_FITTED, num_rows) // len(lengths))  # all rows are fitted if they are few
     rows, room, pieces = 0, list[int](), list[int]()
     for length in sample:
         if length > pack_length:
@@ -277,13 +277,17 @@ def _samples(sources: Sequence[DatasetSize], rows: Count, config: RecipeConfig) 
             packed_rows(one.taken or 0, one.sampled, length, dataset.max_length) for one in sources if one.taken
         )
         value = max(1, round(packed * rows.value / max(1, counted)))
-        why = f"{rows.value:,} rows pack into about {value:,} rows of {length:,} tokens"
+        why = f"{_num_rows(rows.value)} pack into about {_num_rows(value)} of {length:,} tokens"
         return Count(value, Certainty.ABOUT, why)
     if Certainty.AT_MOST in (rows.certainty, samples.certainty):
         return (rows if rows.certainty is Certainty.AT_MOST else samples)._replace(value=samples.value)
     num_bad = config.train_dataloader.dataset.bad_rows
     bad = f", and up to {num_bad} bad rows" if num_bad else ""
     return Count(samples.value, Certainty.UNLESS_DROPPED, f"{_DROPPED[config.objective.type]}{bad}")
+
+
+def _num_rows(number: int) -> str:
+    return f"{number:,} row{'s' * (number != 1)}"
 
 
 def _of_rows(sources: Sequence[DatasetSize], rows: int) -> Count:
