@@ -169,7 +169,7 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path, ranks: int) -> 
 
 
 def test_a_bad_row_ends_the_run_with_code_2_and_its_file_and_line(tmp_path: Path) -> None:
-    row, told = '{"messages": [{"role": "user", "content": "Hi"}', "is truncated"
+    row, told = '{"messages": [{"role": "user", "content": "Hi"}', "it ends before the closing '}'"
     data = tmp_path / "my data.jsonl"
     good = json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})
     data.write_text(f"{good}\n" * 20 + f"{row}\n")  # the first rows are looked at before any rank starts

@@ -46,7 +46,7 @@ def test_a_run_that_gets_worse_ends_early_with_its_best_weights_and_tells_it_all
     assert "the tracker tensorboard is disabled" in report and "before training" in report
     assert (
         "Early stopping ended the run before step 12" in run.text
-        and f"Training ended early, at step {best + 2} of 12" in report
+        and f"Early stopping: training ended at step {best + 2} of 12" in report
     )
     verdict = run.json("status.json")["verdict"]
     assert (verdict["outcome"], verdict["before"], verdict["after"]) == (

@@ -282,6 +282,8 @@ def test_a_run_has_a_directory_of_its_own_by_recipe_and_time(tmp_path: Path) -> 
     assert made().run_path == tmp_path / "work_dirs" / TINY / "20260102_030405"
     assert made(work_dir=Path("here")).run_path == tmp_path / "here"
     assert made().launch_id != made(now=NOW + timedelta(microseconds=1)).launch_id
+    written_run(made().run_path)
+    assert made().run_path == tmp_path / "work_dirs" / TINY / "20260102_030405_2", "a run of the same second"
 
 
 def test_all_tasks_of_a_slurm_job_take_the_same_directory_and_launch(tmp_path: Path) -> None:

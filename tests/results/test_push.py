@@ -87,7 +87,7 @@ def test_python_uploads_too_and_keeps_the_folder(hub: Hub, run: RunDirectory, tm
 
 
 def test_python_refuses_what_the_command_refuses_before_it_writes(hub: Hub, run: RunDirectory, tmp_path: Path) -> None:
-    for options in ({"push": NAME, "layout": "gguf"}, {"private": True}, {"push": "someone/my-model"}):
+    for options in ({"push": NAME, "format": "gguf"}, {"private": True}, {"push": "someone/my-model"}):
         with pytest.raises(UsageError, match=r"does not support GGUF|needs push|neither the user"):
             api.export(run.path, tmp_path / "out", **options)  # type: ignore[arg-type]
 

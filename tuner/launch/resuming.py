@@ -54,6 +54,8 @@ def find_start(asked: str | None, work_dir: Path | None, home: Path, default_nam
     """
     fresh = (work_dir or home / default_name).absolute()
     if asked is None:
+        if work_dir is None and not topology.is_shared:
+            fresh = _not_taken(fresh)
         directory.check_free(fresh, resume=_already_started(fresh, topology))
         return Start(fresh)
     if asked == "auto":
@@ -62,6 +64,12 @@ def find_start(asked: str | None, work_dir: Path | None, home: Path, default_nam
     target = fresh if work_dir or not directory.is_run(owner) else owner
     directory.check_free(target, resume=target == owner or _already_started(target, topology))
     return _resumed(target, checkpoint, passed_over)
+
+
+def _not_taken(folder: Path) -> Path:
+    """Return the folder, or if a run of the same second has it, the same name with a number."""
+    names = (folder, *(folder.with_name(f"{folder.name}_{number}") for number in range(2, 100)))
+    return next((name for name in names if not name.exists()), folder)
 
 
 def _verifies(topology: Topology) -> bool:
