@@ -56,4 +56,4 @@ def test_a_run_that_gets_worse_ends_early_with_its_best_weights_and_tells_it_all
     )
     assert verdict["line"] in run.text and verdict["advice"] in report
     assert "overfit: held-out loss " in report
-    assert f"the weights of step {best}" in report and "chart-loss" in report
+    assert f"(weights of step {best}, the lowest validation loss)" in report and "chart-loss" in report
