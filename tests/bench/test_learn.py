@@ -106,6 +106,7 @@ def test_a_picture_holds_each_tool_and_the_same_bytes_each_time(tmp_path: Path) 
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_a_cell_is_trained_and_measured() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-m", "bench.learn", "--tiny", "--tool", "tuner", "--json", os.devnull]

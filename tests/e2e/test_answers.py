@@ -18,6 +18,7 @@ pytestmark = pytest.mark.e2e
 GENERATE = ("--set", "log.generate=5", "--set", "log.max_new_tokens=12")
 
 
+@pytest.mark.long
 def test_at_zero3_with_an_untied_head_answers_are_those_of_the_saved_model(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.format(method="full", path=str(llama(tmp_path / "model", is_tied=False)), val_batch=2))
@@ -42,6 +43,7 @@ def test_at_zero3_with_an_untied_head_answers_are_those_of_the_saved_model(tmp_p
     assert all({"eval_exact_match", "eval_rouge_l", "eval_bleu"} <= line.keys() for line in measured)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_has_the_answers_of_each_step_once(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.format(method="lora", path=str(llama(tmp_path / "model", is_tied=True)), val_batch=2))

@@ -59,6 +59,7 @@ def check(folder: Path, method: str, *, is_tied: bool, levels: tuple[str, ...], 
         assert losses == pytest.approx(first, rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_head_of_its_own_trains_and_validates_at_zero_3_as_without_zero(tmp_path: Path) -> None:
     check(tmp_path, "full", is_tied=False, levels=("none", "zero3"))
 

@@ -27,6 +27,7 @@ def test_checkpoints_and_the_result_of_a_run_arrive(tmp_path: Path, monkeypatch:
     assert not any(TOKEN.encode() in file.read_bytes() for file in run.path.rglob("*") if file.is_file())
 
 
+@pytest.mark.long
 def test_a_hub_that_refuses_the_upload_does_not_harm_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushing = ("--push", NAME, "--set", "checkpoint.push=True", "--set", "max_steps=2")
     with serving(Hub(), monkeypatch) as hub:

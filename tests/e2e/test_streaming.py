@@ -65,6 +65,7 @@ def _counted(run: Path) -> Iterator[list[int]]:
     thread.join()
 
 
+@pytest.mark.long
 def test_a_stream_gives_the_same_losses_on_one_rank_on_two_and_after_a_kill_without_the_rows_that_were_seen(
     tmp_path: Path, rows: Path, faulty: Faulty
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_stream_that_has_changed_is_refused_and_a_stop_leaves_nothing_behind(
     assert "the data has changed: it now has 1 files of" in refused.text
 
 
+@pytest.mark.long
 def test_a_wrong_row_of_a_later_block_ends_the_run_with_its_line_and_may_be_left_out_after(
     tmp_path: Path, rows: Path
 ) -> None:

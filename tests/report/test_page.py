@@ -56,7 +56,7 @@ def test_one_run_is_told_whole(tmp_path: Path) -> None:
     assert "train 1,000 998 2 0 0 0 9 5" in told["data"]
     assert "dropped train there is no answer 2 0" in told["data"]
     assert "estimate, tensors only 85.92 GiB measured on rank 0, tensors only 54.25 GiB" in told["memory"]
-    assert "optim_wrapper.optimizer.lr 2e-05 5e-07" in told["recipe"]
+    assert "optim_wrapper.optimizer.lr 2e-05 5e-06" in told["recipe"]
     assert "What is the capital of Spain? Madrid. The capital of Madrid. ✓" in told["samples"]
     assert "300 7.0" not in told["checkpoints"] and "250 0.0 MiB yes (the result)" in told["checkpoints"]
     assert "8 x NVIDIA H200" in told["machine"] and "transformers" in told["machine"]
@@ -81,9 +81,9 @@ def test_several_runs_are_named_by_where_they_differ_and_so_are_their_recipes(tm
     runs = gather([one.path, other.path])
 
     assert [run.name for run in runs] == ["a/first", "b/first"]
-    assert recipe_differences(runs) == [("optim_wrapper.optimizer.lr", [5e-07, 1e-05])]
+    assert recipe_differences(runs) == [("optim_wrapper.optimizer.lr", [5e-06, 1e-05])]
     told = read(one, other).sections
-    assert "optim_wrapper.optimizer.lr 5e-07 1e-05" in told["recipe"]
+    assert "optim_wrapper.optimizer.lr 5e-06 1e-05" in told["recipe"]
 
 
 @pytest.mark.parametrize("name", ["recipe", "folder"])

@@ -104,4 +104,4 @@ def _export(source: Path, dest: Path, words: Sequence[str], **options: Any) -> N
     assert isinstance(tuner, click.Group)
     export = tuner.get_command(context, "export")
     assert export is not None
-    context.invoke(export, source=source, dest=dest, **options)
+    context.invoke(export, source=str(source), dest=dest, **options)
