@@ -127,7 +127,7 @@ class Watch:
 def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     from deepspeed.runtime.engine import DeepSpeedEngine
 
-    from tuner.worker.train import train
+    from tuner.worker.train import run_rank
 
     watch = Watch(run.path / f"memory-{rank.rank}.json")
     backward, step = DeepSpeedEngine.backward, DeepSpeedEngine.step
@@ -143,7 +143,7 @@ def train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
 
     DeepSpeedEngine.backward, DeepSpeedEngine.step = watched_backward, watched_step
     with nullcontext() if torch.cuda.is_available() else as_on_a_gpu():
-        train(run, rank, guard)
+        run_rank(run, rank, guard)
 
 
 def main() -> None:

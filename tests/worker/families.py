@@ -57,7 +57,7 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     from tuner.recipes.recipe import Overrides
     from tuner.runs import directory
     from tuner.worker.guard import Guard
-    from tuner.worker.train import train
+    from tuner.worker.train import run_rank
 
     make_model(kind, folder / "model")
     sets = [("--set", f"{key}={value}") for key, value in _SETS.items()]
@@ -73,7 +73,7 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     made = resolve_run(request, environ, hardware.detect({"CUDA_VISIBLE_DEVICES": ""}), datetime.now().astimezone())
     os.environ |= render.environment(made)
     run, rank = directory.create(made.run_path, render.files(made), resume=False), Rank(0, 0, 1, True)
-    train(run, rank, Guard(run, rank))
+    run_rank(run, rank, Guard(run, rank))
     lines = map(json.loads, run.metrics.read_text(encoding="utf-8").splitlines())
     return {
         "losses": [line["loss"] for line in lines if "loss" in line],
