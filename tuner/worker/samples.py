@@ -89,6 +89,9 @@ def _show(config: RecipeConfig, asked: list[list[Message]], run: RunDirectory, g
     model = AutoModelForCausalLM.from_pretrained(run.final)  # loads an adapter's base too
     answers = _answers(model, tokenizer, questions, guard, began + seconds / 2)
     if not answers:
+        if not guard.stop_requested:
+            more = f"--set num_samples={len(asked)} takes the time that it needs"
+            print(f"No samples: there was no answer within {seconds / 2:.0f} s; {more}.", flush=True)
         return
     if not config.adapter:
         model = None  # two of them at once may be too much for the host
