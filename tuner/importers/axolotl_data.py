@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tuner import paths
 from tuner.importers.document import Keys
 from tuner.importers.rules import one_file, renamed, source
 from tuner.importers.translation import Given, Outcome, Translation
-from tuner.recipes import paths
 
 _FORMATS = {
     **dict.fromkeys(("alpaca", "alpaca_chat", "gpteacher", "oasst", "reflection"), "alpaca"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tuner import paths
 from tuner.errors import RecipeError, did_you_mean
 from tuner.importers.document import Document
 from tuner.importers.rules import renamed
 from tuner.importers.translation import Given, Outcome, Translation
-from tuner.recipes import paths
 
 _INFO = "dataset_info.json"
 _COLUMNS = {

@@ -21,13 +21,13 @@ from huggingface_hub import ModelCard
 from transformers import CONFIG_MAPPING, LlamaConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from tuner import paths
+from tuner.assets import without_generation_marks
 from tuner.errors import DiskError, UsageError
 from tuner.files import disk_errors, write_json
 from tuner.fit.sizes import gib
 from tuner.models.load import DTYPES, explained, is_scorer, source
-from tuner.recipes import paths
 from tuner.recipes.schema import Model
-from tuner.recipes.template import plain
 from tuner.results import gguf
 from tuner.results.adapter import STEM, Adapter, read_config
 from tuner.results.base import base_of, check_facts, folder_of, hub_id, read_model_config
@@ -299,7 +299,7 @@ def _tokenizer(folders: Iterable[Path]) -> Any | None:
     with explained(str(folder)):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if isinstance(tokenizer.chat_template, str):
-        tokenizer.chat_template = plain(tokenizer.chat_template)
+        tokenizer.chat_template = without_generation_marks(tokenizer.chat_template)
     return tokenizer
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import transformers
 from transformers.utils.import_utils import is_serve_available
 
+from tuner import paths
 from tuner.errors import MachineError, ModelError
 from tuner.machine.hardware import Hardware
 from tuner.models.load import pinned
-from tuner.recipes import paths
 from tuner.results.adapter import STEM, read_config
 from tuner.results.base import folder_of
 from tuner.results.model import ModelSpec, dtype_of, quantization_of
