@@ -19,7 +19,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.zero import accelerate, choice
-from tuner.zero.jsonfile import Document
+from tuner.zero.config import Document
 from tuner.zero.lint import check
 
 TINY = "tiny_full_sample_e1"

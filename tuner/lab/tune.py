@@ -37,7 +37,7 @@ from tuner.recipes.schema import CHOOSES_LOSS, NOT_PUSHED, OF_A_TRIAL, RecipeCon
 from tuner.runs import directory
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
 from tuner.zero import choice
-from tuner.zero.jsonfile import BASE
+from tuner.zero.config import BASE
 
 _ROWS_A_SAMPLE = 32
 """Rows that are read for each packed row of a step; where they are too few, the steps go over them again."""

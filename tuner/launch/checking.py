@@ -21,10 +21,8 @@ from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.recipe import Recipe
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice, jsonfile
-from tuner.zero.conflicts import check_device
-from tuner.zero.jsonfile import Document
-from tuner.zero.lint import inspect
-from tuner.zero.rules import AUTO
+from tuner.zero.config import AUTO, Document
+from tuner.zero.lint import check_device, inspect
 
 Value = TypeVar("Value")
 _MAX_SHOWN = 15

@@ -18,12 +18,11 @@ from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
 from tuner.launch import counting
 from tuner.launch.machines import machines, slowest_gpu
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Topology
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig
-from tuner.zero.precision import Precision
 
 TOLERANCE = 0.1
 """An estimate this much above what is there may still be wrong: it is said, but not refused."""

@@ -6,9 +6,8 @@ from tuner.fit import gpu_catalog
 from tuner.fit.communication import Cluster
 from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.levels import Machines
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Topology
-from tuner.zero.precision import Precision
 
 
 def machines(topology: Topology, hardware: Hardware, precision: Precision) -> Machines:

@@ -17,7 +17,7 @@ from tuner.machine.launchers import contradiction
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.recipe import Recipe
 from tuner.zero import choice, merge, precision
-from tuner.zero.rules import stage
+from tuner.zero.config import stage
 
 
 def resolve_recipe(

@@ -25,7 +25,7 @@ from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice
-from tuner.zero.final_config import FinalConfig
+from tuner.zero.config import FinalConfig
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 

@@ -15,15 +15,14 @@ from tuner.fit.parameters import has_formula
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.launch import counting
 from tuner.launch.machines import cluster, machines
-from tuner.machine.hardware import Hardware
+from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
 from tuner.recipes.schema.long_context import sees_whole_samples
 from tuner.zero import merge
-from tuner.zero.jsonfile import Document
-from tuner.zero.precision import Precision
+from tuner.zero.config import Document
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 _DTYPE, _COMPILE = "optim_wrapper.dtype", "train_cfg.torch_compile"

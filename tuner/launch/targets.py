@@ -12,7 +12,7 @@ from tuner.recipes.merging import leaves
 from tuner.recipes.origin import Origin, Place
 
 if TYPE_CHECKING:
-    from tuner.zero.jsonfile import Document
+    from tuner.zero.config import Document
 
 Kind = Literal["recipe", "config", "run"]
 _RUN_FACTS = ("versions", "hardware", "precision", "world_size", "num_nodes", "batch", "platform")

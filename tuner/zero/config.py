@@ -1,4 +1,4 @@
-"""A DeepSpeed config as data: as a user chose it (`Document`), as training uses it (`FinalConfig`), and what it asks for.
+"""A DeepSpeed config as data: as a user chose it (`Document`), as training uses it (`FinalConfig`), and its needs.
 
 This is the one module of this room that a run at ZeRO stage 0 with no config of its own loads. It opens no file and
 looks at no machine.
@@ -26,7 +26,7 @@ Config = dict[str, Any]
 Keys = tuple[str | int, ...]
 """The path of a value: keys of objects, and indices of lists."""
 BASE = "base"
-"""The key in a recipe's `deepspeed` that names the preset or file which its other values change. DeepSpeed has no such key."""
+"""The key in a recipe's `deepspeed` for the preset or file that its other values change. DeepSpeed has no such key."""
 AUTO = "auto"
 """A value that tuner works out."""
 NONE = "none"

@@ -14,7 +14,7 @@ from tuner.recipes.merging import lookup
 from tuner.zero.config import STEPPING, ZERO, Config, accumulates_in, computes_in, device, is_on, stage
 
 Effect = Literal["wrong", "fails", "slow"]
-"""`wrong`: trains without an error, to a wrong result. Configs that go wrong or fail are refused, slow ones warned of."""
+"""`wrong` trains without an error, to a wrong result. `wrong` and `fails` are refused, `slow` is a warning."""
 
 
 class Guard(NamedTuple):

@@ -209,7 +209,9 @@ class _Parser:
         if word in _NEARLY:
             self.fail(f"{word} is not JSON", f"Write {_NEARLY[word]}.")
         fix = f'Write "{word.strip(chr(39))}" if it is text.' if word[:1].isalpha() or word[:1] == "'" else ""
-        self.fail(f"expected a value, found {self.next_word()}", fix or "Write a number, a string, true, false or null.")
+        self.fail(
+            f"expected a value, found {self.next_word()}", fix or "Write a number, a string, true, false or null."
+        )
 
 
 def show(value: object) -> str:

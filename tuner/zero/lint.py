@@ -6,8 +6,8 @@ It changes no value beyond cleaning. `merge` adds what a recipe and the machine 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from tuner.errors import DeepSpeedConfigError, did_you_mean, nearest, together
@@ -21,13 +21,13 @@ Entries = list[tuple[Keys, DeepSpeedConfigError]]
 """Keys, each with its problem or warning. A warning is an error object that is not raised."""
 
 
-@dataclass
+@dataclasses.dataclass
 class Findings:
     """Problems and warnings of one document, collected so that a user sees all of them at once."""
 
     document: Document
-    _warnings: Entries = field(default_factory=list)
-    _problems: Entries = field(default_factory=list)
+    _warnings: Entries = dataclasses.field(default_factory=list)
+    _problems: Entries = dataclasses.field(default_factory=list)
 
     def warn(self, keys: Keys, message: str, fix: str | None = None) -> None:
         """Add a warning about the key at `keys`."""
@@ -181,6 +181,7 @@ def _homes(fields: dict[str, Field], path: str = "") -> dict[str, str]:
 
 # --- Contradictions, and features without effect ---
 
+
 def _check_rules(config: Config, findings: Findings, *, to_run: bool) -> None:
     """Report every contradiction in `config`, and drop offloading that has no effect at its stage."""
     if findings.has_problem_at((ZERO, "stage")):
@@ -318,6 +319,7 @@ def check_device(value: Config, device: str, where: Callable[[Keys], str], *, ra
 
 # --- Keys that older guides show and DeepSpeed 0.19.8 refuses or never read ---
 
+
 def _is_off(setting: object, off: tuple[object, ...] = ()) -> bool:
     """Return whether a setting switches its feature off: a false value, or a block not enabled anywhere."""
     if isinstance(setting, dict):
@@ -440,6 +442,8 @@ def _zero_as_a_block(value: Config, findings: Findings) -> None:
     setting = value.get("zero_optimization")
     if isinstance(setting, bool):
         number = int(setting)
-        message = f"{named(('zero_optimization',), setting)} is deprecated in DeepSpeed, which reads it as stage {number}"
+        message = (
+            f"{named(('zero_optimization',), setting)} is deprecated in DeepSpeed, which reads it as stage {number}"
+        )
         findings.warn(("zero_optimization",), message, f'Write "zero_optimization": {{"stage": {number}}}.')
         value["zero_optimization"] = {"stage": number}

@@ -5,9 +5,10 @@ Every key has one owner. A final config holds no "auto". This module opens no fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple, get_args
 
 from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.machine.hardware import Hardware, Precision
@@ -15,7 +16,7 @@ from tuner.machine.topology import Batch
 from tuner.recipes.merging import leaves, lookup
 from tuner.recipes.origin import Keys, Kind, Origin, Overridden
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer
+from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer, OptimizerType
 from tuner.zero.config import (
     AUTO,
     NONE,

@@ -47,7 +47,7 @@ USED = (*MARKS, DTYPE, "num_processes", "num_machines", "machine_rank", "main_pr
 
 
 class LeftOut(NamedTuple):
-    """A key without counterpart: the reason, and values that change nothing, besides false, null, 'no' and empty ones."""
+    """A key without counterpart: the reason, and values without effect, besides false, null, 'no' and empty ones."""
 
     reason: str
     harmless: tuple[object, ...] = ()
