@@ -11,7 +11,7 @@ from tests.launch.plans import checkpoint, made
 from tuner.files import write_json
 from tuner.launch import nodes, render, retry
 from tuner.launch.resolve import resolve_run
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.runs import checkpoints, directory
 from tuner.runs.directory import RunDirectory
 

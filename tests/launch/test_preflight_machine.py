@@ -19,7 +19,7 @@ from tests.machine.gpus import A100, CPU, GIB, T4, V100, machine
 from tuner.errors import DiskError, MachineError, RecipeError
 from tuner.launch import render
 from tuner.launch.checks import Finding, gpus, storage, system
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import GpuUse
 from tuner.runs import directory

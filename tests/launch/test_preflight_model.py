@@ -15,7 +15,7 @@ from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import ModelError, TunerError
 from tuner.launch import preflight
 from tuner.launch.checks import model
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 
 LLAMA = {
     **{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256},

@@ -16,7 +16,7 @@ from tests.machine.gpus import CPU, GIB
 from tuner.errors import DiskError, MachineError
 from tuner.launch import preflight, ranks
 from tuner.launch.checks import Finding, zero
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import disks, hardware
 from tuner.runs.directory import RunDirectory
 

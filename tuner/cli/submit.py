@@ -20,7 +20,7 @@ from tuner.errors import UsageError
 from tuner.recipes import catalog_folders
 
 if TYPE_CHECKING:
-    from tuner.launch.run import ResolvedRun
+    from tuner.launch.resolved_run import ResolvedRun
     from tuner.launch.sbatch import Job
     from tuner.machine.hardware import Hardware
 
@@ -108,7 +108,7 @@ def command(
 
     from tuner.launch import preflight, sbatch
     from tuner.launch.resolve import WORK_DIRS, resolve_run
-    from tuner.launch.run import Request
+    from tuner.launch.resolved_run import Request
     from tuner.machine.topology import Topology
 
     if gpus_per_node and tasks_per_node not in (None, gpus_per_node):

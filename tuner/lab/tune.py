@@ -29,7 +29,7 @@ from tuner.launch.fitting import TOLERANCE
 from tuner.launch.machines import machines
 from tuner.launch.resolve import load, resolve_run
 from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
+from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.recipes.recipe import Overrides, Recipe

@@ -14,7 +14,7 @@ from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
 from tuner.launch import counting, fitting
 from tuner.launch.checks import storage
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import Steps, estimate_tokens
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes import starting_weights

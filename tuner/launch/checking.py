@@ -14,7 +14,7 @@ from tuner.launch.asked_machines import HERE, Machines
 from tuner.launch.checks import zero
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
+from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.notebook import Mark, brief, table
 from tuner.recipes import catalog, loading, path_checks

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from tuner.errors import TunerError, together
 from tuner.launch import fitting
 from tuner.launch.checks import Finding, gpus, hub, model, rows, storage, system, zero
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 
 Check = Callable[[ResolvedRun], Iterator[Finding]]
 _ELSEWHERE: tuple[Check, ...] = (model.architecture, model.weights, model.context, model.packed)

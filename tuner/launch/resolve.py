@@ -16,7 +16,7 @@ from tuner.files import dump_json, sha256
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.launch import counting, hold_out, recipe_changes, resuming
 from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
+from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware

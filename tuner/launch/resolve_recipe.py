@@ -11,7 +11,7 @@ from typing import Any
 from tuner.errors import RecipeError
 from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
 from tuner.launch import fitting, global_batch, hold_out, kernels, splitting
-from tuner.launch.run import ResolvedRecipe
+from tuner.launch.resolved_run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
 from tuner.machine.launchers import contradiction
 from tuner.machine.topology import Batch, Topology

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.levels import LEVELS
 from tuner.fit.split import samples_of_rank
-from tuner.launch.run import ResolvedRecipe
+from tuner.launch.resolved_run import ResolvedRecipe
 from tuner.machine.topology import Topology
 from tuner.recipes.merging import lookup
 from tuner.recipes.origin import Kind, Origin, Place

@@ -15,7 +15,7 @@ from typing import Any
 from tuner.errors import DiskError, TunerError
 from tuner.launch import nodes, preflight
 from tuner.launch.remedies import Lighter, lighter
-from tuner.launch.run import Request, ResolvedRun
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.hardware import Hardware
 from tuner.runs import attempts, checkpoints
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY

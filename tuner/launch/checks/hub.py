@@ -15,7 +15,7 @@ from tuner import paths
 from tuner.errors import DataError, MachineError, ModelError, UsageError
 from tuner.launch.checks import Finding
 from tuner.launch.checks.model import missing_weights
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 
 DEADLINE_S = 5.0
 """For all questions together."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tuner import paths
 from tuner.launch import steps
 from tuner.launch.checks import Finding
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes.schema import Dataset, Rows
 
 _NUM_ROWS = 8

@@ -18,7 +18,7 @@ from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
 from tuner.launch.checks import Finding
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory

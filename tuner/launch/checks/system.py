@@ -17,7 +17,7 @@ from pathlib import Path
 from tuner.errors import MachineError, TunerError
 from tuner.launch import builds
 from tuner.launch.checks import Finding
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries, slurm, variables
 from tuner.machine.topology import AGENT_STORE
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS

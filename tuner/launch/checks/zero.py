@@ -19,7 +19,7 @@ from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
 from tuner.launch.checks import Finding
 from tuner.launch.checks.storage import existing
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import disks, hardware, libraries
 from tuner.machine.hardware import Hardware
 from tuner.zero import guards, measurements, needs
