@@ -174,8 +174,8 @@ def _host_bytes(said: str | None, mem: str | None) -> int:
 
 def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Hardware, bool]:
     """Return a node of the job, and whether its GPUs are known and not only assumed."""
-    from tuner.launch.asked_machines import ASSUMED_GPU, known_gpu
-    from tuner.launch.asked_machines import node as node_of
+    from tuner.launch.machine_facts import ASSUMED_GPU, known_gpu
+    from tuner.launch.machine_facts import node as node_of
     from tuner.machine import hardware
 
     here = hardware.detect(os.environ)
