@@ -10,14 +10,14 @@ import pytest
 from tests.each import each
 from tests.machine.gpus import CPU
 from tuner.errors import DeepSpeedConfigError
-from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import ResolvedRecipe
+from tuner.launch.resolve import resolve_recipe
+from tuner.launch.resolved_run import ResolvedRecipe
 from tuner.machine.launchers import resolve
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading
 from tuner.recipes.origin import Kind
 from tuner.recipes.recipe import Overrides
-from tuner.zero import choice, overlay
+from tuner.zero import choice, config_schema
 
 TINY = "tiny_full_sample_e1"
 ZERO = "zero_optimization"
@@ -126,4 +126,4 @@ def test_every_key_of_the_presets_can_be_typed() -> None:
         document = choice.open_config(preset, "--deepspeed")
         for block, values in document.value.items():
             names = [f"{block}.{name}" for name in values] if isinstance(values, dict) else [block]
-            assert {*names} <= overlay.known_keys().keys()
+            assert {*names} <= config_schema.known_keys().keys()

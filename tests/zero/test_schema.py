@@ -7,11 +7,10 @@ from typing import Any
 
 import deepspeed
 from deepspeed.runtime import config as deepspeed_config
-from tuner.zero.rules import is_off
 
 from tests.zero import deepspeed_schema
 from tuner.zero.config_schema import AUTO, BOUNDS, schema
-from tuner.zero.lint import OBSOLETE
+from tuner.zero.lint import OBSOLETE, is_off
 
 
 def _paths(fields: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -26,17 +26,16 @@ from tuner.fit.parameters import has_formula
 from tuner.fit.split import possible, samples_of_rank
 from tuner.launch import preflight, ranks, render
 from tuner.launch.fitting import TOLERANCE
-from tuner.launch.machines import machines
-from tuner.launch.resolve import load, resolve_run
-from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
+from tuner.launch.machine_facts import fit_machines
+from tuner.launch.resolve import load, resolve_recipe, resolve_run
+from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema import CHOOSES_LOSS, NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
 from tuner.runs import directory
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
-from tuner.zero import choice
+from tuner.launch import final_config
 from tuner.zero.config import BASE
 
 _ROWS_A_SAMPLE = 32
@@ -139,7 +138,7 @@ def tune(
     loaded = load(asked)
     path = paths.new_recipe(output, f"{loaded.name}_tuned", "--output")
     here = hardware.detect(environ)
-    flags = filled(asked.flags, choice.launch_of(loaded, asked.deepspeed), environ)
+    flags = filled(asked.flags, final_config.launch_flags(loaded, asked.deepspeed), environ)
     topology = resolve(flags, environ, len(here.gpus))
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
@@ -228,7 +227,7 @@ def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
     architecture = config.architecture
     if not base.hardware.gpus or architecture is None or not has_formula(architecture) or level not in LEVELS:
         return True
-    here = machines(base.topology, base.hardware, base.precision)
+    here = fit_machines(base.topology, base.hardware, base.precision)
     return advice.fit(config, architecture, here, level).room >= -TOLERANCE
 
 

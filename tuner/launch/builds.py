@@ -1,7 +1,7 @@
 """DeepSpeed's ops that are compiled at first use: once on a machine, before the ranks of a run start, and aloud.
 
 Left to the ranks, it is minutes of silence, and a lock that a killed build has left is waited for without end. Which
-ops a config needs is `zero.needs`'s to say; the compiling is `worker.compile_ops`'s, a process of its own.
+ops a config needs is `zero.config`'s to say; the compiling is `worker.compile_ops`'s, a process of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.errors import MachineError
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import extensions
 from tuner.machine.kernel import die_with_parent
 from tuner.progress import Work, shown
-from tuner.zero import needs
+from tuner.zero import config
 
 if TYPE_CHECKING:
     import subprocess
@@ -39,7 +39,7 @@ _ERROR = re.compile(r"^.*\b(?:error|undefined reference|cannot find|not found)\b
 
 def missing(run: ResolvedRun) -> tuple[str, ...]:
     """Return the ops that this run needs and this machine has not compiled, or that a lock keeps from it."""
-    wanted = needs.ops(run.final.config, run.recipe.config.optim_wrapper.optimizer.type)
+    wanted = config.ops(run.final.config, run.recipe.config.optim_wrapper.optimizer.type)
     return tuple(
         op for op in wanted if extensions.lock(op, run.environ).exists() or not extensions.is_compiled(op, run.environ)
     )
@@ -48,7 +48,7 @@ def missing(run: ResolvedRun) -> tuple[str, ...]:
 def foretold(ops: Sequence[str]) -> str:
     """Return one line about what is going to be compiled, and how long that takes."""
     seconds = sum(_SECONDS.get(op, _OTHER_S) for op in ops)
-    names = ", ".join(needs.OPS[op] for op in ops)
+    names = ", ".join(config.OPS[op] for op in ops)
     return (
         f"DeepSpeed's {names} {'is' if len(ops) == 1 else 'are'} compiled before the ranks start, once on this "
         f"machine: about {seconds} s on two cores"
@@ -131,7 +131,7 @@ def _read_step(text: str, work: Work) -> None:
     ops = list(_OP.finditer(text))
     if not ops:
         return
-    work.title = f"compiling DeepSpeed's {needs.OPS[ops[-1][1]]}"
+    work.title = f"compiling DeepSpeed's {config.OPS[ops[-1][1]]}"
     if steps := _STEP.findall(text, ops[-1].end()):
         work.unit, work.done, work.total = "files", int(steps[-1][0]), int(steps[-1][1])
 
@@ -165,7 +165,7 @@ def _failure(ops: Sequence[str], log: Path) -> MachineError:
     op = started[-1] if started else ops[0]
     said = _ERROR.search(text[text.rfind(f"op {op}\n") :])
     line = said[0].strip() if said else next(filter(None, reversed(text.splitlines())), "no output")
-    what = f"DeepSpeed's {needs.OPS[op]} ({op}) does not compile here: {line}"
+    what = f"DeepSpeed's {config.OPS[op]} ({op}) does not compile here: {line}"
     fix = "Install what the compiler needs (tuner doctor checks compilers), or use a config without this op."
     return MachineError(what, where=log, fix=fix)
 

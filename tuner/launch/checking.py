@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from tuner.errors import TunerError, visible
-from tuner.launch import asked_machines, fitting, preflight, targets
-from tuner.launch.asked_machines import HERE, Machines
-from tuner.launch.checks import zero
-from tuner.launch.resolve import resolve_run
-from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
+from tuner.launch import final_config, fitting, machine_facts, preflight, targets
+from tuner.launch.checks import deepspeed_config
+from tuner.launch.machine_facts import HERE, AskedMachines
+from tuner.launch.resolve import resolve_recipe, resolve_run
+from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.notebook import Mark, brief, table
 from tuner.recipes import catalog, loading, path_checks
 from tuner.recipes.recipe import Recipe
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice, jsonfile
-from tuner.zero.config import AUTO, Document
+from tuner.zero.config import AUTO, Document, is_auto
 from tuner.zero.lint import check_device, inspect
 
 Value = TypeVar("Value")
@@ -100,7 +99,7 @@ class Report:
             return None
 
 
-def check(request: Request, machines: Machines, environ: Mapping[str, str]) -> Report:
+def check(request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> Report:
     """Check what a request's `recipe` names: a recipe with its DeepSpeed config, a config alone, or a run.
 
     Args:
@@ -145,10 +144,10 @@ def _lacks(document: Document, environ: Mapping[str, str]) -> list[TunerError]:
         check_device(value, here.device, document.where)
     except TunerError as error:
         found.append(error)
-    return [*found, *zero.lacks(value, here, environ, document.where)]
+    return [*found, *deepspeed_config.lacks(value, here, environ, document.where)]
 
 
-def _recipe(report: Report, asked: Request, machines: Machines, environ: Mapping[str, str]) -> None:
+def _recipe(report: Report, asked: Request, machines: AskedMachines, environ: Mapping[str, str]) -> None:
     loaded = report.attempt(lambda: loading.load(asked.recipe, asked.overrides, allow_code=asked.allow_code))
     if loaded is None:
         if asked.deepspeed is not None and asked.deepspeed != AUTO:
@@ -166,7 +165,7 @@ def _recipe(report: Report, asked: Request, machines: Machines, environ: Mapping
         _machine(report, asked, machines, environ)
 
 
-def _machine(report: Report, asked: Request, machines: Machines, environ: Mapping[str, str]) -> None:
+def _machine(report: Report, asked: Request, machines: AskedMachines, environ: Mapping[str, str]) -> None:
     """Check what the recipe and its config need of this machine; of others, say what cannot be seen from here."""
     request = asked._replace(ignore_fit=True)
     planned = report.attempt(lambda: _planned(request, machines, environ))
@@ -177,32 +176,32 @@ def _machine(report: Report, asked: Request, machines: Machines, environ: Mappin
         report.warn([one]) if isinstance(one, str) else report.error(one)
 
 
-def _planned(request: Request, machines: Machines, environ: Mapping[str, str]) -> ResolvedRun:
+def _planned(request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> ResolvedRun:
     now = datetime.now().astimezone()
     if machines == HERE:
         return resolve_run(request, environ, hardware.detect(environ), now)
-    elsewhere, topology = asked_machines.machines(machines, environ)
+    elsewhere, topology = machine_facts.look_up(machines, environ)
     return resolve_run(request, environ, elsewhere, now, topology)
 
 
 def _settled(
-    report: Report, loaded: Recipe, deepspeed: str | None, machines: Machines, environ: Mapping[str, str]
+    report: Report, loaded: Recipe, deepspeed: str | None, machines: AskedMachines, environ: Mapping[str, str]
 ) -> None:
     """Check the DeepSpeed config by itself, then what becomes of it and the recipe on the machines."""
-    is_auto = choice.is_auto(loaded, deepspeed)
-    if not is_auto and not _config(report, lambda: choice.open_chosen(loaded, deepspeed), to_run=True):
+    plan_decides = is_auto(loaded, deepspeed)
+    if not plan_decides and not _config(report, lambda: choice.open_chosen(loaded, deepspeed), to_run=True):
         report.warn(loaded.warnings)
         return
 
     def resolve() -> ResolvedRecipe:
-        here, topology = asked_machines.machines(machines, environ, choice.launch_of(loaded, deepspeed))
+        here, topology = machine_facts.look_up(machines, environ, final_config.launch_flags(loaded, deepspeed))
         return resolve_recipe(loaded, deepspeed, topology, here, ignore_fit=True)
 
     made = report.attempt(resolve)
     if made is None:
         return
     report.attempt(lambda: fitting.refuse_hopeless(made.fit, made.recipe.config))
-    told = () if is_auto else made.final.config_warnings
+    told = () if plan_decides else made.final.config_warnings
     report.warn(warning for warning in made.warnings if warning not in told)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tuner.errors import DeepSpeedConfigError, RecipeError, did_you_mean
-from tuner.machine.topology import LaunchFlags
 from tuner.paths import is_file
 from tuner.recipes import catalog
 from tuner.recipes.catalog_folders import PRESETS
@@ -24,7 +23,7 @@ from tuner.recipes.merging import Layer, Merged, leaves, lookup, nested
 from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.recipe_file import read_value
-from tuner.zero.config import AUTO, BASE, NONE, Config, Document, Keys, stage_0
+from tuner.zero.config import AUTO, BASE, NONE, Config, Document, Keys, chosen, sources_of, stage_0
 from tuner.zero.config_schema import Field, known_keys, schema, spellings
 from tuner.zero.jsonfile import read
 from tuner.zero.lint import OBSOLETE
@@ -41,13 +40,6 @@ def preset_name(text: str) -> str | None:
     return None
 
 
-def chosen(recipe: Recipe, flag: str | None) -> tuple[str | Config, str]:
-    """Return the choice, of `--deepspeed` or else of the recipe, and its place: the flag or the key."""
-    if flag is not None:
-        return flag, "--deepspeed"
-    return recipe.config.deepspeed, f"deepspeed ({next(iter(_sources(recipe).values()))})"
-
-
 def open_chosen(recipe: Recipe, flag: str | None) -> Document:
     """Return the chosen config, with the changes of `--ds`. Each value of a config in the recipe has its own line.
 
@@ -55,7 +47,7 @@ def open_chosen(recipe: Recipe, flag: str | None) -> Document:
         DeepSpeedConfigError: as `open_config`, or a `--ds` that is wrong.
     """
     choice, where = chosen(recipe, flag)
-    document = open_config(choice, where, _sources(recipe))
+    document = open_config(choice, where, sources_of(recipe))
     return laid(document, map(of_flag, recipe.ds)) if recipe.ds else document
 
 
@@ -70,29 +62,8 @@ def without_catalog(recipe: Recipe) -> Recipe:
     preset = preset_name(named) if isinstance(named, str) else None
     if preset is None or catalog.part_file(PRESETS, preset).is_ours:
         return recipe
-    pinned = open_config(value, "deepspeed", _sources(recipe)).pinned
+    pinned = open_config(value, "deepspeed", sources_of(recipe)).pinned
     return replace(recipe, config=recipe.config.model_copy(update={"deepspeed": pinned}))
-
-
-def is_auto(recipe: Recipe, flag: str | None) -> bool:
-    """Return whether the plan chooses the level."""
-    return chosen(recipe, flag)[0] == AUTO
-
-
-def launch_of(recipe: Recipe, flag: str | None) -> LaunchFlags | None:
-    """Return where the chosen accelerate config says that a run starts; None for other configs.
-
-    Raises:
-        DeepSpeedConfigError: as `open_config`.
-    """
-    choice, where = chosen(recipe, flag)
-    file = choice.get(BASE) if isinstance(choice, dict) else choice
-    return open_config(file, where).launch if isinstance(file, str) and file.endswith(YAML) else None
-
-
-def _sources(recipe: Recipe) -> dict[Keys, Place]:
-    paths = {tuple(key.split(".")): origin.place for key, origin in recipe.origins.items()}
-    return {path[1:]: place for path, place in paths.items() if path[0] == "deepspeed"}
 
 
 def open_config(choice: str | Config, where: str, sources: Mapping[Keys, Place] | None = None) -> Document:
@@ -230,7 +201,7 @@ def _respelt(above: Config, below: object, fields: Mapping[str, Field]) -> Confi
         written = there.get(name, key)
         inner = fields.get(name, {}).get("keys")
         if isinstance(value, dict) and inner:
-            value = _respelt(value, below[written] if name in there else None, inner)
+            value = _respelt(value, lookup(below, (written,)), inner)
         result[written] = value
     return result
 
@@ -249,7 +220,7 @@ def of_flag(text: str) -> Layer:
     return Layer.at(Place(Kind.FLAG, where), nested(keys, _value(value, known_keys().get(".".join(keys)), where)))
 
 
-def _full_key(key: str, where: str) -> Keys:
+def _full_key(key: str, where: str) -> tuple[str, ...]:
     """Return the full path of a key, from the path itself or from its last part if no other key ends so."""
     known, keys = known_keys(), tuple(key.split("."))
     if key in known or keys in OBSOLETE or _is_free(keys):
@@ -264,7 +235,7 @@ def _full_key(key: str, where: str) -> Keys:
     _refuse(key, where)
 
 
-def _is_free(keys: Keys) -> bool:
+def _is_free(keys: tuple[str, ...]) -> bool:
     """Return whether a key is in a block where the keys depend on its type: an optimizer's params."""
     outer = (known_keys().get(".".join(keys[:end])) for end in range(1, len(keys)))
     return any(field and "object" in field["type"] and "keys" not in field for field in outer)

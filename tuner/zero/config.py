@@ -94,6 +94,24 @@ class Document:
         return str(self.place(keys))
 
 
+def chosen(recipe: Recipe, flag: str | None) -> tuple[str | Config, str]:
+    """Return the choice, of `--deepspeed` or else of the recipe, and its place: the flag or the key."""
+    if flag is not None:
+        return flag, "--deepspeed"
+    return recipe.config.deepspeed, f"deepspeed ({next(iter(sources_of(recipe).values()))})"
+
+
+def is_auto(recipe: Recipe, flag: str | None) -> bool:
+    """Return whether the plan chooses the level."""
+    return chosen(recipe, flag)[0] == AUTO
+
+
+def sources_of(recipe: Recipe) -> dict[Keys, Place]:
+    """Return the place of each key in the recipe's `deepspeed`, by its path in the config."""
+    paths: dict[Keys, Place] = {tuple(key.split(".")): origin.place for key, origin in recipe.origins.items()}
+    return {path[1:]: place for path, place in paths.items() if path[0] == "deepspeed"}
+
+
 def stage_0() -> Document:
     """Return the config that 'none' means."""
     value = {"zero_allow_untested_optimizer": True, ZERO: {"stage": 0}}

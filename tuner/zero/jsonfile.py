@@ -94,7 +94,7 @@ class _Parser:
             self.fail("the file is empty", "Write a JSON object: {...}.")
         if first != "{":
             self.fail(f"the file holds {self.next_word()}, not an object", "Write a JSON object: {...}.")
-        value = self.object((), 1)
+        value = self.read_object((), 1)
         if self.peek():
             self.fail(f"{self.next_word()} follows the end of the object", "Remove everything after the last }.")
         return value
@@ -115,14 +115,14 @@ class _Parser:
         if character in ("{", "["):
             if depth >= MAX_DEPTH:
                 self.fail(f"the file is nested deeper than {MAX_DEPTH}", "DeepSpeed configs are nested at most 8 deep.")
-            return self.object(keys, depth + 1) if character == "{" else self.array(keys, depth + 1)
+            return self.read_object(keys, depth + 1) if character == "{" else self.read_array(keys, depth + 1)
         if character == '"':
             return self.string()
         if character and character in "-0123456789" and (match := _NUMBER.match(self.text, self.at)):
             return self.number(match)
         return self.word()
 
-    def object(self, keys: Keys, depth: int) -> Config:
+    def read_object(self, keys: Keys, depth: int) -> Config:
         result: Config = {}
         start, self.at = self.at, self.at + 1
         while self.peek() != "}":
@@ -135,7 +135,7 @@ class _Parser:
         self.at += 1
         return result
 
-    def array(self, keys: Keys, depth: int) -> list[object]:
+    def read_array(self, keys: Keys, depth: int) -> list[object]:
         result: list[object] = []
         start, self.at = self.at, self.at + 1
         while self.peek() != "]":

@@ -201,7 +201,7 @@ def _check_rules(config: Config, findings: Findings, *, to_run: bool) -> None:
         elif rule.holds(config):
             findings.warn(rule.keys, f"{rule.problem}: a run with it does not start", rule.fix)
     for path, (reason, fix) in INERT.items():
-        if not _is_off(lookup(config, path)):
+        if not is_off(lookup(config, path)):
             findings.warn(path, f"{'.'.join(path)} has no effect here: {reason}", fix)
 
 
@@ -215,7 +215,7 @@ def _drop_inert_offload(config: Config, findings: Findings) -> None:
 
 def _drop_inert(config: Config, findings: Findings) -> None:
     for path, (reason, fix) in DROPPED.items():
-        if not _is_off(lookup(config, path)):
+        if not is_off(lookup(config, path)):
             findings.warn(path, f"{'.'.join(path)} has no effect here and was dropped: {reason}", fix)
             del lookup(config, path[:-1])[path[-1]]
 
@@ -320,10 +320,10 @@ def check_device(value: Config, device: str, where: Callable[[Keys], str], *, ra
 # --- Keys that older guides show and DeepSpeed 0.19.8 refuses or never read ---
 
 
-def _is_off(setting: object, off: tuple[object, ...] = ()) -> bool:
+def is_off(setting: object, off: tuple[object, ...] = ()) -> bool:
     """Return whether a setting switches its feature off: a false value, or a block not enabled anywhere."""
     if isinstance(setting, dict):
-        return not setting["enabled"] if "enabled" in setting else all(_is_off(item) for item in setting.values())
+        return not setting["enabled"] if "enabled" in setting else all(is_off(item) for item in setting.values())
     return not setting or setting in off
 
 
@@ -431,7 +431,7 @@ def _drop_obsolete(value: Config, findings: Findings) -> None:
         block = lookup(value, keys[:-1])
         if isinstance(block, dict) and keys[-1] in block:
             setting = block.pop(keys[-1])
-            harmless = obsolete.kind == "inert" or _is_off(setting, obsolete.off)
+            harmless = obsolete.kind == "inert" or is_off(setting, obsolete.off)
             report: Callable[..., None] = findings.warn if harmless else findings.problem
             dropped = "; it was dropped" if harmless else ""
             report(keys, f"{'.'.join(keys)} {obsolete.reason}{dropped}", obsolete.instead)
