@@ -16,7 +16,6 @@ from tuner.machine.topology import Batch
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
-from tuner.recipes.schema.objective import least_batch_size
 
 MAX_TOKENS = 32_768
 """Of a step of our choice: 16 rows of 2,048, which QLoRA (Dettmers et al. 2023, table 9) and XTuner's recipes take."""
@@ -45,7 +44,7 @@ def settle(loaded: Recipe, ranks: int) -> Recipe:
         loaded, is_open[GLOBAL_BATCH] = loaded.settled({GLOBAL_BATCH: None}, place), False
     batch = None if is_open[GLOBAL_BATCH] else samples_of_rank(loaded.config, ranks) * ranks
     micro = config.train_dataloader.batch_size
-    unit = ranks * (least_batch_size(config.objective) if micro == "auto" else micro)
+    unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
     if not steps.packs(config):
         rows = _rows(config, sources)
         chosen: Mapping[str, Any] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
