@@ -1,6 +1,6 @@
 """Whether the ranks of a run may share samples (`train_cfg.sequence_parallel_size`), and how many groups they are.
 
-It takes a recipe and a number of ranks; how the ranks then compute is `worker.sequence_parallel`'s.
+It takes a recipe and a number of ranks; how the ranks then compute is in `worker.long_rows`.
 
 Jacobs et al., DeepSpeed Ulysses, 2023 (arXiv:2309.14509): between the projections and the attention an all-to-all
 turns a part of the tokens with all heads into all tokens with a part of the heads, so the size divides the heads.

@@ -214,7 +214,7 @@ def _on_host(config: RecipeConfig, here: Machines, least: Split) -> tuple[Recipe
 
 
 def _is_by_sample(config: RecipeConfig) -> bool:
-    """Return whether `worker.sample_attention` computes this model on a CPU."""
+    """Return whether `worker.long_rows` computes this model on a CPU."""
     architecture = config.architecture
     if architecture is None or not has_formula(architecture):
         return False

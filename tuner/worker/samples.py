@@ -29,7 +29,7 @@ from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker.generation import Settings, ask_for_one_answer, generate, prompt_ids
 from tuner.worker.guard import Guard
-from tuner.worker.output import warn
+from tuner.worker.process import warn
 
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160

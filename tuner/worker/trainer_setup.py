@@ -23,7 +23,7 @@ from tuner.models.load import DTYPES
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.worker import compat, experts, loss, sample_attention, sequence_parallel, tiled_mlp
+from tuner.worker import compat, experts, long_rows, loss
 from tuner.worker.objectives import training_of
 
 
@@ -119,14 +119,14 @@ def trainer(
     eval_rows = _of_launch(config, data[1].dataset, launch) if data[1] else None
     shared_by = config.train_cfg.sequence_parallel_size
     if shared_by > 1:
-        settings.parallelism_config = sequence_parallel.configured(config, settings.world_size, models[0])
+        settings.parallelism_config = long_rows.shared_by_ranks(config, settings.world_size, models[0])
     if config.train_cfg.tiled_mlp:
-        tiled_mlp.tile(models[0], config)
+        long_rows.tile_mlps(models[0], config)
     made = _made(config, settings, models, tokenizer, train_rows, eval_rows)
     if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
         made.train_dataset, made.stream = stream.rows, stream
     if shared_by > 1:
-        compat.share_samples(made, sample_attention.sample_by_sample)
+        compat.share_samples(made, long_rows.sample_by_sample)
     if "optimizer" not in zero:
         made.optimizer_cls_and_kwargs = _optimizer(config)
     elif config.optim_wrapper.optimizer.type == "Muon":
@@ -149,7 +149,7 @@ def _made(
     training = training_of(config.objective.type)
     training.before(settings, config, models[0])
     by_sample = (
-        settings.use_cpu and getattr(settings, "padding_free", False) and sample_attention.use(models[0], config)
+        settings.use_cpu and getattr(settings, "padding_free", False) and long_rows.attend_by_sample(models[0], config)
     )
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
     if collate := training.collator(config, tokenizer.pad_token_id):

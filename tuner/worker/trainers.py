@@ -29,9 +29,9 @@ from transformers.trainer_utils import seed_worker
 
 from tuner.data.sample import IGNORED
 from tuner.data.stream import Stream
-from tuner.worker import compat, sequence_parallel
-from tuner.worker.random_state import random_states, set_random_states
-from tuner.worker.sequence_parallel import WHOLE, Share
+from tuner.worker import compat
+from tuner.worker.consensus import random_states, set_random_states
+from tuner.worker.long_rows import WHOLE, Share, share_of
 
 if TYPE_CHECKING:
     from tuner.worker.consensus import RankConsensus
@@ -212,7 +212,7 @@ class TunerTrainer(CheckpointHooks):
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
         """Return the loader of this rank's micro-batches."""
         args, rows = self.args, self.train_dataset
-        stream, share = self.stream, sequence_parallel.share_of(args)
+        stream, share = self.stream, share_of(args)
         sampler = stream.order() if stream else compat.train_sampler(self, rows)
         loader = DataLoader(
             rows,
@@ -275,7 +275,7 @@ class TunerTrainer(CheckpointHooks):
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoaderShard:
         """Return the loader of this rank's validation rows. Ranks that share rows in training share them here."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        args, share = self.args, sequence_parallel.share_of(self.args)
+        args, share = self.args, share_of(self.args)
         self._num_rows = len(rows)
         self._rounds = list(validation_rounds(len(rows), args.eval_batch_size, args.world_size // share.size))
         return DataLoaderShard(

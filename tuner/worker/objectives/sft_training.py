@@ -14,7 +14,7 @@ from tuner.errors import ModelError
 from tuner.recipes.schema import LOADERS, RecipeConfig
 from tuner.worker import compat
 from tuner.worker.objectives import Training
-from tuner.worker.progress import logs_step
+from tuner.worker.step_log import logs_step
 from tuner.worker.trainers import TunerTrainer
 
 
