@@ -127,9 +127,9 @@ def _recipe(
     sections = {"recipe": Section(loaded.values, loaded.origins)}
     if machines is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
+    from tuner.launch.final_config import launch_flags
     from tuner.launch.machine_facts import look_up as machines_of
     from tuner.launch.resolve import resolve_recipe
-    from tuner.launch.final_config import launch_flags
 
     hardware, topology = machines_of(machines, os.environ, launch_flags(loaded, deepspeed))
     resolved = resolve_recipe(loaded, deepspeed, topology, hardware, ignore_fit=True)
