@@ -11,9 +11,8 @@ from typing import Any
 from tests.configs.test_published_counts import PUBLISHED_PARAMETERS
 from tests.each import each
 from tuner.recipes import catalog
-from tuner.recipes.architecture import Architecture
-from tuner.recipes.part import read_part
-from tuner.recipes.recipe_file import read_file
+from tuner.recipes.recipe_file import read_file, read_part
+from tuner.recipes.schema.architecture import Architecture
 
 PARTS = catalog.names("models")
 

@@ -19,7 +19,7 @@ from tuner.errors import DataError
 from tuner.files import read_json_object
 from tuner.launch import steps
 from tuner.launch.steps import DatasetSize
-from tuner.recipes import catalog, template
+from tuner.recipes import catalog, starting_weights
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows, Share
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
     if isinstance(files, str) or folder is None or not paths.is_file(folder / "tokenizer.json"):
         return ()
     named = config.model.chat_template
-    text = catalog.chat_template(named) if named else template.own(folder)
+    text = catalog.chat_template(named) if named else starting_weights.chat_template_of(folder)
     changed = tuple((file, file.stat().st_mtime_ns) for file in files)
     return _lengths_once(
         changed,

@@ -20,7 +20,7 @@ from tuner.launch import counting
 from tuner.launch.machines import machines, slowest_gpu
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
-from tuner.recipes.origin import Kind, Place
+from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig
 from tuner.zero.precision import Precision

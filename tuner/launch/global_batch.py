@@ -13,7 +13,7 @@ from tuner.fit.split import samples_of_rank
 from tuner.launch import counting, steps
 from tuner.machine.few_steps import ENOUGH
 from tuner.machine.topology import Batch
-from tuner.recipes.origin import Kind, Place
+from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
 from tuner.recipes.schema.objective import least_batch_size

@@ -1,6 +1,6 @@
 """How many rows of a user's own data are held out for validation where the recipe leaves it open (`val_split='auto'`).
 
-It decides from the number of rows alone; `recipes.validation_rows` has said where it may, `data` chooses the rows.
+It decides from the number of rows alone; `recipes.data_sets` has said where it may, `data` chooses the rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tuner import paths
 from tuner.launch import counting
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.merging import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import LOADERS, RecipeConfig
 

@@ -9,7 +9,7 @@ from tuner.fit import attention
 from tuner.fit.parameters import has_formula
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
-from tuner.recipes.origin import Kind, Place
+from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema.architecture import Architecture
 

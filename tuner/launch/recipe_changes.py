@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tuner.errors import RecipeError
 from tuner.recipes import loading
-from tuner.recipes.diff import Difference, Section, differences
+from tuner.recipes.merging import Difference, Section, differences
 from tuner.recipes.recipe import Recipe
 
 FIXED = {

@@ -16,8 +16,7 @@ from tuner.fit.levels import LEVELS
 from tuner.fit.split import samples_of_rank
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.topology import Topology
-from tuner.recipes.merging import lookup
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.merging import Kind, Origin, Place, lookup
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
 from tuner.recipes.schema.objective import least_batch_size
