@@ -14,14 +14,17 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tuner import assets
 from tuner.assets import CONFIGS, PACKAGE, TEMPLATES
 from tuner.errors import RecipeError, UsageError, did_you_mean, nearest
-from tuner.recipes import catalog, xtuner_names
 from tuner.recipes.merging import Kind
+
+if TYPE_CHECKING:
+    from tuner.recipes.xtuner_names import Word
 
 OURS = "tuner"
 """The origin of the package's own parts."""
@@ -33,7 +36,7 @@ PRESETS = "deepspeed_presets"
 FOLDERS = ("models", "methods", "objectives", "datasets", "recipes", TEMPLATES, PRESETS)
 """The folders of a catalog."""
 NAME = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*", re.ASCII)
-"""A part's name: what recipe names are composed of, and what `catalog.suggest` compares."""
+"""A part's name: what recipe names are composed of, and what `suggest` compares."""
 NAME_RULE = "lower-case letters and digits, with single underscores between them"
 
 _SUFFIXES = {TEMPLATES: ".jinja", PRESETS: ".json"}
@@ -289,12 +292,12 @@ class Reading(NamedTuple):
 
     base: str | Parts
     epochs: int | None
-    words: tuple[xtuner_names.Word, ...]
+    words: tuple[Word, ...]
 
 
 def names(kind: str) -> tuple[str, ...]:
     """Return the sorted names of one of `KINDS`, or of another folder of a catalog."""
-    return tuple(catalog.files(kind))
+    return tuple(files(kind))
 
 
 def presets() -> tuple[str, ...]:
@@ -313,7 +316,7 @@ def part_file(kind: str, name: str) -> PartFile:
     Raises:
         RecipeError: there is no such part.
     """
-    known = catalog.files(kind)
+    known = files(kind)
     if name not in known:
         fix = did_you_mean(name, known, see=f"tuner list --{kind}" if kind in KINDS else None)
         raise RecipeError(f"there is no {name!r} among the {kind}", fix=fix)
@@ -327,7 +330,7 @@ def part_path(kind: str, name: str) -> Path:
 
 def shadowing(kind: str, name: str) -> str | None:
     """Return the line that says which other parts of its name a part stands before, or None where there is none."""
-    file = catalog.files(kind).get(name)
+    file = files(kind).get(name)
     if file is None or not file.shadowed:
         return None
     others = " and ".join(folder.origin for folder in file.shadowed)
@@ -353,7 +356,7 @@ def _text(file: PartFile) -> str:
 def part_named(hub_id: str) -> str | None:
     """Return the model part whose path is this, the user's own before the package's, or None."""
     needle = re.compile(rf"""path["']?\s*[=:]\s*["']{re.escape(hub_id)}["']""")
-    mine_first = sorted(catalog.files("models").items(), key=lambda item: item[1].is_ours)
+    mine_first = sorted(files("models").items(), key=lambda item: item[1].is_ours)
     return next((name for name, _ in mine_first if needle.search(text_of("models", name))), None)
 
 
@@ -386,7 +389,7 @@ def chat_template(name: str) -> str:
     Raises:
         RecipeError: no such template, or its file is not UTF-8.
     """
-    return assets.chat_template(name, {known: file.path for known, file in catalog.files(TEMPLATES).items()})
+    return assets.chat_template(name, {known: file.path for known, file in files(TEMPLATES).items()})
 
 
 def with_epochs(name: str) -> tuple[str, int | None]:
@@ -405,7 +408,7 @@ def read(name: str, hidden: str | None = None) -> Reading:
     Raises:
         RecipeError: no recipe has this name; the message holds the nearest one.
     """
-    for text, words in xtuner_names.translations(name):
+    for text, words in _translations(name):
         stem, epochs = with_epochs(text)
         for recipe, over in ((text, None), (stem, epochs)):
             if recipe in names("recipes") and recipe != hidden:
@@ -413,6 +416,23 @@ def read(name: str, hidden: str | None = None) -> Reading:
         if parts := _composed(stem, epochs):
             return Reading(parts, epochs, words)
     raise _unknown(name)
+
+
+def _translations(name: str) -> Iterator[tuple[str, tuple[Word, ...]]]:
+    """Yield a name as it is written, then with one more of XTuner's words replaced each time, and these words."""
+    yield name, ()
+    from tuner.recipes import xtuner_names  # most names hold no word of XTuner's
+
+    yield from islice(xtuner_names.translations(name), 1, None)
+
+
+def has(name: str) -> bool:
+    """Return whether a name is a recipe's."""
+    try:
+        read(name)
+    except RecipeError:
+        return False
+    return True
 
 
 def parse(name: str) -> Parts:
@@ -483,6 +503,8 @@ def _unknown(name: str) -> RecipeError:
             where="the recipe's name",
             fix=f"Use: tuner train RECIPE --deepspeed {name}.",
         )
+    from tuner.recipes import xtuner_names  # for a name that is not a recipe's
+
     if reason := xtuner_names.refusal(name):
         return RecipeError(f"{name!r} {reason}", fix="See: tuner list")
     suggestion = _suggest_spelled(name)
@@ -492,7 +514,7 @@ def _unknown(name: str) -> RecipeError:
 
 def _suggest_spelled(name: str) -> str | None:
     """Return what `suggest` finds once the epochs and XTuner's words at the name's end are off; they are put back."""
-    stems = [with_epochs(text)[0] for text, _ in xtuner_names.translations(name)]
+    stems = [with_epochs(text)[0] for text, _ in _translations(name)]
     stem = [stem for stem in stems if name.startswith(stem)][-1]
     nearest_name = suggest(stem)
     return f"{with_epochs(nearest_name)[0]}{name.removeprefix(stem)}" if nearest_name and stem != name else nearest_name
@@ -519,7 +541,7 @@ def suggest(name: str) -> str | None:
 
 def _is_whole(name: str) -> bool:
     """Return whether XTuner's words fill in what a name lacks."""
-    return any(_composed(*with_epochs(text)) for text, _ in xtuner_names.translations(name))
+    return any(_composed(*with_epochs(text)) for text, _ in _translations(name))
 
 
 def _take(tokens: list[str], known: Iterable[str]) -> tuple[str | None, list[str]]:

@@ -13,7 +13,6 @@ from typing import Any
 from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import is_writable
-from tuner.recipes import document_file
 from tuner.recipes.merging import Keys, Kind, leaves
 from tuner.recipes.recipe_file import MAX_NUMBER, MAX_TEXT, RecipeFile
 from tuner.recipes.schema import RecipeConfig, schema_keys
@@ -104,7 +103,7 @@ def beginning(path: Path) -> str:
         return ""
 
 
-SUFFIXES = (*document_file.YAML, ".json")
+SUFFIXES = (*YAML, ".json")
 _BASE = "_base_"
 _SHARED = "deepspeed"
 """A key of recipes and of several tools, with the same meaning."""
@@ -121,8 +120,8 @@ def is_recipe(path: Path) -> bool:
     try:
         return holds_recipe(yaml_text.read(path).values)
     except RecipeError:
-        keys = {*_KEY.findall(document_file.beginning(path))}
-        return bool(keys.intersection((_BASE, *RecipeConfig.model_fields)) - document_file.telltale_keys() - {_SHARED})
+        keys = {*_KEY.findall(beginning(path))}
+        return bool(keys.intersection((_BASE, *RecipeConfig.model_fields)) - telltale_keys() - {_SHARED})
 
 
 def holds_recipe(values: Mapping[str, Any]) -> bool:
@@ -132,7 +131,7 @@ def holds_recipe(values: Mapping[str, Any]) -> bool:
     others = {
         key for key, value in values.items() if not (key in RecipeConfig.model_fields and isinstance(value, dict))
     }
-    theirs = max(len(others & marks) for marks in document_file.MARKS.values())
+    theirs = max(len(others & marks) for marks in MARKS.values())
     return _BASE in values or (ours > 0 and ours >= theirs)
 
 

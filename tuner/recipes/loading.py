@@ -21,13 +21,13 @@ from tuner import paths
 from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, brief_repr, did_you_mean, together
 from tuner.files import is_writable
-from tuner.recipes import catalog, data_sets, document_file, mistaken, model_facts, starting_weights
+from tuner.recipes import catalog, data_sets, model_facts, starting_weights
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import DEFAULT, Keys, Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.overrides import layer_of
 from tuner.recipes.overrides import layers as override_layers
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_xtuner
-from tuner.recipes.recipe_file import RecipeFile, read_file, read_part
+from tuner.recipes.recipe_file import SUFFIXES, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig, schema_keys
 from tuner.recipes.schema.objective import objectives_with
 
@@ -100,8 +100,11 @@ def _asked(name: str | None, overrides: Overrides) -> tuple[str | None, Override
             what = f"both {name!r} and --model {overrides.model} set the model"
             raise RecipeError(what, where="--model", fix="Use one of them.")
         name, overrides = None, replace(overrides, model=name)
-    if name is not None and (wrong := mistaken.refusal(name, overrides.data_sets)):
-        raise wrong
+    if name is not None and not name.endswith(".py") and not catalog.has(name):
+        from tuner.recipes import mistaken  # for a name that is not a recipe's
+
+        if refusal := mistaken.refusal(name, overrides.data_sets):
+            raise refusal
     if name is None and overrides.model is None and overrides.adapter is None:
         fix = "Give one: tuner train RECIPE, or tuner train --model PATH --data FILE. See: tuner list"
         raise RecipeError("neither a recipe nor a model is given", fix=fix)
@@ -232,7 +235,7 @@ def _anchor(block: dict[str, Any], key: str) -> None:
 
 
 def _is_path(name: str) -> bool:
-    return name.endswith((".py", *document_file.SUFFIXES)) or "/" in name
+    return name.endswith(SUFFIXES) or "/" in name
 
 
 def _layers(name: str, allow_code: bool) -> Iterator[Layer]:
@@ -333,20 +336,24 @@ def _bases(source: RecipeFile) -> Sequence[str]:
 
 def _read(source: _RecipeSource, allow_code: bool) -> RecipeFile:
     """Read a file as data, and only where that fails and code is allowed, by running it."""
-    if source.path.suffix in document_file.SUFFIXES:
+    if source.path.suffix in SUFFIXES and source.path.suffix != ".py":
+        from tuner.recipes import document_file  # PyYAML, which a recipe in Python does without
+
         return document_file.read_document(source.path, source.shown, source.kind)
     try:
         return read_file(source.path, source.shown, source.kind)
     except RecipeError as error:
         if not paths.is_file(source.path):
             raise
-        told = document_file.xtuner_error(source.path, error.where)
+        from tuner.recipes.document_file import xtuner_error  # for a file that is not a recipe
+
+        refusal = xtuner_error(source.path, error.where)
         if not allow_code:
-            raise told or error from None
+            raise refusal or error from None
     try:
         return run_file(source.path, source.shown)
     except RecipeError as error:
-        raise told or error from None
+        raise refusal or error from None
 
 
 _TRIES = 5

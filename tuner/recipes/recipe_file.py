@@ -19,6 +19,8 @@ from tuner.files import is_writable, read_named_text
 from tuner.recipes import catalog
 from tuner.recipes.merging import Keys, Kind, Place
 
+SUFFIXES = (".py", ".yaml", ".yml", ".json")
+"""How the names of recipe files end."""
 MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_TEXT, MAX_NUMBER = 64_000, 32, 10_000, 16_000, 1e18
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

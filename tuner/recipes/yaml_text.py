@@ -16,7 +16,6 @@ import yaml  # type: ignore[import-untyped]
 from tuner import paths
 from tuner.errors import RecipeError, TunerError
 from tuner.files import read_named_text
-from tuner.recipes import yaml_text
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup
 
 MAX_BYTES, MAX_DEPTH, MAX_VALUES = 1_000_000, 32, 20_000
@@ -170,7 +169,7 @@ def _homes(folder: Path) -> tuple[Path, ...]:
 
 
 def _default_layers(
-    file: _File, homes: tuple[Path, ...], error: type[TunerError], read: Iterator[int]
+    file: _File, homes: tuple[Path, ...], error: type[TunerError], counter: Iterator[int]
 ) -> Iterator[Layer]:
     own = {key: value for key, value in file.found.values.items() if key != DEFAULTS}
     named = file.found.values.get(DEFAULTS) or []
@@ -181,10 +180,10 @@ def _default_layers(
         if entry == _SELF:
             yield Layer(own, file.place)
         elif inner := _default_file(entry, file.folder, homes, error, where):
-            if next(read) == _MAX_FILES:
+            if next(counter) == _MAX_FILES:
                 raise error(f"more than {_MAX_FILES} nested base files", where=where, fix="Check for a cycle.")
-            found = yaml_text.read(inner, may_be_empty=True, error=error)
-            yield from _default_layers(_File(found, inner.parent, str(inner)), homes, error, read)
+            found = read(inner, may_be_empty=True, error=error)
+            yield from _default_layers(_File(found, inner.parent, str(inner)), homes, error, counter)
 
 
 def _default_file(
