@@ -15,7 +15,7 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from tests.machine.gpus import GIB
 from tuner.fit.gpu_catalog import like
-from tuner.launch import kernels
+from tuner.launch import fitting
 from tuner.machine import accelerators, hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware, detect
 from tuner.recipes import loading
@@ -91,7 +91,7 @@ def test_what_is_compiled_for_nvidia_is_not_taken_elsewhere() -> None:
     npu = Hardware((Gpu("Ascend accelerator", 0, (0, 0)),), maker="Ascend")
 
     assert decide("auto", npu).dtype == "bf16"
-    settled = kernels.choose(loading.load("tiny_full_sample_e3"), npu, "bf16")
+    settled = fitting.choose_kernels(loading.load("tiny_full_sample_e3"), npu, "bf16")
     assert settled.config.model.attn_implementation == "sdpa"
     assert settled.origins["model.attn_implementation"].source == "derived: flash attention needs NVIDIA GPUs"
     assert like("Ascend accelerator", 0) is None

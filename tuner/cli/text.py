@@ -10,7 +10,7 @@ from tuner.cli.say import say, wrapped
 from tuner.recipes.merging import DEFAULT, Difference, Origin, leaves
 
 if TYPE_CHECKING:
-    from tuner.launch.run import ResolvedRun
+    from tuner.launch.resolved_run import ResolvedRun
 
 
 def announce(run: ResolvedRun, warnings: tuple[str, ...]) -> None:

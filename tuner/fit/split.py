@@ -1,7 +1,7 @@
 """Which split of a rank's share of a step is the fastest that fits: micro-batch, accumulation, recomputation.
 
 None of the three changes what is learned at one global batch, so each may be 'auto'. It takes plain numbers and a
-level; what a machine is and where a value came from is `launch.splitting`'s.
+level; what a machine is and where a value came from is `launch.batch_size`'s.
 """
 
 from __future__ import annotations

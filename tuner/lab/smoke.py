@@ -19,9 +19,9 @@ from tuner.errors import ModelError, TunerError
 from tuner.files import disk_errors, write_text
 from tuner.lab import stand_ins
 from tuner.launch import preflight, ranks, render
+from tuner.launch.batch_size import lightest
 from tuner.launch.resolve import load, resolve_run
-from tuner.launch.run import Request, ResolvedRun
-from tuner.launch.splitting import lightest
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags

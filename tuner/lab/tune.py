@@ -26,10 +26,9 @@ from tuner.fit.parameters import has_formula
 from tuner.fit.split import possible, samples_of_rank
 from tuner.launch import preflight, ranks, render
 from tuner.launch.fitting import TOLERANCE
-from tuner.launch.machines import machines
-from tuner.launch.resolve import load, resolve_run
-from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
+from tuner.launch.machine_facts import fit_machines
+from tuner.launch.resolve import load, resolve_recipe, resolve_run
+from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.recipes.recipe import Overrides, Recipe
@@ -228,7 +227,7 @@ def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
     architecture = config.architecture
     if not base.hardware.gpus or architecture is None or not has_formula(architecture) or level not in LEVELS:
         return True
-    here = machines(base.topology, base.hardware, base.precision)
+    here = fit_machines(base.topology, base.hardware, base.precision)
     return advice.fit(config, architecture, here, level).room >= -TOLERANCE
 
 

@@ -12,9 +12,9 @@ from tuner.fit.levels import LEVELS, Level
 from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
-from tuner.launch import counting, fitting
-from tuner.launch.checks import storage
-from tuner.launch.run import ResolvedRun
+from tuner.launch import data_rows, fitting
+from tuner.launch.checks import host
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import Steps, estimate_tokens
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes import starting_weights
@@ -93,7 +93,7 @@ def _data(config: RecipeConfig, steps: Steps) -> str:
         text += f" and {len(names) - _MAX_PATHS} more"
     if steps.rows.value is not None:
         text += f", {steps.rows.value:,} row{'s' * (steps.rows.value != 1)}"
-        tokens = estimate_tokens(config, counting.sources(config))
+        tokens = estimate_tokens(config, data_rows.sources(config))
         text += f", about {_number(round(tokens))} tokens per epoch" if tokens else ""
     val = config.val_dataloader
     return f"{text}; validation: {val.dataset.path}" if val and val.dataset.path and not dataset.val_split else text
@@ -139,7 +139,7 @@ def _memory(run: ResolvedRun) -> Iterator[str]:
         if run.fit.fits:  # else a warning tells
             yield f"memory: needs {fitting.describe(run.fit)}"
         return
-    needed, available = storage.host_bytes(run), run.hardware.host_memory_bytes
+    needed, available = host.host_bytes(run), run.hardware.host_memory_bytes
     if needed and needed <= available and not run.hardware.gpus:
         yield f"memory: needs at least {gib(needed)} of {gib(available)} for weights and optimizer states"
 

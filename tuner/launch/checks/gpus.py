@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tuner.errors import MachineError, RecipeError
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, GpuUse
 

@@ -153,7 +153,7 @@ def one_data_set(path: str | None) -> dict[str, Any]:
 class Dataset(Rows):
     """Rows and how they become samples; max_length in tokens.
 
-    A part `val_split` of the rows, chosen by `val_seed`, is held out ('auto': `launch.hold_out` chooses the part);
+    A part `val_split` of the rows, chosen by `val_seed`, is held out ('auto': `launch.data_rows` chooses the part);
     `held_out` reads this part instead of the rest.
     """
 
@@ -200,8 +200,8 @@ class Dataloader(Block):
 
     @property
     def micro_batch(self) -> int:
-        """`batch_size` as a number, once `launch.splitting` has settled it."""
-        assert self.batch_size != "auto", "settled by launch.splitting before anybody asks"
+        """`batch_size` as a number, once `launch.batch_size` has settled it."""
+        assert self.batch_size != "auto", "settled by launch.batch_size before anybody asks"
         return self.batch_size
 
 
@@ -413,9 +413,9 @@ class RecipeConfig(Block):
 
     @property
     def split(self) -> Split:
-        """The split, once `launch.splitting` has settled it."""
+        """The split, once `launch.batch_size` has settled it."""
         accumulation, recompute = self.optim_wrapper.accumulative_counts, self.train_cfg.gradient_checkpointing
-        assert accumulation != "auto" and recompute != "auto", "settled by launch.splitting before anybody asks"
+        assert accumulation != "auto" and recompute != "auto", "settled by launch.batch_size before anybody asks"
         return Split(self.train_dataloader.micro_batch, accumulation, recompute)
 
     def with_split(self, split: Split) -> "RecipeConfig":

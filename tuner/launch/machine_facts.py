@@ -1,4 +1,4 @@
-"""The machines that a recipe is looked at on: this one, or others as they are asked for."""
+"""The machines of a launch: this one or others that flags name, and as the numbers that `fit` needs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from collections.abc import Mapping
 
 from tuner.errors import UsageError
 from tuner.fit import gpu_catalog
+from tuner.fit.communication import Cluster
+from tuner.fit.gpu_catalog import KnownGpu
+from tuner.fit.levels import Machines
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.machine.topology import LaunchFlags, Topology, planned
+from tuner.zero.precision import Precision
 
-Machines = tuple[int | None, str | None, int]
+AskedMachines = tuple[int | None, str | None, int]
 """What `gpus`, `gpu` and `nodes` say: GPUs of each node, their product, and the number of nodes."""
-HERE: Machines = (None, None, 1)
+HERE: AskedMachines = (None, None, 1)
 ASSUMED_GPU = "a100-80g"
 """Where none is here and none is named."""
 
 
-def machines(asked: Machines, environ: Mapping[str, str], file: LaunchFlags | None = None) -> tuple[Hardware, Topology]:
+def look_up(
+    asked: AskedMachines, environ: Mapping[str, str], file: LaunchFlags | None = None
+) -> tuple[Hardware, Topology]:
     """Return the machines that are asked for, where nothing is said this one with what its launch variables say.
 
     Args:
@@ -56,3 +62,30 @@ def known_gpu(name: str) -> Gpu:
     """
     product = gpu_catalog.find(name)
     return Gpu(gpu_catalog.spelled(name), product.memory_bytes, product.compute_capability)
+
+
+def fit_machines(topology: Topology, hardware: Hardware, precision: Precision) -> Machines:
+    """Return their number, and the memory of each."""
+    return Machines(
+        topology.nproc_per_node,
+        hardware.smallest_gpu_bytes,
+        topology.num_nodes,
+        hardware.host_memory_bytes,
+        precision.weight_bytes,
+        old_gpus=hardware.has_old_gpus,
+    )
+
+
+def slowest_gpu(hardware: Hardware) -> KnownGpu | None:
+    """Return the slowest of the GPUs as a product; None without any, or where one of them is not known."""
+    products = [gpu_catalog.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
+    known = [product for product in products if product]
+    if len(known) < len(products):
+        return None
+    return min(known, key=lambda product: product.peak_flops, default=None)
+
+
+def cluster(hardware: Hardware, topology: Topology) -> Cluster | None:
+    """Return how fast the machines compute and talk; None where the GPUs are not known."""
+    slowest = slowest_gpu(hardware)
+    return Cluster.of(slowest, topology.num_nodes) if slowest else None

@@ -19,7 +19,7 @@ from tuner.files import read_json_object
 from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import built, has_formula
 from tuner.launch.checks import Finding
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes import catalog, starting_weights
 from tuner.recipes.model_facts import read_type

@@ -17,9 +17,10 @@ from tuner.fit.estimate import state_bytes
 from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
+from tuner.launch import builds
 from tuner.launch.checks import Finding
-from tuner.launch.checks.storage import existing
-from tuner.launch.run import ResolvedRun
+from tuner.launch.checks.host import existing
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import disks, hardware, libraries
 from tuner.machine.hardware import Hardware
 from tuner.zero import guards, measurements, needs
@@ -44,6 +45,12 @@ def config(run: ResolvedRun) -> Iterator[Finding]:
     for guard in _met(final.config, run.hardware):
         if guard.effect == "slow":
             yield f"deepspeed {_deepspeed()}: {guard.what} ({guard.source}). {guard.fix}"
+
+
+def compiles(run: ResolvedRun) -> Iterator[Finding]:
+    """Tell what DeepSpeed compiles for this run before it starts; a start says so itself, when it does it."""
+    if ops := builds.missing(run):
+        yield f"{builds.foretold(ops)}."
 
 
 def _deepspeed() -> str:
