@@ -13,7 +13,7 @@ from pathlib import Path
 from tuner.errors import RecipeError
 from tuner.files import make_folder, sha256, write_text
 from tuner.importers import recipe_text, tools
-from tuner.importers.recipe import Imported
+from tuner.importers.imported_recipe import Imported
 from tuner.importers.translation import Outcome
 from tuner.recipes import paths
 
