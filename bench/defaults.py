@@ -24,8 +24,8 @@ from typing import Any
 from bench.jobs import make_model, of_catalog
 from bench.table import Spent, Table, Unmeasured, arguments, in_turns, median, spent
 from bench.tools import CLOCK, NAMES, ROOT, Command, environment, surroundings, ticks
+from tuner import assets
 from tuner.machine import hardware
-from tuner.recipes import catalog
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def encoded(file: Path) -> list[tuple[list[int], list[int]]]:
     """Return the tokens of each chat, and which are an answer's, by transformers and the tokenizer's own template."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(catalog.asset("package:tiny"))
+    tokenizer = AutoTokenizer.from_pretrained(assets.asset("package:tiny"))
     found = []
     for line in file.read_text(encoding="utf-8").splitlines():
         one = tokenizer.apply_chat_template(
@@ -172,9 +172,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="defaults-") as scratch:
         data = Path(scratch) / "data"
         data.mkdir()
-        with Path(catalog.asset("package:sample/train.jsonl")).open(encoding="utf-8") as lines:
+        with Path(assets.asset("package:sample/train.jsonl")).open(encoding="utf-8") as lines:
             (data / "train.jsonl").write_text("".join(itertools.islice(lines, num_rows)), encoding="utf-8")
-        held_out = Path(catalog.asset("package:sample/validation.jsonl"))
+        held_out = Path(assets.asset("package:sample/validation.jsonl"))
         model = make_model(Path(scratch) / "model", of_catalog("tiny"))
         task = Task(model, data, epochs, not hardware.detect({}).gpus)
         gathered: dict[str, Found] = {name: Found() for name in given.peers}

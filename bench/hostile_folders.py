@@ -26,6 +26,7 @@ from typing import Any
 
 from tests.hostile import strategies, watch
 from tests.hostile.doors import LEAKS, TINY
+from tuner import assets
 
 _SETS = ("max_steps=2", "checkpoint.interval=1", "log.num_samples=0", "train_dataloader.dataset.max_length=64")
 _BAD = 99
@@ -53,10 +54,9 @@ class Sources:
         subprocess.run([sys.executable, "-m", "tuner", "train", *work], check=True, env=env, stdout=subprocess.DEVNULL)
         from tuner.models.load import CACHE
         from tuner.models.tiny import materialize
-        from tuner.recipes import catalog
 
         model = scratch / "model"
-        shutil.copytree(materialize(Path(catalog.asset("package:tiny")), CACHE), model)
+        shutil.copytree(materialize(Path(assets.asset("package:tiny")), CACHE), model)
         (model / "generation_config.json").write_text('{"eos_token_id": 2, "temperature": 0.5, "do_sample": true}')
         return cls(scratch / "run", model)
 

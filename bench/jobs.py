@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.tools import Job
+from tuner import assets
 from tuner.launch.resolve import resolve_run
 from tuner.launch.run import Request, ResolvedRun
 from tuner.machine import hardware
@@ -80,8 +81,6 @@ def make_model(folder: Path, architecture: dict[str, Any], device: str = "cpu", 
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from tuner.recipes import catalog
-
     torch.manual_seed(0)
     values = dict(architecture)
     config = AutoConfig.for_model(values.pop("model_type"), **values, bos_token_id=0, eos_token_id=0, pad_token_id=0)
@@ -89,7 +88,7 @@ def make_model(folder: Path, architecture: dict[str, Any], device: str = "cpu", 
         kind = torch.bfloat16 if dtype == "bf16" else torch.float32
         model = AutoModelForCausalLM.from_config(config, dtype=kind)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(catalog.asset("package:tiny")).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(assets.asset("package:tiny")).save_pretrained(folder)
     return folder
 
 

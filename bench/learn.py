@@ -35,6 +35,7 @@ from bench import curves
 from bench.fine_tuning import EQUAL, EQUAL_SETTINGS, METHODS, OWN, TOOLS, Task
 from bench.table import Table, Unmeasured, arguments, failed, machine, versions
 from bench.tools import NAMES, ROOT, surroundings, ticks
+from tuner import assets
 from tuner.machine import hardware
 
 DATA = ("docs-135", "docs-1000", "short-10000", "pairs")
@@ -196,11 +197,10 @@ def commit() -> str:
 def tiny(folder: Path) -> Path:
     """Write a small random model and few rows in the places of the real ones, to try the measurement itself."""
     from bench.jobs import make_model, of_catalog
-    from tuner.recipes import catalog
 
     make_model(folder / MODEL, of_catalog("tiny"))
     for name, split, num_rows in (("", "train", 64), (".val", "validation", 16)):
-        with Path(catalog.asset(f"package:sample/{split}.jsonl")).open(encoding="utf-8") as lines:
+        with Path(assets.asset(f"package:sample/{split}.jsonl")).open(encoding="utf-8") as lines:
             (folder / f"{DATA[0]}{name}.jsonl").write_text("".join(itertools.islice(lines, num_rows)), encoding="utf-8")
     return folder
 

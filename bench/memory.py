@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.table import processor
+from tuner import assets
 from tuner.fit.estimate import peak
 from tuner.fit.levels import Level, Peak
 from tuner.launch import render, supervise
@@ -128,7 +129,7 @@ def make_model(folder: Path, size: str, device: str) -> Path:
     model.save_pretrained(folder / size)
     del model
     torch.cuda.empty_cache()  # the ranks need that memory
-    AutoTokenizer.from_pretrained(catalog.asset("package:tiny")).save_pretrained(folder / size)
+    AutoTokenizer.from_pretrained(assets.asset("package:tiny")).save_pretrained(folder / size)
     return folder / size
 
 
@@ -152,7 +153,7 @@ def longest_answer(tokens: int) -> str:
     """Return an answer that together with the question and the chat template has at most so many tokens."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(catalog.asset("package:tiny"))
+    tokenizer = AutoTokenizer.from_pretrained(assets.asset("package:tiny"))
 
     def length(words: int) -> int:
         turns = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "so " * words}]

@@ -4,13 +4,15 @@
     python -m bench.unchanged compare before.json after.json
 
 A recording holds exit code and output of `train --dry-run --json`, at one rank and at two with ZeRO-3, and of
-`plan --json` for eight GPUs. Paths of the checkout and of Python are left out, so two checkouts can be compared.
+`plan --json` for eight GPUs. Paths of the checkout and of Python, and how
+much of the disk is free, are left out, so two checkouts can be compared.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -53,12 +55,13 @@ def record() -> dict[str, list[object]]:
             result = CliRunner().invoke(tuner, words.split(), env=env)
             texts = result.stdout, result.stderr, str(result.exception)
             called = " ".join((*(f"{key}={value}" for key, value in env.items()), words))
-            runs[called] = [result.exit_code, *map(_without_places, texts)]
+            runs[called] = [result.exit_code, *map(_comparable, texts)]
     return runs
 
 
-def _without_places(text: str) -> str:
-    return text.replace(sys.prefix, "PREFIX").replace(str(ROOT), "ROOT")
+def _comparable(text: str) -> str:
+    text = text.replace(sys.prefix, "PREFIX").replace(str(ROOT), "ROOT")
+    return re.sub(r"[\d.]+ GiB are free", "N GiB are free", text)
 
 
 def main() -> None:

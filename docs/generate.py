@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 
 from docs import transcripts
 from tests.worker.families import METHODS, examples
+from tuner import assets
 from tuner.cli import COMMANDS, explain, other_tools, parts, tuner
 from tuner.data.formats import FORMATS
 from tuner.data.sample import KINDS
@@ -36,7 +37,7 @@ from tuner.recipes import aliases, catalog
 from tuner.recipes.architecture_constraints import KEEPS_APART
 from tuner.recipes.command_line import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.strict import Block, blocks_of
+from tuner.recipes.schema.block import Block, blocks_of
 from tuner.recipes.xtuner_names import SPELLINGS
 
 ROOT = Path(__file__).parents[1]
@@ -210,7 +211,7 @@ def _type(annotation: Any, marks: Sequence[Any] = ()) -> str:
 
 def _base() -> tuple[_ByKey, _ByKey]:
     """Return the default of each key in `configs/base.py`, and the comment above it."""
-    source = (catalog.CONFIGS / "base.py").read_text(encoding="utf-8")
+    source = (assets.CONFIGS / "base.py").read_text(encoding="utf-8")
     defaults, notes = {}, {}
 
     def walk(keys: tuple[str, ...], node: ast.expr, line: int) -> None:
@@ -345,7 +346,7 @@ def _spellings() -> str:
 
 
 def _chat_templates() -> str:
-    return _code(sorted(file.stem for file in (catalog.CONFIGS / "chat_templates").glob("*.jinja"))) + "\n"
+    return _code(sorted(file.stem for file in (assets.CONFIGS / "chat_templates").glob("*.jinja"))) + "\n"
 
 
 # The glossary: other tools' words

@@ -45,13 +45,17 @@ FLOORS = {
     "fit": 3,
     "report": 3,  # the rank that nobody supervises writes it too
     "recipes": 2,
-    "hub": 2,
+    "hub": 2.2,  # an upload clears the variables that `machine` knows
     "machine": 2,
-    "runs": 2,
+    "runs": 1.5,  # what recipes and ranks ask of a run directory
+    "assets": 1.1,
+    "paths": 1.2,
+    "vocabulary": 1.2,
     "files": 1,
     "progress": 1,
     "notebook": 1,
     "errors": 0,
+    "hooks": 1.6,  # names functions of side rooms, and imports none
     "__init__": 0,
 }
 LONGEST_CHAIN = 13

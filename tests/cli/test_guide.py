@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from tests.cli.made_runs import make_run
+from tuner import assets
 from tuner.cli import guide
-from tuner.recipes import catalog
 from tuner.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.e2e
@@ -69,7 +69,7 @@ class Terminal:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    shutil.copytree(catalog.asset("package:tiny"), tmp_path / "models" / "tiny")
+    shutil.copytree(assets.asset("package:tiny"), tmp_path / "models" / "tiny")
     (tmp_path / "my.jsonl").write_text(_ROW * 4)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "other.csv").write_text("instruction,output\nhi,hello\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import Tuner
-from tuner.recipes import catalog
+from tuner import assets
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
 
@@ -23,7 +23,7 @@ def in_a_folder_with_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.delenv("TUNER_CATALOG", raising=False)
     (tmp_path / "rows.jsonl").write_text(2 * ROW)
     (tmp_path / "pairs.jsonl").write_text(PAIR)
-    shutil.copytree(catalog.CONFIGS / "assets" / "tiny", tmp_path / "base-7b")
+    shutil.copytree(assets.CONFIGS / "assets" / "tiny", tmp_path / "base-7b")
     return tmp_path
 
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import get_training_chat_template, is_chat_template_stop_token_trained
 
 from tests.models import published
+from tuner.assets import without_generation_marks
 from tuner.models.internlm import InternLM2Tokenizer
-from tuner.recipes.template import plain
 
 
 class AssistantMark(Extension):
@@ -181,7 +181,7 @@ def test_without_its_marks_a_template_renders_the_same_text_anywhere(
         messages = messages[:-1]
     # Jinja as it comes, which knows no {% generation %}.
     unmarked = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(  # noqa: S701
-        plain(tokenizer.chat_template)
+        without_generation_marks(tokenizer.chat_template)
     )
 
     text = unmarked.render(messages=messages, add_generation_prompt=prompt, **tokenizer.special_tokens_map)
@@ -202,7 +202,7 @@ def test_white_space_around_a_mark_is_treated_as_before(left: str, right: str, o
         mark, end = f"{{%{left} generation {right}%}}", f"{{%{left}endgeneration{right}%}}"
         text = f"a{before}{mark}{inside}b{inside}{end}{after}c"
 
-        assert unknown.from_string(plain(text)).render() == known.from_string(text).render()
+        assert unknown.from_string(without_generation_marks(text)).render() == known.from_string(text).render()
 
 
 @pytest.mark.parametrize("messages", CHATS)

@@ -8,10 +8,10 @@ import pytest
 import trl
 
 from tests.data.conftest import CHATML, make_tokenizer
+from tuner import assets
 from tuner.data import masks, rendering, templates
 from tuner.data.sample import Chat
 from tuner.errors import DataError
-from tuner.recipes import catalog
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 TWO_TURNS = Chat(
@@ -181,7 +181,7 @@ def test_a_weight_that_the_marks_cannot_tell_apart_is_refused() -> None:
 
 
 def test_a_template_that_was_saved_without_its_marks_is_known_again() -> None:
-    named = (catalog.CONFIGS / "chat_templates" / "mistral.jinja").read_text(encoding="utf-8")
+    named = (assets.CONFIGS / "chat_templates" / "mistral.jinja").read_text(encoding="utf-8")
     tokenizer = make_tokenizer(templates.plain(named))
 
     assert "generation" not in tokenizer.chat_template.replace("add_generation_prompt", "")

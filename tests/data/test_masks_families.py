@@ -17,13 +17,13 @@ from tokenizers import AddedToken
 from tests.data.conftest import make_tokenizer
 from tests.data.test_masks import trained
 from tests.each import each
+from tuner import assets
 from tuner.data import masks
 from tuner.data.sample import Chat, Message
 from tuner.errors import DataError
-from tuner.recipes import catalog
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
-NAMED = catalog.CONFIGS / "chat_templates"
+NAMED = assets.CONFIGS / "chat_templates"
 FILES = {f"trl/{file.stem}": file for file in SHIPPED.glob("*.jinja")} | {
     f"named/{file.stem}": file for file in NAMED.glob("*.jinja")
 }

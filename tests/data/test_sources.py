@@ -12,9 +12,9 @@ import pytest
 
 from tests.data.conftest import read_rows as read
 from tests.data.conftest import zst
+from tuner import assets
 from tuner.data import sources
 from tuner.errors import DataError, MachineError
-from tuner.recipes import catalog
 
 
 def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_path_may_start_in_the_package_or_at_home(tmp_path: Path, monkeypatch:
 
     assert read("~/a.jsonl") == read("~/*.jsonl") == [(f"{tmp_path}/a.jsonl:1", {"text": "a"})]
     (shipped, _), *_ = read("package:sample/train.jsonl")
-    assert shipped == f"{catalog.asset('package:sample/train.jsonl')}:1"
+    assert shipped == f"{assets.asset('package:sample/train.jsonl')}:1"
 
 
 def test_files_of_a_url_are_read_through_datasets(tmp_path: Path) -> None:

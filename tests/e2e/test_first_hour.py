@@ -21,9 +21,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.e2e.runs import COMMAND, environment, ok, train
+from tuner import assets
 from tuner.models.load import CACHE
 from tuner.models.tiny import materialize
-from tuner.recipes import catalog
 
 pytestmark = pytest.mark.e2e
 
@@ -43,7 +43,7 @@ def sets(**more: object) -> list[str]:
 
 
 def rows(folder: Path, asset: str, count: int) -> Path:
-    lines = Path(catalog.asset(f"package:{asset}/train.jsonl")).read_text(encoding="utf-8").splitlines()[:count]
+    lines = Path(assets.asset(f"package:{asset}/train.jsonl")).read_text(encoding="utf-8").splitlines()[:count]
     file = folder / f"{asset}.jsonl"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file
@@ -86,7 +86,7 @@ def person(tmp_path: Path) -> Person:
 
 
 def tiny() -> Path:
-    return materialize(Path(catalog.asset("package:tiny")), CACHE)
+    return materialize(Path(assets.asset("package:tiny")), CACHE)
 
 
 @pytest.mark.long

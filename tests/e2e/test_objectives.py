@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.runs import Finished, ok, train
+from tuner import assets
 from tuner.models.load import CACHE
 from tuner.models.tiny import materialize
-from tuner.recipes import catalog
 
 pytestmark = pytest.mark.e2e
 
@@ -57,11 +57,11 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def tiny() -> Path:
     """Return the folder that the runs started from."""
-    return materialize(Path(catalog.asset("package:tiny")), CACHE)
+    return materialize(Path(assets.asset("package:tiny")), CACHE)
 
 
 def held_out() -> list[dict[str, str]]:
-    file = Path(catalog.asset("package:sample_preferences/validation.jsonl"))
+    file = Path(assets.asset("package:sample_preferences/validation.jsonl"))
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()][:40]
 
 

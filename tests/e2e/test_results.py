@@ -15,9 +15,9 @@ import pytest
 
 from tests.cli.command import runner
 from tests.e2e.runs import COMMAND, Finished, environment, ok, train, wait_until
+from tuner import assets
 from tuner.models.load import CACHE
 from tuner.models.tiny import materialize
-from tuner.recipes import catalog
 
 pytestmark = pytest.mark.e2e
 
@@ -93,7 +93,7 @@ class Terminal:
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
     # It has learned no end of an answer, so its own goes on until it is interrupted.
-    untrained = materialize(Path(catalog.asset("package:tiny")), CACHE)
+    untrained = materialize(Path(assets.asset("package:tiny")), CACHE)
     made = Terminal("chat", untrained, "--max-new-tokens", 400, "--temperature", 1)
     yield made
     made.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.runs import COMMAND, environment, ok, train
-from tuner.recipes import catalog
+from tuner import assets
 
 # Without other ranks, and for each thing that changes the steps: tests/worker/test_steps.py.
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -41,7 +41,7 @@ def dry_run(recipe: Path, *arguments: object) -> dict[str, Any]:
 
 
 def test_two_ranks_on_a_mixture_of_pairs_take_the_steps_of_the_dry_run(tmp_path: Path) -> None:
-    pairs = Path(catalog.asset("package:sample_preferences/train.jsonl"))
+    pairs = Path(assets.asset("package:sample_preferences/train.jsonl"))
     more = tmp_path / "pairs.jsonl"
     more.write_text("".join(pairs.read_text(encoding="utf-8").splitlines(keepends=True)[:20]), encoding="utf-8")
     recipe = tmp_path / "recipe.py"

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from tests.e2e.runs import ok, quick, train
 from tests.faults.conftest import Faulty
-from tuner.recipes import catalog
+from tuner import assets
 
 pytestmark = pytest.mark.e2e
 
@@ -47,7 +47,7 @@ def test_a_number_that_is_none_ends_the_run_before_the_update_and_names_step_ran
     assert not (run.path / "final").exists()
     if "nan-loss" in fault:
         [spoilt] = re.findall(r"^spoilt: \[(.*)\]$", (run.path / "ranks" / "1.log").read_text(), re.MULTILINE)
-        text = AutoTokenizer.from_pretrained(catalog.asset("package:tiny")).decode(
+        text = AutoTokenizer.from_pretrained(assets.asset("package:tiny")).decode(
             [int(one) for one in spoilt.split(",")]
         )
         assert text.startswith(ast.literal_eval(re.findall(r"begins ('.*?'); no weight", what)[0]))

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from tuner.lab.shrink import config_of
-from tuner.recipes.architecture import Architecture
+from tuner.recipes.schema.architecture import Architecture
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.recipes.architecture import Architecture
+from tuner.recipes.schema.architecture import Architecture
 
 _BASE: dict[str, Any] = {
     "num_hidden_layers": 4,

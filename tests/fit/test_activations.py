@@ -19,8 +19,8 @@ from tuner.fit import activations
 from tuner.fit.activations import layer_bytes, of_recipe, of_validation
 from tuner.fit.attention import WITHOUT_SDPA, of_transformers
 from tuner.fit.parameters import built
-from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
 
 TOKENS = 256
 FACTS = {

@@ -11,8 +11,8 @@ from tuner.fit.levels import LEVELS, Level
 from tuner.fit.parameters import num_parameters
 from tuner.fit.trainable import Parameters, count
 from tuner.recipes import catalog
-from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
 
 GB = 10**9
 FULL, QLORA = (lightest(f"internlm2_chat_7b_{method}_oasst1_e3") for method in ("full", "qlora"))

@@ -20,12 +20,12 @@ from trl.trainer import utils
 from bench.gpu_loss import as_on_a_gpu
 from bench.live import Live
 from tests.fit.recipes import lightest
+from tuner import assets
 from tuner.fit import activations
 from tuner.fit.activations import Work, of_recipe
 from tuner.fit.trainable import count
-from tuner.recipes import catalog
-from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
 from tuner.worker.trainer_setup import evaluator, use_whole_logits
 
 TILE = (96, 2048)
@@ -104,7 +104,7 @@ def held(recipe: RecipeConfig, folder: Path, facts: dict[str, Any]) -> Held:
         model = get_peft_model(model, adapter, autocast_adapter_dtype=False)
     elif recipe.objective.type in ("dpo", "kto"):
         reference = model_of(recipe, facts).requires_grad_(False)
-    tokenizer = AutoTokenizer.from_pretrained(catalog.asset("package:tiny"))
+    tokenizer = AutoTokenizer.from_pretrained(assets.asset("package:tiny"))
     trainer = evaluator(recipe, (model, reference), tokenizer, Dataset.from_list(rows), len(rows), str(folder))
     model.train()
     if recipe.train_cfg.gradient_checkpointing:

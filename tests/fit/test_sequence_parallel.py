@@ -11,8 +11,8 @@ from tuner.fit.activations import of_recipe
 from tuner.fit.advice import fit
 from tuner.fit.levels import LEVELS, Machines
 from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles, sizes
-from tuner.recipes.long_context import forgets_window
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.long_context import forgets_window
 
 H100 = Machines(8, 80 * 2**30, 1, 1900 * 10**9)
 

@@ -19,9 +19,8 @@ from tests.fit.small import SMALL, name_of, small
 from tuner.fit.parameters import num_parameters
 from tuner.fit.trainable import Parameters, count
 from tuner.lab.shrink import config_of
-from tuner.recipes.adapter import Adapter
-from tuner.recipes.architecture import Architecture
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import Adapter, RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # peft on names that transformers renamed, on tied embeddings
 

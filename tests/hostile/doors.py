@@ -17,6 +17,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.hostile import strategies, watch
+from tuner import assets
 from tuner.errors import TunerError
 from tuner.machine.launchers import resolve
 from tuner.machine.topology import LAUNCHERS, LaunchFlags
@@ -139,7 +140,7 @@ def _name(folder: Path, text: str) -> None:
         lambda: loading.load(text),
         lambda: choice.open_config(text, "--deepspeed"),
         lambda: catalog.chat_template(text),
-        lambda: catalog.asset(f"package:{text}"),
+        lambda: assets.asset(f"package:{text}"),
         lambda: path_checks.check_model(loading.load(TINY, Overrides(model=text)).config),
         lambda: path_checks.check_data(loading.load(TINY, Overrides(data=text)).config),
         lambda: checkpoints.require_valid(folder / text),

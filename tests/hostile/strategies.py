@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tuner.recipes import catalog
+from tuner import assets
 from tuner.recipes.schema import schema_keys
 
 Strategy = st.SearchStrategy[Any]
@@ -157,7 +157,7 @@ overrides = st.builds(
     st.sampled_from(ODD_VALUES) | anything,
 )
 
-_PRESETS = [path.read_text(encoding="utf-8") for path in sorted((catalog.PACKAGE / "deepspeed_presets").glob("*.json"))]
+_PRESETS = [path.read_text(encoding="utf-8") for path in sorted((assets.PACKAGE / "deepspeed_presets").glob("*.json"))]
 _ODD_JSON = (*ODD_NUMBERS, "[]", "{}", "null", '""', '"auto"', "true", "-1", "1.5", "[[[[]]]]", '{"a":1,"a":2}', "NaN")
 
 

@@ -15,9 +15,9 @@ from tests.cli.conftest import LAUNCHER
 from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
 from tests.launch.plans import written_run
+from tuner import assets
 from tuner.models.load import CACHE
 from tuner.models.tiny import materialize
-from tuner.recipes import catalog
 
 TINY = "tiny_full_sample_e1"
 NAMES = (
@@ -139,7 +139,7 @@ def test_a_pipe_is_waited_for_by_no_command(tuner: Tuner) -> None:
 
 def hostile_model(folder: Path) -> Path:
     """Return a copy of the tiny model whose config and tokenizer ask for code of their own."""
-    made = materialize(Path(catalog.asset("package:tiny")), CACHE)
+    made = materialize(Path(assets.asset("package:tiny")), CACHE)
     folder.mkdir()
     for file in made.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
@@ -255,7 +255,7 @@ INSTALLED = [str(Path(sys.executable).with_name("tuner"))]
 def clean(**more: str) -> dict[str, str]:
     """Return this process's environment as a shell's: this checkout is the installed package."""
     env = {key: value for key, value in os.environ.items() if key not in LAUNCHER}
-    return env | {"PYTHONPATH": str(catalog.PACKAGE.parent)} | more
+    return env | {"PYTHONPATH": str(assets.PACKAGE.parent)} | more
 
 
 @pytest.mark.parametrize("start", [[sys.executable, "-m", "tuner"], INSTALLED], ids=["-m", "script"])

@@ -14,14 +14,15 @@ from threading import Thread
 import pytest
 from huggingface_hub import constants
 
+from tuner import assets
 from tuner.errors import MachineError
 from tuner.models.load import load_tokenizer
-from tuner.recipes import catalog, loading
+from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Model
 
 ID, COMMIT = "someone/some-model", "a" * 40
-TINY = Path(catalog.asset("package:tiny"))
+TINY = Path(assets.asset("package:tiny"))
 
 
 class Hub:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tuner.recipes import catalog
+from tuner import assets
 
 TINY = "tiny_full_sample_e1"
 MANY = 5_000
@@ -68,7 +68,7 @@ def test_a_file_that_unfolds_is_read_or_refused_in_a_second_and_in_little_memory
     (tmp_path / "circle.py").symlink_to(tmp_path / "circle.py")
     before = sorted(tmp_path.iterdir())
 
-    argv, env = [sys.executable, "-c", CHILD, tmp_path], {**os.environ, "PYTHONPATH": str(catalog.PACKAGE.parent)}
+    argv, env = [sys.executable, "-c", CHILD, tmp_path], {**os.environ, "PYTHONPATH": str(assets.PACKAGE.parent)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr

@@ -10,8 +10,8 @@ from tests.each import each
 from tests.fit.built import built
 from tuner.lab.shrink import config_of, shrink
 from tuner.recipes import catalog
-from tuner.recipes.architecture import Architecture
 from tuner.recipes.part import read_part
+from tuner.recipes.schema.architecture import Architecture
 
 VOCABULARY = 1664
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import PATH, checkpoint
+from tuner import assets
 from tuner.data.sample import KINDS
 from tuner.data.templates import answers_end
 from tuner.errors import ModelError
@@ -195,7 +196,7 @@ def test_code_of_a_model_is_not_run_unasked(scratch: Path) -> None:
 
 def test_a_model_without_known_architecture_is_refused_before_anything_is_made(scratch: Path) -> None:
     model = scratch / "model"
-    shutil.copytree(catalog.asset("package:tiny"), model)
+    shutil.copytree(assets.asset("package:tiny"), model)
     (model / "config.json").write_text('{"model_type": "llama"}')
 
     with pytest.raises(ModelError, match="cannot build a small model of "):

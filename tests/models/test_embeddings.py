@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.cli.made_runs import make_run
 from tests.machine.gpus import CPU
+from tuner import assets
 from tuner.errors import ModelError
 from tuner.models.embeddings import num_rows_of
 from tuner.models.load import CACHE, load_model, load_reference
 from tuner.models.tiny import materialize
-from tuner.recipes import catalog
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.results import loaded_model as results_model
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def tiny() -> str:
-    return str(materialize(Path(catalog.asset("package:tiny")), CACHE))
+    return str(materialize(Path(assets.asset("package:tiny")), CACHE))
 
 
 def larger() -> Any:

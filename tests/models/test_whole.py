@@ -27,10 +27,10 @@ from transformers import (
 
 from tests.machine.gpus import CPU
 from tests.models import published
+from tuner import assets
 from tuner.errors import ModelError
 from tuner.models.load import CACHE, load_model, load_weights
 from tuner.models.tiny import materialize
-from tuner.recipes import catalog
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.results import loaded_model as results_model
@@ -40,7 +40,7 @@ SMALL = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id":
 
 
 def tiny() -> Path:
-    return materialize(Path(catalog.asset("package:tiny")), CACHE)
+    return materialize(Path(assets.asset("package:tiny")), CACHE)
 
 
 def changed(folder: Path, change: Callable[[Tensors], Tensors], origin: Path | None = None, **config: Any) -> str:

@@ -12,8 +12,8 @@ from tests.fit.small import SMALL, small
 from tuner.errors import RecipeError
 from tuner.fit.parameters import num_parameters
 from tuner.recipes import loading
-from tuner.recipes.architecture import Architecture
 from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema.architecture import Architecture
 
 
 def test_what_a_type_always_has_needs_no_key() -> None:

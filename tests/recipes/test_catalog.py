@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuner import assets
 from tuner.errors import RecipeError, visible
 from tuner.recipes import catalog, loading
 from tuner.recipes.catalog import DEFAULT_OBJECTIVE, Parts, names, parse, suggest
@@ -252,13 +253,13 @@ def test_every_part_says_in_its_first_line_what_it_is() -> None:
 
 
 def test_an_asset_is_a_file_of_the_package() -> None:
-    assert Path(catalog.asset("package:sample/train.jsonl")).is_file()
-    assert catalog.asset("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+    assert Path(assets.asset("package:sample/train.jsonl")).is_file()
+    assert assets.asset("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
 
 
 def test_a_chat_template_is_a_name_a_file_or_a_text(tmp_path: Path) -> None:
     (tmp_path / "my.jinja").write_text("{{ mine }}")
-    known = sorted(path.stem for path in (catalog.CONFIGS / "chat_templates").glob("*.jinja"))
+    known = sorted(path.stem for path in (assets.CONFIGS / "chat_templates").glob("*.jinja"))
 
     assert known
     assert "messages" in catalog.chat_template(known[0])

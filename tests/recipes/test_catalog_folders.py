@@ -230,16 +230,6 @@ def test_a_part_that_holds_code_is_refused_with_its_line_and_not_run() -> None:
 # A recipe that lasts
 
 
-def test_a_rank_looks_in_no_catalog_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    part("datasets", "tickets", ROWS.format(path="tickets.jsonl"))
-    monkeypatch.setattr(catalog_folders, "_ours_alone", False)
-
-    catalog_folders.use_ours_alone()
-
-    assert "tickets" not in catalog.names("datasets")
-    assert "alpaca" in catalog.names("datasets")
-
-
 def test_what_a_recipe_is_written_as_needs_no_catalog() -> None:
     text = "{% for m in messages %}{{ m.content }}{% endfor %}"
     part("models", "acme_1b", 'model = dict(path="package:tiny", chat_template="acme")\narchitecture = "tiny"\n')

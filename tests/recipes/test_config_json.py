@@ -10,12 +10,12 @@ import pytest
 from transformers import AutoConfig
 
 from tests.fit.small import SMALL, name_of
+from tuner import assets
 from tuner.fit.parameters import Built, built
 from tuner.lab.shrink import config_of
-from tuner.recipes import catalog
-from tuner.recipes.architecture import Architecture
 from tuner.recipes.model_facts import read_architecture
 from tuner.recipes.part import read_part
+from tuner.recipes.schema.architecture import Architecture
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -78,7 +78,7 @@ def test_a_model_part_says_what_the_saved_model_does(part: str, tmp_path: Path) 
 def test_the_tiny_model_says_of_itself_what_its_part_says() -> None:
     part = read_part("models", "tiny").values
 
-    found = read_architecture(Path(catalog.asset(part["model"]["path"])))
+    found = read_architecture(Path(assets.asset(part["model"]["path"])))
     assert found is not None
     assert found.items() >= part["architecture"].items()
 

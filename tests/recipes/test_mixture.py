@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tuner import paths
 from tuner.errors import DataError, RecipeError
-from tuner.recipes import catalog_folders, loading, path_checks, paths
+from tuner.recipes import catalog_folders, loading, path_checks
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Dataset, Share
 

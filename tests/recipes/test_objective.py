@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from tuner.errors import RecipeError
 from tuner.recipes.loading import load
-from tuner.recipes.objective import Dpo
 from tuner.recipes.recipe import Overrides, Recipe
+from tuner.recipes.schema.objective import Dpo
 
 DPO = "tiny_dpo_full_sample_preferences_e1"
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from tuner import assets, paths
 from tuner.errors import ModelError, RecipeError
-from tuner.recipes import catalog, loading, model_facts, path_checks, paths
+from tuner.recipes import catalog, loading, model_facts, path_checks
 from tuner.recipes.recipe import Overrides, Recipe
 
-ASSETS = catalog.CONFIGS / "assets" / "tiny"
+ASSETS = assets.CONFIGS / "assets" / "tiny"
 CHATML = catalog.chat_template("chatml")
 LORA: dict[str, Any] = {
     "peft_type": "LORA",

@@ -14,8 +14,9 @@ from huggingface_hub.utils import validate_repo_id
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuner import assets, paths
 from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError
-from tuner.recipes import catalog, loading, path_checks, paths
+from tuner.recipes import loading, path_checks
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
 
@@ -95,7 +96,7 @@ def test_any_text_is_an_id_or_a_path_or_refused(text: str) -> None:
     try:
         assert isinstance(paths.local(text), Path | None)
     except RecipeError:
-        assert text.startswith(catalog.ASSET)
+        assert text.startswith(assets.ASSET)
 
 
 def test_a_model_of_the_package_and_one_of_the_hub_pass() -> None:

@@ -12,12 +12,11 @@ from pydantic import ValidationError
 from tests.each import each
 from tuner.errors import RecipeError
 from tuner.recipes import loading
-from tuner.recipes.adapter import Adapter, Quantization
-from tuner.recipes.architecture import Architecture
 from tuner.recipes.loading import load
-from tuner.recipes.objective import Dpo, Kto, Orpo, Reward
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.schema import Block, RecipeConfig, schema_keys
+from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, schema_keys
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.objective import Dpo, Kto, Orpo, Reward
 
 QLORA = loading.load("tiny_qlora_sample_e3")
 

@@ -14,6 +14,7 @@ from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from tests.each import each
+from tuner import assets
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, loading
 from tuner.recipes.code import mmengine_config
@@ -344,7 +345,7 @@ def test_a_bomb_is_refused_at_once_and_in_little_memory(tmp_path: Path) -> None:
     for name, text in BOMBS.items():
         (tmp_path / f"{name}.py").write_text(text)
 
-    argv, env = [sys.executable, "-c", CHILD, tmp_path], {**os.environ, "PYTHONPATH": str(catalog.PACKAGE.parent)}
+    argv, env = [sys.executable, "-c", CHILD, tmp_path], {**os.environ, "PYTHONPATH": str(assets.PACKAGE.parent)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ import pytest
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from tuner.recipes import loading
-from tuner.recipes.strict import Block, Lax
+from tuner.recipes.schema.block import Block, Lax
 
 CONFIG = loading.load("tiny_dpo_qlora_sample_preferences_e1").config
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tuner.recipes import vocabulary
+from tuner import vocabulary
 
 
 def folder(path: Path, vocab: Any, added: tuple[dict[str, Any], ...] = (), **files: Any) -> Path:

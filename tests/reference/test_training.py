@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.runs import Finished, distance, ok, train
 from tests.reference import loop
+from tuner import assets
 from tuner.data.prepare import prepare
 from tuner.models.load import CACHE
 from tuner.models.tiny import materialize
-from tuner.recipes import catalog
 from tuner.recipes.loading import load
 
 pytestmark = pytest.mark.e2e
@@ -65,12 +65,12 @@ LONG = [
 
 
 def tiny() -> Path:
-    return materialize(Path(catalog.asset("package:tiny")), CACHE)
+    return materialize(Path(assets.asset("package:tiny")), CACHE)
 
 
 def rows_by_hand(tokenizer: Any, num_rows: int) -> list[loop.Row]:
     """The first rows of the shipped sample, one sample a row."""
-    file = Path(catalog.asset("package:sample/train.jsonl"))
+    file = Path(assets.asset("package:sample/train.jsonl"))
     lines = file.read_text(encoding="utf-8").splitlines()[:num_rows]
     return [[loop.chatml(tokenizer, json.loads(line)["messages"], 128)] for line in lines]
 

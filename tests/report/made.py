@@ -9,9 +9,9 @@ from pathlib import Path
 from tests.launch.plans import checkpoint, made, written_run
 from tests.machine.gpus import H200, machine
 from tuner.launch import render
-from tuner.report.verdict import Outcome, Verdict
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
+from tuner.runs.verdict import Outcome, Verdict
 
 VERDICT = Verdict(Outcome.LEARNED, "validation", 0.693, 0.412, 300, "").to_json()
 MORE = {"verdict": VERDICT, "num_trained_weights": 21_823_488}

@@ -24,13 +24,13 @@ from tests.data.conftest import make_tokenizer
 from tests.models.published import write_checkpoint
 from tests.results.models import LLAMA, TIED, TOKENS, write_adapter, write_base
 from tests.results.runs import checkpoint, finish, make_run
+from tuner import assets
 from tuner.cli import tuner
-from tuner.recipes import catalog
 from tuner.results import export as module
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 
-CHATML = (catalog.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
+CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 
 
 def exported(*arguments: object) -> Result:

@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from tests.data.conftest import make_tokenizer
 from tests.models.published import write_checkpoint
 from tests.results.models import LLAMA, write_adapter, write_base
+from tuner import assets
 from tuner.cli import tuner
 from tuner.errors import MachineError, TunerError
-from tuner.recipes import catalog
 from tuner.results.gguf import SCRIPT, converter
 
-CHATML = (catalog.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
+CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 STAND_IN = """
 import json, sys
 from pathlib import Path

@@ -9,12 +9,12 @@ from transformers import GenerationConfig
 
 from tests.data.conftest import make_tokenizer
 from tests.each import each
+from tuner import assets
 from tuner.errors import DataError
-from tuner.recipes import catalog
 from tuner.results.gguf import go_template, modelfile, writes_bos
 from tuner.worker.generation import prompt_text
 
-TEMPLATES = sorted((catalog.CONFIGS / "chat_templates").glob("*.jinja"))
+TEMPLATES = sorted((assets.CONFIGS / "chat_templates").glob("*.jinja"))
 CHATML = next(path for path in TEMPLATES if path.stem == "chatml").read_text(encoding="utf-8")
 IN_WORDS = [
     *({"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because of\nthat."}),

@@ -15,13 +15,12 @@ from tests.data.conftest import make_tokenizer
 from tests.results.hub import NAME, TOKEN, Hub, serving
 from tests.results.models import LLAMA, write_adapter, write_base
 from tests.results.runs import finish, make_run
-from tuner import api
+from tuner import api, assets
 from tuner.cli import tuner
 from tuner.errors import TunerError, UsageError
-from tuner.recipes import catalog
 from tuner.runs.directory import RunDirectory
 
-CHATML = (catalog.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
+CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 
 
 @pytest.fixture

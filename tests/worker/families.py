@@ -89,8 +89,8 @@ def make_model(kind: str, folder: Path) -> None:
 
     from tests.models.brought import brought
     from tuner.lab import stand_ins
-    from tuner.recipes.architecture import Architecture
     from tuner.recipes.loading import load
+    from tuner.recipes.schema.architecture import Architecture
 
     tokenizer, _ = stand_ins.tokenizer_of(load("tiny_full_sample_e1").config.model)
     part = examples()[kind]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.runs import environment
 from tests.worker.families import METHODS, examples
-from tuner.recipes.architecture_constraints import KEEPS_APART
+from tuner.recipes.schema.architecture import KEEPS_APART
 
 SCALES_ITS_LOGITS = ("minicpm3",)
 """By a number over its width, which for a small model is a large one."""

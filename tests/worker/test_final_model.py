@@ -11,10 +11,10 @@ import torch.distributed as dist
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tests.data.conftest import make_tokenizer
-from tuner.recipes import catalog
+from tuner import assets
 from tuner.worker.final_model import save_final_model
 
-CHATML = (catalog.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
+CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 400}
 
 

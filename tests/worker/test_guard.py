@@ -117,7 +117,7 @@ def test_without_a_supervisor_the_rank_runs_the_users_command(run: RunDirectory,
     run.recipe.write_text(f"_base_ = 'tiny_full_sample_e1'\nlog = dict(notify=['sh', '-c', 'cat > {said}'])\n")
     work = {"failed": "raise DataError('torn')", "stopped": "guard._teardown = int\nraise Stopped('at step 7')"}
 
-    code, _, _ = _ended(run, f"from tuner.report import end\nguard._tell_end = end.tell\n{work[ended]}", rank=1)
+    code, _, _ = _ended(run, f"from tuner.report import end\nguard._tell_end = end.follow_up\n{work[ended]}", rank=1)
 
     told = json.loads(said.read_text())
     assert (told["state"], told["exit_code"]) == (ended, code)

@@ -14,7 +14,7 @@ import torch
 from tests.e2e.runs import environment
 from tests.worker.sharing import IGNORED, SAMPLES, batch
 from tests.worker.test_batching import dealt
-from tuner.recipes.long_context import KINDS
+from tuner.recipes.schema.long_context import KINDS
 from tuner.worker.sample_attention import sample_by_sample
 from tuner.worker.sequence_parallel import Share
 

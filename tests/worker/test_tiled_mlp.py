@@ -14,7 +14,7 @@ from tests.fit.small import small
 from tuner.errors import ModelError
 from tuner.lab.shrink import config_of
 from tuner.models.load import decoder_layers
-from tuner.recipes.long_context import KINDS
+from tuner.recipes.schema.long_context import KINDS
 from tuner.worker.tiled_mlp import tile
 
 ROW = ("train_dataloader.dataset.max_length=200", "train_dataloader.batch_size=1")

@@ -14,7 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import CallbackHandler
 
-from tuner.recipes.log import Tracker as Name
+from tuner.recipes.schema import Tracker as Name
 from tuner.runs.directory import RunDirectory
 from tuner.worker import trackers
 from tuner.worker.trackers import Tracker

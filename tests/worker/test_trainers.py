@@ -21,11 +21,11 @@ from tests.models.brought import brought
 from tuner.data import batches
 from tuner.errors import ModelError
 from tuner.models.compat import name_parts
-from tuner.recipes.architecture_constraints import KEEPS_APART
 from tuner.recipes.loading import load
-from tuner.recipes.objective import Dpo, DpoLoss, Kto, Orpo, Reward
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import LOADERS
+from tuner.recipes.schema.architecture import KEEPS_APART
+from tuner.recipes.schema.objective import Dpo, DpoLoss, Kto, Orpo, Reward
 from tuner.worker import trainer_setup, trainers
 
 PAIRS = [

@@ -17,9 +17,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
+from tuner import paths
 from tuner.api.run import Run, RunFailed, require_done
 from tuner.errors import TunerError, UsageError, brief_repr, visible
-from tuner.recipes import loading, paths, python_values, python_words
+from tuner.hooks import recipe_of_other_tool
+from tuner.recipes import loading, python_values, python_words
 from tuner.recipes.recipe import Asked, Overrides, Recipe
 
 # What trains, plans or exports is imported in the function that does: `tuner.load_recipe` needs none of it.
@@ -569,11 +571,9 @@ def _asked(recipe: Source, overrides: Mapping[str, Any], allow_code: bool) -> As
         return Asked(asked.name, python_values.both(asked.overrides, changes), allow_code or asked.allow_code)
     if recipe is None:
         return Asked(None, changes, allow_code)
-    from tuner.importers import direct  # which a `Recipe` does not need
-
     name = os.fspath(recipe)
-    kept = direct.recipe_of(name, os.environ)  # effect: where tuner's cache is
-    return Asked(str(kept.path) if kept else name, changes, allow_code)
+    converted = recipe_of_other_tool(name, os.environ)  # effect: where tuner's cache is
+    return Asked(str(converted.path) if converted else name, changes, allow_code)
 
 
 def _asked_with(

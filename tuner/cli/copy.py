@@ -23,8 +23,9 @@ def command(name: str | None, dest: Path | None, allow_code: bool, **changes: An
     NAME is a recipe, or leave it out and give --model and --data. DEST is the file. [default: ./NAME.py]
     If DEST ends in .yaml, the recipe is written as YAML, without the comments.
     """
+    from tuner import paths
     from tuner.files import write_new_text
-    from tuner.recipes import loading, paths
+    from tuner.recipes import loading
     from tuner.zero import choice
 
     if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix not in (".py", ".yaml"):

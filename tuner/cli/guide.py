@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from tuner import paths
 from tuner.cli.say import say
 from tuner.cli.text import announce
-from tuner.recipes import catalog, mistaken, paths, starting_weights
+from tuner.recipes import catalog, mistaken, starting_weights
 
 if TYPE_CHECKING:
     from tuner.launch.run import ResolvedRun

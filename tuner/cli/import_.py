@@ -42,8 +42,8 @@ def command(source: tuple[str, ...], dest: Path | None, tool: str | None, as_jso
     TrainingArguments, an XTuner .py, or a shell script that calls one of them; COMMAND is such a command line. It is
     only read, never run.
     """
+    from tuner import paths
     from tuner.importers import tools
-    from tuner.recipes import paths
 
     imported = tools.read(source, tool)
     path = paths.new_recipe(dest, _name(source), "-o")

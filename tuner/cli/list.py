@@ -11,13 +11,14 @@ from typing import Any
 
 import click
 
+from tuner.assets import TEMPLATES
 from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.options import Decorator, all_of, catalog_option
 from tuner.cli.say import say, wrapped
 from tuner.errors import visible
 from tuner.recipes import catalog, catalog_folders, patterns
-from tuner.recipes.catalog_folders import PRESETS, TEMPLATES
+from tuner.recipes.catalog_folders import PRESETS
 
 _MAX_NAMES = 1_000
 _WHAT_IT_IS = "A recipe is MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS, such as internlm2_chat_7b_qlora_oasst1_e3."

@@ -58,7 +58,7 @@ def model(name: str, source: Path, path: str | None) -> None:
 def _size(facts: dict[str, Any]) -> str:
     """Return the model_type, and the number of parameters where the plan can count them."""
     from tuner.fit.parameters import num_parameters
-    from tuner.recipes.architecture import Architecture
+    from tuner.recipes.schema.architecture import Architecture
 
     try:
         count = num_parameters(Architecture.model_validate(facts))
@@ -134,7 +134,7 @@ def _dest(kind: str, name: str) -> Path:
 
 def _lasting(path: str) -> str:
     """Return a path as the part holds it: of a catalog that other folders use too, a path that holds there."""
-    from tuner.recipes import paths
+    from tuner import paths
 
     local = paths.local(path)
     return str(local.absolute()) if local and catalog_folders.given_folders() else path

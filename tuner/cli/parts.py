@@ -73,7 +73,7 @@ def _values(kind: str, name: str, file: PartFile) -> dict[str, Any]:
 def parameters(model: str) -> int | None:
     """Return the parameters of a model part, or None where its facts are not known."""
     from tuner.fit.parameters import num_parameters  # pydantic, which names alone do not need
-    from tuner.recipes.architecture import Architecture
+    from tuner.recipes.schema.architecture import Architecture
 
     facts = values("models", model).get("architecture")
     try:

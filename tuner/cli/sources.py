@@ -9,7 +9,7 @@ from tuner.cli.say import say
 
 def newest_of(name: str) -> str:
     """Return the newest run in a recipe's folder, work_dirs/RECIPE, and say so; any other name as it is."""
-    from tuner.recipes import paths
+    from tuner import paths
     from tuner.recipes.starting_weights import holds_model
     from tuner.runs.directory import is_run, newest_run
 
@@ -26,7 +26,8 @@ def source_of(name: str) -> str:
     Raises:
         RunDirectoryError: nothing is there, and the name is no id of the hub with its owner: the hub is not asked.
     """
-    from tuner.recipes import mistaken, paths
+    from tuner import paths
+    from tuner.recipes import mistaken
     from tuner.runs.listing import below, no_run
 
     local, fix = paths.local(name), "Give a run, a model's folder, or a hub id: OWNER/NAME."

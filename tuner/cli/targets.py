@@ -11,6 +11,7 @@ from tuner.cli import complete
 from tuner.cli.options import all_of
 from tuner.cli.say import say
 from tuner.errors import UsageError
+from tuner.hooks import recipe_of_other_tool
 
 if TYPE_CHECKING:
     from tuner.launch.targets import Kind
@@ -46,15 +47,11 @@ def imported(ctx: click.Context, param: click.Parameter, name: str | None) -> st
     Raises:
         TunerError: the config is wrong, or its recipe would learn something else.
     """
-    if name is None or not name.endswith((".yaml", ".yml", ".json", ".py", ".sh")):
+    converted = recipe_of_other_tool(name, os.environ) if name else None
+    if converted is None:
         return name
-    from tuner.importers import direct  # which most names do not need
-
-    kept = direct.recipe_of(name, os.environ)
-    if kept is None:
-        return name
-    say(direct.told(name, kept), err=True)
-    return str(kept.path)
+    say(converted.summary, err=True)
+    return str(converted.path)
 
 
 def refuse_changes(name: str | None, kind: Kind, given: dict[str, Any]) -> None:

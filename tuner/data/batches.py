@@ -15,7 +15,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.sample import IGNORED
 from tuner.data.tokens import Row
-from tuner.recipes.architecture_constraints import KEEPS_APART
+from tuner.recipes.schema.architecture import KEEPS_APART
 
 Batch = dict[str, torch.Tensor]
 _Side = tuple[Sequence[int], Sequence[int]]

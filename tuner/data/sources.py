@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tuner import assets, paths
 from tuner.data import readers
 from tuner.data.compat import fingerprint_of
 from tuner.data.readers.text_files import PACKED, Cursor, OnError, PlacedRow, Row, fail
 from tuner.errors import DataError, MachineError, brief_repr, did_you_mean
 from tuner.files import load_json, read_named_text, sha256
 from tuner.progress import shown
-from tuner.recipes import catalog, paths
 
 # What `datasets` writes beside the rows of a saved data set.
 _ABOUT = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
@@ -65,7 +65,7 @@ def find(path: str, name: str | None = None, split: str = "train") -> Source:
     """
     if path.startswith(paths.URL):
         return _files_of_url(path)
-    local = paths.expanded(catalog.asset(path))
+    local = paths.expanded(assets.asset(path))
     if os.path.isdir(local):  # noqa: PTH112 (no error for a name too long)
         return _local(local, _files_of_split(local, split))
     if files := paths.matching(local):

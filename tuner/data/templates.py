@@ -11,12 +11,12 @@ from typing import Any
 
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
+from tuner import assets
+from tuner.assets import without_generation_marks
 from tuner.data import limits
 from tuner.data.rendering import Template, Unrendered, num_alike, render, rendered, warn_once
 from tuner.data.sample import Chat, Message
 from tuner.errors import DataError
-from tuner.recipes import catalog
-from tuner.recipes.template import plain
 
 _FIX = (
     "Set model.chat_template to a named template such as 'chatml', or to a .jinja file with {% generation %} markers."
@@ -85,10 +85,10 @@ def choose_template(tokenizer: Any) -> Template:
 def _training_variant(tokenizer: Any, own: str) -> str:
     if has_generation_markers(own):
         return own
-    for file in (catalog.CONFIGS / "chat_templates").glob("*.jinja"):
+    for file in assets.template_files().values():
         named = file.read_text(encoding="utf-8")
         # A model that tuner saved has our template without its marks.
-        if plain(named) == own:
+        if without_generation_marks(named) == own:
             return named
     try:
         return get_training_chat_template(tokenizer) or own

@@ -13,12 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tuner.assets import without_generation_marks
 from tuner.data import formats, limits, readers
 from tuner.data.readers.text_files import Cursor, Row
 from tuner.data.sample import Chat
 from tuner.errors import DataError
 from tuner.recipes.schema import Rows
-from tuner.recipes.template import plain
 
 _ROWS = 128
 """Rows of the sample, spread evenly over the files: many data sets are sorted."""
@@ -121,7 +121,7 @@ def _compiled(chat_template: str) -> Any:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(plain(chat_template))
+    return environment.from_string(without_generation_marks(chat_template))
 
 
 def _refuse(message: str) -> None:

@@ -18,9 +18,9 @@ from tuner.fit.decoder_layer import Layer
 from tuner.fit.families import FAMILIES, Family
 from tuner.fit.parameters import built
 from tuner.fit.trainable import on_experts
-from tuner.recipes.architecture import Architecture
-from tuner.recipes.long_context import num_tiles, tokens_of_rank
 from tuner.recipes.schema import Dataloader, RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.long_context import num_tiles, tokens_of_rank
 
 _OWN_LAYER_NORM = {"cohere", "cohere2"}
 """A layer norm written out in fp32: its steps are saved one by one."""

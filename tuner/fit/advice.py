@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from tuner.fit.estimate import peak_on
 from tuner.fit.levels import LEVELS, Fit, Level, Machines
-from tuner.recipes.adapter import Adapter, Quantization
-from tuner.recipes.architecture import Architecture
-from tuner.recipes.objective import least_batch_size
-from tuner.recipes.schema import RecipeConfig, Split
+from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, Split
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.objective import least_batch_size
 
 _LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set optim_wrapper.optimizer.lr=2e-4'
 _QLORA_FLAGS = '--set "quantization=dict(bits=4)"'

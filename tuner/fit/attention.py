@@ -6,8 +6,8 @@ Source: transformers 5.23, the model classes and their `eager_attention_forward`
 
 from __future__ import annotations
 
-from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
 
 WITHOUT_SDPA = {"bloom", "gemma2", "gpt_oss"}
 """model_types whose scores SDPA cannot compute: ALiBi, soft-capping, sinks."""

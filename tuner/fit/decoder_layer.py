@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tuner.fit.families import Family
-from tuner.recipes.architecture import Architecture
+from tuner.recipes.schema.architecture import Architecture
 
 
 class Linear(NamedTuple):

@@ -15,8 +15,8 @@ from tuner.fit import activations
 from tuner.fit.activations import Work
 from tuner.fit.levels import Level, Machines, Peak
 from tuner.fit.trainable import Parameters, count
-from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
 
 CONTEXT_BYTES = 1_200_000_000
 """CUDA context, cuBLAS workspaces and NCCL buffers of one process."""

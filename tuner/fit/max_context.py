@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from tuner.fit import advice
 from tuner.fit.levels import LEVELS, Machines
 from tuner.fit.sequence_parallel import OBJECTIVES, sizes
-from tuner.recipes.architecture import Architecture
-from tuner.recipes.long_context import KINDS
 from tuner.recipes.schema import RecipeConfig, Split
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.long_context import KINDS
 
 UNIT = 1024
 _MOST_UNITS = 1 << 15

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tuner.errors import ModelError, did_you_mean
 from tuner.fit.decoder_layer import Layer, Linear, layer
 from tuner.fit.families import FAMILIES, Family
-from tuner.recipes.architecture import Architecture
+from tuner.recipes.schema.architecture import Architecture
 
 
 class Built(NamedTuple):

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.errors import ModelError, RecipeError, TunerError, together
-from tuner.recipes.architecture import Architecture
-from tuner.recipes.long_context import KINDS, SHARED_BY, forgets_window
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.long_context import KINDS, SHARED_BY, forgets_window
 
 OBJECTIVES = ("sft", "pretrain")
 """Those whose loss is a sum over tokens; the others set whole samples against each other."""

@@ -14,10 +14,10 @@ from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import active_parameters, num_parameters
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.trainable import count
-from tuner.recipes.architecture import Architecture
-from tuner.recipes.long_context import tokens_per_sample
-from tuner.recipes.objective import depends_on_micro_batch, least_batch_size
 from tuner.recipes.schema import RecipeConfig, Split
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.long_context import tokens_per_sample
+from tuner.recipes.schema.objective import depends_on_micro_batch, least_batch_size
 
 MARGIN = 0.1
 """The part of each GPU that a split of our choice leaves free: fragmentation and contexts are known to a few per cent,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from tuner import paths
 from tuner.errors import ModelError
 from tuner.fit import communication
 from tuner.fit.advice import Change, changes, levels, recommended
@@ -16,11 +17,10 @@ from tuner.fit.parameters import active_parameters, num_parameters
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.split import fastest, possible, step_flops, traffic
 from tuner.fit.trainable import Parameters, count
-from tuner.recipes import paths
-from tuner.recipes.architecture import Architecture
-from tuner.recipes.long_context import tokens_per_sample
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.long_context import tokens_per_sample
 
 
 class Step(NamedTuple):

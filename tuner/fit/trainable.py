@@ -11,10 +11,9 @@ from typing import NamedTuple
 from tuner.fit.decoder_layer import Experts, Linear
 from tuner.fit.families import Family
 from tuner.fit.parameters import Built, built
-from tuner.recipes.adapter import Adapter
-from tuner.recipes.architecture import Architecture
-from tuner.recipes.objective import Dpo, Kto, Objective
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import Adapter, RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.objective import Dpo, Kto, Objective
 
 
 class Parameters(NamedTuple):

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tuner import paths
 from tuner.importers import deepspeed, key_tables, shared_rules, training_arguments
 from tuner.importers.document import Document, Keys
 from tuner.importers.shared_rules import one_file, renamed, source, truth
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
-from tuner.recipes import paths
 from tuner.recipes.aliases import by_word
 
 _RL = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "kto": "kto"}

@@ -10,10 +10,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tuner import paths
 from tuner.errors import DeepSpeedConfigError
 from tuner.files import read_named_text
 from tuner.importers.translation import Given, Translation
-from tuner.recipes import catalog, foreign, paths
+from tuner.recipes import catalog, foreign
 from tuner.zero import jsonfile
 
 _STAGE = re.compile(r"(?:zero|z|stage)_?([0123])(?!\d)", re.IGNORECASE)

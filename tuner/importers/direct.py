@@ -7,41 +7,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import make_folder, sha256, write_text
+from tuner.hooks import Converted
 from tuner.importers import recipe_text, tools
 from tuner.importers.imported_recipe import Imported
 from tuner.importers.translation import Outcome
-from tuner.recipes import paths
 
 _WORD = re.compile(r"[^\w.-]+")
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The recipe of another tool's config: its file, and what it was made from."""
-
-    path: Path
-    imported: Imported
-
-
-def recipe_of(name: str, environ: Mapping[str, str]) -> Kept | None:
-    """Return the recipe of the config that `name` is, kept in tuner's cache. Errors as `keep`."""
-    return keep(name, paths.cache(environ))
-
-
-def keep(name: str, cache: Path) -> Kept | None:
-    """Return the recipe of the config that `name` is, or None where it is none: a recipe, or a DeepSpeed config.
+def recipe_of(name: str, environ: Mapping[str, str]) -> Converted | None:
+    """Return the recipe of another tool's config, written to tuner's cache; None for a recipe or a DeepSpeed config.
 
     Args:
-        name: What stands in a recipe's place.
-        cache: The folder that made things are kept in.
+        name: The text in a recipe's place.
+        environ: Says where the cache is.
 
     Raises:
-        RecipeError: what the config holds is wrong, or its recipe would learn something else.
+        RecipeError: a value of the config is wrong, or its recipe would train something else.
         DiskError: the recipe cannot be kept.
     """
     if not tools.is_config(Path(name)):
@@ -51,17 +38,17 @@ def keep(name: str, cache: Path) -> Kept | None:
         fix = f"Check it first: tuner import {name}"
         raise RecipeError(f"{name!r} of {imported.tool} cannot be trained directly: {imported.obstacle}", fix=fix)
     text = recipe_text.text(imported)
-    folder = cache / "imported" / sha256(text.encode())[:12]
+    folder = paths.cache(environ) / "imported" / sha256(text.encode())[:12]
     path = folder / f"{_WORD.sub('_', Path(name).stem)}.py"
     if not path.exists():
         make_folder(folder)
         write_text(path, text)
-    return Kept(path, imported)
+    return Converted(path, _summary(name, imported))
 
 
-def told(name: str, kept: Kept) -> str:
-    """Return the line that says what was done, and how to keep the result."""
-    changed = sum(entry.outcome is not Outcome.TAKEN for entry in kept.imported.entries)
+def _summary(name: str, imported: Imported) -> str:
+    """Return the line that says how many keys were changed, and how to keep the recipe."""
+    changed = sum(entry.outcome is not Outcome.TAKEN for entry in imported.entries)
     count = "1 key was" if changed == 1 else f"{changed} keys were"
-    what = f"{name} of {kept.imported.tool} is imported; {count} changed or ignored"
-    return f"{what}. To see them and keep the recipe: tuner import {name}"
+    imported_from = f"{name} of {imported.tool} is imported; {count} changed or ignored"
+    return f"{imported_from}. To see them and keep the recipe: tuner import {name}"

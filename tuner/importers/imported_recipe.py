@@ -9,9 +9,10 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner import paths
 from tuner.importers.document import Keys
 from tuner.importers.translation import Entry, Given, Outcome, Translation
-from tuner.recipes import architecture_constraints, catalog, mixture, model_facts, paths, validation_rows
+from tuner.recipes import architecture_constraints, catalog, mixture, model_facts, validation_rows
 from tuner.recipes.command_line import layer_of
 from tuner.recipes.explain import validate
 from tuner.recipes.loading import with_xtuner

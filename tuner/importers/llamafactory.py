@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tuner import paths
 from tuner.errors import RecipeError, did_you_mean
 from tuner.importers import key_tables, llamafactory_v1, shared_rules, training_arguments
 from tuner.importers.document import Document
 from tuner.importers.shared_rules import renamed, truth
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
-from tuner.recipes import aliases, catalog, paths
+from tuner.recipes import aliases, catalog
 from tuner.recipes.aliases import by_word
 
 _OBJECTIVES = {"sft": "sft", "pt": "pretrain", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "sft"}

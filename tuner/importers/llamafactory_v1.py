@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner import paths
 from tuner.importers.document import Document, Keys
 from tuner.importers.translation import Given, Outcome, Translation
-from tuner.recipes import paths
 
 _SIGNS = ("model_class", "train_dataset", "peft_config", "kernel_config", "quant_config")
 _SAME = {"model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size"}

@@ -11,9 +11,7 @@ from typing import Any, get_args
 
 from tuner.importers.translation import Given, Outcome, Rule, Translation
 from tuner.recipes import aliases
-from tuner.recipes.log import Tracker
-from tuner.recipes.optimizer import OptimizerType
-from tuner.recipes.schema import ParamScheduler
+from tuner.recipes.schema import OptimizerType, ParamScheduler, Tracker
 
 _OPTIMIZER = "optim_wrapper.optimizer"
 _RATIO = "param_scheduler.warmup_ratio"

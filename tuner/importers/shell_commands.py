@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import read_named_text
 from tuner.importers.document import Document, Keys
-from tuner.recipes import paths
 from tuner.recipes.yaml_text import MAX_BYTES
 
 _SET = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")

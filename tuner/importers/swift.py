@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tuner import paths
 from tuner.importers import key_tables, shared_rules, training_arguments
 from tuner.importers.document import Document
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Given, Outcome, Rule, Tool, Translation
-from tuner.recipes import paths
 from tuner.recipes.aliases import by_word
 
 _RLHF = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward"}

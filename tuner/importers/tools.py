@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from tuner import paths
 from tuner.errors import RecipeError, UsageError, did_you_mean
 from tuner.importers import python_file, shell_commands
 from tuner.importers.document import Document
 from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.translation import Tool, Translation
-from tuner.recipes import document_file, foreign, paths
+from tuner.recipes import document_file, foreign
 
 _TOOLS = {
     "llamafactory": "llamafactory",

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tuner import __version__
+from tuner import __version__, paths
 from tuner.errors import MachineError
 from tuner.fit.sizes import gib
 from tuner.lab import probes
@@ -22,7 +22,6 @@ from tuner.lab.probes import DEADLINE_S, Row
 from tuner.launch.checks import gpus, storage
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Hardware
-from tuner.recipes import paths
 from tuner.zero import guards
 
 _MIN_OPEN_FILES = 1024

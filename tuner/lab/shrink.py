@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging
 
 import tuner.models  # noqa: F401  registers InternLM
-from tuner.recipes.architecture import Architecture
+from tuner.recipes.schema.architecture import Architecture
 
 _HEAD, _ROPE_HEAD, _RANK = 16, 8, 16
 _MAX_KEY_VALUE_HEADS, _MAX_GROUP = 2, 8

@@ -25,10 +25,8 @@ from tuner.launch.splitting import lightest
 from tuner.machine import hardware
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
-from tuner.recipes.log import NOT_PUSHED, OF_A_TRIAL
-from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS
 from tuner.recipes.recipe import Overrides, Recipe
-from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows
+from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, NOT_PUSHED, OF_A_TRIAL, Dataset, RecipeConfig, Rows
 from tuner.runs import directory
 from tuner.runs.directory import RunDirectory
 
@@ -128,7 +126,7 @@ class _Smoke:
         """Make the model."""
         facts, seed = self.loaded.config.architecture, self.loaded.config.randomness.seed
         assert facts is not None, "refused before"
-        self.tokenizer, is_own = stand_ins.tokenizer_of(self.loaded.config.model)
+        self.tokenizer, is_own = stand_ins.tokenizer_of(self.loaded.with_template_text().config.model)
         folder = self.scratch / "model"
         small, num_parameters = stand_ins.make_model(facts, self.tokenizer, folder, seed)
         self.values["model"] |= {"path": str(folder), "revision": None, "trust_remote_code": False}

@@ -13,18 +13,18 @@ import peft
 import torch
 import transformers
 
+from tuner import assets, paths
 from tuner.data.prepare import describe, prepare
 from tuner.data.sources import find
 from tuner.errors import DataError, MachineError, ModelError, TunerError
 from tuner.lab.shrink import config_of, shrink
 from tuner.models.load import load_tokenizer, source
-from tuner.recipes import catalog, paths
-from tuner.recipes.architecture import Architecture
 from tuner.recipes.schema import Dataset, Model, Rows
+from tuner.recipes.schema.architecture import Architecture
 
 _TEXT = "Say what the capital of Denmark is, and what 2 + 4 makes."
-_TINY = f"{catalog.ASSET}tiny"
-_SAMPLE, _PAIRS = f"{catalog.ASSET}sample/train.jsonl", f"{catalog.ASSET}sample_preferences/train.jsonl"
+_TINY = f"{assets.ASSET}tiny"
+_SAMPLE, _PAIRS = f"{assets.ASSET}sample/train.jsonl", f"{assets.ASSET}sample_preferences/train.jsonl"
 _STAND_INS: dict[str, dict[str, Any]] = {
     "sft": {"path": _SAMPLE, "format": "messages"},
     "pretrain": {"path": _PAIRS, "format": "text", "columns": {"text": "{prompt}\n{chosen}"}},
@@ -50,7 +50,7 @@ def tokenizer_of(model: Model) -> tuple[Any, bool]:
         if paths.local(model.path):
             raise
     small = model.model_copy(update={"path": _TINY, "revision": None, "trust_remote_code": False})
-    tokenizer = load_tokenizer(small, catalog.asset(_TINY))
+    tokenizer = load_tokenizer(small, assets.asset(_TINY))
     # One token each, as in the tokenizer that this template was written for.
     tokenizer.add_tokens(sorted(set(_CONTROL.findall(tokenizer.chat_template))), special_tokens=True)
     return tokenizer, False

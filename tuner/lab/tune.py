@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tuner import paths
 from tuner.errors import UsageError
 from tuner.files import disk_errors, write_text
 from tuner.fit import advice
@@ -31,10 +32,8 @@ from tuner.launch.resolve_recipe import resolve_recipe
 from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
-from tuner.recipes import paths
-from tuner.recipes.log import NOT_PUSHED, OF_A_TRIAL
 from tuner.recipes.recipe import Overrides, Recipe
-from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, Split
+from tuner.recipes.schema import CHOOSES_LOSS, NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
 from tuner.runs import directory
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
 from tuner.zero import choice

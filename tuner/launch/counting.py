@@ -14,11 +14,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner import paths
 from tuner.errors import DataError
 from tuner.files import read_json_object
 from tuner.launch import steps
 from tuner.launch.steps import DatasetSize
-from tuner.recipes import catalog, paths, template
+from tuner.recipes import catalog, template
 from tuner.recipes.schema import Dataset, RecipeConfig, Rows, Share
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tuner.files import read_json_object
-from tuner.report import notify
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, Poller, write_all
@@ -50,7 +49,7 @@ class Events:
 
     def end(self, code: int) -> None:
         """Print how the run ended; nothing comes after it."""
-        self._write("ended", notify.facts(self._run, code))
+        self._write("ended", self._run.ending(code))
 
     def _look(self, _: bool) -> None:
         while lines := self._metrics.read():

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+from tuner import hooks
 from tuner.errors import TunerError
 from tuner.launch import ranks, render, retry
 from tuner.launch.events import Events
 from tuner.launch.resolve import resolve_run
 from tuner.launch.run import ResolvedRun
 from tuner.machine import slurm
-from tuner.report import end
-from tuner.report.notify import Notice
 from tuner.runs import directory, lock
 from tuner.runs.directory import RunDirectory
 
@@ -37,7 +36,7 @@ def execute(resolved: ResolvedRun) -> int:
             following = retry.next_attempt(resolved, run, code, resolve_run)
             if following is None:
                 if leads:
-                    wait = end.tell(run, code)
+                    wait = hooks.run_has_ended(run, code)
                     wait()
                 if events:
                     events.end(code)
@@ -64,7 +63,7 @@ def _failure_kept(run: RunDirectory, leads: bool, events: Events | None = None) 
     except TunerError as error:
         run.write_status("failed", exit_code=error.exit_code, message=str(error))
         if leads:
-            Notice(run, error.exit_code).wait()
+            hooks.start_has_failed(run, error.exit_code)
         if events:
             events.end(error.exit_code)
         raise

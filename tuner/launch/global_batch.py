@@ -13,10 +13,10 @@ from tuner.fit.split import samples_of_rank
 from tuner.launch import counting, steps
 from tuner.machine.few_steps import ENOUGH
 from tuner.machine.topology import Batch
-from tuner.recipes.objective import least_batch_size
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
+from tuner.recipes.schema.objective import least_batch_size
 
 MAX_TOKENS = 32_768
 """Of a step of our choice: 16 rows of 2,048, which QLoRA (Dettmers et al. 2023, table 9) and XTuner's recipes take."""

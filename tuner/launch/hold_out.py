@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from tuner import paths
 from tuner.launch import counting
-from tuner.recipes import paths
 from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import LOADERS, RecipeConfig

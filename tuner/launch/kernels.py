@@ -9,9 +9,9 @@ from tuner.fit import attention
 from tuner.fit.parameters import has_formula
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
-from tuner.recipes.architecture import Architecture
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema.architecture import Architecture
 
 WITHOUT_FLASH = {"bloom", "gpt_oss", "llama4_text"}
 """model_types whose attention has what flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""

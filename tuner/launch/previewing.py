@@ -48,7 +48,7 @@ def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) ->
     loading.refuse_functions(recipe, allow_code=allow_code)
     path_checks.check_model(recipe.config)
     path_checks.check_data(recipe.config)
-    recipe = hold_out.settle(recipe)
+    recipe = hold_out.settle(recipe).with_template_text()
     from tuner.models.load import source, tokenizer_of  # torch
 
     splits = {}

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tuner import __version__
+from tuner import __version__, assets, paths
 from tuner.files import dump_json, read_json_object
 from tuner.launch import fitting
 from tuner.launch.run import ResolvedRun
 from tuner.machine.hardware import tool_path
 from tuner.machine.libraries import versions
 from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
-from tuner.recipes import catalog, paths
 from tuner.recipes.schema import Model, resolved_document
 from tuner.runs.directory import RunDirectory
 from tuner.runs.lock import WORKER
@@ -166,7 +165,7 @@ def _run_facts(run: ResolvedRun) -> dict[str, Any]:
 def _is_stored_in_fewer_bits(model: Model) -> bool:
     """Say whether a model's weights may be quantized already, which a config.json that is not here cannot tell."""
     path = str(model.path)
-    if path.startswith(catalog.ASSET):
+    if path.startswith(assets.ASSET):
         return False
     folder = paths.local(path)
     if folder is None:

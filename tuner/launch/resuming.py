@@ -17,10 +17,10 @@ from tuner.fit.split import samples_of_rank
 from tuner.launch.run import ResolvedRecipe
 from tuner.machine.topology import Topology
 from tuner.recipes.merging import lookup
-from tuner.recipes.objective import least_batch_size
 from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
+from tuner.recipes.schema.objective import least_batch_size
 from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory

@@ -17,10 +17,10 @@ from tuner.launch import counting
 from tuner.launch.machines import cluster, machines
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
-from tuner.recipes.long_context import sees_whole_samples
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
+from tuner.recipes.schema.long_context import sees_whole_samples
 from tuner.zero import merge
 from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision

@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 
+from tuner import paths
 from tuner.errors import ModelError
-from tuner.recipes import paths
-from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Model, RecipeConfig
+from tuner.recipes.schema.objective import Dpo, Kto
 
 
 def with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:

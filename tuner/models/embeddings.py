@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from tuner.recipes import vocabulary
+from tuner import vocabulary
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.vocabulary import Vocabulary
+from tuner.vocabulary import Vocabulary
 
 
 def fit_rows(model: Any, tokenizer: Any, config: RecipeConfig, path: str) -> None:

@@ -22,6 +22,7 @@ from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from safetensors import SafetensorError
 from transformers.integrations import apply_liger_kernel
 
+from tuner import assets, paths
 from tuner.errors import DiskError, MachineError, ModelError
 from tuner.machine.libraries import FLASH
 from tuner.models import compat, whole
@@ -29,10 +30,8 @@ from tuner.models.adapters import with_adapter
 from tuner.models.embeddings import fit_rows
 from tuner.models.tiny import materialize
 from tuner.progress import shown, tqdm_class, tqdm_hook
-from tuner.recipes import catalog, paths
-from tuner.recipes.adapter import Quantization
-from tuner.recipes.objective import Dpo, Kto
-from tuner.recipes.schema import Model, RecipeConfig
+from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.recipes.schema.objective import Dpo, Kto
 
 CACHE = paths.cache(os.environ)  # effect: where made models are kept
 
@@ -55,8 +54,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def source(model: Model) -> str:
     """Return what `from_pretrained` takes: a folder, or an id on the hub. The package's tiny model is made first."""
     assert model.path is not None, "checked before the ranks start"
-    if model.path.startswith(catalog.ASSET):
-        return str(materialize(Path(catalog.asset(model.path)), CACHE))
+    if model.path.startswith(assets.ASSET):
+        return str(materialize(Path(assets.asset(model.path)), CACHE))
     folder = paths.local(model.path)
     return str(folder) if folder else model.path
 
@@ -87,7 +86,7 @@ def load_tokenizer(model: Model, path: str) -> Any:
     with explained(path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **pinned(model))
     if model.chat_template:
-        tokenizer.chat_template = catalog.chat_template(model.chat_template)
+        tokenizer.chat_template = assets.chat_template(model.chat_template)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

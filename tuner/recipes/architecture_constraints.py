@@ -12,6 +12,7 @@ from tuner.errors import RecipeError
 from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.origin import Keys, Kind, Place
 from tuner.recipes.schema import LOADERS
+from tuner.recipes.schema.architecture import KEEPS_APART
 
 _GROUPED = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
@@ -38,23 +39,6 @@ A router that returns more than one tensor ends the run. Kernels of a state spac
 and pass the adapter by: PEFT 0.21 refuses some of them.
 """
 _NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-KEEPS_APART = frozenset(
-    (
-        *("apertus", "arcee", "codegen", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "dots1"),
-        *("ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma2", "gemma3_text"),
-        *("gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_bigcode"),
-        *("gpt_neo", "gpt_neox", "gptj", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense"),
-        *("internlm", "internlm2", "internlm3", "llama", "llama4_text", "minicpm3", "minimax_m2"),
-        *("ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe"),
-        *("persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"),
-        *("stablelm", "starcoder2"),
-    )
-)
-"""model_types in which the samples of one row do not see each other in transformers 5.23 (measured).
-
-In others a mask ignores position_ids, or a convolution or a state takes one sample along into the next, most of them
-without a word: they get one sample a row, padded.
-"""
 
 
 def settle(merged: Merged, kind: str | None) -> None:

@@ -8,19 +8,16 @@ It reads names and first lines only; which folders hold parts says `catalog_fold
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tuner import assets
+from tuner.assets import CONFIGS, TEMPLATES
 from tuner.errors import RecipeError, did_you_mean, nearest
 from tuner.recipes import catalog_folders, xtuner_names
-from tuner.recipes.catalog_folders import ASSET as ASSET
-from tuner.recipes.catalog_folders import CONFIGS as CONFIGS
-from tuner.recipes.catalog_folders import PACKAGE as PACKAGE
-from tuner.recipes.catalog_folders import PRESETS, TEMPLATES, PartFile
-from tuner.recipes.catalog_folders import asset as asset
+from tuner.recipes.catalog_folders import PRESETS, PartFile
 
 BASE = CONFIGS / "base.py"
 XTUNER_DEFAULTS = CONFIGS / "xtuner.py"
@@ -30,8 +27,6 @@ DEFAULT_OBJECTIVE = "sft"
 DEFAULT_METHOD = "lora"
 """Of a model that is trained without a recipe."""
 
-_JINJA = ("{{", "{%")
-"""What every chat template holds, and no name of one."""
 _MAX_BYTES = 1_000_000
 _MAX_WORDS = 12
 """Of a part's name; none has more."""
@@ -125,7 +120,9 @@ def _text(file: PartFile) -> str:
     if file.is_ours:
         return file.path.read_text(encoding="utf-8")
     try:
-        return _read(file.path, file.shown, fix="")
+        from tuner.files import read_named_text  # 10 ms for hashlib, which a list of names does without
+
+        return read_named_text(file.path, RecipeError, max_bytes=_MAX_BYTES, fix="", name=file.shown)
     except RecipeError:
         return ""  # whoever needs what it holds reads it, and is told what is wrong
 
@@ -161,28 +158,12 @@ def _first_line(text: str) -> str:
 
 
 def chat_template(name: str) -> str:
-    """Return the chat template that `name` means: a named one, a file where it ends in .jinja, or itself.
+    """Return the chat template that `name` means, also one of the user's catalog; see `assets.chat_template`.
 
     Raises:
         RecipeError: no such template, or its file is not UTF-8.
     """
-    if not name.endswith(".jinja") and any(mark in name for mark in _JINJA):
-        return name
-    known = catalog_folders.files(TEMPLATES)
-    path = Path(name) if name.endswith(".jinja") else known[name].path if name in known else None
-    if path is None or not os.path.isfile(path):  # noqa: PTH113 (no error for a long name)
-        raise RecipeError(
-            f"no chat template {name!r}",
-            where="model.chat_template",
-            fix=f"{did_you_mean(name, known)} Known: {', '.join(known)}, or a path to a .jinja file.".strip(),
-        )
-    return _read(path, str(path), fix="Name another template.")
-
-
-def _read(path: Path, shown: str, fix: str) -> str:
-    from tuner.files import read_named_text  # 10 ms for hashlib, which a list of names does without
-
-    return read_named_text(path, RecipeError, max_bytes=_MAX_BYTES, fix=fix, name=shown)
+    return assets.chat_template(name, {known: file.path for known, file in catalog_folders.files(TEMPLATES).items()})
 
 
 def with_epochs(name: str) -> tuple[str, int | None]:

@@ -15,20 +15,17 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tuner.assets import CONFIGS, PACKAGE, TEMPLATES
 from tuner.errors import RecipeError, UsageError, did_you_mean
 from tuner.recipes.origin import Kind
 
-PACKAGE = Path(__file__).parents[1]
-CONFIGS = PACKAGE / "configs"
 OURS = "tuner"
 """The origin of the package's own parts."""
-ASSET = "package:"
-"""Prefix of a path below configs/assets, such as 'package:sample/train.jsonl'."""
 HERE = "tuner_configs"
 VARIABLE = "TUNER_CATALOG"
 GROUP = "tuner.catalog"
 """Of entry points; each names the module whose folder holds the parts."""
-PRESETS, TEMPLATES = "deepspeed_presets", "chat_templates"
+PRESETS = "deepspeed_presets"
 KINDS = ("models", "methods", "objectives", "datasets", "recipes", TEMPLATES, PRESETS)
 """The folders of a catalog."""
 NAME = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*", re.ASCII)
@@ -38,22 +35,6 @@ NAME_RULE = "lower-case letters and digits, with single underscores between them
 _SUFFIXES = {TEMPLATES: ".jinja", PRESETS: ".json"}
 _LAYOUT = f"Give a folder with folders of parts: {', '.join(KINDS)}."
 _given: list[Path] = []
-_ours_alone = False
-
-
-def asset(path: str) -> str:
-    """Return the file that a `package:` path means; any other path as it is.
-
-    Raises:
-        RecipeError: the package ships no such file.
-    """
-    if not path.startswith(ASSET):
-        return path
-    inside = path.removeprefix(ASSET)
-    file = CONFIGS / "assets" / inside
-    if ".." in file.parts or Path(inside).is_absolute() or not os.path.exists(file):  # noqa: PTH110 (no error for a long name)
-        raise RecipeError(f"{path!r} is not part of the package", where=CONFIGS / "assets")
-    return str(file)
 
 
 class Folder(NamedTuple):
@@ -107,20 +88,12 @@ def given_folders() -> tuple[Path, ...]:
     return tuple(_given)
 
 
-def use_ours_alone() -> None:
-    """Look in the package alone from now on, as a rank does: all else that it needs is in its run directory."""
-    global _ours_alone
-    _ours_alone = True
-
-
 def folders() -> tuple[Folder, ...]:
     """Return all folders of parts, in the order of their precedence; the package's own is the last.
 
     Raises:
         UsageError: `--catalog` or TUNER_CATALOG names no folder.
     """
-    if _ours_alone:
-        return (_OURS,)
     variable = os.environ.get(VARIABLE, "")  # effect: where the user keeps parts
     named = [("--catalog", path) for path in _given]
     named += [(VARIABLE, Path(text)) for text in variable.split(os.pathsep) if text]

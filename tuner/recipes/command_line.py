@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tuner import paths
 from tuner.errors import RecipeError, brief_repr
-from tuner.recipes import aliases, catalog, mixture, paths, starting_weights, validation_rows
+from tuner.recipes import aliases, catalog, mixture, starting_weights, validation_rows
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Layer, Merged, lookup, nested
 from tuner.recipes.origin import Keys, Kind, Place

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import is_writable
-from tuner.recipes import foreign, paths
+from tuner.recipes import foreign
 from tuner.recipes.merging import leaves
 from tuner.recipes.origin import Keys, Kind
 from tuner.recipes.recipe_file import MAX_NUMBER, MAX_TEXT, RecipeFile

@@ -13,9 +13,9 @@ from pydantic_core import ErrorDetails
 from tuner.errors import RecipeError, brief_repr, did_you_mean, together
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Merged, lookup
-from tuner.recipes.objective import objectives_with
 from tuner.recipes.origin import Keys, Kind
 from tuner.recipes.schema import RecipeConfig, schema_keys
+from tuner.recipes.schema.objective import objectives_with
 
 _MAX_MISTAKES = 20
 

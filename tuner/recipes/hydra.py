@@ -11,8 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tuner import paths
 from tuner.errors import TunerError
-from tuner.recipes import paths, yaml_text
+from tuner.recipes import yaml_text
 from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Keys, Kind, Place
 from tuner.recipes.yaml_text import Yaml

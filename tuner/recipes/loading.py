@@ -13,6 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tuner import paths
+from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, brief_repr
 from tuner.files import is_writable
 from tuner.recipes import (
@@ -24,12 +26,10 @@ from tuner.recipes import (
     mistaken,
     mixture,
     model_facts,
-    paths,
     starting_weights,
     template,
     validation_rows,
 )
-from tuner.recipes.catalog_folders import TEMPLATES
 from tuner.recipes.code import run_file
 from tuner.recipes.command_line import layer_of
 from tuner.recipes.explain import validate

@@ -10,8 +10,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from tuner import paths
 from tuner.errors import RecipeError, did_you_mean
-from tuner.recipes import catalog, document_file, foreign, paths
+from tuner.recipes import catalog, document_file, foreign
 
 DATA = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst", ".bz2")
 """How the names of data files end; a .json file may be a recipe or a DeepSpeed config too."""

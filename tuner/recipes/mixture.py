@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tuner import paths
 from tuner.errors import RecipeError, brief_repr, did_you_mean
-from tuner.recipes import catalog, paths
+from tuner.recipes import catalog
 from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Layer, Merged, lookup, nested
 from tuner.recipes.origin import Keys, Place

@@ -10,12 +10,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tuner import assets, paths
 from tuner.files import read_json_object
-from tuner.recipes import catalog, paths
-from tuner.recipes.architecture import LACKS, Architecture
+from tuner.recipes import catalog
 from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
+from tuner.recipes.schema.architecture import LACKS, Architecture
 
 _MODEL = ("model", "path")
 _NAMES = {
@@ -49,7 +50,7 @@ def derive_architecture(merged: Merged) -> None:
     path, is_newer = merged.get(_MODEL), merged.order_of(_MODEL) > merged.order_of(("architecture",))
     if not isinstance(path, str) or not (is_newer or merged.values["architecture"] is None):
         return
-    facts, place = read_architecture(paths.expanded(catalog.asset(path))), Place(Kind.DERIVED, f"{path}/config.json")
+    facts, place = read_architecture(paths.expanded(assets.asset(path))), Place(Kind.DERIVED, f"{path}/config.json")
     if facts is None:
         part = catalog.part_named(path)
         source = read_part("models", part) if part else None
@@ -74,7 +75,7 @@ def kind_of(merged: Merged) -> str | None:
     kind, path = merged.get(("architecture", "model_type")), merged.get(_MODEL)
     if isinstance(merged.get(("architecture",)), dict):
         return kind if isinstance(kind, str) else None
-    return read_type(paths.expanded(catalog.asset(path))) if isinstance(path, str) else None
+    return read_type(paths.expanded(assets.asset(path))) if isinstance(path, str) else None
 
 
 def read_architecture(folder: Path) -> dict[str, Any] | None:

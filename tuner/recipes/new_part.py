@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tuner import paths
 from tuner.errors import ModelError, UsageError
 from tuner.files import read_json_object
-from tuner.recipes import catalog_folders, model_facts, paths, template
+from tuner.recipes import catalog_folders, model_facts, template
 from tuner.recipes.flatten import render, render_docstring
 
 _WEIGHTS = (".safetensors", ".bin")

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 Keys = tuple[str, ...]
-"""The way to a value through nested dicts."""
+"""The path to a value through nested dicts."""
 
 
 class Kind(Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuner import assets
 from tuner.errors import RecipeError, did_you_mean
 from tuner.recipes import catalog
 from tuner.recipes.origin import Kind
@@ -34,7 +35,7 @@ def read_part(kind: str, name: str) -> RecipeFile:
 def _holder(source: RecipeFile, name: str) -> RecipeFile:
     """Return the model part that another one names; one of the package means the package's, whatever shadows that."""
     if source.kind is Kind.PACKAGE:
-        return read_file(catalog.CONFIGS / "models" / f"{name}.py", kind=Kind.PACKAGE)
+        return read_file(assets.CONFIGS / "models" / f"{name}.py", kind=Kind.PACKAGE)
     return _read("models", name)
 
 

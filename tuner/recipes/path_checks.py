@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tuner import paths
 from tuner.errors import DataError, ModelError
-from tuner.recipes import catalog, mistaken, paths
-from tuner.recipes.architecture import MAX_LAYERS
+from tuner.recipes import catalog, mistaken
 from tuner.recipes.model_facts import num_layers
-from tuner.recipes.resume_command import resume_command
 from tuner.recipes.schema import LOADERS, RecipeConfig
+from tuner.recipes.schema.architecture import MAX_LAYERS
+from tuner.runs.directory import resume_command
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
 _MAX_ENTRIES = 10_000

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from tuner.assets import TEMPLATES
 from tuner.errors import RecipeError, UsageError
 from tuner.files import is_writable
 from tuner.notebook import lines_of, table
 from tuner.recipes import catalog
-from tuner.recipes.catalog_folders import TEMPLATES
 from tuner.recipes.flatten import flatten
 from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
@@ -139,6 +139,11 @@ class Recipe:
         """Return the recipe with other values by `block.key`, which are not checked again, and where they are from."""
         settled = {key: self.origins[key].over(place, attrgetter(key)(self.config)) for key in values}
         return replace(self, config=self.config.with_values(values), origins={**self.origins, **settled})
+
+    def with_template_text(self) -> Recipe:
+        """Return the recipe with the text of a chat template from the user's catalog, as a rank needs it."""
+        text = lasting_template(self.config.model.chat_template)
+        return replace(self, config=self.config.with_values({"model.chat_template": text}))
 
     def standalone(self, note: str = "") -> str:
         """Return the text of one commented file that holds this recipe without any base."""

@@ -9,9 +9,10 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tuner import assets, paths
 from tuner.errors import RecipeError
 from tuner.files import read_json_object
-from tuner.recipes import catalog, paths
+from tuner.recipes import catalog
 from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Kind, Place
 
@@ -72,7 +73,7 @@ def find(text: str, flag: str) -> Start:
 def result_of(text: str) -> str | None:
     """Return the local folder that `text` means, of a run that of its result; None for an id on the hub."""
     folder = paths.local(text)
-    if folder is None or text.startswith(catalog.ASSET):
+    if folder is None or text.startswith(assets.ASSET):
         return None
     holds = any(paths.is_file(folder / file) for file in _KINDS)
     inner = folder / _RESULT

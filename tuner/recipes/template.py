@@ -5,29 +5,21 @@ It reads small files of the model's folder and renders nothing.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
+from tuner import paths
+from tuner.assets import without_generation_marks
 from tuner.errors import RecipeError
 from tuner.files import read_json_object
-from tuner.recipes import catalog, paths
+from tuner.recipes import catalog
 from tuner.recipes.merging import Layer, Merged, lookup, nested
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.part import read_part
 from tuner.recipes.schema import LOADERS
 
 _KEY = "model.chat_template"
-_MARK = r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}"
 _MODEL, _TEMPLATE = ("model", "path"), ("model", "chat_template")
-
-
-def plain(text: str) -> str:
-    """Return a template without `{% generation %}` marks, which few readers beside transformers know.
-
-    It renders the same text: a comment stands for each mark, so that white space is stripped as before.
-    """
-    return re.sub(_MARK, r"{#\1 \2#}", text)
 
 
 def own(folder: Path) -> str | None:
@@ -87,7 +79,7 @@ def _has_other(merged: Merged, path: str, named: str) -> bool:
     if template is None:
         merged.notes.append(f"chat template: the recipe's {named!r}, because {path} has none (--set {_KEY}=NAME)")
         return False
-    return plain(catalog.chat_template(named)) != plain(template)
+    return without_generation_marks(catalog.chat_template(named)) != without_generation_marks(template)
 
 
 def tokenizer_folder(values: dict[str, Any]) -> Path | None:

@@ -1,7 +1,6 @@
-"""What every run ends with: its report, its result on the hub where that is asked for, and the user's command.
+"""What follows when a run has ended: its report, the upload that `--push` asks for, and the user's command.
 
-Whatever is wrong with them changes nothing about the run. Whoever ends the run calls it: the command line after its
-ranks, or the rank that nobody supervises.
+A failure in one of them is a warning and changes nothing about the run. `tuner.hooks` calls these functions.
 """
 
 from __future__ import annotations
@@ -9,27 +8,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from tuner.report import pushing
+from tuner.hub import upload
 from tuner.report.notify import Notice
 from tuner.runs.directory import RunDirectory
 
 
-def tell(run: RunDirectory, exit_code: int) -> Callable[[], None]:
-    """Write the report and start the user's command; return what waits for it.
+def follow_up(run: RunDirectory, exit_code: int) -> Callable[[], None]:
+    """Write the report and start the user's command; return the function that waits for the command.
 
-    Where the result goes to the hub, that comes first, and all of it is left to what is returned.
+    If the result is to be pushed, the command comes after the upload, and the returned function does both.
     """
     write(run)
-    target = pushing.target_of(run) if exit_code == 0 else None
+    target = upload.target_of(run) if exit_code == 0 else None
     if target is None:
         return Notice(run, exit_code).wait
 
-    def push_and_tell() -> None:
-        pushing.push_result(run, target)
+    def push_and_notify() -> None:
+        upload.push_result(run, target)
         write(run)
         Notice(run, exit_code).wait()
 
-    return push_and_tell
+    return push_and_notify
+
+
+def notify(run: RunDirectory, exit_code: int) -> None:
+    """Run the user's command, and wait for it."""
+    Notice(run, exit_code).wait()
 
 
 def write(run: RunDirectory) -> None:
@@ -40,4 +44,4 @@ def write(run: RunDirectory) -> None:
         page.write([run.path], run.report)
     except (Exception, KeyboardInterrupt) as error:
         message = f"WARNING: no report: {type(error).__name__}: {error}"
-        print(message, file=sys.stderr)  # effect: nobody else is left to say it
+        print(message, file=sys.stderr)  # effect: the run has ended, and only this process can print it

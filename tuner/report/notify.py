@@ -17,27 +17,14 @@ import tempfile
 import time
 from typing import IO, Any
 
-from tuner.errors import Stopped, TunerError
-from tuner.files import read_json_object
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import tail
 
 LIMIT_S = 30.0
 _REAP_S = 5.0
 """A killed process that is in a write of a slow disk ends only when that returns."""
-_ENDED = ("state", "exit_code", "message", "step", "max_steps", "loss", "seconds", "verdict", "pushed")
 _MAX_VARIABLE = 4000
 """Characters. The kernel starts no command with a variable of more than 128 KiB; the JSON holds the whole message."""
-
-
-def facts(run: RunDirectory, exit_code: int) -> dict[str, Any]:
-    """Return how a run ended: what `train --json` prints last, and the command reads."""
-    status = read_json_object(run.status)
-    if status.get("state") == "running":  # the disk was too full to say more
-        state = "stopped" if exit_code == Stopped.exit_code else "failed" if exit_code else "done"
-        status = {**status, "state": state}
-    found = {key: status[key] for key in _ENDED if key in status}
-    return {"run": str(run.path), **found, "exit_code": exit_code}
 
 
 class Notice:
@@ -55,7 +42,7 @@ class Notice:
         self._deadline_s = time.monotonic() + LIMIT_S
         try:
             if self._command:
-                self._start(facts(run, exit_code))
+                self._start(run.ending(exit_code))
         except (OSError, ValueError) as error:  # ValueError: a NUL in a word or in a variable
             self._say(f"cannot be started: {error}")
 
@@ -115,11 +102,11 @@ class Notice:
 
 
 def _command(run: RunDirectory) -> tuple[str, ...]:
-    from tuner.recipes import loading  # after the rank listens to signals, and not before
-
+    """Return the words of the command; a run with an unreadable recipe.json has no command."""
+    command = run.recipe_block("log").get("notify")
     try:
-        return loading.load(str(run.recipe)).config.log.command
-    except (TunerError, OSError, ValueError):  # a run whose recipe cannot be read fails for that, and says so
+        return tuple(shlex.split(command) if isinstance(command, str) else map(str, command or ()))
+    except (TypeError, ValueError):
         return ()
 
 

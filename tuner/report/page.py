@@ -21,11 +21,11 @@ from markupsafe import Markup
 
 from tuner import __version__
 from tuner.files import write_text
-from tuner.recipes.resume_command import resume_command
 from tuner.report.curves import COLOURS, Charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, gather, hardware, listed, recipe_differences, table
-from tuner.report.verdict import short_number
+from tuner.runs.directory import resume_command
 from tuner.runs.metrics import Curve
+from tuner.runs.verdict import short_number
 
 MARK = '<meta name="generator" content="tuner">'
 """Near the beginning of every report: what says so may be written over."""

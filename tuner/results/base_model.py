@@ -12,10 +12,10 @@ import transformers
 from huggingface_hub import snapshot_download
 
 import tuner.models  # noqa: F401  registers InternLM with transformers
+from tuner import paths
 from tuner.errors import ModelError
 from tuner.models.load import explained, source
 from tuner.progress import shown, tqdm_class
-from tuner.recipes import paths
 from tuner.recipes.schema import Model, RecipeConfig
 
 _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from tuner import paths
 from tuner.models.load import source
-from tuner.recipes import paths
 from tuner.recipes.schema import Model, RecipeConfig
 from tuner.results.base_model import hub_id
 from tuner.results.saved import SavedModel

@@ -29,8 +29,8 @@ from tuner.files import write_new_text
 from tuner.machine.hardware import Hardware
 from tuner.models.load import source
 from tuner.notebook import lines_of, table
-from tuner.recipes.objective import Dpo, Kto
 from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
+from tuner.recipes.schema.objective import Dpo, Kto
 from tuner.results.chat import answer, check_can_answer, check_room
 from tuner.results.loaded_model import LoadedModel, ModelSpec, load, load_frozen, spec_of, tokenizer_of
 from tuner.worker.answer_metrics import answer_metrics

@@ -21,14 +21,14 @@ from huggingface_hub import ModelCard
 from transformers import CONFIG_MAPPING, LlamaConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from tuner import paths
+from tuner.assets import without_generation_marks
 from tuner.errors import DiskError, TunerError, UsageError
 from tuner.files import disk_errors, write_json
 from tuner.fit.sizes import gib
 from tuner.machine.hardware import available_host_bytes
 from tuner.models.load import DTYPES, explained, is_scorer, load_weights, source
-from tuner.recipes import paths
 from tuner.recipes.schema import Model
-from tuner.recipes.template import plain
 from tuner.results import gguf
 from tuner.results.base_model import base_of, check_facts, folder_of, hub_id, model_of, read_model_config
 from tuner.results.card import Kind, card
@@ -300,7 +300,7 @@ def _tokenizer(folders: Iterable[Path]) -> Any | None:
     with explained(str(folder)):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if isinstance(tokenizer.chat_template, str):
-        tokenizer.chat_template = plain(tokenizer.chat_template)
+        tokenizer.chat_template = without_generation_marks(tokenizer.chat_template)
     return tokenizer
 
 

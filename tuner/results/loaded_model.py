@@ -15,6 +15,7 @@ import torch
 import transformers
 from peft import get_peft_model
 
+from tuner import assets, paths
 from tuner.errors import ModelError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.models.load import (
@@ -27,9 +28,7 @@ from tuner.models.load import (
     quantized,
     source,
 )
-from tuner.recipes import catalog, paths
-from tuner.recipes.adapter import Quantization
-from tuner.recipes.schema import Model, RecipeConfig
+from tuner.recipes.schema import Model, Quantization, RecipeConfig
 from tuner.results.base_model import base_of, check_facts, model_of
 from tuner.results.peft_adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
 from tuner.results.saved import SavedModel, find
@@ -87,7 +86,7 @@ def spec_of(name: str, adapter: str | None) -> ModelSpec:
         RunDirectoryError: nothing is there, a run never saved, or a checkpoint is not valid.
         ModelError: the adapter is of another base, or its base is not there.
     """
-    place = None if name.startswith(catalog.ASSET) else paths.local(name)
+    place = None if name.startswith(assets.ASSET) else paths.local(name)
     named = find(place) if place else None
     if adapter is None:
         return _adapted(named, None) if named and named.is_adapter else _whole(name, named)

@@ -15,7 +15,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import ModulesToSaveWrapper
 
 from tuner.errors import ModelError, TunerError
-from tuner.recipes.paths import ADAPTER
+from tuner.paths import ADAPTER
 from tuner.results.tensors import Stored
 
 STEM = "adapter_model"

@@ -10,14 +10,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner import paths
 from tuner.errors import RunDirectoryError, UsageError
-from tuner.recipes import path_checks, paths
+from tuner.paths import ADAPTER
+from tuner.recipes import path_checks
 from tuner.recipes.loading import load
-from tuner.recipes.paths import ADAPTER
-from tuner.recipes.resume_command import resume_command
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints
-from tuner.runs.directory import RunDirectory, is_run
+from tuner.runs.directory import RunDirectory, is_run, resume_command
 from tuner.runs.listing import no_run
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")

@@ -22,10 +22,10 @@ from types import TracebackType
 import transformers
 from transformers.utils.import_utils import is_serve_available
 
+from tuner import paths
 from tuner.errors import MachineError, ModelError, TunerError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.models.load import pinned
-from tuner.recipes import paths
 from tuner.results.base_model import folder_of
 from tuner.results.loaded_model import ModelSpec, dtype_of, quantization_of
 from tuner.results.peft_adapter import STEM, read_config

@@ -29,6 +29,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -36,8 +37,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.errors import DiskError, RunDirectoryError
-from tuner.files import append_line, disk_errors, is_writable, load_json, write_json, write_new_text, write_text
+from tuner.errors import DiskError, RunDirectoryError, Stopped
+from tuner.files import (
+    append_line,
+    disk_errors,
+    is_writable,
+    load_json,
+    read_json_object,
+    write_json,
+    write_new_text,
+    write_text,
+)
 from tuner.runs import checkpoints, lock
 
 State = Literal["running", "done", "failed", "stopped"]
@@ -46,6 +56,10 @@ _OF_A_JOB = r"submit\.sh|slurm-\d+\.out"
 """`tuner submit` and Slurm put them there before the run begins."""
 _OF_A_START = r"lock|recipe\.py|(recipe|deepspeed)\.json|\.(recipe\.py|(recipe|deepspeed|run)\.json)\..*\.tmp"
 """All that a start can leave that was killed before run.json was there."""
+
+
+_ENDED = ("state", "exit_code", "message", "step", "max_steps", "loss", "seconds", "verdict", "pushed")
+"""The keys of status.json that say how a run ended."""
 
 
 class _Named:
@@ -96,6 +110,21 @@ class RunDirectory:
             raise RunDirectoryError(f"{file.name} is not a JSON object", where=self.path)
         return value
 
+    def recipe_block(self, name: str) -> dict[str, Any]:
+        """Return a block of recipe.json, such as "log"; an empty one if the file or the block cannot be read."""
+        recipe = read_json_object(self.resolved_recipe).get("recipe")
+        block = recipe.get(name) if isinstance(recipe, dict) else None
+        return block if isinstance(block, dict) else {}
+
+    def ending(self, exit_code: int) -> dict[str, Any]:
+        """Return how the run ended: what `train --json` prints last, and the command in log.notify reads."""
+        status = read_json_object(self.status)
+        if status.get("state") == "running":  # the disk was too full to write how it ended
+            state = "stopped" if exit_code == Stopped.exit_code else "failed" if exit_code else "done"
+            status = {**status, "state": state}
+        facts = {key: status[key] for key in _ENDED if key in status}
+        return {"run": str(self.path), **facts, "exit_code": exit_code}
+
     def write_status(self, state: State, **facts: Any) -> None:
         """Write status.json; facts such as exit_code, step, message."""
         write_json(self.status, {"state": state, "pid": os.getpid(), **facts})
@@ -137,6 +166,18 @@ class RunDirectory:
     def log_metrics(self, metrics: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
         append_line(self.metrics, json.dumps(metrics, allow_nan=False))
+
+
+def resume_command(path: Path) -> str:
+    """Return the command that resumes the run in a directory: `tuner train RUN/recipe.py --resume RUN`.
+
+    It has `--allow-code` if the run's recipe sets `log.notify` or `checkpoint.repository`, which a recipe file may set
+    only with that flag. A recipe.json that cannot be read counts as one that sets neither.
+    """
+    run = RunDirectory(path)
+    needs_flag = run.recipe_block("log").get("notify") or run.recipe_block("checkpoint").get("repository")
+    flag = ("--allow-code",) if needs_flag else ()
+    return shlex.join(("tuner", "train", str(path / "recipe.py"), "--resume", str(path), *flag))
 
 
 def is_run(path: Path) -> bool:

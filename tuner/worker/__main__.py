@@ -7,11 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+from tuner import hooks
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
 from tuner.progress import show_on
-from tuner.recipes import catalog_folders
-from tuner.report import end
 from tuner.runs.directory import RunDirectory
 from tuner.worker.guard import Guard
 from tuner.worker.quiet import quiet_libraries
@@ -19,7 +18,7 @@ from tuner.worker.quiet import quiet_libraries
 
 def main() -> None:
     run, rank = RunDirectory(Path(sys.argv[1])), Rank.of(os.environ)
-    guard = Guard(run, rank, Job.of(os.environ), end.tell)
+    guard = Guard(run, rank, Job.of(os.environ), hooks.run_has_ended)
     guard.install()
     guard.take_output()
     if rank.local_rank == 0:
@@ -36,7 +35,6 @@ def _train(run: RunDirectory, rank: Rank, guard: Guard) -> None:
     if not facts.get("needs_bitsandbytes", True):
         # PEFT imports whatever of it is installed, and it torch's compiler: 0.6 s of a rank's start.
         sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
-    catalog_folders.use_ours_alone()
     gc.disable()  # what is imported stays: looking through it for garbage was a fifth of the time
     from tuner.worker.train import run_rank  # heavy: signals are handled before torch is imported
 

@@ -23,10 +23,14 @@ from transformers import TrainerCallback
 
 from tuner.errors import DiskError
 from tuner.files import is_disk_error
+from tuner.hub.upload import Target, Upload
 from tuner.runs import causes, checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.worker import compat_checkpoints
+from tuner.worker.output import warn
 
+UPLOAD_LIMIT_S = 600.0
+"""The longest that the end of training waits for the last upload."""
 _FIX = "Free space and resume with --resume auto, or keep fewer: --set checkpoint.max_keep_ckpts=1."
 
 
@@ -197,3 +201,49 @@ def _reason(error: Exception) -> str | None:
         return error.strerror if is_disk_error(error) else None
     known = causes.classify(str(error))  # torch's text tells of the positions in its file, not of the disk
     return known[0].says if known and known[0].name == DiskError.code else None
+
+
+class CheckpointUploads:
+    """Uploads checkpoints to the hub while training goes on: one at a time, each in a process of its own.
+
+    A checkpoint that is saved during an upload is not uploaded: a later one, or the result, is newer. A failed upload
+    is a warning of the run.
+
+    Args:
+        run: The run that saves the checkpoints.
+        target: The repository that they go to.
+    """
+
+    def __init__(self, run: RunDirectory, target: Target) -> None:
+        self._run, self._target = run, target
+        self._upload: Upload | None = None
+
+    def push(self, checkpoint: Path) -> None:
+        """Begin to upload a checkpoint, if no upload is going on."""
+        if self._upload and not self._upload.has_ended:
+            return
+        self._report()
+        self._upload = Upload(self._run, checkpoint, checkpoint.name, self._target)
+
+    def finish(self, tick: Callable[[], None]) -> None:
+        """Wait for the last upload: two at once would change the repository under each other.
+
+        Args:
+            tick: Called while it waits.
+        """
+        if self._upload and not self._upload.has_ended:
+            print(f"Waiting for the upload of {self._upload.name}; at most {UPLOAD_LIMIT_S / 60:g} min.", flush=True)
+            self._upload.wait(UPLOAD_LIMIT_S, tick)
+        self._report()
+
+    def stop(self) -> None:
+        """End an upload that is going on: the run has failed, or was stopped."""
+        if self._upload:
+            self._upload.stop("the run ended before.")
+        self._report()
+
+    def _report(self) -> None:
+        if self._upload and self._upload.has_ended:
+            if problem := self._upload.problem:
+                warn(self._run, problem)
+            self._upload = None

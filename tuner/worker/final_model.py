@@ -13,7 +13,7 @@ import torch.distributed as dist
 from peft import PeftModel
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
-from tuner.recipes.template import plain
+from tuner.assets import without_generation_marks
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, is_same_state
@@ -70,7 +70,7 @@ def save_final_model(trainer: Any, tokenizer: Any, folder: Path) -> None:
         once = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
         model.save_pretrained(folder, state_dict=state, **once)
         if isinstance(tokenizer.chat_template, str):
-            tokenizer.chat_template = plain(tokenizer.chat_template)
+            tokenizer.chat_template = without_generation_marks(tokenizer.chat_template)
         tokenizer.save_pretrained(folder)
         if generation := getattr(model, "generation_config", None):  # a model that scores has none
             stop_where_answers_end(generation, tokenizer)

@@ -17,8 +17,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from tuner.recipes.long_context import sees_whole_samples
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.long_context import sees_whole_samples
 from tuner.worker import compat
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]

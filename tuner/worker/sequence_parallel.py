@@ -17,8 +17,8 @@ from transformers import TrainingArguments
 
 from tuner.data.sample import IGNORED
 from tuner.errors import ModelError
-from tuner.recipes.long_context import KINDS, SHARED_BY, forgets_window
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.long_context import KINDS, SHARED_BY, forgets_window
 from tuner.worker import compat
 
 

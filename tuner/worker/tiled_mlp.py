@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tuner.errors import ModelError
 from tuner.models.load import decoder_layers
-from tuner.recipes.long_context import KINDS, num_tiles
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.long_context import KINDS, num_tiles
 
 
 def tile(model: Any, config: RecipeConfig) -> None:

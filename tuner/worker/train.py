@@ -34,16 +34,15 @@ from tuner.data.prepare import prepare as prepare_rows
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
 from tuner.errors import Stopped
+from tuner.hub.upload import Target
 from tuner.machine import cores, few_steps
 from tuner.machine.topology import Batch, Rank
 from tuner.models.load import load_model, load_reference, source, tokenizer_of
-from tuner.recipes.resume_command import resume_command
 from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, resolved_recipe
-from tuner.report.pushing import Target
-from tuner.report.verdict import Trained, judge
 from tuner.runs import checkpoints, metrics
-from tuner.runs.directory import RunDirectory
+from tuner.runs.directory import RunDirectory, resume_command
 from tuner.runs.resume_point import ResumePoint
+from tuner.runs.verdict import Trained, judge
 from tuner.worker import compat, experts, resume, store, trainer_setup
 from tuner.worker.answer_metrics import AnswersValidationPrompts
 from tuner.worker.callbacks import (
@@ -54,7 +53,7 @@ from tuner.worker.callbacks import (
     ValidationCallback,
     own_callback,
 )
-from tuner.worker.checkpointing import CheckpointSaver, best_step, disk_errors
+from tuner.worker.checkpointing import CheckpointSaver, CheckpointUploads, best_step, disk_errors
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
 from tuner.worker.consensus import RankConsensus
 from tuner.worker.final_model import load_best, save_final_model
@@ -62,7 +61,6 @@ from tuner.worker.guard import Guard
 from tuner.worker.measurements import KeepMeasurements
 from tuner.worker.output import warn
 from tuner.worker.progress import LogsSteps, MetricsCallback, ProgressBar
-from tuner.worker.pushing import PushesCheckpoints
 from tuner.worker.samples import show_samples
 from tuner.worker.streaming import NodeStream
 from tuner.worker.trackers import trackers
@@ -109,7 +107,7 @@ class Training:
     saver: CheckpointSaver
     consensus: RankConsensus
     moves: CheckWeightsMoved
-    pushes: PushesCheckpoints | None
+    pushes: CheckpointUploads | None
 
 
 def run_rank(run: RunDirectory, rank: Rank, guard: Guard) -> None:
@@ -184,8 +182,9 @@ def build(inputs: Inputs) -> Training:
         assert isinstance(inputs.train_data, Prepared)
         return {**facts["state"], "data": resume.data_of(inputs.train_data)}
 
-    target = Target.of(config.checkpoint) if config.checkpoint.push and inputs.rank.rank == 0 else None
-    pushes = PushesCheckpoints(run, target) if target else None
+    pushes = None
+    if config.checkpoint.push and config.checkpoint.repository and inputs.rank.rank == 0:
+        pushes = CheckpointUploads(run, Target(config.checkpoint.repository, config.checkpoint.private))
     if pushes:
         inputs.at_the_end.callback(pushes.stop)
 

@@ -16,15 +16,15 @@ from peft.optimizers import create_loraplus_optimizer
 from transformers import PrinterCallback, TrainingArguments
 from trl import SFTConfig
 
+from tuner import paths
 from tuner.data import batches
 from tuner.data.compat import with_fingerprint
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
 from tuner.errors import ModelError
 from tuner.models.load import DTYPES
-from tuner.recipes import paths
-from tuner.recipes.objective import Kto
 from tuner.recipes.schema import LOADERS, RecipeConfig
+from tuner.recipes.schema.objective import Kto
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
 from tuner.worker import compat, experts, loss, sample_attention, sequence_parallel, tiled_mlp, trainers

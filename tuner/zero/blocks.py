@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
 from tuner.recipes.merging import lookup
-from tuner.recipes.optimizer import OptimizerType
+from tuner.recipes.schema import OptimizerType
 from tuner.zero.rules import AUTO
 
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}

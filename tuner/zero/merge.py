@@ -13,9 +13,9 @@ from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import leaves, lookup
-from tuner.recipes.optimizer import DEEPSPEED_OPTIMIZERS, Optimizer
 from tuner.recipes.origin import Keys, Kind, Origin, Overridden
 from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer
 from tuner.zero import blocks
 from tuner.zero.blocks import Wish
 from tuner.zero.config_schema import schema

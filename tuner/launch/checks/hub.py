@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from tuner import paths
 from tuner.errors import DataError, MachineError, ModelError, UsageError
 from tuner.launch.checks import Finding
 from tuner.launch.checks.model import missing_weights
 from tuner.launch.run import ResolvedRun
-from tuner.recipes import paths
 
 DEADLINE_S = 5.0
 """For all questions together."""

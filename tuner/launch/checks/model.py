@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tuner import assets, paths, vocabulary
 from tuner.errors import ModelError, did_you_mean
 from tuner.files import read_json_object
 from tuner.fit.families import FAMILIES
@@ -20,9 +21,9 @@ from tuner.fit.parameters import built, has_formula
 from tuner.launch.checks import Finding
 from tuner.launch.run import ResolvedRun
 from tuner.machine import libraries
-from tuner.recipes import catalog, paths, template, vocabulary
-from tuner.recipes.architecture import Architecture
+from tuner.recipes import catalog, template
 from tuner.recipes.model_facts import read_type
+from tuner.recipes.schema.architecture import Architecture
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.models registers itself."""
@@ -37,7 +38,7 @@ _MAX_HEADER_BYTES = 100_000_000
 def folder(run: ResolvedRun) -> Path | None:
     """Return the folder that holds the model, or None for an id on the hub and for the package's own model."""
     path = run.recipe.config.model.path
-    return None if path is None or path.startswith(catalog.ASSET) else paths.local(path)
+    return None if path is None or path.startswith(assets.ASSET) else paths.local(path)
 
 
 def architecture(run: ResolvedRun) -> Iterator[Finding]:

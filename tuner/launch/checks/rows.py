@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tuner import paths
 from tuner.launch import steps
 from tuner.launch.checks import Finding
 from tuner.launch.run import ResolvedRun
-from tuner.recipes import paths
 from tuner.recipes.schema import Dataset, Rows
 
 _NUM_ROWS = 8

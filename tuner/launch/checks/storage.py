@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from tuner import paths
 from tuner.errors import DiskError, MachineError
 from tuner.fit.estimate import PROCESS_BYTES, peak, state_bytes
 from tuner.fit.levels import Level
@@ -19,7 +20,6 @@ from tuner.fit.trainable import count
 from tuner.launch.checks import Finding
 from tuner.launch.run import ResolvedRun
 from tuner.machine import hardware
-from tuner.recipes import paths
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, ResumePoint

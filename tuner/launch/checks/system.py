@@ -20,7 +20,7 @@ from tuner.launch.checks import Finding
 from tuner.launch.run import ResolvedRun
 from tuner.machine import libraries, slurm, variables
 from tuner.machine.topology import AGENT_STORE
-from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS
+from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS
 
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")
 _DEEPSPEED_ENV = ".deepspeed_env"

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from tuner.assets import ASSET, asset
 from tuner.errors import MachineError, TunerError, UsageError
 from tuner.files import is_writable, read_json_object
-from tuner.recipes import catalog_folders
 
 URL = "hf://"
 """What the path of a file on the hub begins with."""
@@ -30,8 +30,8 @@ def local(path: str) -> Path | None:
     """Return the local path that `path` means, whether it exists or not, or None for an id or a file on the hub."""
     if path.startswith(URL):
         return None
-    if path.startswith(catalog_folders.ASSET):
-        return Path(catalog_folders.asset(path))
+    if path.startswith(ASSET):
+        return Path(asset(path))
     on_disk = expanded(path)
     looks_local = path.startswith((".", "/", "~")) or path.endswith(_FILES) or not is_hub_id(path)
     return on_disk if looks_local or exists(on_disk) else None

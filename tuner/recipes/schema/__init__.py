@@ -3,12 +3,15 @@
 Values and defaults stand in `configs/base.py`; a field has a default here only inside a block that may be None.
 """
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -21,13 +24,9 @@ from pydantic import (
 )
 
 from tuner.errors import RunDirectoryError
-from tuner.recipes.adapter import Adapter, Quantization
-from tuner.recipes.architecture import Architecture
-from tuner.recipes.log import Log
-from tuner.recipes.objective import Objective, least_batch_size
-from tuner.recipes.optimizer import BITSANDBYTES_OPTIMIZERS, OptimWrapper
-from tuner.recipes.origin import Keys
-from tuner.recipes.strict import Block, Fraction, Lax, blocks_of, wrong_key
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.block import Block, Fraction, Lax, blocks_of, wrong_key
+from tuner.recipes.schema.objective import Objective, least_batch_size
 
 LOADERS = ("train_dataloader", "val_dataloader")
 """The keys of a recipe that read rows."""
@@ -56,6 +55,68 @@ class Model(Block):
         if trusted and not (len(revision) == 40 and set(revision) <= set("0123456789abcdef")):
             raise ValueError("model.revision must be a full 40-digit commit for that")
         return trusted
+
+
+class Quantization(Block):
+    """bitsandbytes' storage of the frozen base weights."""
+
+    # Bits of a frozen weight.
+    bits: Literal[4, 8] = 4
+    # How 4 bits stand for numbers: 'nf4' suits weights that are normally distributed.
+    quant_type: Literal["nf4", "fp4"] = "nf4"
+    # Quantize the scales too, which saves about 0.4 bits a weight.
+    double_quant: bool = True
+
+
+INITS = ("True", "'gaussian'", "'orthogonal'", "'olora'", "'pissa'", "'pissa_niter_N'")
+"""The values of adapter.init_lora_weights: how an adapter begins, in PEFT's words."""
+UNUSED_INITS = {
+    "eva": "eva needs the data's activations, and so a pass before training; use 'pissa'",
+    "corda": "corda needs the data's activations, and so a pass before training; use 'pissa'",
+    "lora_ga": "lora_ga needs the data's gradients, and so a pass before training; use 'pissa'",
+    "loftq": "loftq quantizes the weights itself instead of bitsandbytes; use True, or 'pissa' on 16 bits",
+    "mica": "mica freezes one half of each adapter, which checkpoints do not save; use 'pissa'",
+}
+"""PEFT's other values, and why each is refused."""
+
+
+class Adapter(Block):
+    """PEFT's LoraConfig, in its own names; path: a trained adapter to go on with, whose weights and values it has."""
+
+    # A trained adapter to go on with; it brings its own r, lora_alpha and target_modules. None: a new one.
+    path: str | None = None
+    # The rank of the two matrices of each layer.
+    r: PositiveInt
+    # The update is scaled by lora_alpha / r.
+    lora_alpha: PositiveInt
+    # The part of an adapter's inputs that is dropped in training.
+    lora_dropout: Fraction = 0.0
+    # The layers that get an adapter: 'all-linear', names such as ['q_proj', 'v_proj'], or a regular expression.
+    target_modules: str | list[str] | tuple[str, ...] = "all-linear"
+    # DoRA: train the length of each weight vector besides its direction.
+    use_dora: bool = False
+    # rsLoRA: scale the update by lora_alpha / sqrt(r).
+    use_rslora: bool = False
+    # Layers that are trained whole and saved with the adapter, such as ['embed_tokens', 'lm_head'].
+    modules_to_save: list[str] | None = None
+    # How a new adapter begins: True, 'gaussian', 'orthogonal', 'olora', 'pissa' or 'pissa_niter_N'.
+    init_lora_weights: bool | str = True
+
+    @property
+    def changes_base(self) -> bool:
+        """Whether the adapter begins as a part of the base weights, which PEFT subtracts from them."""
+        return self.path is None and str(self.init_lora_weights).startswith(("pissa", "olora"))
+
+    @field_validator("init_lora_weights")
+    @classmethod
+    def _peft_can_begin_so(cls, init: bool | str, info: ValidationInfo) -> bool | str:
+        if why := UNUSED_INITS.get(str(init).lower()):
+            raise ValueError(why)
+        if not (init is True or re.fullmatch(r"gaussian|orthogonal|olora|pissa(_niter_\d+)?", str(init))):
+            raise ValueError(f"is {init!r}, and must be one of {', '.join(INITS)}")
+        if info.data.get("use_dora") and str(init).startswith(("pissa", "olora")):
+            raise ValueError(f"{init} changes the base's weights, whose norms DoRA scales by; use one of them")
+        return init
 
 
 class Rows(Block):
@@ -144,6 +205,70 @@ class Dataloader(Block):
         return self.batch_size
 
 
+OptimizerType = Literal[
+    "AdamW", "Adam", "NAdam", "RAdam", "Adamax", "SGD", "RMSprop",  # torch.optim
+    "AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit",  # bitsandbytes
+    "FusedAdam", "Lamb", "Lion", "Muon",  # DeepSpeed
+]  # fmt: skip
+BITSANDBYTES_OPTIMIZERS = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit")
+DEEPSPEED_OPTIMIZERS = {"FusedAdam": "AdamW", "Lamb": "Lamb", "Lion": "Lion", "Muon": "Muon"}
+"""Optimizers that DeepSpeed makes itself, with their names in its config."""
+REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb", "onebitsgd")
+"""Optimizers that DeepSpeed 0.19.7 removed, in lower case, as DeepSpeed compares names."""
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+"""The names of torch and of XTuner's configs, with ours."""
+
+
+def _short_dtype(name: object) -> object:
+    return _DTYPES.get(name.removeprefix("torch."), name) if isinstance(name, str) else name
+
+
+def _not_removed(name: object) -> object:
+    if str(name).lower() in REMOVED_OPTIMIZERS:
+        raise ValueError(f"{name!r} no longer exists: the 1-bit optimizers were removed from DeepSpeed; use AdamW")
+    return name
+
+
+class Optimizer(Block):
+    """One optimizer by its class name; lr per optimizer step.
+
+    `muon_lr` is the rate of Muon's matrices, and `lr` then that of all other weights; `loraplus_lr_ratio` is PEFT's.
+    """
+
+    type: Annotated[OptimizerType, BeforeValidator(_not_removed)]
+    lr: PositiveFloat
+    betas: Annotated[tuple[Fraction, Fraction], Lax]
+    eps: PositiveFloat
+    weight_decay: NonNegativeFloat
+    muon_lr: PositiveFloat | None
+    loraplus_lr_ratio: Annotated[float, Field(ge=1)] | None
+
+    @field_validator("muon_lr", "loraplus_lr_ratio")
+    @classmethod
+    def _a_rate_of_its_own_needs_who_takes_it(cls, rate: float | None, info: ValidationInfo) -> float | None:
+        kind = info.data.get("type")
+        if rate and info.field_name == "muon_lr" and kind not in ("Muon", None):
+            raise ValueError(f"optimizer.type {kind} has one learning rate for all weights; use Muon, or muon_lr=None")
+        if rate and info.field_name == "loraplus_lr_ratio" and kind in DEEPSPEED_OPTIMIZERS:
+            raise ValueError(f"optimizer.type {kind} is DeepSpeed's, which does not support LoRA+; use AdamW")
+        return rate
+
+
+class ClipGrad(Block):
+    """The largest 2-norm of the gradient."""
+
+    max_norm: PositiveFloat
+
+
+class OptimWrapper(Block):
+    """The optimizer step."""
+
+    optimizer: Optimizer
+    clip_grad: ClipGrad | None
+    accumulative_counts: PositiveInt | Literal["auto"]
+    dtype: Annotated[Literal["auto", "bf16", "fp16", "fp32"], BeforeValidator(_short_dtype)]
+
+
 class ParamScheduler(Block):
     """How the learning rate changes over all optimizer steps."""
 
@@ -190,6 +315,48 @@ class Checkpoint(Block):
         if push and not info.data.get("repository"):
             raise ValueError("no repository is named; add --push OWNER/NAME (checkpoint.repository)")
         return push
+
+
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "comet_ml", "swanlab", "clearml"]
+
+_Command = str | tuple[str, ...] | list[str] | None
+
+OF_A_TRIAL: dict[str, Any] = {"interval": 1, "trackers": (), "num_samples": 0, "generate": 0, "notify": None}
+"""The block of a trial run of a few steps: it records every step, and runs no command at the end."""
+
+NOT_PUSHED: dict[str, Any] = {"repository": None, "push": False}
+"""The same of the block `checkpoint`: its weights go nowhere."""
+
+
+class Log(Block):
+    """What is recorded; interval in optimizer steps."""
+
+    interval: PositiveInt | Literal["auto"]
+    trackers: Annotated[tuple[Tracker, ...], Lax]
+    num_samples: NonNegativeInt | Literal["auto"]
+    generate: NonNegativeInt
+    max_new_tokens: PositiveInt
+    notify: _Command
+
+    @field_validator("notify")
+    @classmethod
+    def _notify_is_a_command(cls, notify: _Command) -> _Command:
+        try:
+            words = _words(notify)
+        except ValueError as error:
+            raise ValueError(f"a command line has matching quotes ({error})") from None
+        if notify is not None and not (words and words[0]):
+            raise ValueError("the command is empty; write one, or None")
+        return notify
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words of `notify`; empty if it is None."""
+        return _words(self.notify)
+
+
+def _words(command: str | Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(shlex.split(command) if isinstance(command, str) else command or ())
 
 
 class Randomness(Block):
@@ -387,11 +554,11 @@ def resolved_recipe(document: Mapping[str, Any], file: Path) -> RecipeConfig:
 
 
 @cache
-def schema_keys() -> Mapping[Keys, Any]:
+def schema_keys() -> Mapping[tuple[str, ...], Any]:
     """Return every key of the schema, by path, with its annotation; a key of several alternatives has their union."""
-    annotations: dict[Keys, Any] = {}
+    annotations: dict[tuple[str, ...], Any] = {}
 
-    def walk(block: type[Block], prefix: Keys) -> None:
+    def walk(block: type[Block], prefix: tuple[str, ...]) -> None:
         for name, info in block.model_fields.items():
             keys = (*prefix, name)
             others = annotations.get(keys)

@@ -18,10 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tuner.errors import DiskError, RunDirectoryError, TunerError
+from tuner.errors import DiskError, RunDirectoryError
 from tuner.machine import leftovers
-from tuner.recipes import loading
-from tuner.recipes.schema import Checkpoint
 from tuner.runs.directory import RunDirectory
 
 LIMIT_S = 3600.0
@@ -41,9 +39,11 @@ class Target(NamedTuple):
     private: bool
 
     @classmethod
-    def of(cls, block: Checkpoint) -> Target | None:
-        """Return the repository that a recipe names, or None."""
-        return cls(block.repository, block.private) if block.repository else None
+    def of(cls, checkpoint: object) -> Target | None:
+        """Return the repository that the block `checkpoint` of a recipe.json names, or None."""
+        if not isinstance(checkpoint, dict) or not checkpoint.get("repository"):
+            return None
+        return cls(str(checkpoint["repository"]), bool(checkpoint.get("private")))
 
 
 class Upload:
@@ -146,10 +146,7 @@ class Upload:
 
 def target_of(run: RunDirectory) -> Target | None:
     """Return the repository that the result of a run goes to, or None."""
-    try:
-        return Target.of(loading.load(str(run.recipe)).config.checkpoint) if run.final.is_dir() else None
-    except (TunerError, OSError, ValueError):  # a run whose recipe cannot be read says so elsewhere
-        return None
+    return Target.of(run.recipe_block("checkpoint")) if run.final.is_dir() else None
 
 
 def push_result(run: RunDirectory, target: Target) -> None:

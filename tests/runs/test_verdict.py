@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.report.verdict import Outcome, Trained, Verdict, judge
+from tuner.runs.verdict import Outcome, Trained, Verdict, judge
 
 
 def trained(**changes: Any) -> Trained:

@@ -15,13 +15,14 @@ from tests.data.conftest import make_tokenizer
 from tests.results.hub import NAME, TOKEN, Hub, serving
 from tests.results.models import LLAMA, write_base
 from tests.results.runs import finish, make_run
-from tuner.recipes import catalog
-from tuner.report import end, pushing
-from tuner.report.pushing import Target, Upload
+from tuner import assets
+from tuner.hub import upload
+from tuner.hub.upload import Target, Upload
+from tuner.report import end
 from tuner.runs.directory import RunDirectory
-from tuner.worker.pushing import PushesCheckpoints
+from tuner.worker.checkpointing import CheckpointUploads
 
-CHATML = (catalog.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
+CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 TARGET = Target(NAME, private=False)
 
 
@@ -49,7 +50,7 @@ def files_of(run: RunDirectory) -> list[bytes]:
 def test_the_result_of_a_run_arrives_as_export_would_push_it_and_the_run_says_where(
     hub: Hub, run: RunDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    end.tell(run, 0)()
+    end.follow_up(run, 0)()
 
     assert hub.files and {"model.safetensors", "README.md", "manifest.json", "tokenizer.json"} <= hub.files.keys()
     told, status = capfd.readouterr(), run.read_json(run.status)
@@ -63,11 +64,11 @@ def test_the_result_of_a_run_arrives_as_export_would_push_it_and_the_run_says_wh
 
 
 def test_a_run_that_failed_or_names_no_repository_asks_the_hub_nothing(hub: Hub, run: RunDirectory) -> None:
-    end.tell(run, 1)()
+    end.follow_up(run, 1)()
     text = run.recipe.read_text()
     run.recipe.write_text(text.replace(f'repository="{NAME}"', "repository=None"))
     assert run.recipe.read_text() != text
-    end.tell(run, 0)()
+    end.follow_up(run, 0)()
 
     assert hub.asked == []
 
@@ -77,7 +78,7 @@ def test_a_push_that_fails_is_a_warning_with_the_command_that_pushes_later(
 ) -> None:
     hub.refused["/api/repos/create"] = 403
 
-    end.tell(run, 0)()
+    end.follow_up(run, 0)()
 
     warning, command = capfd.readouterr().err.splitlines()[-1], f"tuner export {run.path} --push {NAME}"
     assert warning.startswith(f"WARNING: the result was not pushed to {NAME}: ")
@@ -90,9 +91,9 @@ def test_a_push_that_fails_is_a_warning_with_the_command_that_pushes_later(
 def test_a_push_that_takes_too_long_is_ended(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pushing, "LIMIT_S", 0.0)
+    monkeypatch.setattr(upload, "LIMIT_S", 0.0)
 
-    pushing.push_result(run, TARGET)
+    upload.push_result(run, TARGET)
 
     assert "it took more than 0 min. Push it later: tuner export" in capfd.readouterr().err
 
@@ -102,7 +103,7 @@ def test_the_process_that_uploads_is_no_rank_and_has_no_gpu(run: RunDirectory, m
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
 
-    found = pushing._environment()
+    found = upload._environment()
 
     assert not [name for name in found if "RANK" in name or "WORLD" in name or name.startswith(("MASTER", "TORCHEL"))]
     assert found["CUDA_VISIBLE_DEVICES"] == "" and found["HF_TOKEN"] == TOKEN
@@ -117,8 +118,8 @@ def test_of_checkpoints_one_is_uploaded_at_a_time(
         started.append(name)
         return Upload(run, source, name, target)
 
-    monkeypatch.setattr("tuner.worker.pushing.Upload", start)
-    pushes, sleeper = PushesCheckpoints(run, TARGET), run.path / "sleeper"
+    monkeypatch.setattr("tuner.worker.checkpointing.Upload", start)
+    pushes, sleeper = CheckpointUploads(run, TARGET), run.path / "sleeper"
     sleeper.write_text("#!/bin/sh\nsleep 60\n")
     sleeper.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(sleeper))
@@ -138,7 +139,7 @@ def test_a_failed_upload_of_a_checkpoint_is_a_warning_and_the_next_one_is_tried(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    pushes = PushesCheckpoints(run, TARGET)
+    pushes = CheckpointUploads(run, TARGET)
 
     for step in (1, 2):
         pushes.push(run.checkpoints / f"checkpoint-{step}")

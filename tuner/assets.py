@@ -1,0 +1,75 @@
+"""The files that ship with the package: the catalog's folder, the small model and its rows, the chat templates."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from tuner.errors import RecipeError, did_you_mean
+
+PACKAGE = Path(__file__).parent
+CONFIGS = PACKAGE / "configs"
+ASSET = "package:"
+"""Prefix of a path below configs/assets, such as 'package:sample/train.jsonl'."""
+TEMPLATES = "chat_templates"
+"""The folder of a catalog that holds chat templates."""
+
+_JINJA = ("{{", "{%")
+"""Every chat template holds one of these, and no name of a template does."""
+_GENERATION_MARK = r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}"
+_MAX_BYTES = 1_000_000
+
+
+def asset(path: str) -> str:
+    """Return the file that a `package:` path means; any other path as it is.
+
+    Raises:
+        RecipeError: the package ships no such file.
+    """
+    if not path.startswith(ASSET):
+        return path
+    inside = path.removeprefix(ASSET)
+    file = CONFIGS / "assets" / inside
+    if ".." in file.parts or Path(inside).is_absolute() or not os.path.exists(file):  # noqa: PTH110 (no error for a long name)
+        raise RecipeError(f"{path!r} is not part of the package", where=CONFIGS / "assets")
+    return str(file)
+
+
+def template_files() -> dict[str, Path]:
+    """Return the chat templates of the package by name."""
+    return {file.stem: file for file in sorted((CONFIGS / TEMPLATES).glob("*.jinja"))}
+
+
+def chat_template(name: str, known: Mapping[str, Path] | None = None) -> str:
+    """Return the text of a chat template.
+
+    Args:
+        name: A template's name, a path that ends in .jinja, or the text of a template itself.
+        known: The files of the named templates. None: the package's.
+
+    Raises:
+        RecipeError: there is no such template, or its file is not UTF-8.
+    """
+    if not name.endswith(".jinja") and any(mark in name for mark in _JINJA):
+        return name
+    files = template_files() if known is None else known
+    path = Path(name) if name.endswith(".jinja") else files.get(name)
+    if path is None or not os.path.isfile(path):  # noqa: PTH113 (no error for a long name)
+        raise RecipeError(
+            f"no chat template {name!r}",
+            where="model.chat_template",
+            fix=f"{did_you_mean(name, files)} Known: {', '.join(files)}, or a path to a .jinja file.".strip(),
+        )
+    from tuner.files import read_named_text  # 10 ms for hashlib, which a list of names does without
+
+    return read_named_text(path, RecipeError, max_bytes=_MAX_BYTES, fix="Name another template.", name=str(path))
+
+
+def without_generation_marks(template: str) -> str:
+    """Return a chat template without its `{% generation %}` marks, which few readers except transformers know.
+
+    The result renders the same text: a comment replaces each mark, so that white space is stripped as before.
+    """
+    return re.sub(_GENERATION_MARK, r"{#\1 \2#}", template)
