@@ -13,7 +13,7 @@ from typing import Any
 from bench.tools import Job
 from tuner import assets
 from tuner.launch.resolve import resolve_run
-from tuner.launch.run import Request, ResolvedRun
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.topology import LaunchFlags
 

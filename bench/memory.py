@@ -33,7 +33,7 @@ from tuner.fit.estimate import peak
 from tuner.fit.levels import Level, Peak
 from tuner.launch import render, supervise
 from tuner.launch.resolve import resolve_run
-from tuner.launch.run import Request, ResolvedRun
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags

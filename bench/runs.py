@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.table import Table, arguments, in_turns, median, spent
 from tuner.launch import render
 from tuner.launch.resolve import resolve_run
-from tuner.launch.run import Request
+from tuner.launch.resolved_run import Request
 from tuner.machine.hardware import Hardware
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints, directory

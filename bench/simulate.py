@@ -21,7 +21,7 @@ from unittest import mock
 
 from bench.table import Table, arguments
 from tuner.launch.resolve import resolve_run
-from tuner.launch.run import Request, ResolvedRun
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import libraries
 from tuner.machine.hardware import Gpu, Hardware
 from tuner.machine.topology import LaunchFlags

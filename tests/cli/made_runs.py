@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.machine.gpus import CPU
 from tuner.launch import render
 from tuner.launch.resolve import resolve_run
-from tuner.launch.run import Request
+from tuner.launch.resolved_run import Request
 from tuner.machine.hardware import Hardware
 from tuner.recipes.recipe import Overrides
 from tuner.runs import directory

@@ -16,7 +16,7 @@ from tuner.data.templates import answers_end
 from tuner.errors import ModelError
 from tuner.lab import stand_ins
 from tuner.lab.smoke import Stage, Verdict, smaller, smoke
-from tuner.launch.run import Request
+from tuner.launch.resolved_run import Request
 from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Rows

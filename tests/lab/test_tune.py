@@ -12,7 +12,7 @@ from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import UsageError
 from tuner.lab import tune
 from tuner.lab.tune import Candidate, Measured, Tuned, candidates, for_some_steps
-from tuner.launch.run import Request, ResolvedRun
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import libraries
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.merging import leaves

@@ -12,7 +12,7 @@ from typing import Any
 from tests.machine.gpus import CPU
 from tuner.launch import render
 from tuner.launch.resolve import resolve_run
-from tuner.launch.run import Request, ResolvedRun
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.recipe import Overrides

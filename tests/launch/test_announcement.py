@@ -10,7 +10,7 @@ import pytest
 from tests.launch.plans import made
 from tests.machine.gpus import A100, machine
 from tuner.launch.announcement import announcement
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 
 EIGHT = machine(*[A100] * 8)
 STARTS = ("model: ", "data: ", "steps: ", "batch size: ", "DeepSpeed: ", "memory: ", "run directory: ")

@@ -19,7 +19,7 @@ from tests.launch.plans import PATH, made, task
 from tuner import progress
 from tuner.errors import MachineError
 from tuner.launch import builds, execute, render
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import extensions
 from tuner.zero import needs
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tuner.data import mixing, readers, sources
 from tuner.errors import DataError
-from tuner.launch import counting
+from tuner.launch import data_rows
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Rows
@@ -37,7 +37,7 @@ def rows_of(place: object, **more: Any) -> Rows:
 
 
 def counted(place: object) -> tuple[int | None, str]:
-    found = counting._counted(rows_of(place))
+    found = data_rows._counted(rows_of(place))
     return found.rows, found.why
 
 
@@ -163,7 +163,7 @@ def test_kto_has_two_answers_in_a_row_of_preference_data(
     file = tmp_path / "rows.jsonl"
     file.write_text(content * 9)
 
-    assert counting._answers_a_row(rows_of(file, **more)) == answers
+    assert data_rows._answers_a_row(rows_of(file, **more), "kto") == answers
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.csv"])
@@ -171,7 +171,7 @@ def test_the_kind_of_row_is_told_from_arrays_and_records_too(tmp_path: Path, nam
     text = f"[{PAIR}]" if name == "rows.json" else "prompt,chosen,rejected\na,b,c\n"
     (tmp_path / name).write_text(text)
 
-    assert counting._answers_a_row(rows_of(tmp_path / name)) == 2
+    assert data_rows._answers_a_row(rows_of(tmp_path / name), "kto") == 2
 
 
 @pytest.mark.parametrize("data", ["a.jsonl", "a.jsonl,b.jsonl:0.3", "a.jsonl:2.5,b.jsonl,a.jsonl:0.7", "folder"])
@@ -186,6 +186,6 @@ def test_rows_that_are_held_out_are_no_rows_of_an_epoch(
     loaders = filter(None, (config.train_dataloader, config.val_dataloader))
     read = [len(list(mixing.open(loader.dataset).read())) for loader in loaders]
 
-    assert sum(source.taken or 0 for source in counting.sources(config)) == read[0]
-    assert counting.num_held_out(config.train_dataloader.dataset) == read[1]
-    assert counting.num_rows(config.train_dataloader.dataset) == sum(read)
+    assert sum(source.taken or 0 for source in data_rows.sources(config)) == read[0]
+    assert data_rows.num_held_out(config.train_dataloader.dataset) == read[1]
+    assert data_rows.num_rows(config.train_dataloader.dataset) == sum(read)

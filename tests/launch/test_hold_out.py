@@ -9,8 +9,8 @@ import pytest
 
 from tests.machine.gpus import CPU
 from tuner.data import mixing
-from tuner.launch import hold_out
-from tuner.launch.resolve_recipe import resolve_recipe
+from tuner.launch import data_rows
+from tuner.launch.resolve import resolve_recipe
 from tuner.machine.launchers import resolve
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading
@@ -31,7 +31,7 @@ def rows(name: str, count: int) -> str:
 
 def settled(*data: str, pairs: tuple[str, ...] = ()) -> Recipe:
     asked = Overrides(model="tiny", data=data, pairs=tuple(("--set", pair) for pair in pairs))
-    return hold_out.settle(loading.load(None, asked))
+    return data_rows.hold_out(loading.load(None, asked))
 
 
 def read(recipe: Recipe) -> list[int]:
@@ -70,7 +70,7 @@ def test_few_rows_are_all_trained_on_unless_a_setting_needs_validation_rows() ->
 def test_rows_that_are_not_counted_have_a_share_held_out() -> None:
     found = settled("owner/data")
 
-    assert found.config.train_dataloader.dataset.val_split == hold_out.SHARE
+    assert found.config.train_dataloader.dataset.val_split == data_rows.SHARE
     assert found.notes[-1].startswith("validation: 5 % of the training rows are held out")
 
 

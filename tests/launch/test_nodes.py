@@ -9,9 +9,9 @@ import pytest
 
 from tests.launch.plans import checkpoint, made
 from tuner.files import write_json
-from tuner.launch import nodes, render, retry
+from tuner.launch import render, retry
 from tuner.launch.resolve import resolve_run
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.runs import checkpoints, directory
 from tuner.runs.directory import RunDirectory
 
@@ -25,44 +25,44 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_node_0_waits_until_the_ranks_of_all_nodes_have_ended(run: RunDirectory) -> None:
-    nodes.ended(run, 0, None)
-    nodes.ended(run, 2, None)
+    retry.report_ended(run, 0, None)
+    retry.report_ended(run, 2, None)
     heard: list[str | None] = []
-    waits = threading.Thread(target=lambda: heard.append(nodes.objection(run, 3, 60)))
+    waits = threading.Thread(target=lambda: heard.append(retry.await_objection(run, 3, 60)))
     waits.start()
     waits.join(0.3)
     assert waits.is_alive()
 
-    nodes.ended(run, 1, "node 1 ended with code 75")
+    retry.report_ended(run, 1, "node 1 ended with code 75")
 
     waits.join(20)
     assert heard == ["node 1 ended with code 75"]
 
 
 def test_where_nobody_objects_there_is_no_objection(run: RunDirectory) -> None:
-    nodes.ended(run, 0, None)
-    nodes.ended(run, 1, None)
+    retry.report_ended(run, 0, None)
+    retry.report_ended(run, 1, None)
 
-    assert nodes.objection(run, 2, 60) is None
+    assert retry.await_objection(run, 2, 60) is None
 
 
 def test_a_node_that_never_ends_is_named(run: RunDirectory) -> None:
-    nodes.ended(run, 0, None)
+    retry.report_ended(run, 0, None)
 
-    assert nodes.objection(run, 3, 0.2) == "no status from node 1, 2 for 0 s"
+    assert retry.await_objection(run, 3, 0.2) == "no status from node 1, 2 for 0 s"
 
 
 def test_a_node_whose_ranks_still_move_is_waited_for(run: RunDirectory) -> None:
-    nodes.ended(run, 0, None)
+    retry.report_ended(run, 0, None)
     heard: list[str | None] = []
-    waits = threading.Thread(target=lambda: heard.append(nodes.objection(run, 2, 2.0)))
+    waits = threading.Thread(target=lambda: heard.append(retry.await_objection(run, 2, 2.0)))
     waits.start()
     for moment in range(1, 7):
         (run.ranks / "1.beat").write_text(str(moment))
         waits.join(0.5)
     assert waits.is_alive()
 
-    nodes.ended(run, 1, None)
+    retry.report_ended(run, 1, None)
 
     waits.join(20)
     assert heard == [None]
@@ -73,7 +73,7 @@ def test_ranks_that_wait_for_a_lost_peer_have_their_whole_hang_timeout_to_notice
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang_timeout: int, grace: int
 ) -> None:
     given: list[float] = []
-    monkeypatch.setattr(nodes, "objection", lambda run, num_nodes, patience_s: given.append(patience_s) or "enough")
+    monkeypatch.setattr(retry, "await_objection", lambda _run, _nodes, wait_s: given.append(wait_s) or "enough")
     run, first, _ = _two(tmp_path / "run", f"hang_timeout={hang_timeout}", grace_s=grace)
 
     retry.next_attempt(first, run, 1, resolve_run)
@@ -83,19 +83,19 @@ def test_ranks_that_wait_for_a_lost_peer_have_their_whole_hang_timeout_to_notice
 
 def test_the_next_attempt_or_a_refusal_is_node_0s_word(run: RunDirectory) -> None:
     write_json(run.run, {"launch_id": "second"})
-    assert nodes.decision(run, "first", 60) == ("second", None)
+    assert retry.await_decision(run, "first", 60) == ("second", None)
 
-    nodes.ended(run, 1, None)
-    nodes.refuse(run, "too often")
-    assert nodes.decision(run, "second", 60) == (None, "too often")
+    retry.report_ended(run, 1, None)
+    retry.refuse_restart(run, "too often")
+    assert retry.await_decision(run, "second", 60) == (None, "too often")
 
 
 def test_a_node_0_that_is_gone_is_not_waited_for_without_end(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "_DECIDING_S", 0)
+    monkeypatch.setattr(retry, "_DECIDING_S", 0)
 
-    assert nodes.decision(run, "first", 0.2) == (None, "no status from node 0 for 0 s")
+    assert retry.await_decision(run, "first", 0.2) == (None, "no status from node 0 for 0 s")
 
 
 # What one of two launchers does when its attempt ended
@@ -122,7 +122,7 @@ def test_node_0_that_did_not_crash_tells_the_others_to_end_and_says_nothing(
 
     assert retry.next_attempt(first, run, code, resolve_run) is None
 
-    assert nodes.decision(run, first.launch_id, 60) == (None, f"node 0 ended with code {code}")
+    assert retry.await_decision(run, first.launch_id, 60) == (None, f"node 0 ended with code {code}")
     assert capfd.readouterr().err == ""
 
 
@@ -140,7 +140,7 @@ def test_node_0_does_not_go_on_where_another_was_told_to_stop(
 
 def test_both_nodes_go_on_in_the_attempt_that_node_0_writes(tmp_path: Path) -> None:
     run, first, second = _two(tmp_path / "run")
-    nodes.ended(run, 1, None)
+    retry.report_ended(run, 1, None)
 
     first_again = retry.next_attempt(first, run, 1, resolve_run)
     assert first_again and first_again.launch_id != first.launch_id, "node 1 must tell the attempts apart"
@@ -158,7 +158,7 @@ def test_of_a_restart_on_several_nodes_the_first_alone_reads_every_byte_of_the_c
 ) -> None:
     run, first, second = _two(tmp_path / "run")
     checkpoint(run.path, 3)
-    nodes.ended(run, 1, None)
+    retry.report_ended(run, 1, None)
     hashed: list[str] = []
     real = checkpoints.xxh3_128
     monkeypatch.setattr(checkpoints, "xxh3_128", lambda path: (hashed.append(path.name), real(path))[1])

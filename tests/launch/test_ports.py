@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.runs import environment
 from tests.launch.plans import made
 from tuner.launch import render, supervise
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.topology import DEFAULT_PORT
 from tuner.runs.directory import create
 

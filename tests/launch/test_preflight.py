@@ -11,7 +11,7 @@ from tests.launch.test_preflight_model import folder
 from tests.machine.gpus import A100, machine
 from tuner.errors import MachineError, TunerError
 from tuner.launch import preflight
-from tuner.launch.checks import model
+from tuner.launch.checks import model_files
 from tuner.machine import libraries
 
 
@@ -124,7 +124,7 @@ def test_a_bug_in_a_check_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -
     def bug(plan: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(preflight, "_QUICK", (bug, model.weights))
+    monkeypatch.setattr(preflight, "_QUICK", (bug, model_files.weights))
 
     with pytest.raises(ZeroDivisionError):
         preflight.check(made())

@@ -11,14 +11,14 @@ import pytest
 from tests.launch.plans import made
 from tuner.errors import DataError
 from tuner.launch import preflight
-from tuner.launch.checks import rows
+from tuner.launch.checks import inputs
 
 SFT = "tiny_full_custom_sft_e1"
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
 
 def check(path: Path, *sets: str, recipe: str = "tiny_full_custom_sft_e1") -> None:
-    list(rows.first_rows(made(f"train_dataloader.dataset.path={path}", *sets, recipe=recipe)))
+    list(inputs.first_rows(made(f"train_dataloader.dataset.path={path}", *sets, recipe=recipe)))
 
 
 def written(path: Path, *rows: Any) -> Path:
@@ -61,7 +61,7 @@ def test_every_data_set_of_a_mixture_is_read(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"bad\.jsonl"):
         list(
-            rows.first_rows(
+            inputs.first_rows(
                 made(f"train_dataloader.dataset.mixture=[dict(path={str(good)!r}), dict(path={str(bad)!r})]")
             )
         )
@@ -71,7 +71,7 @@ def test_a_misspelt_format_of_data_on_the_hub_is_refused_with_the_nearest() -> N
     plan = made("train_dataloader.dataset.format=alpca", recipe="tiny_full_alpaca_e1")
 
     with pytest.raises(DataError, match="Did you mean 'alpaca'"):
-        list(rows.first_rows(plan))
+        list(inputs.first_rows(plan))
 
 
 def test_rows_of_several_shapes_are_told_with_the_count_of_each(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_rows_of_several_shapes_are_told_with_the_count_of_each(tmp_path: Path) 
 
 def few(path: Path, *sets: str) -> list[Any]:
     values = ("train_dataloader.batch_size=2", "accumulative_counts=4", "train_dataloader.dataset.packing=False")
-    return list(rows.few_steps(made(f"train_dataloader.dataset.path={path}", *values, *sets, recipe=SFT)))
+    return list(inputs.few_steps(made(f"train_dataloader.dataset.path={path}", *values, *sets, recipe=SFT)))
 
 
 def test_a_run_of_too_few_steps_is_told_by_a_dry_run_and_a_submission(tmp_path: Path) -> None:
@@ -124,6 +124,6 @@ def test_files_that_can_be_streamed_pass_and_their_rows_are_not_counted(tmp_path
     streaming = "train_dataloader.dataset.streaming=True"
     plan = made(f"train_dataloader.dataset.path={path}", streaming, "max_steps=3", recipe=SFT)
 
-    assert list(rows.streamed(plan)) == []
+    assert list(inputs.streamed(plan)) == []
     assert (plan.steps.rows.value, plan.steps.total.value) == (None, 3)
     assert "they are streamed" in str(plan.steps.rows)

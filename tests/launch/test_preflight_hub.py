@@ -15,7 +15,7 @@ from tests.launch.plans import made
 from tests.launch.test_preflight_model import folder
 from tests.results.hub import NAME, Hub, serving
 from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError, UsageError
-from tuner.launch.checks import Finding, hub
+from tuner.launch.checks import Finding, inputs
 from tuner.machine.topology import Topology
 
 ID = "someone/some-model"
@@ -74,7 +74,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 def found(model: str = ID, data: str | None = None) -> list[Finding]:
     sets = [f"train_dataloader.dataset.path={data}"] if data else []
-    return list(hub.reachable(made(*sets, model=model)))
+    return list(inputs.reachable(made(*sets, model=model)))
 
 
 def test_a_model_that_may_be_read_is_asked_for_once_and_passes(serve: Serve) -> None:
@@ -117,7 +117,7 @@ def test_a_hub_in_trouble_is_told_and_does_not_stop_the_run(serve: Serve, answer
 
 def test_a_hub_that_never_answers_is_not_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     over = Event()
-    monkeypatch.setattr(hub, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(inputs, "DEADLINE_S", 0.3)
 
     def drip(request: BaseHTTPRequestHandler) -> None:
         request.wfile.write(b"HTTP/1.1 200 OK\r\n")
@@ -165,7 +165,7 @@ def test_ranks_that_do_not_lead_ask_nobody(serve: Serve) -> None:
     plan = made(model=ID)
     object.__setattr__(plan, "topology", Topology("slurm", 1, 0, 2, 2, rank=1, local_rank=1))
 
-    assert list(hub.reachable(plan)) == []
+    assert list(inputs.reachable(plan)) == []
     assert asked == []
 
 
@@ -218,7 +218,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def about_pushing(*sets: str, **request: object) -> list[Finding]:
-    return list(hub.pushes(made(f"checkpoint.repository={NAME}", *sets, **request)))  # type: ignore[arg-type]
+    return list(inputs.pushes(made(f"checkpoint.repository={NAME}", *sets, **request)))  # type: ignore[arg-type]
 
 
 def test_a_repository_that_may_be_written_passes_and_nothing_is_created(there: Hub) -> None:
@@ -228,7 +228,7 @@ def test_a_repository_that_may_be_written_passes_and_nothing_is_created(there: H
 
 
 def test_a_run_that_pushes_nothing_asks_the_hub_nothing(there: Hub) -> None:
-    assert list(hub.pushes(made())) == []
+    assert list(inputs.pushes(made())) == []
     assert about_pushing(saves_result=False) == []
     assert there.asked == []
 

@@ -18,8 +18,8 @@ from tests.launch.plans import checkpoint, made, task, written_run
 from tests.machine.gpus import A100, CPU, GIB, T4, V100, machine
 from tuner.errors import DiskError, MachineError, RecipeError
 from tuner.launch import render
-from tuner.launch.checks import Finding, gpus, storage, system
-from tuner.launch.run import ResolvedRun
+from tuner.launch.checks import Finding, gpus, host
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import GpuUse
 from tuner.runs import directory
@@ -184,7 +184,7 @@ def test_gpus_that_the_run_does_not_use_may_be_busy(driver: Callable[..., None])
 
 
 def needed(plan: ResolvedRun) -> tuple[float, float]:
-    sizes = storage.checkpoint_bytes(plan)
+    sizes = host.checkpoint_bytes(plan)
     assert sizes
     return sizes
 
@@ -211,14 +211,14 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(disk: Callable[[floa
     one, final = needed(plan)
 
     disk(3 * one + final - 1)
-    (error,) = storage.checkpoints(plan)
+    (error,) = host.checkpoints(plan)
     disk(3 * one + final)
 
     assert isinstance(error, DiskError)
     assert error.exit_code == 74
     assert "3 checkpoints" in str(error)
     assert str(tmp_path) in str(error)
-    assert list(storage.checkpoints(plan)) == []
+    assert list(host.checkpoints(plan)) == []
 
 
 def test_room_that_a_killed_save_takes_is_counted_as_free(disk: Callable[[float], None], tmp_path: Path) -> None:
@@ -229,10 +229,10 @@ def test_room_that_a_killed_save_takes_is_counted_as_free(disk: Callable[[float]
     (left / "model.safetensors").write_bytes(bytes(1000))
 
     disk(2 * one + final - 1000)
-    assert list(storage.checkpoints(plan)) == []
+    assert list(host.checkpoints(plan)) == []
 
     disk(2 * one + final - 1001)
-    assert len(list(storage.checkpoints(plan))) == 1
+    assert len(list(host.checkpoints(plan))) == 1
 
 
 @pytest.mark.parametrize(("way", "times"), [("universal", 2), ("weights", 1 / 3)])
@@ -255,15 +255,15 @@ def test_a_disk_without_room_to_convert_the_checkpoint_is_refused(
     assert plan.resume and plan.resume.load_as == way
 
     disk(most - 1)
-    (error,) = storage.conversion(plan)
+    (error,) = host.conversion(plan)
     disk(most)
 
     assert isinstance(error, DiskError)
     assert error.exit_code == 74
     assert "are free, and converting checkpoint-2 for these ranks needs " in str(error)
     assert "use the 2 ranks and --deepspeed deepspeed_zero2 that saved it" in str(error)
-    assert list(storage.conversion(plan)) == []
-    assert list(storage.conversion(made(*batch))) == []
+    assert list(host.conversion(plan)) == []
+    assert list(host.conversion(made(*batch))) == []
 
 
 def test_a_run_too_short_for_many_checkpoints_needs_no_room_for_them(disk: Callable[[float], None]) -> None:
@@ -272,7 +272,7 @@ def test_a_run_too_short_for_many_checkpoints_needs_no_room_for_them(disk: Calla
 
     disk(one + final)
 
-    assert list(storage.checkpoints(plan)) == []
+    assert list(host.checkpoints(plan)) == []
 
 
 def test_checkpoints_are_counted_by_the_steps_that_max_rows_leaves(disk: Callable[[float], None]) -> None:
@@ -282,7 +282,7 @@ def test_checkpoints_are_counted_by_the_steps_that_max_rows_leaves(disk: Callabl
 
     disk(2 * one + final)  # one step, and one at the end
 
-    assert list(storage.checkpoints(plan)) == []
+    assert list(host.checkpoints(plan)) == []
 
 
 def test_packing_may_make_more_steps_than_there_are_rows(disk: Callable[[float], None]) -> None:
@@ -290,7 +290,7 @@ def test_packing_may_make_more_steps_than_there_are_rows(disk: Callable[[float],
     one, final = needed(plan)
 
     disk(6 * one + final - 1)
-    (error,) = storage.checkpoints(plan)
+    (error,) = host.checkpoints(plan)
 
     assert "6 checkpoints" in str(error)
 
@@ -305,7 +305,7 @@ def test_a_resumed_run_needs_room_for_the_steps_that_are_left(disk: Callable[[fl
     disk(2 * one + final)
 
     assert plan.steps.left == 10
-    assert list(storage.checkpoints(plan)) == []
+    assert list(host.checkpoints(plan)) == []
 
 
 def test_the_best_checkpoint_needs_room_beside_the_newest(disk: Callable[[float], None]) -> None:
@@ -313,7 +313,7 @@ def test_the_best_checkpoint_needs_room_beside_the_newest(disk: Callable[[float]
     one, final = needed(plan)
 
     disk(4 * one + final - 1)
-    (error,) = storage.checkpoints(plan)
+    (error,) = host.checkpoints(plan)
 
     assert "4 checkpoints" in str(error)
 
@@ -322,49 +322,49 @@ def test_a_disk_without_room_for_the_download_is_refused(disk: Callable[[float],
     plan = made(recipe=BIG, hardware=EIGHT)
 
     disk(13e9)
-    (error,) = storage.download(plan)
+    (error,) = host.download(plan)
     disk(14e9)
 
     assert isinstance(error, DiskError)
     assert "HF_HOME" in str(error)
-    assert list(storage.download(plan)) == []
+    assert list(host.download(plan)) == []
 
 
 def test_shared_memory_too_small_for_the_workers_batches_is_refused(disk: Callable[[float], None]) -> None:
     plan = made("train_dataloader.num_workers=64", "train_dataloader.batch_size=64", hardware=EIGHT)
 
     disk(64 * 1024**2)
-    (error,) = storage.shared_memory(plan)
+    (error,) = host.shared_memory(plan)
     disk(8 * GIB)
 
     assert isinstance(error, MachineError)
     assert "num_workers=0" in str(error)
-    assert list(storage.shared_memory(plan)) == []
+    assert list(host.shared_memory(plan)) == []
 
 
 def test_little_shared_memory_between_gpus_is_told(disk: Callable[[float], None]) -> None:
     disk(64 * 1024**2)
 
-    assert "shm-size" in texts(list(storage.shared_memory(made(hardware=EIGHT))))
-    assert list(storage.shared_memory(made(hardware=machine(A100)))) == []
-    assert list(storage.shared_memory(made())) == []
+    assert "shm-size" in texts(list(host.shared_memory(made(hardware=EIGHT))))
+    assert list(host.shared_memory(made(hardware=machine(A100)))) == []
+    assert list(host.shared_memory(made())) == []
 
 
 def test_a_model_larger_than_a_cpu_hosts_memory_is_refused() -> None:
     plan = made(recipe=BIG, deepspeed="zero2")
 
-    (error,) = storage.host_memory(plan)
+    (error,) = host.host_memory(plan)
 
     assert isinstance(error, MachineError)
     assert "not enough memory: this run needs at least 126.2 GiB of RAM, and this machine has 16.0 GiB" in str(error)
-    assert list(storage.host_memory(replace(plan, request=plan.request._replace(ignore_fit=True)))) == []
-    assert list(storage.host_memory(made())) == []
+    assert list(host.host_memory(replace(plan, request=plan.request._replace(ignore_fit=True)))) == []
+    assert list(host.host_memory(made())) == []
 
 
 def test_a_host_whose_memory_is_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "available_host_bytes", lambda: GIB)
 
-    (warning,) = storage.host_memory(made(recipe=BIG, hardware=EIGHT, deepspeed="zero2_offload"))
+    (warning,) = host.host_memory(made(recipe=BIG, hardware=EIGHT, deepspeed="zero2_offload"))
 
     assert isinstance(warning, str)
     assert "of host memory, and 1.0 GiB are free: close other programs" in warning
@@ -380,33 +380,33 @@ def test_a_port_in_use_is_refused_for_the_leader_alone() -> None:
         number = taken.getsockname()[1]
         flags = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": number, "nproc_per_node": 1}
 
-        (error,) = system.port(made(flags={**flags, "node_rank": 0}))
+        (error,) = host.port(made(flags={**flags, "node_rank": 0}))
 
         assert isinstance(error, MachineError)
         assert f"cannot listen on port {number}" in str(error)
-        assert list(system.port(made(flags={**flags, "node_rank": 1}))) == []
-    assert list(system.port(made(flags={**flags, "node_rank": 0}))) == []
+        assert list(host.port(made(flags={**flags, "node_rank": 1}))) == []
+    assert list(host.port(made(flags={**flags, "node_rank": 0}))) == []
 
 
 def test_one_node_has_no_port_to_be_in_use() -> None:
-    assert list(system.port(made())) == []
+    assert list(host.port(made())) == []
 
 
 def test_a_job_of_several_nodes_without_srun_is_told_that_one_trains() -> None:
     job = {"SLURM_JOB_ID": "8", "SLURM_JOB_NUM_NODES": "2"}
     several = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1"}
 
-    (warning,) = system.forgotten_nodes(replace(made(), environ=job))
+    (warning,) = host.forgotten_nodes(replace(made(), environ=job))
 
     assert "this Slurm job has 2 nodes, and the run uses one" in str(warning)
     for plan, environ in ((made(flags=several), job), (made(), {**job, "SLURM_STEP_ID": "0"}), (made(), {})):
-        assert list(system.forgotten_nodes(replace(plan, environ=environ))) == []
+        assert list(host.forgotten_nodes(replace(plan, environ=environ))) == []
 
 
 def test_a_limit_of_open_files_under_which_nothing_starts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (12, 12))
 
-    (error,) = system.open_files(made())
+    (error,) = host.open_files(made())
 
     assert isinstance(error, MachineError)
     assert "may open 12 files" in str(error) and "ulimit -n 256" in str(error)
@@ -416,17 +416,17 @@ def test_many_workers_need_many_open_files(monkeypatch: pytest.MonkeyPatch) -> N
     plan = made("train_dataloader.num_workers=32")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 65536))
 
-    (warning,) = system.open_files(plan)
+    (warning,) = host.open_files(plan)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (4096, 65536))
 
     assert "1024 files" in str(warning)
     assert "ulimit -n" in str(warning)
-    assert list(system.open_files(plan)) == []
+    assert list(host.open_files(plan)) == []
 
 
 def test_an_optimizer_of_bitsandbytes_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else real(name))
 
-    assert "bitsandbytes is not installed" in texts(list(system.installed(made("optimizer.type=AdamW8bit"))))
-    assert list(system.installed(made(hardware=CPU))) == []
+    assert "bitsandbytes is not installed" in texts(list(host.installed(made("optimizer.type=AdamW8bit"))))
+    assert list(host.installed(made(hardware=CPU))) == []

@@ -14,8 +14,8 @@ from tests.launch.plans import made
 from tests.machine.gpus import A100, CPU, machine
 from tuner.errors import ModelError, TunerError
 from tuner.launch import preflight
-from tuner.launch.checks import model
-from tuner.launch.run import ResolvedRun
+from tuner.launch.checks import model_files
+from tuner.launch.resolved_run import ResolvedRun
 
 LLAMA = {
     **{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256},
@@ -54,12 +54,13 @@ def test_the_known_types_are_those_that_transformers_trains_and_ours() -> None:
 
     import tuner.models  # noqa: F401 (registers ours)
 
-    assert model.known_types(scores=False) == modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() | model.OWN
-    assert model.known_types(scores=True) == (
-        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.keys() | model.OWN
+    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+    assert model_files.known_types(scores=False) == causal | model_files.OWN
+    assert model_files.known_types(scores=True) == (
+        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.keys() | model_files.OWN
     )
     registered = transformers.CONFIG_MAPPING._extra_content
-    assert {name for name, one in registered.items() if one.__module__.startswith("tuner.")} == model.OWN
+    assert {name for name, one in registered.items() if one.__module__.startswith("tuner.")} == model_files.OWN
 
 
 def test_an_unknown_type_is_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -70,13 +71,13 @@ def test_an_unknown_type_is_refused_with_the_nearest(tmp_path: Path) -> None:
 
 
 def test_a_type_that_only_answers_is_refused_for_a_reward_model(tmp_path: Path) -> None:
-    assert "granite" in model.known_types(scores=False) - model.known_types(scores=True)
+    assert "granite" in model_files.known_types(scores=False) - model_files.known_types(scores=True)
     place = folder(tmp_path / "granite", {**LLAMA, "model_type": "granite"})
 
-    found = list(model.architecture(made(recipe="tiny_reward_full_sample_preferences_e1", model=str(place))))
+    found = list(model_files.architecture(made(recipe="tiny_reward_full_sample_preferences_e1", model=str(place))))
 
     assert [type(one) for one in found] == [ModelError]
-    assert list(model.architecture(plan(place))) == []
+    assert list(model_files.architecture(plan(place))) == []
 
 
 def test_a_model_with_its_own_code_needs_trust(tmp_path: Path) -> None:
@@ -181,11 +182,11 @@ def test_learned_positions_end_the_run_at_a_longer_sample(tmp_path: Path) -> Non
     place = folder(tmp_path / "gpt2", gpt2)
     too_long, short = (("val_dataloader=None", f"train_dataloader.dataset.max_length={size}") for size in (129, 128))
 
-    (warning,) = model.context(plan(place, *too_long))
+    (warning,) = model_files.context(plan(place, *too_long))
 
     assert "A longer sample ends the run" in str(warning)
     assert "--set train_dataloader.dataset.max_length=128" in str(warning)
-    assert list(model.context(plan(place, *short))) == []
+    assert list(model_files.context(plan(place, *short))) == []
 
 
 @pytest.mark.parametrize("index", [False, True])
@@ -218,31 +219,31 @@ def test_rows_that_an_adapter_would_not_train_are_refused_by_name(tmp_path: Path
     place, resized = str(with_tokens(tmp_path / "many", 300)), "model.resize_embeddings=true"
     both = "adapter.modules_to_save=['embed_tokens', 'lm_head']"
 
-    (found,) = model.tokens(made(resized, recipe="tiny_lora_sample_e1", model=place))
+    (found,) = model_files.tokens(made(resized, recipe="tiny_lora_sample_e1", model=place))
 
     assert "new rows of embed_tokens and lm_head would not be trained" in str(found)
-    assert list(model.tokens(made(resized, both, recipe="tiny_lora_sample_e1", model=place))) == []
+    assert list(model_files.tokens(made(resized, both, recipe="tiny_lora_sample_e1", model=place))) == []
     assert preflight.check(plan(Path(place), resized)) == ()
 
 
 def test_missing_kernels_of_linear_attention_are_told_where_gpus_are() -> None:
     recipe = "qwen3_5_0_8b_lora_alpaca_e1"
 
-    (told,) = model.kernels(made(recipe=recipe, hardware=machine(A100)))
+    (told,) = model_files.kernels(made(recipe=recipe, hardware=machine(A100)))
 
     assert "pip install causal-conv1d flash-linear-attention" in str(told)
-    assert list(model.kernels(made(recipe=recipe, hardware=CPU))) == []
-    assert list(model.kernels(made(hardware=machine(A100)))) == []
+    assert list(model_files.kernels(made(recipe=recipe, hardware=CPU))) == []
+    assert list(model_files.kernels(made(hardware=machine(A100)))) == []
 
 
 def test_packed_rows_of_a_model_with_code_of_its_own_are_refused_before_a_rank_would() -> None:
     trusted = ("model.trust_remote_code=True", f"model.revision={'a' * 40}")
     plans = [made(*trusted, *more, recipe="qwen_7b_full_alpaca_e1") for more in ((), ("packing=False",))]
 
-    (error,) = model.packed(plans[0])
+    (error,) = model_files.packed(plans[0])
 
     assert "--set train_dataloader.dataset.packing=False" in str(error)
-    assert list(model.packed(plans[1])) == []
+    assert list(model_files.packed(plans[1])) == []
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused_with_the_flag_that_names_one(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from tests.launch.plans import made
 from tests.machine.gpus import CPU, GIB
 from tuner.errors import DiskError, MachineError
 from tuner.launch import preflight, ranks
-from tuner.launch.checks import Finding, zero
-from tuner.launch.run import ResolvedRun
+from tuner.launch.checks import Finding, deepspeed_config
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import disks, hardware
 from tuner.runs.directory import RunDirectory
 
@@ -46,7 +46,7 @@ def _nvme(path: Path, *blocks: str, stage: int = 3) -> dict[str, Any]:
 
 
 def _lacks(plan: ResolvedRun) -> list[Finding]:
-    return list(zero.config(plan))
+    return list(deepspeed_config.config(plan))
 
 
 @pytest.mark.parametrize("blocks", [BOTH, BOTH[:1], BOTH[1:]])
@@ -56,7 +56,7 @@ def test_swapping_to_a_disk_with_libaio_and_a_folder_is_right(
     plan = planned(_nvme(tmp_path / "new" / "swap", *blocks))
 
     assert _lacks(plan) == []
-    assert list(zero.swap_space(plan)) == []
+    assert list(deepspeed_config.swap_space(plan)) == []
     assert not (tmp_path / "new").exists()
 
 
@@ -84,7 +84,7 @@ def test_an_op_that_came_compiled_needs_neither(
 ) -> None:
     plan = planned(_nvme(tmp_path, *BOTH), hardware=CPU._replace(has_compiler=False))
     monkeypatch.setattr(hardware, "has_libaio", lambda environ: False)
-    monkeypatch.setattr(zero, "_is_built", lambda: True)
+    monkeypatch.setattr(deepspeed_config, "_is_built", lambda: True)
 
     assert _lacks(plan) == []
 
@@ -133,16 +133,16 @@ def test_a_disk_too_small_for_what_is_swapped_is_refused(
     needed = (2 + 16 if plan.precision.dtype == "bf16" else 4 + 16) * 6_738_415_616
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, needed - 1))
 
-    (error,) = zero.swap_space(plan)
+    (error,) = deepspeed_config.swap_space(plan)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, needed))
 
     assert isinstance(error, DiskError)
     assert f"this run swaps {needed / GIB:.1f} GiB" in str(error)
-    assert list(zero.swap_space(plan)) == []
+    assert list(deepspeed_config.swap_space(plan)) == []
 
 
 def test_a_disk_that_is_swapped_to_is_told_with_its_speed(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:
-    told = texts(list(zero.swap_disks(planned(_nvme(tmp_path / "swap", *BOTH)))))
+    told = texts(list(deepspeed_config.swap_disks(planned(_nvme(tmp_path / "swap", *BOTH)))))
 
     assert "GB/s of writes" in told
     assert not (tmp_path / "swap").exists()
@@ -154,7 +154,7 @@ def test_a_disk_that_is_none_is_told(
 ) -> None:
     monkeypatch.setattr(disks, "file_system", lambda path: kind)
 
-    assert told in texts(list(zero.swap_disks(planned(_nvme(tmp_path, *BOTH)))))
+    assert told in texts(list(deepspeed_config.swap_disks(planned(_nvme(tmp_path, *BOTH)))))
 
 
 def test_every_start_of_ranks_removes_what_they_swapped(

@@ -13,7 +13,7 @@ from tests.launch.plans import PATH, TINY, checkpoint, made, task, written_run
 from tests.machine.gpus import H200, machine
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.launch import render
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes import loading
 from tuner.runs import checkpoints
 

@@ -187,8 +187,8 @@ def test_where_every_checkpoint_is_damaged_no_attempt_begins_anew_unasked(
 
 def test_auto_is_decided_once_for_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decided: list[str] = []
-    real = fitting.choose
-    monkeypatch.setattr(fitting, "choose", lambda *given, **more: decided.append("") or real(*given, **more))
+    real = fitting.choose_level
+    monkeypatch.setattr(fitting, "choose_level", lambda *given, **more: decided.append("") or real(*given, **more))
     run = tmp_path / "run"
 
     _run(monkeypatch, run, "facts['batch']['micro_batch'] < 2", deepspeed=None)

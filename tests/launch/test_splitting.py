@@ -11,7 +11,7 @@ import pytest
 from tests.launch.plans import checkpoint, made, written_run
 from tests.machine.gpus import A100, CPU, machine
 from tuner.launch import render
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes.origin import Kind
 from tuner.recipes.schema import Split
 from tuner.runs import directory

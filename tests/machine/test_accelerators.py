@@ -15,11 +15,11 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from tests.machine.gpus import GIB
 from tuner.fit.gpu_catalog import like
-from tuner.launch import kernels
+from tuner.launch import fitting
 from tuner.machine import accelerators, hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware, detect
 from tuner.recipes import loading
-from tuner.worker import progress, random_state, train
+from tuner.worker import consensus, step_log, train
 from tuner.zero.precision import decide
 
 
@@ -91,7 +91,7 @@ def test_what_is_compiled_for_nvidia_is_not_taken_elsewhere() -> None:
     npu = Hardware((Gpu("Ascend accelerator", 0, (0, 0)),), maker="Ascend")
 
     assert decide("auto", npu).dtype == "bf16"
-    settled = kernels.choose(loading.load("tiny_full_sample_e3"), npu, "bf16")
+    settled = fitting.choose_kernels(loading.load("tiny_full_sample_e3"), npu, "bf16")
     assert settled.config.model.attn_implementation == "sdpa"
     assert settled.origins["model.attn_implementation"].source == "derived: flash attention needs NVIDIA GPUs"
     assert like("Ascend accelerator", 0) is None
@@ -127,7 +127,7 @@ def test_a_rank_asks_the_accelerator_for_its_device_its_memory_and_its_random_nu
     set_accelerator(Made())
     try:
         device = train._join(rank, config)
-        held, states = progress._peak_bytes(), random_state.random_states()
+        held, states = step_log._peak_bytes(), consensus.random_states()
     finally:
         set_accelerator(before)
 

@@ -51,7 +51,7 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     from tuner.lab import stand_ins
     from tuner.launch import render
     from tuner.launch.resolve import resolve_run
-    from tuner.launch.run import Request
+    from tuner.launch.resolved_run import Request
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags, Rank
     from tuner.recipes.recipe import Overrides

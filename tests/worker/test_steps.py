@@ -19,7 +19,7 @@ from tests.data.conftest import cache as cache
 from tests.data.conftest import make_tokenizer
 from tests.launch.plans import made
 from tuner.data.prepare import prepare
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import Certainty
 from tuner.worker import trainer_setup
 

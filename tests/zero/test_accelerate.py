@@ -11,8 +11,8 @@ import pytest
 
 from tests.machine.gpus import CPU, H200, machine
 from tuner.errors import DeepSpeedConfigError, MachineError
-from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import ResolvedRecipe
+from tuner.launch.resolve import resolve_recipe
+from tuner.launch.resolved_run import ResolvedRecipe
 from tuner.machine.hardware import Hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.machine.topology import LaunchFlags

@@ -11,7 +11,7 @@ from tests.each import each
 from tests.launch.plans import made
 from tests.machine.gpus import A100, machine
 from tuner.errors import MachineError
-from tuner.launch.checks import zero
+from tuner.launch.checks import deepspeed_config
 from tuner.machine import libraries
 from tuner.machine.libraries import MINIMUM, TESTED
 from tuner.zero import guards
@@ -92,7 +92,7 @@ def test_a_run_that_would_train_wrong_is_refused_with_the_place_of_its_key(
     monkeypatch.setattr(libraries, "version_of", lambda name: version)
     plan = made("optim_wrapper.accumulative_counts=2", deepspeed="zero2_offload", hardware=machine(A100))
 
-    found = list(zero.config(plan))
+    found = list(deepspeed_config.config(plan))
 
     refused = [one for one in found if isinstance(one, MachineError)]
     slow = [one for one in found if isinstance(one, str)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.machine.gpus import A100, CPU, H200, T4, V100, machine
 from tests.zero.presets import PRESETS
 from tuner.errors import DeepSpeedConfigError, MachineError, RecipeError
-from tuner.launch.splitting import lightest
+from tuner.launch.batch_size import lightest
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog, loading

@@ -10,8 +10,8 @@ import pytest
 from tests.each import each
 from tests.machine.gpus import CPU
 from tuner.errors import DeepSpeedConfigError
-from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import ResolvedRecipe
+from tuner.launch.resolve import resolve_recipe
+from tuner.launch.resolved_run import ResolvedRecipe
 from tuner.machine.launchers import resolve
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading

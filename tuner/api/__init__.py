@@ -177,7 +177,7 @@ def check(
         RecipeError: an override is no plain value.
     """
     from tuner.launch import checking
-    from tuner.launch.run import Request
+    from tuner.launch.resolved_run import Request
 
     _check_numbers(1, gpus=gpus, nodes=nodes)
     asked, named = _asked_with(recipe, deepspeed, overrides, allow_code)
@@ -250,7 +250,7 @@ def train(
     from tuner.launch.announcement import announcement
     from tuner.launch.execute import execute
     from tuner.launch.resolve import resolve_run
-    from tuner.launch.run import Request
+    from tuner.launch.resolved_run import Request
     from tuner.machine import hardware
     from tuner.machine.topology import LaunchFlags
     from tuner.progress import show_on

@@ -48,7 +48,7 @@ def command(
     """
     from tuner.files import dump_json
     from tuner.launch import checking
-    from tuner.launch.run import Request
+    from tuner.launch.resolved_run import Request
     from tuner.launch.targets import kind_of
 
     kind = kind_of(name)

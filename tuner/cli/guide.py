@@ -19,7 +19,7 @@ from tuner.cli.text import announce
 from tuner.recipes import catalog, mistaken, starting_weights
 
 if TYPE_CHECKING:
-    from tuner.launch.run import ResolvedRun
+    from tuner.launch.resolved_run import ResolvedRun
 
 _MOST = 9
 """Choices that a question offers, by one key each."""

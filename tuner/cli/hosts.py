@@ -16,7 +16,7 @@ from tuner.errors import UsageError
 
 if TYPE_CHECKING:
     from tuner.lab.hosts import Launch
-    from tuner.launch.run import Request
+    from tuner.launch.resolved_run import Request
 
 options = all_of(
     click.option(

@@ -17,7 +17,7 @@ from tuner.cli.say import columns, say
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
-    from tuner.launch.asked_machines import Machines
+    from tuner.launch.machine_facts import AskedMachines
     from tuner.launch.targets import Kind
     from tuner.recipes.diff import Section
 
@@ -97,7 +97,7 @@ def _is(name: str | None, kind: Kind) -> bool:
 def _look(
     name: str | None,
     deepspeed: str | None,
-    machines: Machines | None,
+    machines: AskedMachines | None,
     allow_code: bool,
     changes: dict[str, Any],
 ) -> Shown:
@@ -115,20 +115,20 @@ def _look(
 def _recipe(
     name: str | None,
     deepspeed: str | None,
-    machines: Machines | None,
+    machines: AskedMachines | None,
     allow_code: bool,
     changes: dict[str, Any],
 ) -> Shown:
-    from tuner.launch import hold_out
+    from tuner.launch import data_rows
     from tuner.recipes import loading
     from tuner.recipes.diff import Section
 
-    loaded = hold_out.settle(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
+    loaded = data_rows.hold_out(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
     sections = {"recipe": Section(loaded.values, loaded.origins)}
     if machines is None:
         return Shown(loaded.name, sections, loaded.notes, warnings=loaded.warnings)
-    from tuner.launch.asked_machines import machines as machines_of
-    from tuner.launch.resolve_recipe import resolve_recipe
+    from tuner.launch.machine_facts import look_up as machines_of
+    from tuner.launch.resolve import resolve_recipe
     from tuner.zero import choice
 
     hardware, topology = machines_of(machines, os.environ, choice.launch_of(loaded, deepspeed))

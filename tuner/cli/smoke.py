@@ -40,7 +40,7 @@ def command(recipe: str | None, deepspeed: str | None, as_json: bool, allow_code
 
     quiet_libraries()
     from tuner.lab.smoke import UNKNOWN, smoke
-    from tuner.launch.run import Request
+    from tuner.launch.resolved_run import Request
 
     asked = Request(recipe, overrides(**changes), deepspeed, allow_code=allow_code, command=("tuner", *sys.argv[1:]))
     verdict = smoke(asked, dict(os.environ), lambda stage: None if as_json else _print(stage))

@@ -20,7 +20,7 @@ from tuner.errors import UsageError
 from tuner.recipes import catalog_folders
 
 if TYPE_CHECKING:
-    from tuner.launch.run import ResolvedRun
+    from tuner.launch.resolved_run import ResolvedRun
     from tuner.launch.sbatch import Job
     from tuner.machine.hardware import Hardware
 
@@ -108,7 +108,7 @@ def command(
 
     from tuner.launch import preflight, sbatch
     from tuner.launch.resolve import WORK_DIRS, resolve_run
-    from tuner.launch.run import Request
+    from tuner.launch.resolved_run import Request
     from tuner.machine.topology import Topology
 
     if gpus_per_node and tasks_per_node not in (None, gpus_per_node):
@@ -174,8 +174,8 @@ def _host_bytes(said: str | None, mem: str | None) -> int:
 
 def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Hardware, bool]:
     """Return a node of the job, and whether its GPUs are known and not only assumed."""
-    from tuner.launch.asked_machines import ASSUMED_GPU, known_gpu
-    from tuner.launch.asked_machines import node as node_of
+    from tuner.launch.machine_facts import ASSUMED_GPU, known_gpu
+    from tuner.launch.machine_facts import node as node_of
     from tuner.machine import hardware
 
     here = hardware.detect(os.environ)

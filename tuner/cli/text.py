@@ -12,7 +12,7 @@ from tuner.recipes.merging import leaves
 from tuner.recipes.origin import DEFAULT, Origin
 
 if TYPE_CHECKING:
-    from tuner.launch.run import ResolvedRun
+    from tuner.launch.resolved_run import ResolvedRun
 
 
 def announce(run: ResolvedRun, warnings: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ from tuner.errors import UsageError
 from tuner.machine.topology import LAUNCHERS, LaunchFlags
 
 if TYPE_CHECKING:
-    from tuner.launch.run import ResolvedRun
+    from tuner.launch.resolved_run import ResolvedRun
 
 
 @click.command(
@@ -140,7 +140,7 @@ def command(
 
     from tuner.launch import preflight
     from tuner.launch.resolve import resolve_run
-    from tuner.launch.run import Request
+    from tuner.launch.resolved_run import Request
     from tuner.machine import hardware, slurm
 
     if launcher in ("slurm", "mpi") or (launcher == "env" and "LOCAL_RANK" in os.environ):  # this becomes a rank

@@ -60,7 +60,7 @@ def command(
     """
     from tuner.files import dump_json, write_new_text
     from tuner.lab.tune import tune
-    from tuner.launch.run import Request
+    from tuner.launch.resolved_run import Request
     from tuner.machine.topology import LaunchFlags
 
     flags, typed = LaunchFlags(nproc_per_node=nproc_per_node), ("tuner", *sys.argv[1:])

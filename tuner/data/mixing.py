@@ -39,7 +39,7 @@ class Holdout:
         """Return what a `dataset` block says of held-out rows, or None where nothing is held out."""
         if dataset.val_split is None:
             return None
-        assert dataset.val_split != "auto", "settled by launch.hold_out before anybody asks"
+        assert dataset.val_split != "auto", "settled by launch.data_rows before anybody asks"
         return cls(dataset.val_split, dataset.val_seed or 0, dataset.held_out)
 
     def holds(self, number: int, row: int) -> bool:

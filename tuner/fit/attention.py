@@ -1,6 +1,6 @@
 """Which attention computes a model where the recipe names none, and the bytes of scores that an eager one holds.
 
-`launch.kernels` settles a run's attention with it, and `activations` counts the memory of the same attention.
+`launch.fitting` settles a run's attention with it, and `activations` counts the memory of the same attention.
 Source: transformers 5.23, the model classes and their `eager_attention_forward`.
 """
 

@@ -19,7 +19,7 @@ from tuner.errors import MachineError
 from tuner.fit.sizes import gib
 from tuner.lab import probes
 from tuner.lab.probes import DEADLINE_S, Row
-from tuner.launch.checks import gpus, storage
+from tuner.launch.checks import gpus, host
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Hardware
 from tuner.zero import guards
@@ -159,7 +159,7 @@ def _host(here: Hardware, environ: Mapping[str, str]) -> Iterator[Row]:
     yield Row("host memory", "ok", f"{told}{gib(here.host_memory_bytes)}, {here.num_cpus} cores")
     yield _compiler(here, environ)
     yield from _limits()
-    yield _room(str(storage.SHM), storage.SHM, _MIN_SHM_BYTES, "docker run --shm-size=8g, or --ipc=host.")
+    yield _room(str(host.SHM), host.SHM, _MIN_SHM_BYTES, "docker run --shm-size=8g, or --ipc=host.")
     from huggingface_hub import constants  # 0.01 s
 
     # A folder may be a value of the environment: the sizes are what matters.
@@ -199,7 +199,7 @@ def _limit(value: int) -> str:
 
 
 def _room(name: str, place: Path, least: int, fix: str) -> Row:
-    free = shutil.disk_usage(storage.existing(place)).free
+    free = shutil.disk_usage(host.existing(place)).free
     return Row(name, "ok", f"{gib(free)} free") if free >= least else Row(name, "warning", f"{gib(free)} free", fix)
 
 

@@ -19,9 +19,9 @@ from tuner.errors import ModelError, TunerError
 from tuner.files import disk_errors, write_text
 from tuner.lab import stand_ins
 from tuner.launch import preflight, ranks, render
+from tuner.launch.batch_size import lightest
 from tuner.launch.resolve import load, resolve_run
-from tuner.launch.run import Request, ResolvedRun
-from tuner.launch.splitting import lightest
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
@@ -174,7 +174,7 @@ class _Smoke:
     def export(self) -> str:
         """Reload the result, and set it against the resumed run's and, where it is a model, the last checkpoint."""
         assert self.first is not None
-        run, scores = RunDirectory(self.first.run_path), self.loaded.config.objective.type == "reward"
+        run, scores = RunDirectory(self.first.run_path), self.loaded.config.objective.facts.scores
         others = {"the resumed run's result": self.scratch / "resumed" / "final"}
         if not self.values["train_cfg"]["trainable_layers"]:  # a checkpoint of those alone is no model by itself
             others["checkpoint-2"] = run.checkpoints / f"checkpoint-{_STEPS}"

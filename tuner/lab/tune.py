@@ -26,14 +26,13 @@ from tuner.fit.parameters import has_formula
 from tuner.fit.split import possible, samples_of_rank
 from tuner.launch import preflight, ranks, render
 from tuner.launch.fitting import TOLERANCE
-from tuner.launch.machines import machines
-from tuner.launch.resolve import load, resolve_run
-from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
+from tuner.launch.machine_facts import fit_machines
+from tuner.launch.resolve import load, resolve_recipe, resolve_run
+from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.recipes.recipe import Overrides, Recipe
-from tuner.recipes.schema import CHOOSES_LOSS, NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
+from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
 from tuner.runs import directory
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
 from tuner.zero import choice
@@ -182,7 +181,7 @@ def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
         if split != first.split and not _is_hopeless(split, tuned.measured):
             yield replace(first, split=split)
     best = tuned.fastest.candidate if tuned.fastest else first
-    if config.objective.type in CHOOSES_LOSS:
+    if config.objective.facts.chooses_loss:
         yield replace(best, loss="chunked" if best.loss == "whole" else "whole")
     for kernels in _kernels(config):
         best = tuned.fastest.candidate if tuned.fastest else first
@@ -228,7 +227,7 @@ def _may_fit(base: ResolvedRecipe, config: RecipeConfig, level: str) -> bool:
     architecture = config.architecture
     if not base.hardware.gpus or architecture is None or not has_formula(architecture) or level not in LEVELS:
         return True
-    here = machines(base.topology, base.hardware, base.precision)
+    here = fit_machines(base.topology, base.hardware, base.precision)
     return advice.fit(config, architecture, here, level).room >= -TOLERANCE
 
 

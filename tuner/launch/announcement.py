@@ -12,17 +12,15 @@ from tuner.fit.levels import LEVELS, Level
 from tuner.fit.parameters import has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
-from tuner.launch import counting, fitting
-from tuner.launch.checks import storage
-from tuner.launch.run import ResolvedRun
+from tuner.launch import data_rows, fitting
+from tuner.launch.checks import host
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import Steps, estimate_tokens
 from tuner.machine.topology import Batch, Topology
 from tuner.recipes import starting_weights
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Share
 
-_OBJECTIVES = {"sft": "SFT", "pretrain": "pretraining", "reward": "reward model"}
-"""How objectives are written; the others are their type in capitals."""
 _MAX_PATHS = 3
 
 
@@ -51,7 +49,7 @@ def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[str]:
 
 def _model(recipe: Recipe) -> str:
     config, architecture = recipe.config, recipe.config.architecture
-    method = f"{_method(config)}, {_OBJECTIVES.get(config.objective.type, config.objective.type.upper())}"
+    method = f"{_method(config)}, {config.objective.facts.title}"
     asked = recipe.asked
     has_no_recipe = asked and (asked.name is None or starting_weights.is_model(asked.name))
     if asked and has_no_recipe and asked.overrides.method is None:
@@ -93,7 +91,7 @@ def _data(config: RecipeConfig, steps: Steps) -> str:
         text += f" and {len(names) - _MAX_PATHS} more"
     if steps.rows.value is not None:
         text += f", {steps.rows.value:,} row{'s' * (steps.rows.value != 1)}"
-        tokens = estimate_tokens(config, counting.sources(config))
+        tokens = estimate_tokens(config, data_rows.sources(config))
         text += f", about {_number(round(tokens))} tokens per epoch" if tokens else ""
     val = config.val_dataloader
     return f"{text}; validation: {val.dataset.path}" if val and val.dataset.path and not dataset.val_split else text
@@ -139,7 +137,7 @@ def _memory(run: ResolvedRun) -> Iterator[str]:
         if run.fit.fits:  # else a warning tells
             yield f"memory: needs {fitting.describe(run.fit)}"
         return
-    needed, available = storage.host_bytes(run), run.hardware.host_memory_bytes
+    needed, available = host.host_bytes(run), run.hardware.host_memory_bytes
     if needed and needed <= available and not run.hardware.gpus:
         yield f"memory: needs at least {gib(needed)} of {gib(available)} for weights and optimizer states"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.errors import MachineError
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import extensions
 from tuner.machine.kernel import die_with_parent
 from tuner.progress import Work, shown

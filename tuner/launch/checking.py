@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from tuner.errors import TunerError, visible
-from tuner.launch import asked_machines, fitting, preflight, targets
-from tuner.launch.asked_machines import HERE, Machines
-from tuner.launch.checks import zero
-from tuner.launch.resolve import resolve_run
-from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
+from tuner.launch import fitting, machine_facts, preflight, targets
+from tuner.launch.checks import deepspeed_config
+from tuner.launch.machine_facts import HERE, AskedMachines
+from tuner.launch.resolve import resolve_recipe, resolve_run
+from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.notebook import Mark, brief, table
 from tuner.recipes import catalog, loading, path_checks
@@ -102,7 +101,7 @@ class Report:
             return None
 
 
-def check(request: Request, machines: Machines, environ: Mapping[str, str]) -> Report:
+def check(request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> Report:
     """Check what a request's `recipe` names: a recipe with its DeepSpeed config, a config alone, or a run.
 
     Args:
@@ -147,10 +146,10 @@ def _lacks(document: Document, environ: Mapping[str, str]) -> list[TunerError]:
         check_device(value, here.device, document.where)
     except TunerError as error:
         found.append(error)
-    return [*found, *zero.lacks(value, here, environ, document.where)]
+    return [*found, *deepspeed_config.lacks(value, here, environ, document.where)]
 
 
-def _recipe(report: Report, asked: Request, machines: Machines, environ: Mapping[str, str]) -> None:
+def _recipe(report: Report, asked: Request, machines: AskedMachines, environ: Mapping[str, str]) -> None:
     loaded = report.attempt(lambda: loading.load(asked.recipe, asked.overrides, allow_code=asked.allow_code))
     if loaded is None:
         if asked.deepspeed is not None and asked.deepspeed != AUTO:
@@ -168,7 +167,7 @@ def _recipe(report: Report, asked: Request, machines: Machines, environ: Mapping
         _machine(report, asked, machines, environ)
 
 
-def _machine(report: Report, asked: Request, machines: Machines, environ: Mapping[str, str]) -> None:
+def _machine(report: Report, asked: Request, machines: AskedMachines, environ: Mapping[str, str]) -> None:
     """Check what the recipe and its config need of this machine; of others, say what cannot be seen from here."""
     request = asked._replace(ignore_fit=True)
     planned = report.attempt(lambda: _planned(request, machines, environ))
@@ -179,16 +178,16 @@ def _machine(report: Report, asked: Request, machines: Machines, environ: Mappin
         report.warn([one]) if isinstance(one, str) else report.error(one)
 
 
-def _planned(request: Request, machines: Machines, environ: Mapping[str, str]) -> ResolvedRun:
+def _planned(request: Request, machines: AskedMachines, environ: Mapping[str, str]) -> ResolvedRun:
     now = datetime.now().astimezone()
     if machines == HERE:
         return resolve_run(request, environ, hardware.detect(environ), now)
-    elsewhere, topology = asked_machines.machines(machines, environ)
+    elsewhere, topology = machine_facts.look_up(machines, environ)
     return resolve_run(request, environ, elsewhere, now, topology)
 
 
 def _settled(
-    report: Report, loaded: Recipe, deepspeed: str | None, machines: Machines, environ: Mapping[str, str]
+    report: Report, loaded: Recipe, deepspeed: str | None, machines: AskedMachines, environ: Mapping[str, str]
 ) -> None:
     """Check the DeepSpeed config by itself, then what becomes of it and the recipe on the machines."""
     is_auto = choice.is_auto(loaded, deepspeed)
@@ -197,7 +196,7 @@ def _settled(
         return
 
     def resolve() -> ResolvedRecipe:
-        here, topology = asked_machines.machines(machines, environ, choice.launch_of(loaded, deepspeed))
+        here, topology = machine_facts.look_up(machines, environ, choice.launch_of(loaded, deepspeed))
         return resolve_recipe(loaded, deepspeed, topology, here, ignore_fit=True)
 
     made = report.attempt(resolve)

@@ -10,7 +10,7 @@ from tuner.errors import TunerError
 from tuner.launch import ranks, render, retry
 from tuner.launch.events import Events
 from tuner.launch.resolve import resolve_run
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import slurm
 from tuner.runs import directory, lock
 from tuner.runs.directory import RunDirectory

@@ -1,6 +1,6 @@
-"""Whether a launch fits its machines: the level that `auto` takes, and the verdict on the one that was taken.
+"""Whether a run fits its machines, and what it computes with there: the kernels, the level of `auto`, the loss.
 
-The arithmetic is `fit`'s.
+The arithmetic is `fit`'s. Installed kernels are looked up, and never imported or downloaded.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.errors import MachineError
-from tuner.fit import activations, advice
+from tuner.fit import activations, advice, attention
 from tuner.fit.communication import step_flops
 from tuner.fit.estimate import peak_on
 from tuner.fit.levels import Fit, Level
 from tuner.fit.parameters import active_parameters, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.fit.trainable import count
-from tuner.launch import counting
-from tuner.launch.machines import machines, slowest_gpu
+from tuner.launch import data_rows
+from tuner.launch.machine_facts import fit_machines, slowest_gpu
+from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig
+from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
 from tuner.zero.precision import Precision
 
 TOLERANCE = 0.1
@@ -32,7 +34,7 @@ LOGITS_OF_HOST = 0.25
 """The part of a host's memory that whole logits may take where the ranks compute on the CPU."""
 
 
-def choose(
+def choose_level(
     config: RecipeConfig, topology: Topology, hardware: Hardware, precision: Precision, *, ignore: bool
 ) -> tuple[str, str]:
     """Return the level that `auto` means, and why: the lowest that fits, else the nearest where that is to be ignored.
@@ -54,7 +56,7 @@ def choose(
             else "the model's size is unknown"
         )
         return "deepspeed_zero3", kind
-    fits = advice.levels(config, architecture, machines(topology, hardware, precision))
+    fits = advice.levels(config, architecture, fit_machines(topology, hardware, precision))
     lowest = advice.recommended(fits)
     if lowest:
         return lowest.level, f"the lowest level that fits: {describe(lowest)}"
@@ -76,7 +78,7 @@ def judge(
     architecture = config.architecture
     if not hardware.smallest_gpu_bytes or architecture is None or not has_formula(architecture):
         return None
-    here = machines(topology, hardware, precision)
+    here = fit_machines(topology, hardware, precision)
     return Fit(name, peak_on(config, architecture, Level.of_config(deepspeed), here), here)
 
 
@@ -85,7 +87,7 @@ def choose_loss(
 ) -> Recipe:
     """Return the recipe with the `train_cfg.loss` that `auto` means: whole logits where there is room for them."""
     key, config = "train_cfg.loss", loaded.config
-    if config.train_cfg.loss != "auto" or config.objective.type not in CHOOSES_LOSS:
+    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
         return loaded
     whole = config.with_values({"train_cfg.loss": "whole"})
     if _validates_larger_batches(config):
@@ -114,7 +116,7 @@ def _logits_fit_host(config: RecipeConfig, topology: Topology, hardware: Hardwar
     architecture = config.architecture
     if architecture is None or not has_formula(architecture):
         return False
-    config = counting.with_sampled_length(config, config.split.micro_batch)
+    config = data_rows.with_sampled_length(config, config.split.micro_batch)
     num_bytes = activations.of_recipe(config, architecture, precision.weight_bytes).logits * topology.nproc_per_node
     return num_bytes <= LOGITS_OF_HOST * hardware.host_memory_bytes
 
@@ -170,3 +172,49 @@ def _hopeless(fit: Fit, config: RecipeConfig) -> MachineError:
         f"this run does not fit: it needs {describe(fit)} at {fit.level}",
         fix=f"{fix}\nTo start anyway: --ignore-fit",
     )
+
+
+WITHOUT_FLASH = {"bloom", "gpt_oss", "llama4_text"}
+"""model_types whose attention has what flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""
+_TRITON = ("cuda", "xpu")
+"""Devices of NVIDIA, AMD and Intel, for which torch installs the Triton that Liger's kernels are written in."""
+_MAX_HEAD = 256
+"""Source: Dao-AILab/flash-attention, README: head dimensions up to 256."""
+
+
+def choose_kernels(loaded: Recipe, hardware: Hardware, dtype: str) -> Recipe:
+    """Return the recipe with the `attn_implementation` and `use_liger_kernel` that 'auto' means on these GPUs."""
+    model = loaded.config.model
+    if model.attn_implementation == "auto":
+        name, why = _attention(loaded.config.architecture, hardware, dtype)
+        loaded = loaded.settled({"model.attn_implementation": name}, Place(Kind.DERIVED, f"derived: {why}"))
+    if model.use_liger_kernel == "auto":
+        why = "no GPU with Triton is visible" if hardware.device not in _TRITON else "liger-kernel is not installed"
+        use = hardware.device in _TRITON and libraries.is_installed("liger_kernel")
+        place = Place(Kind.DERIVED, f"derived: {'liger-kernel is installed' if use else why}")
+        loaded = loaded.settled({"model.use_liger_kernel": use}, place)
+    return loaded
+
+
+def _attention(architecture: Architecture | None, hardware: Hardware, dtype: str) -> tuple[str | None, str]:
+    """Return the newest flash attention that computes this model here, or transformers' choice, and why.
+
+    transformers' choice is named where it is known, so that memory is planned for the attention that is computed.
+    """
+    lacks, other = None, None
+    if architecture is not None and has_formula(architecture):
+        other = attention.of_transformers(architecture)
+    if not hardware.gpus:
+        lacks = "no GPU is visible"
+    elif not hardware.has_nvidia:
+        lacks = "flash attention needs NVIDIA GPUs"
+    elif dtype == "fp32":
+        lacks = "flash attention needs bf16 or fp16"
+    elif architecture is None or not has_formula(architecture) or architecture.model_type in WITHOUT_FLASH:
+        lacks = "flash attention is not tested with this model"
+    elif max(architecture.head_dim, architecture.global_head_dim or 0) > _MAX_HEAD:
+        lacks = f"flash attention supports heads up to {_MAX_HEAD}"
+    if lacks:
+        return other, lacks
+    names = libraries.installed_flash_attention([gpu.compute_capability for gpu in hardware.gpus])
+    return (names[0], "installed, and these GPUs support it") if names else (other, "flash attention is not installed")

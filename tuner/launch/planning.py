@@ -12,7 +12,7 @@ from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.levels import Fit, Machines
 from tuner.fit.sequence_parallel import data_parallel_ranks
 from tuner.fit.split import possible
-from tuner.launch import asked_machines, counting, global_batch, hold_out, kernels, steps
+from tuner.launch import batch_size, data_rows, fitting, machine_facts, steps
 from tuner.launch.steps import Steps
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware
@@ -152,9 +152,9 @@ def make(recipe: Recipe, wanted: Wanted, environ: Mapping[str, str], deepspeed: 
     """
     place = place_of(wanted, recipe.config.optim_wrapper.dtype, environ)
     ranks = data_parallel_ranks(recipe.config, place.machines.world_size)
-    recipe = global_batch.settle(hold_out.settle(recipe), ranks)
+    recipe = batch_size.choose_global_batch(data_rows.hold_out(recipe), ranks)
     dtype = precision.decide(recipe.config.optim_wrapper.dtype, place.node).dtype
-    recipe = kernels.choose(recipe, place.node, dtype)  # as `tuner train` does: memory depends on them
+    recipe = fitting.choose_kernels(recipe, place.node, dtype)  # as `tuner train` does: memory depends on them
     if unknown := summary.unknown_size(recipe.config):
         config = recipe.config.with_split(possible(recipe.config, ranks)[0])
         counted, batch, warnings = _steps(recipe, config, ranks)
@@ -181,7 +181,7 @@ def _chosen(recipe: Recipe, deepspeed: str | None, place: Place) -> tuple[Chosen
     """Return what the DeepSpeed config needs that a flag or the recipe names, and what is to be said of it."""
     if deepspeed is None and recipe.config.deepspeed == "auto" and not recipe.ds:
         return None, ()
-    from tuner.launch.resolve_recipe import resolve_recipe  # a fifth of a plan's time, of no use to the levels alone
+    from tuner.launch.resolve import resolve_recipe  # a fifth of a plan's time, of no use to the levels alone
 
     machines = place.machines
     topology = planned(machines.num_nodes, machines.gpus_per_node)
@@ -209,14 +209,14 @@ def place_of(wanted: Wanted, dtype: str, environ: Mapping[str, str]) -> Place:
     host_bytes = sizes.parse_bytes(wanted.host_memory, "--host-memory") if wanted.host_memory else 0
     here, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
     if not (gpu or gpu_memory or here.gpus):
-        gpus, gpu = gpus or 8, asked_machines.ASSUMED_GPU
+        gpus, gpu = gpus or 8, machine_facts.ASSUMED_GPU
         assumed = " (assumed, because this machine has no GPU; set --gpus and --gpu)"
     if gpu_memory:
         # The capability tells bf16 from fp16, which take as much.
         kind: Gpu | None = Gpu(gpu_memory, sizes.parse_bytes(gpu_memory, "--gpu-memory"), (0, 0))
     else:
-        kind = asked_machines.known_gpu(gpu) if gpu else None
-    node = asked_machines.node(here, gpus, kind)
+        kind = machine_facts.known_gpu(gpu) if gpu else None
+    node = machine_facts.node(here, gpus, kind)
     count, first = len(node.gpus), node.gpus[0]
     weight_bytes = precision.decide(dtype, node).weight_bytes
     host_bytes = host_bytes or node.host_memory_bytes
@@ -256,6 +256,6 @@ def _steps(recipe: Recipe, config: RecipeConfig, ranks: int) -> tuple[Steps, Bat
         ranks: That train on different samples.
     """
     batch = Batch(*config.split[:2], ranks)
-    counted = steps.count_steps(config, batch, counting.sources(config))
+    counted = steps.count_steps(config, batch, data_rows.sources(config))
     few = steps.too_few(config, batch, counted)
     return counted, batch, (*recipe.warnings, *([few] if few else []))

@@ -9,47 +9,47 @@ from collections.abc import Callable, Iterator
 
 from tuner.errors import TunerError, together
 from tuner.launch import fitting
-from tuner.launch.checks import Finding, gpus, hub, model, rows, storage, system, zero
-from tuner.launch.run import ResolvedRun
+from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files
+from tuner.launch.resolved_run import ResolvedRun
 
 Check = Callable[[ResolvedRun], Iterator[Finding]]
-_ELSEWHERE: tuple[Check, ...] = (model.architecture, model.weights, model.context, model.packed)
+_ELSEWHERE: tuple[Check, ...] = (model_files.architecture, model_files.weights, model_files.context, model_files.packed)
 """What this machine can tell of a run on others; the rest is about the machine that trains."""
 _QUICK: tuple[Check, ...] = (
-    rows.few_steps,
-    rows.streamed,
+    inputs.few_steps,
+    inputs.streamed,
     *_ELSEWHERE,
-    model.kernels,
-    model.chat_template,
+    model_files.kernels,
+    model_files.chat_template,
     gpus.attention,
     gpus.four_bits,
     gpus.liger,
     gpus.offloading,
     gpus.precision,
     gpus.spread,
-    storage.checkpoints,
-    storage.conversion,
-    storage.shared_memory,
-    storage.host_memory,
-    system.open_files,
-    zero.swap_space,
+    host.checkpoints,
+    host.conversion,
+    host.shared_memory,
+    host.host_memory,
+    host.open_files,
+    deepspeed_config.swap_space,
 )
 """Together some milliseconds, and no network: a dry run shows them too."""
 _SLOW: tuple[Check, ...] = (
-    model.tokens,
-    rows.first_rows,
-    hub.reachable,
-    hub.pushes,
-    storage.download,
+    model_files.tokens,
+    inputs.first_rows,
+    inputs.reachable,
+    inputs.pushes,
+    host.download,
     gpus.driver,
     gpus.busy,
-    system.installed,
-    system.notifies,
-    system.port,
+    host.installed,
+    host.notifies,
+    host.port,
 )
 _CONFIGURED: tuple[Check, ...] = (
-    *(*_ELSEWHERE, model.tokens, gpus.attention, gpus.liger, gpus.offloading, gpus.precision),
-    *(zero.swap_space, system.installed, system.notifies, zero.config, system.compiles),
+    *(*_ELSEWHERE, model_files.tokens, gpus.attention, gpus.liger, gpus.offloading, gpus.precision),
+    *(deepspeed_config.swap_space, host.installed, host.notifies, deepspeed_config.config, deepspeed_config.compiles),
 )
 """What a recipe and its config ask of this machine, whatever its memory and its data."""
 
@@ -60,7 +60,7 @@ def check(run: ResolvedRun) -> tuple[str, ...]:
     Raises:
         TunerError: all that stands in its way.
     """
-    local = (zero.config, zero.swap_disks, system.forgotten_nodes, system.shadows)
+    local = (deepspeed_config.config, deepspeed_config.swap_disks, host.forgotten_nodes, host.shadows)
     return _judge(run, *_QUICK, *_SLOW, *local, _fit)
 
 
@@ -73,8 +73,8 @@ def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
     Raises:
         TunerError: as `check`.
     """
-    slow = () if quick else (model.tokens, rows.first_rows, hub.reachable)
-    return _judge(run, *_ELSEWHERE, rows.few_steps, rows.streamed, zero.unknown, *slow, _fit)
+    slow = () if quick else (model_files.tokens, inputs.first_rows, inputs.reachable)
+    return _judge(run, *_ELSEWHERE, inputs.few_steps, inputs.streamed, deepspeed_config.unknown, *slow, _fit)
 
 
 def inspect(run: ResolvedRun) -> tuple[Finding, ...]:
@@ -84,7 +84,7 @@ def inspect(run: ResolvedRun) -> tuple[Finding, ...]:
 
 def inspect_elsewhere(run: ResolvedRun) -> tuple[Finding, ...]:
     """Return what can be told from here of what a recipe and its config ask of other machines."""
-    return tuple(_findings(run, *_ELSEWHERE, model.tokens, zero.unknown))
+    return tuple(_findings(run, *_ELSEWHERE, model_files.tokens, deepspeed_config.unknown))
 
 
 def foresee(run: ResolvedRun) -> tuple[str, ...]:
@@ -93,8 +93,8 @@ def foresee(run: ResolvedRun) -> tuple[str, ...]:
     Raises:
         MachineError: there is no such command as log.notify names: that is a mistake wherever the run is to start.
     """
-    _judge(run, system.notifies)
-    findings = _findings(run, *_QUICK, zero.config, system.compiles)
+    _judge(run, host.notifies)
+    findings = _findings(run, *_QUICK, deepspeed_config.config, deepspeed_config.compiles)
     return tuple(
         one if isinstance(one, str) else f"tuner train would refuse this run: {one.message}" for one in findings
     )

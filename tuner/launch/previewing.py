@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tuner.errors import DataError, together
-from tuner.launch import hold_out
+from tuner.launch import data_rows
 from tuner.notebook import brief, paragraphs
 from tuner.recipes import loading, path_checks
 from tuner.recipes.recipe import Recipe
@@ -48,7 +48,7 @@ def opened(recipe: Recipe, *, first_rows: int, every: bool, allow_code: bool) ->
     loading.refuse_functions(recipe, allow_code=allow_code)
     path_checks.check_model(recipe.config)
     path_checks.check_data(recipe.config)
-    recipe = hold_out.settle(recipe).with_template_text()
+    recipe = data_rows.hold_out(recipe).with_template_text()
     from tuner.models.load import source, tokenizer_of  # torch
 
     splits = {}

@@ -9,7 +9,7 @@ from io import StringIO
 from typing import NoReturn
 
 from tuner.launch import builds, render, supervise
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import leftovers
 from tuner.runs import swapped
 from tuner.runs.directory import RunDirectory

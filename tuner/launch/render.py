@@ -12,7 +12,7 @@ from typing import Any
 from tuner import __version__, assets, paths
 from tuner.files import dump_json, read_json_object
 from tuner.launch import fitting
-from tuner.launch.run import ResolvedRun
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hardware import tool_path
 from tuner.machine.libraries import versions
 from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology

@@ -1,6 +1,6 @@
-"""A request, on these machines -> a resolved run. It looks and decides; it writes and starts nothing.
+"""A request, on these machines -> a resolved run, in the order in which it is decided. It writes and starts nothing.
 
-What the ranks are given of it (argv, environment, the files of the run directory) is `launch.render`'s.
+What ranks are given of it (argv, environment, the files of the run directory) is in `launch.render`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import UsageError
+from tuner.errors import RecipeError, UsageError
 from tuner.files import dump_json, sha256
-from tuner.fit.sequence_parallel import data_parallel_ranks
-from tuner.launch import counting, hold_out, recipe_changes, resuming
-from tuner.launch.resolve_recipe import resolve_recipe
-from tuner.launch.run import Request, ResolvedRecipe, ResolvedRun
+from tuner.fit.sequence_parallel import data_parallel_ranks, refuse_tiles
+from tuner.launch import batch_size, data_rows, fitting, resuming
+from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine import leftovers
 from tuner.machine.hardware import Hardware
-from tuner.machine.launchers import filled, resolve
-from tuner.machine.topology import Topology
+from tuner.machine.launchers import contradiction, filled, resolve
+from tuner.machine.topology import Batch, Topology
 from tuner.recipes import loading, path_checks
 from tuner.recipes.recipe import Recipe
 from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, resume_from
-from tuner.zero import choice, measurements
+from tuner.zero import choice, measurements, merge, precision
+from tuner.zero.rules import stage
 
 WORK_DIRS = Path("work_dirs")
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
@@ -75,7 +75,7 @@ def resolve_run(
     if warning := leftovers.warning(environ, request.flags.launcher):
         resolved = replace(resolved, warnings=(*resolved.warnings, warning))
     as_run = loading.anchored(resolved.recipe, resolved.document.pinned)
-    changed = recipe_changes.compare(checkpoint.recipe if checkpoint else None, as_run)
+    changed = resuming.compare_recipes(checkpoint.recipe if checkpoint else None, as_run)
     # What was asked, not what this machine made of it: the nodes of one run may differ.
     what = [
         asked.values,
@@ -111,14 +111,14 @@ def load(request: Request) -> Recipe:
     loading.refuse_functions(loaded, allow_code=request.allow_code)
     path_checks.check_model(loaded.config)
     path_checks.check_data(loaded.config)
-    return hold_out.settle(loaded)
+    return data_rows.hold_out(loaded)
 
 
 def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:
     config = resolved.recipe.config
     num_samples = (checkpoint.facts.get("data") or {}).get("rows") if checkpoint else None
     resumed = Resumed(checkpoint.step, num_samples) if checkpoint else None
-    return count_steps(config, resolved.batch, counting.sources(config), resumed)
+    return count_steps(config, resolved.batch, data_rows.sources(config), resumed)
 
 
 def _default_name(topology: Topology, now: datetime) -> str:
@@ -157,3 +157,59 @@ def _check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
             "Remove it: whatever starts the ranks must restart them, as `tuner submit --max-requeues` does with Slurm."
         )
         raise UsageError(f"restarts with {topology.describe()}", where="--max-restarts", fix=fix)
+
+
+def resolve_recipe(
+    loaded: Recipe, deepspeed: str | None, topology: Topology, hardware: Hardware, *, ignore_fit: bool = False
+) -> ResolvedRecipe:
+    """Decide all that a recipe leaves to the machines.
+
+    Args:
+        deepspeed: What `--deepspeed` says; None where the recipe decides.
+        ignore_fit: Take a level also where none fits.
+
+    Raises:
+        DeepSpeedConfigError: no such preset or file, or a config that does not hold.
+        RecipeError: the ranks cannot share the global batch, or samples.
+        MachineError: the recipe or the config asks for what is not there, or nothing fits.
+    """
+    loaded = data_rows.hold_out(loaded)
+    ranks = data_parallel_ranks(loaded.config, topology.world_size)
+    refuse_tiles(loaded.config)
+    document = None if choice.is_auto(loaded, deepspeed) else choice.open_chosen(loaded, deepspeed)
+    if document:
+        for of_document in (batch_size.with_dtype, batch_size.with_compile, batch_size.with_batch):
+            loaded = of_document(loaded, document)
+    loaded = batch_size.choose_global_batch(loaded, ranks)
+    dtype = precision.decide(loaded.config.optim_wrapper.dtype, hardware)
+    loaded = fitting.choose_kernels(loaded, hardware, dtype.dtype)
+    reason = None
+    if document is None:
+        light = batch_size.lightest(loaded, ranks).config
+        deepspeed, reason = fitting.choose_level(light, topology, hardware, dtype, ignore=ignore_fit)
+        document = choice.open_chosen(loaded, deepspeed)
+    loaded = batch_size.choose_split(loaded, document, topology, hardware, dtype)
+    batch = Batch(*loaded.config.split[:2], ranks)
+    final = merge.merge(loaded, document, batch, dtype, hardware)
+    level = document.preset or document.name
+    loaded = fitting.choose_loss(loaded, final.config, topology, hardware, dtype)
+    _refuse_compiled_chunks(loaded, final.config)
+    fit = fitting.judge(loaded.config, final.config, topology, hardware, dtype, level)
+    warnings = (
+        *loaded.warnings,
+        *final.warnings,
+        *filter(None, [contradiction(document.launch, topology), fitting.warning(fit)]),
+    )
+    return ResolvedRecipe(loaded, topology, hardware, batch, dtype, document, final, level, reason, fit, warnings)
+
+
+def _refuse_compiled_chunks(loaded: Recipe, deepspeed: Mapping[str, Any]) -> None:
+    """Refuse TRL's head in chunks in a model that is compiled where ZeRO-3 gathers weights anew for the backward pass.
+
+    Measured, torch 2.13 and DeepSpeed 0.19.8: the head's weight "has been modified by an inplace operation".
+    """
+    train_cfg, key = loaded.config.train_cfg, "train_cfg.loss"
+    if train_cfg.torch_compile and train_cfg.loss == "chunked" and stage(dict(deepspeed)) == 3:
+        what = "torch.compile with the loss in chunks does not work at ZeRO stage 3"
+        fix = "Use --set train_cfg.loss=whole, --set torch_compile=False, or --deepspeed zero2."
+        raise RecipeError(what, where=f"{key} ({loaded.origins[key].source})", fix=fix)

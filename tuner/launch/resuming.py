@@ -1,7 +1,6 @@
-"""What --resume comes to: the run directory, the checkpoint, and the recipe with the checkpoint's global batch.
+"""Where a run starts or goes on: the run directory, the checkpoint of --resume, and what the recipe may change.
 
-It looks at checkpoints and changes none. How a checkpoint's state moves is known in `runs.resume_point`, which keys of
-a recipe may change in `launch.recipe_changes`.
+It looks at checkpoints and changes none. `runs.resume_point` knows how a checkpoint's state moves to other ranks.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from typing import Any, NamedTuple
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.levels import LEVELS
 from tuner.fit.split import samples_of_rank
-from tuner.launch.run import ResolvedRecipe
+from tuner.launch.resolved_run import ResolvedRecipe
 from tuner.machine.topology import Topology
+from tuner.recipes import loading
+from tuner.recipes.diff import Difference, Section, differences
 from tuner.recipes.merging import lookup
 from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
-from tuner.recipes.schema.objective import least_batch_size
 from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -198,7 +198,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
     Raises:
         RunDirectoryError: there is none.
     """
-    least = least_batch_size(config.objective)
+    least = config.objective.least_batch_size
     share, rest = divmod(wanted, world_size)
     most = share if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
     sizes = [size for size in range(least, most + 1) if not rest and share % size == 0]
@@ -247,3 +247,59 @@ def load_universal(final: FinalConfig) -> FinalConfig:
         config={**final.config, "checkpoint": block},
         origins={**final.origins, "checkpoint.load_universal": origin},
     )
+
+
+FIXED = {
+    "model.path": "the weights belong to another model",
+    "model.revision": "the weights belong to another model",
+    "model.chat_template": "the samples differ",
+    "architecture": "the weights belong to another model",
+    "quantization": "the base weights differ",
+    "adapter": "the adapter differs",
+    "objective.type": "the loss differs",
+    "train_dataloader.dataset": "the samples or their order differ",
+    "optim_wrapper.optimizer.loraplus_lr_ratio": "the optimizer's parameter groups differ",
+    "train_cfg.trainable_layers": "other weights are trained",
+    "randomness.seed": "the order of the samples differs",
+}
+"""What a checkpoint's state depends on, by key or block, and what would be wrong with it."""
+_ROWS = "train_dataloader.dataset"
+_FREE = frozenset(("adapter.lora_dropout", f"{_ROWS}.bad_rows", f"{_ROWS}.num_proc", f"{_ROWS}.tokenizer_backend"))
+"""What may change although its block may not: the ranks see whether other rows are left out."""
+
+
+def compare_recipes(saved: Path | None, new: Recipe) -> tuple[str, ...]:
+    """Return one line for each key that the recipe of a run holds otherwise now.
+
+    Args:
+        saved: The recipe.py of the checkpoint; where there is none, nothing can be compared.
+        new: The recipe that will run, as recipe.py will hold it.
+
+    Raises:
+        RecipeError: a key changed that the state of the checkpoint depends on.
+    """
+    if saved is None or not saved.is_file():
+        return ()
+    old = loading.load(str(saved))
+    changed = list(differences(Section(old.values, old.origins), Section(new.values, new.origins)))
+    refused = [(one, why) for one in changed if (why := _reason(one.key))]
+    if not refused:
+        return tuple(f"changed since the checkpoint: {_arrow(one)}" for one in changed)
+    lines = [f"{_arrow(one)}: {why}" for one, why in refused]
+    what = f"the checkpoint does not fit this recipe: {'; '.join(lines)}"
+    back = [f"{one.key} = {one.left.value!r}" if one.left else f"no {one.key}" for one, _ in refused]
+    first = refused[0][0]
+    where = f"{first.key} ({first.right.origin.source})" if first.right else first.key
+    fix = f"Restore {' and '.join(back)}, or start a new run without --resume."
+    raise RecipeError(what, where=where, fix=fix)
+
+
+def _reason(key: str) -> str | None:
+    if key in _FREE:
+        return None
+    return next((why for fixed, why in FIXED.items() if key == fixed or key.startswith(f"{fixed}.")), None)
+
+
+def _arrow(one: Difference) -> str:
+    old, new = (repr(side.value) if side else "(absent)" for side in (one.left, one.right))
+    return f"{one.key} {old} -> {new}"

@@ -1,23 +1,28 @@
 """After a run failed, its next attempt: a lighter one (`--on-oom retry`), or the same once more (`--max-restarts`).
 
-It decides and says so in one line; starting it is `execute`'s work. Several nodes decide together (`nodes`).
+It decides and says so in one line; `execute` starts the attempt. The launchers of several nodes decide together, with
+files in the run directory that they share: each node reports that its ranks have ended, and whether it objects. Node 0
+reads these reports and decides: it writes the run.json of the next attempt, or why there is none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from tuner.errors import DiskError, TunerError
-from tuner.launch import nodes, preflight
+from tuner.errors import DiskError, RunDirectoryError, TunerError
+from tuner.files import write_text
+from tuner.launch import preflight
 from tuner.launch.remedies import Lighter, lighter
-from tuner.launch.run import Request, ResolvedRun
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.hardware import Hardware
-from tuner.runs import attempts, checkpoints
+from tuner.runs import attempts, beats, checkpoints
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import IncompatibleStates
@@ -71,20 +76,20 @@ def next_attempt(resolved: ResolvedRun, run: RunDirectory, code: int, resolve: R
 def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int, resolve: Resolve) -> ResolvedRun | None:
     """Return what all nodes do next: node 0 decides when the ranks of every node have ended."""
     topology, objection = resolved.topology, None
-    patience_s = nodes.patience_s(resolved.recipe.config.train_cfg.hang_timeout, resolved.request.grace_s)
+    patience_s = node_patience_s(resolved.recipe.config.train_cfg.hang_timeout, resolved.request.grace_s)
     try:
         status = run.read_json(run.status)
         failure = status.get("diagnosis") or {}
         if "signal" in status or not _may_pass(code, failure):
             objection = f"node {topology.node_rank} ended with code {code}"
-        nodes.ended(run, topology.node_rank, objection)
+        report_ended(run, topology.node_rank, objection)
         if topology.leads:
-            if refusal := objection or nodes.objection(run, topology.num_nodes, patience_s):
+            if refusal := objection or await_objection(run, topology.num_nodes, patience_s):
                 raise _Refused(refusal)
             return _announced(resolved, _resolve_again(resolved, run, failure, resolve), RESTARTS)
         if objection:
             return None
-        launch_id, refusal = nodes.decision(run, resolved.launch_id, patience_s)
+        launch_id, refusal = await_decision(run, resolved.launch_id, patience_s)
         if launch_id is None:
             raise _Refused(refusal)
         preflight.check(resolved)
@@ -93,7 +98,7 @@ def _with_other_nodes(resolved: ResolvedRun, run: RunDirectory, code: int, resol
     except (TunerError, _Refused) as error:
         if topology.leads:
             with contextlib.suppress(DiskError):
-                nodes.refuse(run, str(error))
+                refuse_restart(run, str(error))
         if not (objection and isinstance(error, _Refused)):  # an objection of its own is told by how it ended
             _print(f"{RESTARTS}: not possible: {error}")
     return None
@@ -181,3 +186,84 @@ def _announced(before: ResolvedRun, following: ResolvedRun, flag: str) -> Resolv
 
 def _print(line: str) -> None:
     print(line, file=sys.stderr)
+
+
+Answer = TypeVar("Answer")
+_POLL_S = 0.1
+_LOOK_S = 10.0
+_ENDING_S = 120.0
+"""Two looks of a rank's watchdog (a minute), its stacks, the end of the others, and the shared folder's delay."""
+_DECIDING_S = 600.0
+"""What node 0 has to make the next attempt's plan: it hashes a checkpoint."""
+
+
+def node_patience_s(hang_timeout_s: float, grace_s: float) -> float:
+    """Return how long another node's ranks can take to end after their last sign of life, in seconds.
+
+    A lost peer ends no collective by itself: the process group waits for ever. So a rank ends when its watchdog has
+    seen no progress for `hang_timeout_s`, or `grace_s` after it was told to stop.
+    """
+    return hang_timeout_s + grace_s + _ENDING_S
+
+
+def report_ended(run: RunDirectory, node_rank: int, objection: str | None) -> None:
+    """Say that this node's ranks have ended, and what speaks against another attempt."""
+    write_text(_word(run, f"node-{node_rank}"), objection or "")
+
+
+def await_objection(run: RunDirectory, num_nodes: int, patience_s: float) -> str | None:
+    """Wait until the ranks of all nodes have ended, and return the first objection of one.
+
+    Ranks of the last attempt that still live would write into the next one's folder. `patience_s` counts from their
+    last sign of life.
+    """
+    words = [_word(run, f"node-{rank}") for rank in range(num_nodes)]
+
+    def heard() -> list[str] | None:
+        return [word.read_text() for word in words] if all(map(Path.is_file, words)) else None
+
+    said = _await(heard, run, patience_s)
+    if said is None:
+        missing = [str(rank) for rank, word in enumerate(words) if not word.is_file()]
+        return f"no status from node {', '.join(missing)} for {patience_s:.0f} s"
+    return next(filter(None, said), None)
+
+
+def refuse_restart(run: RunDirectory, why: str) -> None:
+    """Say to the other nodes that there is no other attempt."""
+    write_text(_word(run, "restart"), why)
+
+
+def await_decision(run: RunDirectory, launch_id: str, patience_s: float) -> tuple[str | None, str | None]:
+    """Wait for node 0's word: the next attempt's launch id, or why there is none."""
+    refusal, waits_s = _word(run, "restart"), patience_s + _DECIDING_S
+
+    def heard() -> tuple[str | None, str | None] | None:
+        if refusal.is_file():
+            return None, refusal.read_text()
+        try:
+            latest = str(run.read_json(run.run).get("launch_id"))
+        except RunDirectoryError:  # a shared file system may show it late
+            return None
+        return (latest, None) if latest != launch_id else None
+
+    return _await(heard, run, waits_s) or (None, f"no status from node 0 for {waits_s:.0f} s")
+
+
+def _word(run: RunDirectory, name: str) -> Path:
+    return run.ranks / f"{name}.word"
+
+
+def _await(look: Callable[[], Answer | None], run: RunDirectory, patience_s: float) -> Answer | None:
+    """Return what `look` sees in the end, or None once no rank has given a sign of life for `patience_s` seconds."""
+    moved_s = looked_s = time.monotonic()
+    seen = beats.written(run)
+    while time.monotonic() - moved_s < patience_s:
+        answer = look()
+        if answer is not None:
+            return answer
+        time.sleep(_POLL_S)
+        if time.monotonic() - looked_s >= min(_LOOK_S, patience_s / 4):  # many ranks have as many files
+            before, seen, looked_s = seen, beats.written(run), time.monotonic()
+            moved_s = looked_s if seen != before else moved_s
+    return None

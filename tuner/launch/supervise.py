@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 import psutil
 
 from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped
 from tuner.files import write_json
-from tuner.launch import meeting
 from tuner.machine.kernel import die_with_parent, heard, num_oom_kills, stopped
+from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.runs import beats, checkpoints
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory, State
@@ -82,7 +84,7 @@ def run(
             # A terminal is where rank 0 draws its bar; what is shown on a stream comes from the log.
             inherited = log if output else None
             stdout = inherited if shows_rank_0 else subprocess.DEVNULL
-            with meeting.opened(env, ranks) as processes:
+            with opened(env, ranks) as processes:
                 for process in processes:
                     watch.start(argv, process, stdout, log)
         if shows:
@@ -139,7 +141,7 @@ class _Watch:
     def insisted(self) -> bool:
         return sum(number in _INSISTING for number in self.received) > 1
 
-    def start(self, argv: Sequence[str], process: meeting.Process, stdout: _Output, stderr: _Output) -> None:
+    def start(self, argv: Sequence[str], process: Process, stdout: _Output, stderr: _Output) -> None:
         """Start a process and watch it; where that fails, none is left."""
         try:
             child = subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
@@ -339,3 +341,30 @@ def _kill(process: psutil.Process) -> None:
 def _send(process: psutil.Process, number: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)
+
+
+class Process(NamedTuple):
+    """The environment of a process to start, and the descriptors that it inherits."""
+
+    env: Mapping[str, str]
+    fds: tuple[int, ...] = ()
+
+
+@contextmanager
+def opened(env: Mapping[str, str], ranks: Sequence[Mapping[str, str]]) -> Iterator[list[Process]]:
+    """Give a process for each rank, or one with `env` alone where there are none.
+
+    Rank 0 inherits the socket, and serves torch's store there: no other process can take the port in between.
+
+    Args:
+        env: What all ranks get.
+        ranks: What each gets beside it.
+    """
+    if not ranks:
+        yield [Process(env)]
+        return
+    with socket.create_server(("127.0.0.1", 0), backlog=socket.SOMAXCONN) as listener:
+        fd, port = listener.fileno(), listener.getsockname()[1]
+        of_all = {**env, "MASTER_PORT": str(port), AGENT_STORE: "True"}
+        first, *others = [{**of_all, **own} for own in ranks]
+        yield [Process({**first, STORE_FD: str(fd)}, (fd,)), *map(Process, others)]

@@ -27,7 +27,7 @@ _OF_OTHER_ROWS = {
 }
 """What other rows do not take over from the training rows."""
 OF_OWN_DATA = Layer.at(Place(Kind.DEFAULT, "default without a recipe"), nested(_SPLIT, "auto"))
-"""The layer that has rows held out of the user's own data: how many, `launch.hold_out` decides."""
+"""The layer that has rows held out of the user's own data: how many, `launch.data_rows` decides."""
 _FOLLOWS = Place(Kind.DERIVED, "derived: as train_dataloader")
 """Where a value of the validation stands that nobody wrote: it becomes the training's, with the training's place."""
 

@@ -1,6 +1,6 @@
 """What a DeepSpeed config needs of a machine beside ranks and GPUs: packages, compiled ops, a disk to swap to.
 
-It reads a final config and looks at no machine; whether a need is met is `launch.checks.zero`'s to say.
+It reads a final config and looks at no machine; whether a need is met is `launch.checks.deepspeed_config`'s to say.
 """
 
 from __future__ import annotations

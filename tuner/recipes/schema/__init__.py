@@ -26,7 +26,7 @@ from pydantic import (
 from tuner.errors import RunDirectoryError
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block, Fraction, Lax, blocks_of, wrong_key
-from tuner.recipes.schema.objective import Objective, least_batch_size
+from tuner.recipes.schema.objectives import AnyObjective, Objective
 
 LOADERS = ("train_dataloader", "val_dataloader")
 """The keys of a recipe that read rows."""
@@ -153,7 +153,7 @@ def one_data_set(path: str | None) -> dict[str, Any]:
 class Dataset(Rows):
     """Rows and how they become samples; max_length in tokens.
 
-    A part `val_split` of the rows, chosen by `val_seed`, is held out ('auto': `launch.hold_out` chooses the part);
+    A part `val_split` of the rows, chosen by `val_seed`, is held out ('auto': `launch.data_rows` chooses the part);
     `held_out` reads this part instead of the rest.
     """
 
@@ -200,8 +200,8 @@ class Dataloader(Block):
 
     @property
     def micro_batch(self) -> int:
-        """`batch_size` as a number, once `launch.splitting` has settled it."""
-        assert self.batch_size != "auto", "settled by launch.splitting before anybody asks"
+        """`batch_size` as a number, once `launch.batch_size` has settled it."""
+        assert self.batch_size != "auto", "settled by launch.batch_size before anybody asks"
         return self.batch_size
 
 
@@ -274,10 +274,6 @@ class ParamScheduler(Block):
 
     type: Literal["cosine", "linear", "constant", "cosine_with_restarts", "polynomial", "inverse_sqrt"]
     warmup_ratio: Fraction
-
-
-CHOOSES_LOSS = ("sft", "pretrain", "dpo", "kto")
-"""Objectives for which TRL can compute logits in chunks. ORPO needs them whole; a reward model has none."""
 
 
 class TrainCfg(Block):
@@ -389,7 +385,7 @@ class RecipeConfig(Block):
     architecture: Architecture | None
     quantization: Quantization | None
     adapter: Adapter | None
-    objective: Objective
+    objective: AnyObjective
     train_dataloader: Dataloader
     val_dataloader: Dataloader | None
     optim_wrapper: OptimWrapper
@@ -413,9 +409,9 @@ class RecipeConfig(Block):
 
     @property
     def split(self) -> Split:
-        """The split, once `launch.splitting` has settled it."""
+        """The split, once `launch.batch_size` has settled it."""
         accumulation, recompute = self.optim_wrapper.accumulative_counts, self.train_cfg.gradient_checkpointing
-        assert accumulation != "auto" and recompute != "auto", "settled by launch.splitting before anybody asks"
+        assert accumulation != "auto" and recompute != "auto", "settled by launch.batch_size before anybody asks"
         return Split(self.train_dataloader.micro_batch, accumulation, recompute)
 
     def with_split(self, split: Split) -> "RecipeConfig":
@@ -442,7 +438,7 @@ class RecipeConfig(Block):
     @classmethod
     def _the_reference_is_the_base(cls, objective: Objective, info: ValidationInfo) -> Objective:
         adapter = info.data.get("adapter")
-        if adapter and adapter.changes_base and objective.type in ("dpo", "kto"):
+        if adapter and adapter.changes_base and objective.facts.has_reference:
             why = f"{objective.type} compares with the base, which adapter.init_lora_weights = "
             raise wrong_key("type", f"{why}{adapter.init_lora_weights!r} takes a part out of; take True")
         return objective
@@ -475,7 +471,7 @@ class RecipeConfig(Block):
     @classmethod
     def _an_answer_needs_others_in_its_batch(cls, loader: Dataloader | None, info: ValidationInfo) -> Dataloader | None:
         objective = info.data.get("objective")
-        least = least_batch_size(objective) if objective else 0
+        least = objective.least_batch_size if objective else 0
         if loader and objective and loader.batch_size != "auto" and loader.batch_size < least:
             why = f"must be {least} or more for {objective.type}, which compares an answer with others of its batch"
             raise wrong_key("batch_size", why)
@@ -500,10 +496,11 @@ class RecipeConfig(Block):
         if info.data.get("val_dataloader", log) is None:
             why = "answers validation prompts, and there are no validation rows; use --val FILE or --val-split 0.05"
             raise wrong_key("generate", why)
-        if objective and objective.type == "reward":
+        if objective and objective.facts.scores:
             raise wrong_key("generate", "needs answers, and a reward model writes none; use 0")
-        if objective and objective.type == "pretrain":
-            raise wrong_key("generate", "answers prompts, and the rows of objective 'pretrain' have none; use 0")
+        if objective and not objective.facts.answers_prompts:
+            why = f"answers prompts, and the rows of objective {objective.type!r} have none; use 0"
+            raise wrong_key("generate", why)
         if train_cfg and train_cfg.sequence_parallel_size > 1:
             raise wrong_key("generate", "does not work with train_cfg.sequence_parallel_size above 1; use 0")
         return log
@@ -530,7 +527,7 @@ class RecipeConfig(Block):
     @classmethod
     def _some_losses_are_computed_one_way_alone(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
         objective = info.data.get("objective")
-        if objective and train_cfg.loss != "auto" and objective.type not in CHOOSES_LOSS:
+        if objective and train_cfg.loss != "auto" and not objective.facts.chooses_loss:
             raise wrong_key("loss", f"= {train_cfg.loss!r} has no effect for {objective.type}; use 'auto'")
         return train_cfg
 

@@ -1,0 +1,250 @@
+"""The batch of an optimizer step: how large it is, how long packed rows are, and how it is split over the ranks.
+
+Few data get small batches, so that there are enough steps. The global batch depends on the data and the recipe alone,
+so a run learns the same on one GPU and on eight. Which split is fast and fits is calculated by `fit.split`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+from tuner.fit import attention, split
+from tuner.fit.levels import Level, Machines
+from tuner.fit.parameters import has_formula
+from tuner.fit.sequence_parallel import data_parallel_ranks
+from tuner.fit.split import samples_of_rank
+from tuner.launch import data_rows, steps
+from tuner.launch.machine_facts import cluster, fit_machines
+from tuner.machine.few_steps import ENOUGH
+from tuner.machine.hardware import Hardware
+from tuner.machine.topology import Batch, Topology
+from tuner.recipes.origin import Kind, Place
+from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
+from tuner.recipes.schema.long_context import sees_whole_samples
+from tuner.zero import merge
+from tuner.zero.jsonfile import Document
+from tuner.zero.precision import Precision
+
+MAX_TOKENS = 32_768
+"""Of a step of our choice: 16 rows of 2,048, which QLoRA (Dettmers et al. 2023, table 9) and XTuner's recipes take."""
+MAX_SAMPLES = 16
+"""The same where samples are not packed."""
+MIN_PACK = 64
+"""Tokens of the shortest pack of our choice: nearly every conversation is longer, and then has its row to itself."""
+
+
+def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
+    """Return the recipe with numbers where its global batch or the length of its packs is 'auto'.
+
+    Args:
+        ranks: Those that have samples of their own.
+    """
+    config = loaded.config
+    is_open = {
+        GLOBAL_BATCH: config.train_cfg.global_batch_size == "auto",
+        "pack_length": any(loader.dataset.pack_length == "auto" for loader in config.loaders.values()),
+    }
+    if not any(is_open.values()):
+        return loaded
+    sources = data_rows.sources(config)
+    if is_open[GLOBAL_BATCH] and config.optim_wrapper.accumulative_counts != "auto":
+        place = Place(Kind.DERIVED, "derived: batch_size x accumulative_counts x ranks")
+        loaded, is_open[GLOBAL_BATCH] = loaded.settled({GLOBAL_BATCH: None}, place), False
+    batch = None if is_open[GLOBAL_BATCH] else samples_of_rank(loaded.config, ranks) * ranks
+    micro = config.train_dataloader.batch_size
+    unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
+    if not steps.packs(config):
+        rows = _rows(config, sources)
+        chosen: Mapping[str, Any] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
+        why = "derived: the rows are not counted" if rows is None else f"derived: {rows:,} rows an epoch"
+    else:
+        tokens = steps.estimate_tokens(config, sources)
+        chosen = _packs(config, tokens, batch, unit)
+        why = (
+            "derived: the tokens are not counted" if tokens is None else f"derived: about {tokens:,.0f} tokens an epoch"
+        )
+    values = {GLOBAL_BATCH: chosen[GLOBAL_BATCH]} if is_open[GLOBAL_BATCH] else {}
+    for key, loader in config.loaders.items():
+        if loader.dataset.pack_length == "auto":
+            values[f"{key}.dataset.pack_length"] = chosen.get("pack_length")
+    return loaded.settled(values, Place(Kind.DERIVED, f"{why}, so that a run has {ENOUGH} optimizer steps or more"))
+
+
+def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: int) -> dict[str, Any]:
+    """Return a global batch of packed rows, and their length where it is shorter than max_length.
+
+    Args:
+        tokens: Of an epoch; None if they are not counted.
+        batch: The global batch, if the recipe has one.
+        unit: The smallest global batch.
+    """
+    dataset, shared = config.train_dataloader.dataset, config.train_cfg.sequence_parallel_size > 1
+    wanted = (
+        MAX_TOKENS if tokens is None else min(MAX_TOKENS, _power_of_2(tokens * config.train_cfg.max_epochs / ENOUGH))
+    )
+    batch = batch or unit * max(1, wanted // (dataset.pack_tokens * unit))
+    length = max(MIN_PACK, _power_of_2(wanted / batch))
+    if dataset.pack_length != "auto" or shared or length >= dataset.max_length:
+        return {GLOBAL_BATCH: batch, "pack_length": dataset.pack_length if dataset.pack_length != "auto" else None}
+    return {GLOBAL_BATCH: batch, "pack_length": length}
+
+
+def _samples(config: RecipeConfig, rows: int | None, unit: int, ranks: int) -> int:
+    """Return a global batch of samples: halved from `MAX_SAMPLES` until the run has enough steps."""
+    samples = unit * max(1, MAX_SAMPLES // unit)
+    while rows and samples % (2 * unit) == 0 and _num_steps(config, rows, samples, ranks) < ENOUGH:
+        samples //= 2
+    return samples
+
+
+def _rows(config: RecipeConfig, sources: tuple[steps.DatasetSize, ...]) -> int | None:
+    return steps.count_samples(config, sources).value
+
+
+def _num_steps(config: RecipeConfig, rows: int, samples: int, ranks: int) -> int:
+    return Batch(samples // ranks, 1, ranks).steps(rows, config.train_cfg.max_epochs)
+
+
+def _power_of_2(number: float) -> int:
+    """Return the largest power of 2 that is not above the number; 1 for what is below 1."""
+    return 1 << max(0, int(number).bit_length() - 1)
+
+
+_MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
+_DTYPE, _COMPILE = "optim_wrapper.dtype", "train_cfg.torch_compile"
+OF_HOST = 0.5
+"""The part of the host's memory that a split of our choice takes on a CPU, by formulas that are a GPU's."""
+
+
+def lightest(loaded: Recipe, ranks: int) -> Recipe:
+    """Return the recipe with the split that needs the least memory, on so many data-parallel ranks.
+
+    Raises:
+        RecipeError: the ranks cannot share the global batch.
+    """
+    return _settled(loaded, split.possible(loaded.config, ranks)[0], "derived: the least memory")
+
+
+def with_dtype(loaded: Recipe, document: Document) -> Recipe:
+    """Return the recipe with the compute type of an accelerate config; where its own differs, that wins aloud."""
+    said, asked = document.dtype, loaded.config.optim_wrapper.dtype
+    if said is None or asked == said:
+        return loaded
+    place = document.place(("mixed_precision",))
+    if asked == "auto":
+        return loaded.settled({_DTYPE: said}, place)
+    warning = f"{_DTYPE} = {asked!r} from {loaded.origins[_DTYPE].source} overrides {said!r} in {place}."
+    return replace(loaded, warnings=(*loaded.warnings, warning))
+
+
+def with_compile(loaded: Recipe, document: Document) -> Recipe:
+    """Return the recipe with torch.compile where an older DeepSpeed config asks for it, as Axolotl's examples do.
+
+    DeepSpeed once read `compile.disable` and `compile.backend`; now the recipe compiles. What the user says of
+    train_cfg.torch_compile stays.
+    """
+    block = document.value.get("compile")
+    is_asked = isinstance(block, dict) and {"disable", "backend"} & block.keys() and not block.get("disable")
+    if not is_asked or loaded.origins[_COMPILE].place.kind in (Kind.FILE, Kind.FLAG):
+        return loaded
+    return loaded.settled({_COMPILE: True}, document.place(("compile",)))
+
+
+def with_batch(loaded: Recipe, document: Document) -> Recipe:
+    """Return the recipe with the numbers of a user's JSON in the place of 'auto'; its own numbers stay."""
+    for theirs, ours in (("train_micro_batch_size_per_gpu", _MICRO), ("gradient_accumulation_steps", _ACCUMULATION)):
+        if attrgetter(ours)(loaded.config) == "auto" and (number := _number(document, theirs)):
+            loaded = loaded.settled({ours: number}, document.place((theirs,)))
+    is_open = "auto" in (attrgetter(_MICRO)(loaded.config), attrgetter(_ACCUMULATION)(loaded.config))
+    named = isinstance(loaded.config.train_cfg.global_batch_size, int)
+    if is_open and not named and (number := _number(document, "train_batch_size")):
+        return loaded.settled({GLOBAL_BATCH: number}, document.place(("train_batch_size",)))
+    return loaded
+
+
+def choose_split(
+    loaded: Recipe, document: Document, topology: Topology, hardware: Hardware, precision: Precision
+) -> Recipe:
+    """Return the recipe with the split that 'auto' means here: the fastest that fits at the level of `document`.
+
+    Raises:
+        RecipeError: the ranks cannot share the global batch.
+        DeepSpeedConfigError, MachineError: as `merge`.
+    """
+    config, ranks = loaded.config, data_parallel_ranks(loaded.config, topology.world_size)
+    options, architecture = split.possible(config, ranks), config.architecture
+    if len(options) == 1:
+        return _settled(loaded, options[0], f"derived: {options[0].samples} samples per rank and step")
+    here = fit_machines(topology, hardware, precision)
+    if not hardware.gpus:
+        config, here = _on_host(config, here, options[0])
+    if not here.gpu_bytes:
+        return _settled(loaded, options[0], "derived: no GPU memory to plan for")
+    if architecture is None or not has_formula(architecture):
+        return _settled(loaded, options[0], "derived: the model's size is unknown")
+    level, name = _level(loaded, document, Batch(*options[0][:2], ranks), precision, hardware)
+    chosen = split.fastest(config, architecture, here, level, name, cluster(hardware, topology))
+    leaves = (
+        f"leaves {split.MARGIN:.0%} of each GPU free" if hardware.gpus else f"takes at most {OF_HOST:.0%} of the host"
+    )
+    if chosen is None:
+        return _settled(loaded, options[0], f"derived: no other split {leaves}")
+    return _settled(loaded, chosen, f"derived: the fastest split that {leaves}")
+
+
+def _on_host(config: RecipeConfig, here: Machines, least: Split) -> tuple[RecipeConfig, Machines]:
+    """Return what is planned where the ranks compute on CPUs: with their part of the host's memory, and whole logits.
+
+    Where attention computes each sample alone, rows are as long as sampled ones, and lie end to end without a mask.
+    Elsewhere samples that are not packed cost the least one by one, without padding.
+    """
+    values: dict[str, Any] = {}
+    if _is_by_sample(config):
+        config = data_rows.with_sampled_length(config, least.samples)
+        values["model.attn_implementation"] = "flash_attention_2"  # which takes no mask and saves as much
+    elif not config.train_dataloader.dataset.packing:
+        values[_MICRO] = least.micro_batch
+    if config.train_cfg.loss == "auto":
+        values["train_cfg.loss"] = "whole"
+    return config.with_values(values), here._replace(gpu_bytes=int(OF_HOST * here.host_bytes / here.gpus_per_node))
+
+
+def _is_by_sample(config: RecipeConfig) -> bool:
+    """Return whether `worker.long_rows` computes this model on a CPU."""
+    architecture = config.architecture
+    if architecture is None or not has_formula(architecture):
+        return False
+    is_sdpa = attention.of_recipe(config, architecture) == "sdpa"
+    return is_sdpa and sees_whole_samples(config, architecture.model_dump())
+
+
+def _level(
+    loaded: Recipe, document: Document, batch: Batch, precision: Precision, hardware: Hardware
+) -> tuple[Level, str]:
+    """Return what the DeepSpeed config costs memory, and the level that sends as much."""
+    light = lightest(loaded, batch.ranks)
+    level = Level.of_config(merge.merge(light, document, batch, precision, hardware).config)
+    return level, f"deepspeed_zero{level.stage}" if level.stage else "none"
+
+
+def _number(document: Document, key: str) -> int | None:
+    """Return the document's number; what is none, or none above 0, is for its own check to refuse."""
+    number = document.value.get(key)
+    return number if isinstance(number, int) and number > 0 and number is not True else None
+
+
+def _settled(loaded: Recipe, chosen: Split, why: str) -> Recipe:
+    """Return the recipe with a split, where it has 'auto'."""
+    values: dict[str, Any] = {
+        _MICRO: chosen.micro_batch,
+        _ACCUMULATION: chosen.accumulation,
+        "train_cfg.gradient_checkpointing": chosen.recompute,
+    }
+    if loaded.config.val_dataloader:
+        values["val_dataloader.batch_size"] = chosen.micro_batch
+    open_keys = {key: value for key, value in values.items() if attrgetter(key)(loaded.config) == "auto"}
+    return loaded.settled(open_keys, Place(Kind.DERIVED, why))

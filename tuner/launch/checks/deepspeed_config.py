@@ -1,0 +1,184 @@
+"""What a run's DeepSpeed config needs of this machine: packages, folders that can be written, a disk to swap to.
+
+It asks the compiler about libaio, and makes a file for an instant where the run would write.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import DiskError, MachineError
+from tuner.fit.estimate import state_bytes
+from tuner.fit.parameters import has_formula, num_parameters
+from tuner.fit.sizes import gib
+from tuner.fit.trainable import count
+from tuner.launch import builds
+from tuner.launch.checks import Finding
+from tuner.launch.checks.host import existing
+from tuner.launch.resolved_run import ResolvedRun
+from tuner.machine import disks, hardware, libraries
+from tuner.machine.hardware import Hardware
+from tuner.zero import guards, measurements, needs
+
+_LIBAIO = "apt install libaio-dev, or dnf install libaio-devel"
+_THERE = "on the machine that trains, which cannot be checked from here"
+_IN_MEMORY = "swap to memory: device = cpu"
+_FP32_AND_GRADIENT = 8
+"""Bytes of a trained weight in fp32 and of its gradient, which are on the disk beside the optimizer's own state."""
+
+
+def config(run: ResolvedRun) -> Iterator[Finding]:
+    """Find what the run's config needs and this machine lacks, and what its DeepSpeed is known to do wrong with it."""
+    final = run.final
+
+    def where(keys: needs.Keys) -> str:
+        dotted = ".".join(keys)  # of a value, or of a block
+        held = (origin.source for key, origin in final.origins.items() if f"{key}.".startswith(f"{dotted}."))
+        return next(held, final.name)
+
+    yield from lacks(final.config, run.hardware, run.environ, where)
+    for guard in _met(final.config, run.hardware):
+        if guard.effect == "slow":
+            yield f"deepspeed {_deepspeed()}: {guard.what} ({guard.source}). {guard.fix}"
+
+
+def compiles(run: ResolvedRun) -> Iterator[Finding]:
+    """Tell what DeepSpeed compiles for this run before it starts; a start says so itself, when it does it."""
+    if ops := builds.missing(run):
+        yield f"{builds.foretold(ops)}."
+
+
+def _deepspeed() -> str:
+    return libraries.version_of("deepspeed") or "0"
+
+
+def _met(config: dict[str, Any], here: Hardware) -> list[guards.Guard]:
+    return list(guards.met(config, _deepspeed(), has_gpus=bool(here.gpus)))
+
+
+def lacks(
+    config: dict[str, Any], here: Hardware, environ: Mapping[str, str], where: Callable[[needs.Keys], str]
+) -> Iterator[MachineError | DiskError]:
+    """Yield what a config needs and this machine lacks (room on its disks apart), and what its DeepSpeed does wrong.
+
+    Args:
+        where: Returns the place of a key.
+    """
+    for guard in _met(config, here):
+        if guard.effect != "slow":
+            what = f"with deepspeed {_deepspeed()} {guard.what} ({guard.source})"
+            yield MachineError(what, where=where(guard.keys), fix=guard.fix)
+    for keys, package in needs.packages(config):
+        if importlib.util.find_spec(package) is None:
+            what = f"{'.'.join(keys)} is true, and {package} is not installed"
+            yield MachineError(what, where=where(keys), fix=f"Install it (pip install {package}) or switch it off.")
+    for keys, path in measurements.places(config):
+        if problem := _unwritable(path, direct=False):
+            yield _no_folder(keys, path, problem, where)
+    swaps = list(needs.swaps(config))
+    for swap in swaps:
+        if problem := _unwritable(swap.path, direct=True):
+            yield _no_folder(swap.path_keys, swap.path, problem, where)
+    if swaps and not _is_built() and (lack := _no_libaio(here, environ)):
+        what, fix = lack
+        yield MachineError(what, where=where(swaps[0].device_keys), fix=f"{fix}, or {_IN_MEMORY}.")
+
+
+def _no_folder(keys: needs.Keys, path: Path, problem: str, where: Callable[[needs.Keys], str]) -> DiskError:
+    return DiskError(f"{'.'.join(keys)} = {str(path)!r}: {problem}", where=where(keys), fix="Use another folder.")
+
+
+def _no_libaio(here: Hardware, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return what is missing of what DeepSpeed swaps with, and how to get it; None where all is here."""
+    if not here.has_compiler:
+        tools = "g++ and ninja, and nvcc beside GPUs"
+        return f"DeepSpeed compiles the op that swaps to disk, and {tools} are not installed", f"Install {tools}"
+    if not hardware.has_libaio(environ):
+        what = "DeepSpeed swaps to disk with libaio, and the library or its header libaio.h is not installed"
+        return what, f"{_LIBAIO} (outside the system's folders: CFLAGS and LDFLAGS)"
+    return None
+
+
+def swap_space(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a disk without room for what is swapped to it."""
+    wanted: dict[int, float] = {}
+    free: dict[int, tuple[Path, int]] = {}
+    for swap in needs.swaps(run.final.config):
+        place = existing(swap.path)
+        if _unwritable(place, direct=True):
+            continue
+        disk = place.stat().st_dev
+        wanted[disk] = wanted.get(disk, 0.0) + _swapped_bytes(run, swap.block)
+        free[disk] = (place, shutil.disk_usage(place).free)
+    for disk, (place, there) in free.items():
+        if there < wanted[disk]:
+            what = f"{gib(there)} are free, and this run swaps {gib(wanted[disk])} to the disk"
+            yield DiskError(what, where=place, fix=f"Free space, use another nvme_path, or {_IN_MEMORY}.")
+
+
+def swap_disks(run: ResolvedRun) -> Iterator[Finding]:
+    """Tell how fast the disks are that a run swaps to, which are none of this machine's, and what cannot be resumed."""
+    if run.state["nvme_weights_alone"]:
+        yield "this run cannot be resumed: its weights are on NVMe and its optimizer is in memory."
+    for path in sorted({swap.path for swap in needs.swaps(run.final.config)}):
+        place = existing(path)
+        if _unwritable(place, direct=True):
+            continue
+        speed = f"{path} takes {disks.write_bytes_per_s(place) / 1e9:.1f} GB/s of writes"
+        if disks.is_memory(place):
+            yield f"{path} is in memory ({disks.file_system(place)}), so swapping there frees none."
+        elif disks.is_network(place):
+            yield f"{speed}, and is on another machine ({disks.file_system(place)}): use a local disk."
+        else:
+            yield f"{speed}, measured for half a second."
+
+
+def unknown(run: ResolvedRun) -> Iterator[Finding]:
+    """Tell what the machines of a run that starts elsewhere must have, which cannot be seen from here."""
+    for keys, package in needs.packages(run.final.config):
+        yield f"{'.'.join(keys)} needs {package} {_THERE}."
+    for keys, path in measurements.places(run.final.config):
+        yield f"{'.'.join(keys)} = {str(path)!r} must be writable {_THERE}."
+    for swap in needs.swaps(run.final.config):
+        must = f"libaio with its header ({_LIBAIO}) and room in {str(swap.path)!r}"
+        yield f"{swap.block}.device = 'nvme' needs {must} {_THERE}."
+
+
+def _is_built() -> bool:
+    """Return whether DeepSpeed was installed with this op compiled."""
+    spec = importlib.util.find_spec("deepspeed")
+    return bool(spec and spec.origin and list((Path(spec.origin).parent / "ops" / "aio").glob("async_io_op*.so")))
+
+
+def _unwritable(path: Path, *, direct: bool) -> str | None:
+    """Return why no file can be made in a folder, or in the one it would be made in; None where it can.
+
+    Args:
+        direct: Whether the file is to be written around the cache (O_DIRECT), as DeepSpeed swaps.
+    """
+    place = existing(path)
+    try:
+        import tempfile  # it takes 5 ms, and few runs swap to a disk
+
+        with tempfile.NamedTemporaryFile(dir=place) as file:
+            if direct:
+                os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
+    except OSError as error:
+        return f"{place} cannot be written into{' with O_DIRECT' * direct}: {error.strerror}"
+    return None
+
+
+def _swapped_bytes(run: ResolvedRun, block: str) -> float:
+    """Return the bytes that a node swaps: what ranks swap is divided among all of them."""
+    config, facts = run.recipe.config, run.recipe.config.architecture
+    if facts is None or not has_formula(facts):
+        return 0.0
+    share = run.topology.nproc_per_node / run.topology.world_size
+    if block == "offload_param":
+        return share * run.precision.weight_bytes * num_parameters(facts)
+    return share * (_FP32_AND_GRADIENT + state_bytes(config)) * count(config, facts).trainable

@@ -1,0 +1,289 @@
+"""What the machine gives a run: room on disks and in memory, installed libraries, its port, open files.
+
+Sizes come from `fit`. It looks at file systems and holds the port for an instant; it changes nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import itertools
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from tuner import paths
+from tuner.errors import DiskError, MachineError, TunerError
+from tuner.fit.estimate import PROCESS_BYTES, peak, state_bytes
+from tuner.fit.levels import Level
+from tuner.fit.parameters import has_formula, num_parameters
+from tuner.fit.sizes import gib
+from tuner.fit.trainable import count
+from tuner.launch.checks import Finding
+from tuner.launch.resolved_run import ResolvedRun
+from tuner.machine import hardware, libraries, slurm, variables
+from tuner.machine.topology import AGENT_STORE
+from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS
+from tuner.runs.checkpoints import unfinished
+from tuner.runs.directory import RunDirectory
+from tuner.runs.resume_point import LoadAs, ResumePoint
+
+SHM = Path("/dev/shm")  # noqa: S108 (asked for its size)
+_NCCL_SHM_BYTES = 1024**3
+"""Source: NVIDIA, NCCL User Guide, "Troubleshooting", "Shared memory": docker run --shm-size=1g."""
+_PREFETCHED = 2
+_BATCH_BYTES_A_TOKEN = 3 * 8
+"""input_ids, labels and positions, as int64."""
+
+
+def checkpoints(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a disk without room for the checkpoints that are kept, one more being written, and the result."""
+    sizes = checkpoint_bytes(run) if run.topology.leads else None
+    if sizes is None:
+        return
+    one, final = sizes
+    number = _num_checkpoints(run)
+    needed, free, place = one * number + final, _free(run), existing(run.run_path)
+    if free < needed:
+        what = f"{gib(free)} are free, and {number} checkpoints of {gib(one)} and the result need {gib(needed)}"
+        fix = "Free space, choose another --work-dir, or keep fewer: --set checkpoint.max_keep_ckpts=1."
+        yield DiskError(what, where=place, fix=fix)
+
+
+def conversion(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a disk without room for the checkpoint that is resumed from, written once more as these ranks load it."""
+    point = run.resume
+    if point is None or not run.topology.leads or point.folder(RunDirectory(run.run_path)).is_dir():
+        return
+    most, left = _conversion_bytes(run, point)
+    sizes, place = checkpoint_bytes(run), existing(run.run_path)
+    # It stays until the next checkpoint is whole.
+    needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(run)
+    if free < needed:
+        what = f"{gib(free)} are free, and converting {point.path.name} for these ranks needs {gib(needed)}"
+        saved = point.checkpoint.facts
+        savers = f"{saved['world_size']} ranks and --deepspeed {saved['deepspeed']}"
+        fix = f"Free space, choose another --work-dir, or use the {savers} that saved it."
+        yield DiskError(f"{what}, until the next one is saved", where=place, fix=fix)
+
+
+def _conversion_bytes(run: ResolvedRun, point: ResumePoint) -> tuple[float, float]:
+    """Return the most bytes that a conversion takes while it is made, and what it leaves.
+
+    DeepSpeed 0.19.8 cuts all states into pieces before it puts them together: twice their size. The weights alone are
+    fp32.
+    """
+    states = sum(path.stat().st_size for path in point.path.rglob("*_optim_states.pt"))
+    if point.load_as is LoadAs.UNIVERSAL:
+        return 2 * states, states
+    states = states or sum(path.stat().st_size for path in point.path.rglob("*_model_states.pt"))
+    weights = states * 4 / (4 + state_bytes(run.recipe.config))
+    return weights, weights
+
+
+def _free(run: ResolvedRun) -> int:
+    # What a killed save has left is removed before the next one.
+    left = unfinished(run.run_path / "checkpoints").rglob("*")
+    return shutil.disk_usage(existing(run.run_path)).free + sum(path.stat().st_size for path in left if path.is_file())
+
+
+def checkpoint_bytes(run: ResolvedRun) -> tuple[float, float] | None:
+    """Return the bytes of one checkpoint and of the result, without tokenizer; None where the model's size is unknown.
+
+    A checkpoint holds what is saved as the model, once more in DeepSpeed's own file below stage 3, and fp32 weights and
+    optimizer states of what is trained; nothing that is frozen, and with frozen layers no model of its own. Measured on
+    DeepSpeed 0.19.8 and transformers 5.23, stages 0 to 3, full, LoRA and freeze.
+    """
+    config, facts = run.recipe.config, run.recipe.config.architecture
+    if facts is None or not has_formula(facts):
+        return None
+    trained = count(config, facts).trainable
+    width = run.precision.weight_bytes
+    result = width * (trained if config.adapter else num_parameters(facts))
+    as_model = 0 if config.train_cfg.trainable_layers else result
+    in_states = 0 if Level.of_config(run.final.config).stage == 3 else width * trained
+    return as_model + in_states + (4 + state_bytes(config)) * trained, result
+
+
+def _num_checkpoints(run: ResolvedRun) -> int:
+    """Return how many checkpoints this run will have at once beside those of its directory that will be removed."""
+    saving, steps = run.recipe.config.checkpoint, run.steps
+    # The best one stays beside the newest, and one more is being written.
+    room = saving.max_keep_ckpts + 1 + bool(saving.save_best)
+    room -= len(list((run.run_path / "checkpoints").glob("checkpoint-*")))
+    if steps.total.most is not None and not saving.save_best:  # and one at the end
+        room = min(room, steps.total.most // saving.interval - steps.done // saving.interval + 1)
+    return max(1, room)
+
+
+def download(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a disk without room for the weights that the run will fetch from the hub."""
+    model, facts = run.recipe.config.model, run.recipe.config.architecture
+    is_on_hub = bool(model.path) and paths.local(str(model.path)) is None
+    if not is_on_hub or facts is None or not has_formula(facts):
+        return
+    from huggingface_hub import constants, try_to_load_from_cache  # 0.01 s, and only where something is fetched
+
+    if isinstance(try_to_load_from_cache(str(model.path), "config.json", revision=model.revision), str):
+        return
+    cache = existing(Path(constants.HF_HUB_CACHE))
+    free, needed = shutil.disk_usage(cache).free, 2.0 * num_parameters(facts)  # published in 16 bits, or in more
+    if free < needed:
+        what = f"{gib(free)} are free, and the weights of {model.path!r} need {gib(needed)}"
+        yield DiskError(what, where=cache, fix="Free space, or set HF_HOME to a folder on another disk.")
+
+
+def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a /dev/shm too small for the batches of dataloader workers, or for NCCL between GPUs."""
+    if not SHM.is_dir():
+        return
+    free, ranks = shutil.disk_usage(SHM).free, run.topology.nproc_per_node
+    needed = _batches_bytes(run) * ranks
+    if needed > free:
+        what = f"{gib(free)} of shared memory are free, and the batches of the dataloader workers need {gib(needed)}"
+        fix = "Use --set train_dataloader.num_workers=0, or enlarge it: docker run --shm-size=8g, or --ipc=host."
+        yield MachineError(what, where=SHM, fix=fix)
+    elif run.hardware.gpus and ranks > 1 and free < _NCCL_SHM_BYTES:
+        yield (
+            f"{SHM} has {gib(free)} free, and NCCL needs up to 1 GiB between GPUs without a "
+            "link: docker run --shm-size=1g, or --ipc=host."
+        )
+
+
+def _batches_bytes(run: ResolvedRun) -> int:
+    return sum(
+        loader.num_workers * _PREFETCHED * loader.micro_batch * loader.dataset.max_length * _BATCH_BYTES_A_TOKEN
+        for loader in run.recipe.config.loaders.values()
+    )
+
+
+def host_memory(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a host with less memory than the run needs: refused on a CPU for its states alone, else told."""
+    config, there, needed = run.recipe.config, run.hardware.host_memory_bytes, host_bytes(run)
+    if needed is None or not there:
+        return
+    if not run.hardware.gpus and needed > there and not run.request.ignore_fit:
+        what = f"not enough memory: this run needs at least {gib(needed)} of RAM, and this machine has {gib(there)}"
+        fix = "Use a GPU or a smaller model" + (" (it uses LoRA already)." if config.adapter else ", or LoRA.")
+        yield MachineError(what, fix=f"{fix} To start anyway: --ignore-fit.")
+        return
+    free = hardware.available_host_bytes()
+    if free is not None and free < needed <= there:
+        yield f"This run needs about {gib(needed)} of host memory, and {gib(free)} are free: close other programs."
+
+
+def host_bytes(run: ResolvedRun) -> float | None:
+    """Return the bytes of host memory that a run needs: by the fit, or all its states where there is no GPU."""
+    if run.fit:
+        return run.fit.peak.host_bytes
+    config, facts, here = run.recipe.config, run.recipe.config.architecture, run.topology
+    if run.hardware.gpus or facts is None or not has_formula(facts):
+        return None
+    level, width = Level.of_config(run.final.config), run.precision.weight_bytes
+    needs = peak(config, facts, level, here.world_size, here.nproc_per_node, width)
+    offloaded = needs.host.get("optimizer_states", 0.0) + needs.host.get("weights", 0.0)
+    # Without a GPU the interpreter is all that a rank takes beside its states: a fourth of what it takes with CUDA.
+    return here.nproc_per_node * (needs.model_states + PROCESS_BYTES / 4) + offloaded
+
+
+def existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that is there."""
+    return next(one for one in itertools.chain((path,), path.absolute().parents) if paths.exists(one))
+
+
+_LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "accelerate", "bitsandbytes", "numpy")
+_DEEPSPEED_ENV = ".deepspeed_env"
+"""Variables that DeepSpeed's own launcher hands to its ranks, from the working directory or the home folder."""
+_FEWEST_FILES = 48
+"""Measured: one rank trains with so many, and with 12 torchrun waits for its own store for minutes."""
+_FILES_OF_A_RANK = 256
+_FILES_OF_A_WORKER = 32
+"""Pipes, semaphores and the shared tensors of the batches in flight."""
+
+
+def installed(run: ResolvedRun) -> Iterator[Finding]:
+    """Find libraries that are missing, too old or at odds, and trackers and optimizers without their package."""
+    config = run.recipe.config
+    yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=run.hardware.has_nvidia)
+    for tracker in config.log.trackers:
+        yield from _missing(tracker, f"log.trackers = {tracker!r}")
+    if config.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS:
+        yield from _missing("bitsandbytes", "optim_wrapper.optimizer.type")
+
+
+def notifies(run: ResolvedRun) -> Iterator[Finding]:
+    """Find no command of log.notify's name: at the run's end, perhaps days later, it is too late to correct it."""
+    for program in run.recipe.config.log.command[:1] if run.topology.leads else ():
+        if shutil.which(program, path=run.environ.get("PATH")) is None:
+            yield MachineError(f"no command {program!r}", where="log.notify", fix="Install it, or write its full path.")
+
+
+def _missing(package: str | None, where: str) -> Iterator[Finding]:
+    if package and importlib.util.find_spec(package) is None:
+        yield MachineError(
+            f"{package} is not installed", where=where, fix=f"Install it (pip install {package}) or switch it off"
+        )
+
+
+def shadows(run: ResolvedRun) -> Iterator[Finding]:
+    """Find what can put other modules or variables into a run than those that are installed and set."""
+    from tuner.machine.hostfile import NODE  # a dry run does not ask
+
+    if folders := [folder for folder in run.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]:
+        places = [(name, Path(folder) / name) for name in _LIBRARIES for folder in folders]
+        hidden = [name for name, place in places if place.with_suffix(".py").is_file() or place.is_dir()]
+        what = f", and finds {', '.join(hidden)} there" if hidden else ""
+        yield f"PYTHONPATH is set: Python looks for modules in {', '.join(folders)} first{what}."
+    for folder in dict.fromkeys((Path.cwd(), Path(run.environ.get("HOME") or Path.cwd()))):
+        if (folder / _DEEPSPEED_ENV).is_file() and NODE not in run.environ:
+            yield f"{folder / _DEEPSPEED_ENV} is ignored: tuner reads it only with --hostfile and several hosts."
+
+
+def forgotten_nodes(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a run on one node in a job that has several."""
+    if run.topology.num_nodes > 1:
+        return
+    nodes = slurm.num_nodes_outside_srun(run.environ)
+    if nodes > 1:
+        all_of_them = "srun ... tuner train ... --launcher slurm uses all"
+        yield f"this Slurm job has {nodes} nodes, and the run uses one: {all_of_them}."
+    with suppress(TunerError):  # half of what a cluster says is --launcher env's to refuse
+        of_cluster = variables.nodes(run.environ).get("--nnodes", {})
+        for name, number in of_cluster.items():
+            if number != "1" and run.topology.launcher != "env":
+                yield f"{name} is {number} nodes, and the run uses one: --launcher env uses all."
+
+
+def port(run: ResolvedRun) -> Iterator[Finding]:
+    """Find the master port taken by another process; the leader alone listens on it."""
+    number = run.topology.master_port
+    if number is None or not run.topology.leads or (run.topology.launcher == "env" and AGENT_STORE in run.environ):
+        return
+    import socket  # a dry run does not ask
+
+    with socket.socket() as listener:
+        # As torch's store does it: a port that a finished run left in TIME_WAIT is free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", number))
+            listener.listen()
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            what = f"cannot listen on port {number}: {os.strerror(error.errno)}"
+            fix = f"Use another one on all nodes, such as --master-port {max(number, 1024) + 1}."
+            yield MachineError(what, where="--master-port / MASTER_PORT / PORT", fix=fix)
+
+
+def open_files(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a limit of open files under which nothing starts, or that many dataloader workers reach."""
+    workers = sum(loader.num_workers for loader in run.recipe.config.loaders.values())
+    needed, (soft, hard) = _FILES_OF_A_RANK + _FILES_OF_A_WORKER * workers, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = f"ulimit -n {needed}" if hard == resource.RLIM_INFINITY or hard >= needed else "fewer workers"
+        what = f"a process may open {soft} files, and one with {workers} dataloader workers needs {needed}"
+        fix = f"Raise both limits: ulimit -n {needed}."
+        yield MachineError(what, where="ulimit -n", fix=fix) if soft < _FEWEST_FILES else f"{what}: {raised}."

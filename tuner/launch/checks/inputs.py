@@ -1,0 +1,195 @@
+"""What a run reads and where it publishes: the first rows of local data, and whether the hub gives access.
+
+Rows go through the same code as training's rows. Each question to the hub is short and has a deadline; nothing is
+downloaded. If the hub does not answer, the run is warned and may try.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tuner import paths
+from tuner.errors import DataError, MachineError, ModelError, UsageError
+from tuner.launch import steps
+from tuner.launch.checks import Finding
+from tuner.launch.checks.model_files import missing_weights
+from tuner.launch.resolved_run import ResolvedRun
+from tuner.recipes.schema import Dataset, Rows
+
+_NUM_ROWS = 8
+
+
+def first_rows(run: ResolvedRun) -> Iterator[Finding]:
+    """Find data whose first rows cannot be read or do not fit; raises the error of the first such row."""
+    config = run.recipe.config
+    for loader in config.loaders.values():
+        for rows in loader.dataset.shares:
+            _read(rows, loader.dataset, config.objective.type)
+    yield from ()
+
+
+def streamed(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a data set that is to be streamed, and cannot be read from any row on; of a folder the ranks see it."""
+    rows = run.recipe.config.train_dataloader.dataset
+    if not rows.streaming or not rows.path:
+        return
+    from tuner.data import sources  # a plan of data that is prepared whole does not need it
+
+    place = paths.local(rows.path)
+    if place is None or _are_files(rows):
+        sources.check_stream(rows.path, paths.matching(place) if place else ())
+    yield from ()
+
+
+def few_steps(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a run of too few optimizer steps."""
+    if warning := steps.too_few(run.recipe.config, run.batch, run.steps):
+        yield warning
+
+
+def _read(rows: Rows, dataset: Dataset, objective: str) -> None:
+    """Take the first rows of one data set of a block to samples; bad ones may be left out, and are counted in training.
+
+    Raises:
+        DataError: there is no such format, or a row cannot be read or is not what the objective learns from.
+    """
+    # A row function of the user's is run in the ranks alone: it may do anything, and import torch.
+    if ":" in (rows.format or ""):
+        return
+    from tuner.data import formats  # a plan does not need it
+    from tuner.data.pipeline import Pipeline
+    from tuner.data.readers.text_files import OnError, fail
+
+    if rows.format:
+        formats.named(rows.format)
+    if not _are_files(rows):
+        return
+    of_rows = {name: getattr(rows, name) for name in Rows.model_fields}
+    block = dataset.model_copy(update={**of_rows, "mixture": None, "max_rows": _NUM_ROWS, "val_split": None})
+    on_error: OnError = (lambda _: None) if dataset.bad_rows else fail
+    pipeline = Pipeline(block, objective)
+    for _ in pipeline.samples(pipeline.tally(), on_error):
+        pass
+
+
+def _are_files(rows: Rows) -> bool:
+    """Say whether rows are in files here; which files of a folder are a split's, `datasets` alone can tell."""
+    place = paths.local(rows.path) if rows.path else None
+    files = paths.matching(place) if place else []
+    return bool(files) and all(file.is_file() for file in files)
+
+
+DEADLINE_S = 5.0
+"""For all questions together."""
+_FILES = {"model": "config.json", "dataset": ".gitattributes"}
+"""A file that every repository of a kind has; any answer about it tells whether the repository may be read."""
+
+
+def reachable(run: ResolvedRun) -> Iterator[Finding]:
+    """Find ids on the hub that do not exist, are gated, or cannot be fetched; HF_HUB_OFFLINE leaves a cached model."""
+    wanted = list(_wanted(run)) if run.topology.leads else []
+    if not wanted:
+        return
+    from huggingface_hub import constants  # 0.3 s with its client, which a plan does not need
+
+    answers: queue.Queue[Finding | None] = queue.Queue()
+    for kind, name, revision in wanted:
+        cached = _cached(kind, name, revision)
+        if cached is not None:
+            answers.put(None)
+            yield from missing_weights(cached.parent) if kind == "model" else ()
+        elif constants.is_offline_mode():
+            answers.put(_offline(name) if kind == "model" else None)
+        else:
+            about = (kind, name, revision)
+            threading.Thread(target=lambda about=about: answers.put(_ask(*about)), daemon=True).start()
+    yield from _gather(answers, len(wanted))
+
+
+def pushes(run: ResolvedRun) -> Iterator[Finding]:
+    """Find why the weights cannot be pushed to the repository that the recipe names; nothing is created there."""
+    config = run.recipe.config
+    name, is_adapter = config.checkpoint.repository, config.adapter is not None
+    if not (name and run.topology.leads and run.request.saves_result):
+        return
+    from tuner.hub import push  # huggingface_hub, 0.3 s
+
+    if is_adapter and config.model.path and paths.local(config.model.path):
+        fix = f"Remove --push, and push a merged model later: tuner export RUN --merge --push {name}"
+        yield UsageError(f"{push.BASE_IS_LOCAL}: {config.model.path}", where=push.FLAG, fix=fix)
+        return
+    repository = push.check(name, "published", private=config.checkpoint.private)
+    whole = [file for file in repository.files or () if fnmatchcase(file, "model*.safetensors*")]
+    repository.refuse_others(("adapter_model.safetensors", "adapter_config.json") if is_adapter else whole)
+
+
+def _gather(answers: queue.Queue[Finding | None], count: int) -> Iterator[Finding]:
+    for _ in range(count):
+        try:
+            # A server that drips a byte a second passes every time-out of the client; a thread's answer can be left.
+            finding = answers.get(timeout=DEADLINE_S)
+        except queue.Empty:
+            yield f"the Hugging Face hub did not answer within {DEADLINE_S:g} s; the run will try again."
+            return
+        if finding is not None:
+            yield finding
+
+
+def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None]]:
+    model = run.recipe.config.model
+    if model.path and paths.local(model.path) is None:
+        yield "model", model.path, model.revision
+    for loader in run.recipe.config.loaders.values():
+        for path in {rows.path for rows in loader.dataset.shares}:
+            if path and not path.startswith(paths.URL) and paths.local(path) is None:
+                yield "dataset", path, None
+
+
+def _cached(kind: str, name: str, revision: str | None) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(name, _FILES[kind], revision=revision, repo_type=kind)
+    return Path(path) if isinstance(path, str) else None
+
+
+def _offline(name: str) -> MachineError:
+    fix = "Unset HF_HUB_OFFLINE, download it first (hf download), or give a local folder with --model."
+    return MachineError(f"{name!r} is not in the cache, and HF_HUB_OFFLINE is set", where="model.path", fix=fix)
+
+
+def _ask(kind: str, name: str, revision: str | None) -> Finding | None:
+    """Ask the hub for the head of one file and return what its answer means."""
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
+    wrong, where = (ModelError, "model.path") if kind == "model" else (DataError, "dataset.path")
+    url = hf_hub_url(name, _FILES[kind], repo_type=kind, revision=revision)
+    try:
+        get_hf_file_metadata(url, timeout=DEADLINE_S)
+    except errors.GatedRepoError:
+        fix = f"Request access at {constants.ENDPOINT}/{name}, then log in with `hf auth login` or set HF_TOKEN."
+        return wrong(f"{name!r} is gated, and this user has no access", where=where, fix=fix)
+    except errors.RevisionNotFoundError:
+        return wrong(f"{name!r} has no revision {revision!r}", where="model.revision", fix="Use one that it has.")
+    except errors.RepositoryNotFoundError:
+        fix = "Correct the id. A private one needs `hf auth login` or HF_TOKEN."
+        return wrong(f"the hub has no {kind} {name!r}, or this user has no access to it", where=where, fix=fix)
+    except errors.RemoteEntryNotFoundError:
+        fix = "Use a model in the transformers format; GGUF files and adapters have no config.json."
+        return wrong(f"{name!r} holds no {_FILES[kind]}", where=where, fix=fix) if kind == "model" else None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else None
+        if status in (401, 403):
+            fix = "Log in with `hf auth login`, or set HF_TOKEN to a token with access."
+            return wrong(f"the hub denies access to {name!r} ({status})", where=where, fix=fix)
+        return f"the Hugging Face hub answers {status} for {name!r}; the run will try again."
+    except (httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ReadError):
+        return f"the Hugging Face hub did not answer for {name!r}; the run will try again."
+    except httpx.TransportError as error:
+        fix = "Check the network and the proxy, download it elsewhere (hf download), or give a local folder."
+        return MachineError(f"the hub cannot be reached for {name!r}: {error}", where=where, fix=fix)
+    return None

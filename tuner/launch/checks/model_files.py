@@ -1,0 +1,288 @@
+"""The model of a run: an architecture that transformers has, weights that are whole, a context that is long enough.
+
+It reads a folder's small files and the first bytes of its large ones; it loads nothing and asks no hub.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tuner import assets, paths, vocabulary
+from tuner.errors import ModelError, did_you_mean
+from tuner.files import read_json_object
+from tuner.fit.families import FAMILIES
+from tuner.fit.parameters import built, has_formula
+from tuner.launch.checks import Finding
+from tuner.launch.resolved_run import ResolvedRun
+from tuner.machine import libraries
+from tuner.recipes import catalog, template
+from tuner.recipes.model_facts import read_type
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.objectives import facts_of
+
+OWN = frozenset({"internlm", "internlm2", "internlm3"})
+"""Types that tuner.models registers itself."""
+_WHERE = "model.path"
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_LFS = b"version https://git-lfs"
+_MAX_HEADER_BYTES = 100_000_000
+"""Of a safetensors file, by its format: https://github.com/huggingface/safetensors, "Format"."""
+
+
+def folder(run: ResolvedRun) -> Path | None:
+    """Return the folder that holds the model, or None for an id on the hub and for the package's own model."""
+    path = run.recipe.config.model.path
+    return None if path is None or path.startswith(assets.ASSET) else paths.local(path)
+
+
+def architecture(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a config.json that is none, and a model_type that the installed transformers has no class for."""
+    place = folder(run)
+    if place is None:
+        return
+    config = read_json_object(place / "config.json")
+    if not config:
+        yield ModelError(
+            f"{str(place / 'config.json')!r} is not a JSON object, or is empty", where=_WHERE, fix="Download it again."
+        )
+        return
+    kind = config.get("model_type")
+    known = known_types(scores=run.recipe.config.objective.facts.scores)
+    if kind in known or not known:
+        return
+    trusted = run.recipe.config.model.trust_remote_code
+    if "auto_map" in config and not trusted:
+        fix = "Set model.trust_remote_code=True and model.revision to a commit that you have read."
+        yield ModelError(f"model_type {kind!r} needs remote code", where=_WHERE, fix=fix)
+    elif not trusted:
+        hint = did_you_mean(str(kind), known) or "A newer transformers may support it."
+        yield ModelError(f"transformers has no language model of model_type {kind!r}", where=_WHERE, fix=hint)
+
+
+def weights(run: ResolvedRun) -> Iterator[Finding]:
+    """Find weights that are missing or cut off: shards of an index, ends of files, pointers of Git LFS."""
+    place = folder(run)
+    if place is None:
+        return
+    lacking = list(missing_weights(place))
+    architecture = run.recipe.config.architecture
+    yield from lacking or (missing_layers(place, architecture.num_hidden_layers) if architecture else ())
+
+
+def missing_weights(place: Path) -> Iterator[ModelError]:
+    """Yield what a model's folder lacks of its weights."""
+    files = _weight_files(place)
+    if not files:
+        adapter = (place / "adapter_config.json").exists()
+        what = f"{str(place)!r} holds an adapter and no base model" if adapter else f"{str(place)!r} holds no weights"
+        yield ModelError(
+            what, where=_WHERE, fix="Give a folder with model.safetensors, or with an index and its shards."
+        )
+    pickled = next((file for file in files if file.name.endswith((".bin", ".bin.index.json"))), None)
+    if pickled:
+        what = (
+            f"{str(place)!r} holds its weights as pickles ({pickled.name}), which can run "
+            "code; tuner loads only safetensors"
+        )
+        fix = "Use a revision of the model with safetensors, or convert it: load and save it once with transformers."
+        yield ModelError(what, where=_WHERE, fix=fix)
+    for file in files:
+        problem = _cut_off(file)
+        if problem:
+            yield ModelError(f"{file} {problem}", where=_WHERE, fix="Download the model again.")
+
+
+def missing_layers(place: Path, num_layers: int) -> Iterator[ModelError]:
+    """Yield what weights that are there lack by their names: tensors of an index, and whole decoder layers.
+
+    A rank looks at every name when it loads them; a folder whose names tell of no layers is left to it.
+    """
+    names = {file: set(_safetensors_header(file) or ()) for file in _weight_files(place)}
+    for name, file in sorted(_index(place).items()):
+        if name not in names.get(place / file, ()):
+            what = f"{place / file} lacks {name}, which the index lists"
+            yield ModelError(what, where=_WHERE, fix="Download the model again.")
+            return
+    numbers = {
+        int(part) for in_file in names.values() for name in in_file for part in name.split(".") if part.isdecimal()
+    }
+    lacking = sorted(set(range(num_layers)) - numbers)
+    if lacking and 0 in numbers:
+        what = f"{str(place)!r} has no weights for layer {lacking[0]}, and its config.json has {num_layers} layers"
+        yield ModelError(what, where=_WHERE, fix="Download the model again, with all its files.")
+
+
+def tokens(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a tokenizer with more tokens than the embedding has rows; one that is not a tokenizer.json a rank reads."""
+    place, config = folder(run), run.recipe.config
+    if place is None or config.architecture is None:
+        return
+    architecture, named = config.architecture, config.model.chat_template
+    tokenizer = vocabulary.read(place, catalog.chat_template(named) if named else None)
+    last = tokenizer.last if tokenizer else None
+    if last is None or last[1] < architecture.vocab_size:
+        return
+    if not config.model.resize_embeddings:
+        yield vocabulary.too_few_rows(*last, architecture.vocab_size, str(place))
+    elif config.train_cfg.trainable_layers or config.adapter:
+        trained = config.adapter.modules_to_save or () if config.adapter else ()
+        lacking = tuple(name for name in _embeddings(architecture, config.objective.type) if name not in trained)
+        if lacking:
+            yield vocabulary.untrained_rows(lacking, adapter=config.adapter is not None)
+
+
+def chat_template(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a tokenizer without a chat template, which conversations need; plain text does not."""
+    config = run.recipe.config
+    place = template.tokenizer_folder(config.model_dump()) if folder(run) else None
+    if place is None or config.model.chat_template or config.objective.facts.rows == "texts":
+        return
+    if paths.is_file(place / "tokenizer_config.json") and template.own(place) is None:
+        what = f"{str(place)!r} has no chat template, as is usual for base models"
+        fix = "Set one: --set model.chat_template=chatml, or a path to a .jinja file."
+        yield ModelError(what, where="model.chat_template", fix=fix)
+
+
+def _embeddings(architecture: Architecture, objective: str) -> tuple[str, ...]:
+    """Return what a family calls its input and its output embeddings; a model that scores has none of the latter."""
+    if not has_formula(architecture):
+        return ()
+    model = built(architecture)
+    return (model.family.embeddings, *(() if facts_of(objective).scores else (model.head.name,)))
+
+
+def context(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a max_length beyond the model's context; no sample need be as long, so it is told and not refused."""
+    architecture, place = run.recipe.config.architecture, folder(run)
+    if architecture is None:
+        return
+    longest, where = max(
+        (loader.dataset.max_length, f"{key}.dataset.max_length") for key, loader in run.recipe.config.loaders.items()
+    )
+    limit = int(
+        architecture.max_position_embeddings * _rope_factor(read_json_object(place / "config.json") if place else {})
+    )
+    if longest <= limit:
+        return
+    family = FAMILIES.get(architecture.model_type)
+    if family and family.positions is not None:
+        then = f"A longer sample ends the run, because the model has no more positions. Use --set {where}={limit}."
+    else:
+        then = f"The model was not trained on positions beyond {limit}; lower max_length, or enable RoPE scaling."
+    yield f"{where} = {longest} is more than the model's context of {limit} tokens. {then}"
+
+
+def packed(run: ResolvedRun) -> Iterator[Finding]:
+    """Find packed rows for a model with code of its own, not known to keep samples apart; ranks refuse them."""
+    config = run.recipe.config
+    if not config.model.remote_code or not config.objective.facts.packs:
+        return
+    for key, loader in config.loaders.items():
+        if loader.dataset.packing:
+            where = f"{key}.dataset.packing"
+            what = "packed samples may attend to each other in a model with remote code"
+            yield ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
+
+
+def kernels(run: ResolvedRun) -> Iterator[Finding]:
+    """Find packages of CUDA kernels that are missing: the model trains the same without them, and slower."""
+    architecture, place = run.recipe.config.architecture, folder(run)
+    kind = architecture.model_type if architecture else read_type(place) if place else None
+    lacks = libraries.missing_kernels(libraries.KERNELS_OF.get(kind or "", ())) if run.hardware.gpus else ""
+    if lacks:
+        yield f"a {kind} model trains much faster with GPU kernels that are not installed: pip install {lacks}."
+
+
+def known_types(*, scores: bool) -> frozenset[str]:
+    """Return the model types that the installed transformers can train, ours included; empty: it cannot be told.
+
+    Args:
+        scores: Those that can score texts, for reward models.
+    """
+    known = _transformers_types("SEQUENCE_CLASSIFICATION" if scores else "CAUSAL_LM")
+    return known | OWN if known else known
+
+
+@cache
+def _transformers_types(task: str) -> frozenset[str]:
+    # Importing transformers for this takes 3 s; reading the table of its source takes 6 ms.
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    try:
+        text = (Path(spec.origin).parent / "models/auto/modeling_auto.py").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    table = re.search(rf"^MODEL_FOR_{task}_MAPPING_NAMES = OrderedDict\((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    return frozenset(re.findall(r'^\s*\("([^"]+)",', table[1], re.MULTILINE)) if table else frozenset()
+
+
+def _rope_factor(config: Mapping[str, Any]) -> float:
+    """Return by how much YaRN stretches a config's max_position_embeddings, which do not count it."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return 1.0
+    factor = rope.get("factor")
+    return float(factor) if isinstance(factor, int | float) and factor > 1 else 1.0
+
+
+def _weight_files(place: Path) -> list[Path]:
+    """Return the files that hold the weights, whether they are there or not, or none."""
+    for name in _INDEXES:
+        if paths.exists(place / name):
+            files = set(_index(place).values())
+            return [place / file for file in sorted(files)] or [place / name]
+    return [place / name for name in _WHOLE if paths.exists(place / name)][:1]
+
+
+def _index(place: Path) -> dict[str, str]:
+    """Return the file of each tensor by the folder's index; nothing where there is no index, or it is none."""
+    name = next((name for name in _INDEXES if paths.exists(place / name)), None)
+    files = read_json_object(place / name).get("weight_map") if name else None
+    return {str(tensor): str(file) for tensor, file in files.items()} if isinstance(files, dict) else {}
+
+
+def _cut_off(file: Path) -> str | None:
+    """Return what is wrong with a file of weights, or None."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            start = stream.read(64)
+            if start.startswith(_LFS):
+                return "is a Git LFS pointer, not the weights (git lfs pull)"
+            if file.suffix == ".json":
+                return "is not an index of shards"
+            return None if file.suffix != ".safetensors" else _cut_off_safetensors(start[:8], size, file)
+    except FileNotFoundError:
+        return "is missing"
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+
+
+def _cut_off_safetensors(start: bytes, size: int, file: Path) -> str | None:
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > min(size, _MAX_HEADER_BYTES):
+        return f"is truncated: it ends after {size} bytes, inside its header"
+    header = _safetensors_header(file)
+    if header is None:
+        return "has no safetensors header"
+    whole = 8 + length + max(header.values(), default=0)
+    return f"is truncated: it has {size} of {whole} bytes" if size < whole else None
+
+
+def _safetensors_header(file: Path) -> dict[str, int] | None:
+    """Return where each tensor ends, in bytes after the header; None where there is no header."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        try:
+            header = json.loads(stream.read(min(length, _MAX_HEADER_BYTES)))
+            return {name: int(one["data_offsets"][1]) for name, one in header.items() if "dtype" in one}
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            return None

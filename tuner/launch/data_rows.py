@@ -1,0 +1,312 @@
+"""The rows of a recipe's data: how many local files hold, and how many of them are held out for validation.
+
+Rows are counted in milliseconds and without the libraries of training. A row is what `data.readers` reads as one; what
+takes longer, or other libraries, is left to the worker. `recipes.validation_rows` decides where rows may be held out,
+this module decides how many, and `data` chooses them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner import paths
+from tuner.errors import DataError
+from tuner.files import read_json_object
+from tuner.launch import steps
+from tuner.launch.steps import DatasetSize
+from tuner.recipes import catalog, template
+from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows, Share
+
+if TYPE_CHECKING:
+    from tuner.data.readers.text_files import Row
+
+
+_MIB = 1024**2
+_MAX_BYTES = {".jsonl": 64 * _MIB, ".txt": 64 * _MIB, ".json": 8 * _MIB, ".csv": 16 * _MIB}
+"""What takes about a tenth of a second."""
+_DETECT_ROWS = 8
+_MAX_FILES = 1_000
+_VALIDATION = re.compile(r"(?<![^\W_])(validation|valid|dev|val)(?![^\W_])")
+"""How `datasets` tells a validation split from the names of files and folders: a word of its own."""
+_SPLITS = re.compile(r"(?<![^\W_])(train|training|validation|valid|dev|val|test|testing|eval|evaluation)(?![^\W_])")
+"""How `datasets` tells the splits from the names of files and folders: a word of its own."""
+_SAVED = {"dataset_dict.json", "state.json"}
+"""Files of a folder that `save_to_disk` of `datasets` wrote; they name the files that hold the rows."""
+
+
+def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
+    """Return the training data set, or those of the mixture, as far as it can be counted here."""
+    dataset = config.train_dataloader.dataset
+    if dataset.streaming:
+        return (DatasetSize(None, "they are streamed, and max_steps ends the run"),)
+    judges_single_answers = config.objective.facts.rows == "judged"
+    return tuple(
+        _less_held_out(one, number, dataset)._replace(
+            samples_a_row=_answers_a_row(share, config.objective.type) if judges_single_answers else 1,
+            lengths=_lengths(share, config) if steps.packs(config) else (),
+        )
+        for number, (one, share) in enumerate(zip(_weighted(dataset), dataset.shares, strict=True))
+    )
+
+
+def num_rows(dataset: Dataset) -> int | None:
+    """Return the rows of one pass over a data set or a mixture, held out or not; None if they are not counted."""
+    taken = [one.taken for one in _weighted(dataset)]
+    counted = sum(filter(None, taken))
+    return None if None in taken else min(counted, dataset.max_rows or counted)
+
+
+def num_held_out(dataset: Dataset) -> int | None:
+    """Return how many rows of one pass are held out for validation; None if that is not counted."""
+    held = dataset.model_copy(update={"held_out": True})
+    taken = [_less_held_out(one, number, held).taken for number, one in enumerate(_weighted(dataset))]
+    return None if None in taken else sum(filter(None, taken))
+
+
+def _weighted(dataset: Dataset) -> list[DatasetSize]:
+    """Return the data set, or those of a mixture with their weights, before rows are held out."""
+    return [
+        _counted(share)._replace(weight=share.weight if isinstance(share, Share) else 1.0) for share in dataset.shares
+    ]
+
+
+def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
+    """Return the recipe with a max_length that `batch` of its rows need together, judged by sampled rows.
+
+    A batch is counted as its longest row and rows of the mean length: most rows are much shorter than max_length. The
+    recipe stays as it is where no rows can be sampled.
+
+    Args:
+        batch: How many rows lie end to end.
+    """
+    dataset = config.train_dataloader.dataset
+    lengths = [] if dataset.streaming else [one for share in dataset.shares for one in _lengths(share, config)]
+    if not lengths:
+        return config
+    longest, mean = max(lengths), sum(lengths) / len(lengths)
+    tokens = max(dataset.pack_tokens, longest) if steps.packs(config) else mean + (longest - mean) / batch
+    return config.with_values({"train_dataloader.dataset.max_length": min(dataset.max_length, math.ceil(tokens))})
+
+
+def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
+    """Return the tokens of sampled rows; empty if they or the model's tokenizer are not in files here."""
+    files, folder = _files(rows), paths.local(config.model.path or "")
+    if isinstance(files, str) or folder is None or not paths.is_file(folder / "tokenizer.json"):
+        return ()
+    named = config.model.chat_template
+    text = catalog.chat_template(named) if named else template.own(folder)
+    changed = tuple((file, file.stat().st_mtime_ns) for file in files)
+    return _lengths_once(
+        changed,
+        json.dumps({name: getattr(rows, name) for name in Rows.model_fields}),
+        config.objective.type,
+        folder,
+        text,
+    )
+
+
+@cache  # the global batch and the steps ask for the same rows
+def _lengths_once(
+    files: tuple[tuple[Path, int], ...], rows: str, objective: str, folder: Path, chat_template: str | None
+) -> tuple[int, ...]:
+    from tuner.data import token_estimate  # rows on the hub are not tokenized here
+
+    block = Rows.model_validate(json.loads(rows))
+    return token_estimate.lengths([file for file, _ in files], block, objective, folder, chat_template)
+
+
+def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset) -> DatasetSize:
+    """Return the rows that are read where some are held out."""
+    if counted.rows is None:
+        return counted
+    from tuner.data.mixing import Holdout
+
+    holdout = Holdout.of(dataset)
+    if holdout is None:
+        return counted
+    if dataset.mixture and dataset.max_rows:
+        return DatasetSize(None, "some of the first rows of a mixture are held out")
+    rows_of = [(share.path, share.name, share.split) for share in dataset.shares]
+    first = rows_of.index(rows_of[number])  # the same rows are held out wherever they stand in a mixture
+    rows = holdout.count(first, min(counted.rows, dataset.max_rows or counted.rows), counted.weight)
+    return DatasetSize(rows, num_bytes=counted.num_bytes * rows // max(1, counted.rows))
+
+
+def _counted(rows: Rows) -> DatasetSize:
+    files = _files(rows)
+    if isinstance(files, str):
+        return DatasetSize(None, files)
+    try:
+        return DatasetSize(sum(map(_num_rows, files)), num_bytes=sum(file.stat().st_size for file in files))
+    except DataError:
+        return DatasetSize(None, f"{rows.path} cannot be read directly")
+
+
+def _num_rows(file: Path) -> int:
+    stat = file.stat()
+    return _counted_once(file, stat.st_mtime_ns, stat.st_size)
+
+
+@cache  # a global batch of 'auto' and the steps ask for the same files
+def _counted_once(file: Path, mtime_ns: int, num_bytes: int) -> int:
+    from tuner.data import readers  # rows on the hub are not counted
+    from tuner.data.readers import text_files
+
+    bad: list[DataError] = []  # whatever is wrong with it, it is a row
+    if readers.kind(file) in (".json", ".csv"):
+        return sum(1 for _ in readers.read(file, bad.append)) + len(bad)
+    return sum(1 for _, line in text_files.lines(file, bad.append) if line.rstrip()) + len(bad)
+
+
+def _answers_a_row(rows: Rows, objective: str) -> int | None:
+    """Return how many judged answers a row holds: 2 of preference data, 1 of feedback; None where it is not known."""
+    from tuner.data import formats  # only for objectives of judged answers
+    from tuner.data.sample import Pair
+
+    name = rows.format
+    try:
+        if name is None and (head := list(_first_rows(rows))):
+            name = formats.detect(head, str(rows.path), columns=rows.columns, objective=objective)
+    except DataError:
+        return None
+    # What a function of the user's makes of a row is seen in the ranks alone.
+    known = formats.FORMATS.get(name or "")
+    return None if known is None else 1 + (known.kind is Pair)
+
+
+def _first_rows(rows: Rows) -> Iterator[Row]:
+    from tuner.data import readers
+
+    files = _files(rows)
+    if isinstance(files, list):
+        yield from (row for _, row in islice(chain.from_iterable(map(readers.read, files)), _DETECT_ROWS))
+
+
+def has_validation(folder: Path) -> bool:
+    """Return whether the files of a folder hold a validation split, as `datasets` tells from their names."""
+    splits = read_json_object(folder / "dataset_dict.json").get("splits")
+    if isinstance(splits, list):
+        return "validation" in splits
+    return any(_VALIDATION.search(name) for name in _names_in(folder))
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the files of a folder and those below it, without hidden ones."""
+    names = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file())
+    return [str(name) for name in names if not any(part.startswith((".", "__")) for part in name.parts)]
+
+
+def _of_folder(folder: Path) -> list[Path]:
+    """Return the training data of a folder: all its files, or the one called train beside other splits.
+
+    The folder itself is returned if `datasets` may tell the splits in another way, and if there are too many files.
+    """
+    from tuner.data import readers
+
+    names = _names_in(folder)
+    if len(names) > _MAX_FILES or not _SAVED.isdisjoint(names):
+        return [folder]
+    if any(_SPLITS.search(name) for name in names):
+        is_flat = not any("/" in name for name in names)
+        names = [name for name in names if Path(name).stem == "train"]
+        names = names if is_flat and len(names) == 1 else []
+    return [folder / name for name in names if readers.kind(Path(name))] or [folder]
+
+
+def _files(rows: Rows) -> list[Path] | str:
+    """Return the files of a data set, or why they are not counted."""
+    place = paths.local(rows.path) if rows.path else None
+    if place is None:
+        return f"{rows.path} is on the hub"
+    files = _of_folder(place) if paths.is_folder(place) else paths.matching(place)
+    if not files:
+        return f"{rows.path} does not exist"
+    if files == [place] and not place.is_file():
+        return f"{rows.path} is a folder"
+    if other := next((file for file in files if file.suffix.lower() not in _MAX_BYTES), None):
+        return f"{other.name} is not plain text"
+    most = min(_MAX_BYTES[file.suffix.lower()] for file in files)
+    if sum(file.stat().st_size for file in files) > most:
+        return f"{rows.path} is larger than {most // _MIB} MiB"
+    return files
+
+
+SHARE = 0.05
+LEAST, MOST = 8, 500
+"""Rows: fewer measure hardly anything, and more only take time at every validation."""
+_LARGEST_SHARE = 0.2
+_DIGITS = 6
+_TRAIN, _VAL = LOADERS
+_SPLIT = f"{_TRAIN}.dataset.val_split"
+_NONE = "--val-split 0 holds out none"
+
+
+def hold_out(loaded: Recipe) -> Recipe:
+    """Return the recipe with a number, or None, where its `val_split` is 'auto'; a note says which and why."""
+    dataset = loaded.config.train_dataloader.dataset
+    if dataset.val_split != "auto":
+        return loaded
+    folder = paths.local(dataset.path) if dataset.path else None
+    if folder and folder.is_dir() and has_validation(folder):
+        return _on_its_split(loaded)
+    rows = num_rows(dataset)
+    if rows is None:
+        place = Place(Kind.DERIVED, "derived: 5 % of the rows, which are not counted before they are read")
+        note = f"validation: 5 % of the training rows are held out ({_NONE})"
+        return _with_note(_with_share(loaded, SHARE, place), note)
+    wanted = min(max(LEAST, round(SHARE * rows)), MOST)
+    if wanted > _LARGEST_SHARE * rows:
+        if not _needs_validation(loaded.config):
+            return _without(loaded, rows)
+        wanted = max(1, int(_LARGEST_SHARE * rows))
+    made = _with_share(loaded, _share(wanted, rows), Place(Kind.DERIVED, f"derived: about {wanted} of {rows:,} rows"))
+    held = num_held_out(made.config.train_dataloader.dataset) or wanted
+    return _with_note(made, f"validation: {held} of the {rows:,} rows are held out ({_NONE})")
+
+
+def _share(wanted: int, rows: int) -> float:
+    """Return a share of few digits that holds `wanted` of the rows out: of each 1 / share rows one."""
+    digits: int = 10 ** (_DIGITS + max(0, math.floor(math.log10(rows / wanted))))
+    return min(math.ceil(wanted / rows * digits) / digits, 0.5)
+
+
+def _needs_validation(config: RecipeConfig) -> bool:
+    cfg, count = config.train_cfg, config.log.num_samples
+    asked = (cfg.val_interval, cfg.early_stopping_patience, config.checkpoint.save_best, config.log.generate)
+    return any(asked) or (isinstance(count, int) and count > 0)
+
+
+def _with_share(loaded: Recipe, share: float, place: Place) -> Recipe:
+    return loaded.settled({_SPLIT: share, f"{_VAL}.dataset.val_split": share}, place)
+
+
+def _without(loaded: Recipe, rows: int) -> Recipe:
+    place = Place(Kind.DERIVED, f"derived: {rows} rows are too few to hold some out")
+    found = loaded.settled({_SPLIT: None, f"{_TRAIN}.dataset.val_seed": None}, place)
+    origins = {key: origin for key, origin in found.origins.items() if not key.startswith(f"{_VAL}.")}
+    found = replace(found, config=found.config.with_values({_VAL: None}), origins={**origins, _VAL: Origin(place)})
+    some = "row is" if rows == 1 else "rows are"
+    return _with_note(found, f"validation: none; {rows} {some} too few to hold some out (--val FILE, --val-split 0.2)")
+
+
+def _on_its_split(loaded: Recipe) -> Recipe:
+    path = loaded.config.train_dataloader.dataset.path
+    place = Place(Kind.DERIVED, f"derived: {path} has a validation split")
+    own = {"split": "validation", "val_split": None, "val_seed": None, "held_out": False}
+    values = {_SPLIT: None, f"{_TRAIN}.dataset.val_seed": None}
+    found = loaded.settled({**values, **{f"{_VAL}.dataset.{key}": value for key, value in own.items()}}, place)
+    return _with_note(found, f"validation: the validation split of {path}")
+
+
+def _with_note(loaded: Recipe, note: str) -> Recipe:
+    return replace(loaded, notes=(*loaded.notes, f"{note}."))

@@ -1,0 +1,213 @@
+"""The rows of one rank: prepared once a node, or streamed from blocks that local rank 0 of the node has made.
+
+`data` turns rows into tokens. A checkpoint of a streamed run says where the block of its next row begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from transformers import TrainerCallback
+
+from tuner.data import blocks, outcomes
+from tuner.data.blocks import Maker, Start
+from tuner.data.pipeline import Pipeline
+from tuner.data.prepare import describe, prepare, trusts_fastokens
+from tuner.data.prepared import Prepared
+from tuner.data.stream import Rows, Stream
+from tuner.errors import DataError, Stopped
+from tuner.files import make_folder
+from tuner.machine import few_steps
+from tuner.machine.topology import Batch, Rank
+from tuner.recipes.schema import RecipeConfig
+from tuner.runs.directory import RunDirectory
+from tuner.runs.resume_point import ResumePoint
+from tuner.worker.guard import Guard
+from tuner.worker.process import warn
+
+_COLLATED_AHEAD = 2
+"""Micro-batches that a dataloader takes ahead for each of its processes (torch's prefetch_factor)."""
+
+
+class NodeStream(TrainerCallback):  # type: ignore[misc]
+    """The stream of a node's ranks, whose local rank 0 has the blocks made; `with` it they end with the run."""
+
+    stream: Stream
+
+    def __init__(self, config: RecipeConfig, run: RunDirectory, rank: Rank) -> None:
+        """Find where the node's blocks lie; every rank takes part."""
+        self.config, self.run, self.rank = config, run, rank
+        self.global_batch = int(run.read_json(run.run)["batch"]["global_batch"])
+        self.home = run.stream / str(_leader(rank))
+        self._maker: Maker | None = None
+        self._files: dict[str, Any] = {}
+        self._told = 0
+
+    def open(self, tokenizer: Any, point: ResumePoint | None, tick: Callable[[], None]) -> Stream:
+        """Return the stream once its first rows are there; local rank 0 is to be done before the others call it.
+
+        Raises:
+            DataError: the rows cannot be streamed, or are not those that the checkpoint was trained on.
+            TunerError: as of a `Maker`.
+        """
+        config, first = self.config, point.checkpoint.step * self.global_batch if point else 0
+        assert config.train_cfg.max_steps, "the schema asks for it"
+        num_rows = config.train_cfg.max_steps * self.global_batch
+        sha256 = None
+        if self.rank.local_rank == 0:
+            sha256 = self._have_blocks_made(tokenizer, point, num_rows)
+        if self._maker:
+            self._maker.passed(first)
+        rows = Rows(self.home, num_rows, config.randomness.seed, config.objective.type)
+        go_on = self._maker.go_on if self._maker else None
+        self.stream = Stream(rows, first, go_on, is_over=lambda: bool(self.run.failures()), tick=tick)
+        if self._maker and self._maker.ready:
+            self._told = self._maker.ready[0].end
+        if point and sha256 not in (None, self.stream.first.sha256):
+            raise _changed(point, "other rows or another order", "others")
+        return self.stream
+
+    def _have_blocks_made(self, tokenizer: Any, point: ResumePoint | None, num_rows: int) -> str | None:
+        """Begin at the block of the next row, and return its hash where that is known."""
+        loader = self.config.train_dataloader
+        pipeline = Pipeline(loader.dataset, self.config.objective.type)
+        self._files = blocks.opened(pipeline)
+        start, sha256 = _start(point, self._files) if point else (Start(), None)
+        shutil.rmtree(self.home, ignore_errors=True)  # of an attempt that was killed
+        make_folder(self.home)
+        most = blocks.ROWS if loader.dataset.streaming is True else int(loader.dataset.streaming)
+        # A step ends when the dataloader has the next one's first micro-batches, of all ranks.
+        rounds = 2 + _COLLATED_AHEAD * loader.num_workers
+        ahead = self.global_batch * (1 + -(-rounds // self.config.split.accumulation))
+        self._maker = Maker(pipeline, tokenizer, self.home, start, most=most, ahead=ahead, num_rows=num_rows)
+        return sha256
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """Return what the checkpoint of a step says of the stream; on rank 0."""
+        assert self._maker
+        start, sha256 = self._maker.at(step * self.global_batch)
+        return {"stream": {"files": self._files, "start": start._asdict(), "sha256": sha256}}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._maker:
+            self._maker.passed(state.global_step * self.global_batch)
+            if self.rank.rank == 0:
+                self.tell()
+
+    def tell(self) -> None:
+        """Say what became of the rows of each new block, until all rows were read once; of the first, others do."""
+        for start, end, folder, _ in self._maker.ready if self._maker else ():
+            if start.first >= self._told and not start.epoch:
+                found = Prepared.load(folder, self.config.objective.type)
+                print(describe(found, f"train, from {start.first:,} on"), flush=True)
+                self.run.add_to_data_report({"split": "train", **line} for line in found.changed())
+            self._told = max(self._told, end)
+
+    def __enter__(self) -> NodeStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._maker:
+            return
+        self._maker.end()
+        # After a failure other ranks may still read them, and would fail in their turn; the next start removes them.
+        if kind is None or issubclass(kind, Stopped):
+            shutil.rmtree(self.home, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another node's are in it
+                self.run.stream.rmdir()
+
+
+def _leader(rank: Rank) -> int:
+    """Return the local rank 0 of this rank's node: launchers may deal ranks to nodes in blocks or in turns."""
+    own, everywhere = socket.gethostname(), [("", 0)] * rank.world_size
+    dist.all_gather_object(everywhere, (own, rank.local_rank))
+    return max(number for number in range(rank.rank + 1) if everywhere[number] == (own, 0))
+
+
+def _start(point: ResumePoint, files: dict[str, Any]) -> tuple[Start, str | None]:
+    """Return where the block of the next row begins, and its hash where it was made.
+
+    Raises:
+        DataError: the checkpoint was trained on other files.
+    """
+    saved = point.checkpoint.facts.get("data", {}).get("stream")
+    if saved is None:
+        raise _changed(point, "a stream", "data that was prepared whole")
+    if saved["files"] != files:
+        now, before = (f"{one['files']:,} files of {one['bytes']:,} bytes" for one in (files, saved["files"]))
+        raise _changed(point, "other rows or another order" if now == before else now, before)
+    return Start(**saved["start"]), saved["sha256"]
+
+
+def _changed(point: ResumePoint, now: str, before: str) -> DataError:
+    what = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
+    fix = "Restore the data, or start a new run without --resume."
+    return DataError(what, where="train_dataloader.dataset", fix=fix)
+
+
+def prepare_rows(
+    config: RecipeConfig,
+    tokenizer: Any,
+    rank: Rank,
+    run: RunDirectory,
+    guard: Guard,
+    open_stream: Callable[..., Stream] | None,
+) -> tuple[Prepared | Stream, Prepared | None]:
+    """Return the rows to train on and those of the validation; each node prepares them once.
+
+    Local rank 0 prepares them first; the other ranks of the node then read its files.
+    """
+    guard.heart.beat("preparing the data")
+    tick, val = guard.heart.tick, config.val_dataloader
+    prepared = partial(prepare, tokenizer=tokenizer, objective=config.objective.type, tick=tick)
+    if rank.local_rank != 0:
+        dist.barrier()
+    trusted = trusts_fastokens(tokenizer)
+    train_rows = partial(prepared, num_rows=run.read_json(run.run)["batch"]["rows"])
+    train_data = open_stream(tick) if open_stream else train_rows(config.train_dataloader.dataset)
+    val_data = prepared(val.dataset) if val else None
+    if trusted and not trusts_fastokens(tokenizer) and not open_stream:
+        # A row of the validation was encoded differently: the training rows may hold such tokens too.
+        train_data = train_rows(config.train_dataloader.dataset)
+    if rank.local_rank == 0:
+        dist.barrier()
+    if rank.rank == 0:
+        first = train_data.first if isinstance(train_data, Stream) else train_data
+        show_data({"train": first} | ({"validation": val_data} if val_data else {}), run)
+        warn_of_few_steps(config, first, run)
+    return train_data, val_data
+
+
+def show_data(prepared: dict[str, Prepared], run: RunDirectory) -> None:
+    """Print a summary of the data, and write each changed or dropped sample to data_report.jsonl."""
+    for name, result in prepared.items():
+        print(describe(result, name), flush=True)
+    if warning := outcomes.warning({name: result.totals for name, result in prepared.items()}):
+        warn(run, warning)
+    facts = {name: result.facts() for name, result in prepared.items()}
+    run.write_data(facts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))
+
+
+def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirectory) -> None:
+    """Warn if the rows make too few optimizer steps to learn from, unless the recipe sets the number of steps."""
+    if rows is None or config.train_cfg.max_steps:
+        return
+    sizes = run.read_json(run.run)["batch"]
+    batch = Batch(sizes["micro_batch"], sizes["accumulation"], sizes["ranks"])
+    counts = rows.counts
+    description = (
+        f"{counts.kept:,} samples packed into {counts.packed_rows:,} rows of "
+        f"{counts.pack_length or counts.max_length:,} tokens"
+        if counts.packing
+        else f"{counts.kept:,} samples"
+    )
+    unpacked = counts.kept if counts.packing else None
+    epochs = config.train_cfg.max_epochs
+    if warning := few_steps.warning(batch, epochs, counts.packed_rows, description, unpacked=unpacked):
+        warn(run, f"{warning}.")
