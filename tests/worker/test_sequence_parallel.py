@@ -15,8 +15,7 @@ from tests.e2e.runs import environment
 from tests.worker.sharing import IGNORED, SAMPLES, batch
 from tests.worker.test_batching import dealt
 from tuner.recipes.schema.long_context import KINDS
-from tuner.worker.sample_attention import sample_by_sample
-from tuner.worker.sequence_parallel import Share
+from tuner.worker.long_rows import Share, sample_by_sample
 
 TOLERANCE = 1e-5
 """Sums of fp32 in another order; what sees a token too many or too few is off by a tenth and more."""
@@ -35,6 +34,7 @@ def distances(*kinds: str) -> Iterator[tuple[str, list[float]]]:
     yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
 
 
+@pytest.mark.long
 def test_two_ranks_compute_the_loss_and_the_gradients_of_one_with_packed_samples_apart() -> None:
     [(_, found)] = distances("llama")
 

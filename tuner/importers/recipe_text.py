@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.errors import visible
 from tuner.importers.document import Keys
-from tuner.importers.recipe import Imported
+from tuner.importers.imported_recipe import Imported
 from tuner.importers.translation import Given, Outcome
 from tuner.recipes.recipe import render, render_docstring
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import RecipeError, UsageError, did_you_mean
-from tuner.importers import command_line, python_file
+from tuner.importers import python_file, shell_commands
 from tuner.importers.document import Document
-from tuner.importers.recipe import Imported, finished
+from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.translation import Tool, Translation
 from tuner.recipes import document_file
 
@@ -81,10 +81,10 @@ def _document(words: Sequence[str]) -> Document:
     if len(words) == 1 and path.suffix == ".py":
         return python_file.read(path)
     if len(words) == 1 and path.suffix in _SHELL:
-        return command_line.read_script(path)
+        return shell_commands.read_script(path)
     if paths.is_file(path) and (options := [word for word in words[1:] if word.startswith("-")]):
         raise UsageError(f"no such option: {options[0]}", where="tuner import", fix="See tuner import --help.")
-    if document := command_line.read_words(words if len(words) > 1 else shlex.split(words[0])):
+    if document := shell_commands.read_words(words if len(words) > 1 else shlex.split(words[0])):
         return document
     raise UsageError(f"{words[0]!r} is not a config that can be imported", where="tuner import", fix=_FIX)
 

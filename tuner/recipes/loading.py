@@ -29,7 +29,7 @@ from tuner.recipes.overrides import layers as override_layers
 from tuner.recipes.recipe import Asked, Overrides, Recipe, lasting_template, read_base, read_xtuner
 from tuner.recipes.recipe_file import SUFFIXES, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig, schema_keys
-from tuner.recipes.schema.objective import objectives_with
+from tuner.recipes.schema.objectives import objectives_with
 
 _CALLBACKS = "train_cfg.callbacks"
 _RATE = ("optim_wrapper", "optimizer", "lr")

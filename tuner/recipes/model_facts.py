@@ -19,6 +19,7 @@ from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
 from tuner.recipes.schema.architecture import KEEPS_APART, LACKS, Architecture
+from tuner.recipes.schema.objectives import scores
 
 _MODEL = ("model", "path")
 _NAMES = {
@@ -217,7 +218,7 @@ def _router(merged: Merged) -> Iterator[tuple[Keys, Any, str]]:
         return
     if isinstance(facts, dict) and not any(facts.get(key) for key in _NUMBERS_OF_EXPERTS):
         yield keys, None, "the model has no experts, so it has no router loss"
-    if merged.get(("objective", "type")) == "reward":
+    if scores(merged.get(("objective", "type"))):
         yield keys, None, "a reward model is trained without router loss"
 
 

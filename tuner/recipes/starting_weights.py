@@ -17,6 +17,7 @@ from tuner.recipes import catalog
 from tuner.recipes.merging import Kind, Layer, Merged, Place, lookup, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
+from tuner.recipes.schema.objectives import scores
 
 _WHOLE = "config.json"
 _RESULT = "final"
@@ -160,7 +161,7 @@ def _check_base(merged: Merged, told: dict[str, Any], folder: str) -> None:
 
 def _check_ends(merged: Merged, told: dict[str, Any], folder: str) -> None:
     objective = merged.get(("objective", "type"))
-    if (told.get("task_type") == "SEQ_CLS") != (objective == "reward"):
+    if (told.get("task_type") == "SEQ_CLS") != scores(objective):
         what = f"the adapter in {folder!r} is of task {told.get('task_type')}, which objective {objective} cannot train"
         fix = f"Merge it into its base first: tuner export {folder} DEST --merge, then --model DEST."
         raise RecipeError(what, where=paths.ADAPTED, fix=fix)
