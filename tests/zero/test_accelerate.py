@@ -77,7 +77,7 @@ def test_a_key_without_counterpart_is_told_with_its_line_and_its_reason(tmp_path
             document = _opened(tmp_path, f"\n{block}{indent}{key}: something\n", body)
 
             (warning,) = check(document).warnings
-            assert key in warning and left_out.why in warning
+            assert key in warning and left_out.reason in warning
             assert f"accelerate.yaml:{body.count(chr(10)) + 4}: " in warning
 
 

@@ -27,7 +27,7 @@ from tuner.runs import directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import LoadAs, resume_from
-from tuner.zero.config import is_auto, stage, with_measurement_folders
+from tuner.zero.config import FinalConfig, is_auto, stage, with_measurement_folders
 
 WORK_DIRS = Path("work_dirs")
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
@@ -187,9 +187,13 @@ def resolve_recipe(
         light = batch_size.lightest(loaded, ranks).config
         deepspeed, reason = fitting.choose_level(light, topology, hardware, dtype, ignore=ignore_fit)
         document = final_config.open_document(loaded, deepspeed)
-    loaded = batch_size.choose_split(loaded, document, topology, hardware, dtype)
+
+    def merged(recipe: Recipe, batch: Batch) -> FinalConfig:
+        return final_config.merged(recipe, document, batch, dtype, hardware)
+
+    loaded = batch_size.choose_split(loaded, topology, hardware, dtype, merged)
     batch = Batch(*loaded.config.split[:2], ranks)
-    final = final_config.merged(loaded, document, batch, dtype, hardware)
+    final = merged(loaded, batch)
     level = document.preset or document.name
     loaded = fitting.choose_loss(loaded, final.config, topology, hardware, dtype)
     _refuse_compiled_chunks(loaded, final.config)

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, NoReturn
 from tuner.errors import DeepSpeedConfigError, RecipeError, did_you_mean
 from tuner.paths import is_file
 from tuner.recipes import catalog
-from tuner.recipes.catalog_folders import PRESETS
-from tuner.recipes.foreign import YAML
-from tuner.recipes.merging import Layer, Merged, leaves, lookup, nested
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.catalog import PRESETS
+from tuner.recipes.document_file import YAML
+from tuner.recipes.merging import Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.recipe_file import read_value
 from tuner.zero.config import AUTO, BASE, NONE, Config, Document, Keys, chosen, sources_of, stage_0

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from tuner.recipes.merging import lookup
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes.merging import Kind, Origin, Place, lookup
 
 if TYPE_CHECKING:
     from tuner.errors import DeepSpeedConfigError

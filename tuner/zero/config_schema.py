@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.zero.jsonfile import show
-
 Field = dict[str, Any]
 """One field of schema.json."""
 
@@ -104,6 +102,7 @@ BOUNDS: dict[str, Field] = {
     "scheduler.params.lr_range_test_step_size": {"ge": 1},
 }
 
+_MAX_SHOWN = 60
 _RELATIONS = {
     "gt": (operator.gt, "greater than"),
     "ge": (operator.ge, "at least"),
@@ -203,3 +202,14 @@ def _check_bounds(value: object, bounds: Field) -> None:
     for name, (holds, words) in _RELATIONS.items():
         if name in bounds and not holds(value, bounds[name]):
             raise Misfit(f"is not {words} {show(bounds[name])}", f"Write a number {words} {show(bounds[name])}.")
+
+
+def show(value: object) -> str:
+    """Return a value as JSON, cut to fit into a message."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def named(keys: tuple[str | int, ...], value: object) -> str:
+    """Return `a.b = value` for a message."""
+    return f"{'.'.join(map(str, keys))} = {show(value)}"

@@ -20,7 +20,6 @@ MAX_DEPTH = 32
 # No config has more than some hundred; a megabyte of `1,` would take a second.
 MAX_VALUES = 5_000
 _MAX_NUMBER_LENGTH = 100
-_MAX_SHOWN = 60
 _INT_LIMIT = 2**63
 
 # Possessive, so that no input makes the matcher go back: a file is scanned once.
@@ -212,14 +211,3 @@ class _Parser:
         self.fail(
             f"expected a value, found {self.next_word()}", fix or "Write a number, a string, true, false or null."
         )
-
-
-def show(value: object) -> str:
-    """Return a value as JSON, cut to fit into a message."""
-    text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-
-
-def named(keys: Keys, value: object) -> str:
-    """Return `a.b = value` for a message."""
-    return f"{'.'.join(map(str, keys))} = {show(value)}"

@@ -13,9 +13,8 @@ from typing import Literal, NamedTuple
 from tuner.errors import DeepSpeedConfigError, did_you_mean, nearest, together
 from tuner.recipes.merging import lookup
 from tuner.zero.config import ZERO, Config, Document, Keys, device, stage
-from tuner.zero.config_schema import Field, Misfit, fit, schema, spellings
+from tuner.zero.config_schema import Field, Misfit, fit, named, schema, show, spellings
 from tuner.zero.contradictions import DROPPED, INERT, RULES, UNRUNNABLE
-from tuner.zero.jsonfile import named, show
 
 Entries = list[tuple[Keys, DeepSpeedConfigError]]
 """Keys, each with its problem or warning. A warning is an error object that is not raised."""

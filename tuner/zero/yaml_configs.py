@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from tuner.errors import DeepSpeedConfigError, brief_repr, did_you_mean
 from tuner.machine.topology import LaunchFlags
-from tuner.recipes import foreign, hydra, interpolation
-from tuner.recipes.merging import Layer, Merged, leaves, lookup, nested
-from tuner.recipes.origin import Keys, Kind, Origin, Place
+from tuner.recipes import document_file, yaml_text
+from tuner.recipes.merging import Keys, Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
 from tuner.recipes.yaml_text import Yaml
 from tuner.zero import config
 from tuner.zero.config import Config, Document
@@ -266,13 +265,13 @@ def read_roll(yaml: Yaml, path: Path, name: str) -> Document:
     Raises:
         DeepSpeedConfigError: it holds no such config, or several; or `defaults` or `${...}` are wrong.
     """
-    merged = hydra.merged(yaml, path.parent, name, DeepSpeedConfigError)
+    merged = yaml_text.with_defaults(yaml, path.parent, name, DeepSpeedConfigError)
     at = _role(merged) or _only_preset(merged, name)
 
     def wrong(problem: str, keys: Keys, fix: str) -> DeepSpeedConfigError:
         return DeepSpeedConfigError(problem, where=merged.place_of(keys), fix=fix)
 
-    value, _ = interpolation.resolved(merged.values, wrong, at=at)
+    value, _ = yaml_text.with_references(merged.values, wrong, at=at)
     if not isinstance(value, dict):
         raise DeepSpeedConfigError(f"{'.'.join(at)} is not a DeepSpeed config", where=merged.place_of(at), fix=_FIX)
     named = lookup(merged.values, at)
@@ -307,7 +306,7 @@ def _only_preset(merged: Merged, name: str) -> Keys:
     if presets:
         problem = f"{name} holds several DeepSpeed configs: {', '.join(presets)}"
         raise DeepSpeedConfigError(problem, where=name, fix="Give the file of one of them.")
-    fix = f"It is a training config: tuner train {name}." if foreign.trains(Path(name)) else _FIX
+    fix = f"It is a training config: tuner train {name}." if document_file.says_what_to_train(Path(name)) else _FIX
     raise DeepSpeedConfigError(f"{name} has no DeepSpeed config", where=name, fix=fix)
 
 
