@@ -21,11 +21,10 @@ from tuner.launch.machine_facts import cluster, fit_machines
 from tuner.machine.few_steps import ENOUGH
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, Topology
-from tuner.recipes.origin import Kind, Place
+from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
 from tuner.recipes.schema.long_context import sees_whole_samples
-from tuner.recipes.schema.objective import least_batch_size
 from tuner.zero import merge
 from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
@@ -57,7 +56,7 @@ def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
         loaded, is_open[GLOBAL_BATCH] = loaded.settled({GLOBAL_BATCH: None}, place), False
     batch = None if is_open[GLOBAL_BATCH] else samples_of_rank(loaded.config, ranks) * ranks
     micro = config.train_dataloader.batch_size
-    unit = ranks * (least_batch_size(config.objective) if micro == "auto" else micro)
+    unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
     if not steps.packs(config):
         rows = _rows(config, sources)
         chosen: Mapping[str, Any] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}

@@ -1,7 +1,7 @@
 """The rows of a recipe's data: how many local files hold, and how many of them are held out for validation.
 
 Rows are counted in milliseconds and without the libraries of training. A row is what `data.readers` reads as one; what
-takes longer, or other libraries, is left to the worker. `recipes.validation_rows` decides where rows may be held out,
+takes longer, or other libraries, is left to the worker. `recipes.data_sets` decides where rows may be held out,
 this module decides how many, and `data` chooses them.
 """
 
@@ -22,8 +22,8 @@ from tuner.errors import DataError
 from tuner.files import read_json_object
 from tuner.launch import steps
 from tuner.launch.steps import DatasetSize
-from tuner.recipes import catalog, template
-from tuner.recipes.origin import Kind, Origin, Place
+from tuner.recipes import catalog, starting_weights
+from tuner.recipes.merging import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import LOADERS, Dataset, RecipeConfig, Rows, Share
 
@@ -49,10 +49,10 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     dataset = config.train_dataloader.dataset
     if dataset.streaming:
         return (DatasetSize(None, "they are streamed, and max_steps ends the run"),)
-    is_kto = config.objective.type == "kto"
+    judges_single_answers = config.objective.facts.rows == "judged"
     return tuple(
         _less_held_out(one, number, dataset)._replace(
-            samples_a_row=_answers_a_row(share) if is_kto else 1,
+            samples_a_row=_answers_a_row(share, config.objective.type) if judges_single_answers else 1,
             lengths=_lengths(share, config) if steps.packs(config) else (),
         )
         for number, (one, share) in enumerate(zip(_weighted(dataset), dataset.shares, strict=True))
@@ -104,7 +104,7 @@ def _lengths(rows: Rows, config: RecipeConfig) -> tuple[int, ...]:
     if isinstance(files, str) or folder is None or not paths.is_file(folder / "tokenizer.json"):
         return ()
     named = config.model.chat_template
-    text = catalog.chat_template(named) if named else template.own(folder)
+    text = catalog.chat_template(named) if named else starting_weights.chat_template_of(folder)
     changed = tuple((file, file.stat().st_mtime_ns) for file in files)
     return _lengths_once(
         changed,
@@ -168,15 +168,15 @@ def _counted_once(file: Path, mtime_ns: int, num_bytes: int) -> int:
     return sum(1 for _, line in text_files.lines(file, bad.append) if line.rstrip()) + len(bad)
 
 
-def _answers_a_row(rows: Rows) -> int | None:
+def _answers_a_row(rows: Rows, objective: str) -> int | None:
     """Return how many judged answers a row holds: 2 of preference data, 1 of feedback; None where it is not known."""
-    from tuner.data import formats  # of no use to objectives other than kto
+    from tuner.data import formats  # only for objectives of judged answers
     from tuner.data.sample import Pair
 
     name = rows.format
     try:
         if name is None and (head := list(_first_rows(rows))):
-            name = formats.detect(head, str(rows.path), columns=rows.columns, objective="kto")
+            name = formats.detect(head, str(rows.path), columns=rows.columns, objective=objective)
     except DataError:
         return None
     # What a function of the user's makes of a row is seen in the ranks alone.

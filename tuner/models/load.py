@@ -30,7 +30,6 @@ from tuner.models.adapters import with_adapter
 from tuner.models.tiny import materialize
 from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
-from tuner.recipes.schema.objective import Dpo, Kto
 
 CACHE = paths.cache(os.environ)  # effect: where made models are kept
 
@@ -126,7 +125,7 @@ def load_reference(
     copy of it that TRL makes. Arguments and errors as `load_model`.
     """
     objective = config.objective
-    if not isinstance(objective, Dpo | Kto) or config.adapter or objective.precompute_ref_log_probs:
+    if not objective.loads_reference or config.adapter:
         return None
     return _load(config, path, dtype, device, shards, tokenizer).requires_grad_(False)
 
@@ -138,7 +137,7 @@ def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shar
         arguments["quantization_config"] = quantized(config.quantization, dtype)
         if device != "cpu" and not shards:
             arguments["device_map"] = {"": device}
-    model = load_weights(config.model, path, dtype, scores=config.objective.type == "reward", **arguments)
+    model = load_weights(config.model, path, dtype, scores=config.objective.facts.scores, **arguments)
     if config.model.use_liger_kernel is True:
         # TRL's head and ours compute the loss (worker/loss.py); Liger's would take the forward that they stand on.
         apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})

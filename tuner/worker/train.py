@@ -33,7 +33,7 @@ from tuner.errors import Stopped
 from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
 from tuner.models.load import load_model, load_reference, source, tokenizer_of
-from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, resolved_recipe
+from tuner.recipes.schema import RecipeConfig, resolved_recipe
 from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory, resume_command
 from tuner.runs.resume_point import ResumePoint
@@ -271,7 +271,7 @@ def _before_step_1(inputs: Inputs, trainer: Any, models: tuple[Any, Any | None])
     config, callbacks = inputs.config, list[TrainerCallback]()
     if (
         config.train_cfg.loss == "chunked"
-        and config.objective.type in CHOOSES_LOSS
+        and config.objective.facts.chooses_loss
         and not config.train_cfg.torch_compile
     ):
         callbacks.append(
@@ -355,5 +355,5 @@ def _finish(
     show_samples(config, run, guard, run_s=seconds, num_parameters=_num_parameters(trainer.model.parameters()))
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
     print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run.recipe))} --set lr=...")
-    use = "eval" if config.objective.type == "reward" else "chat"
+    use = "eval" if config.objective.facts.scores else "chat"
     print(f"Next: tuner {use} {shlex.quote(str(run.path))}", flush=True)
