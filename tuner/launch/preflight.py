@@ -9,15 +9,37 @@ from collections.abc import Callable, Iterator
 
 from tuner.errors import TunerError, together
 from tuner.launch import fitting
-from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files
+from tuner.launch.checks import Finding, deepspeed_config, gpus, host, model_files
 from tuner.launch.resolved_run import ResolvedRun
+from tuner.launch.steps import too_few
 
 Check = Callable[[ResolvedRun], Iterator[Finding]]
+
+
+def few_steps(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a run of too few optimizer steps."""
+    if warning := too_few(run.recipe.config, run.batch, run.steps):
+        yield warning
+
+
+def _streamed(run: ResolvedRun) -> Iterator[Finding]:
+    if run.recipe.config.train_dataloader.dataset.streaming:
+        from tuner.launch.checks import inputs  # few runs stream their data
+
+        yield from inputs.streamed(run)
+
+
+def _inputs(run: ResolvedRun) -> Iterator[Finding]:
+    from tuner.launch.checks import inputs  # a dry run reads no rows and asks no hub
+
+    yield from _findings(run, inputs.first_rows, inputs.reachable, inputs.pushes)
+
+
 _ELSEWHERE: tuple[Check, ...] = (model_files.architecture, model_files.weights, model_files.context, model_files.packed)
-"""What this machine can tell of a run on others; the rest is about the machine that trains."""
+"""What this machine can check for a run on others; all other checks are about the machine that trains."""
 _QUICK: tuple[Check, ...] = (
-    inputs.few_steps,
-    inputs.streamed,
+    few_steps,
+    _streamed,
     *_ELSEWHERE,
     model_files.kernels,
     model_files.chat_template,
@@ -34,12 +56,10 @@ _QUICK: tuple[Check, ...] = (
     host.open_files,
     deepspeed_config.swap_space,
 )
-"""Together some milliseconds, and no network: a dry run shows them too."""
+"""Checks that take milliseconds together and use no network: a dry run makes them too."""
 _SLOW: tuple[Check, ...] = (
     model_files.tokens,
-    inputs.first_rows,
-    inputs.reachable,
-    inputs.pushes,
+    _inputs,
     host.download,
     gpus.driver,
     gpus.busy,
@@ -51,7 +71,7 @@ _CONFIGURED: tuple[Check, ...] = (
     *(*_ELSEWHERE, model_files.tokens, gpus.attention, gpus.liger, gpus.offloading, gpus.precision),
     *(deepspeed_config.swap_space, host.installed, host.notifies, deepspeed_config.config, deepspeed_config.compiles),
 )
-"""What a recipe and its config ask of this machine, whatever its memory and its data."""
+"""What a recipe and its config need of this machine, apart from memory and data."""
 
 
 def check(run: ResolvedRun) -> tuple[str, ...]:
@@ -73,8 +93,12 @@ def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
     Raises:
         TunerError: as `check`.
     """
-    slow = () if quick else (model_files.tokens, inputs.first_rows, inputs.reachable)
-    return _judge(run, *_ELSEWHERE, inputs.few_steps, inputs.streamed, deepspeed_config.unknown, *slow, _fit)
+    quick_checks = (*_ELSEWHERE, few_steps, _streamed, deepspeed_config.unknown)
+    if quick:
+        return _judge(run, *quick_checks, _fit)
+    from tuner.launch.checks import inputs  # as in `_inputs`
+
+    return _judge(run, *quick_checks, model_files.tokens, inputs.first_rows, inputs.reachable, _fit)
 
 
 def inspect(run: ResolvedRun) -> tuple[Finding, ...]:

@@ -13,6 +13,7 @@ from tuner.launch.steps import Steps
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Batch, LaunchFlags, Topology
 from tuner.recipes.recipe import Overrides, Recipe
+from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.resume_point import ResumePoint
 from tuner.zero.final_config import FinalConfig
 from tuner.zero.jsonfile import Document
@@ -50,6 +51,14 @@ class Request(NamedTuple):
     """Gets each thing that happens in the run, as `train --json` prints it."""
 
 
+class Start(NamedTuple):
+    """Where a run starts. Without a checkpoint it starts from the beginning."""
+
+    run_path: Path
+    checkpoint: Checkpoint | None = None
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class ResolvedRecipe:
     """A recipe on machines; `level_reason` says why `auto` took this level, None where it was named.
@@ -83,7 +92,7 @@ class ResolvedRun(ResolvedRecipe):
         run_path: The run directory.
         is_known_run: It is that of an earlier attempt, with which this one goes on.
         resume: None of a run that starts new, or again.
-        state: What this run's checkpoints are made of: see `resuming.state_of`.
+        state: What this run's checkpoints are made of: see `resolve._state`.
         launch_id: Tells this launch from earlier ones in the same directory; the same for all its tasks and nodes.
         notes: What to say of the recipe and of what it goes on from.
     """
@@ -99,3 +108,19 @@ class ResolvedRun(ResolvedRecipe):
     started: datetime
     launch_id: str
     notes: tuple[str, ...]
+
+
+def is_already_started(run_path: Path, topology: Topology) -> bool:
+    """Return whether the leader may have written the run directory, or half of it, before this task or node looks."""
+    return not topology.leads and run_path.is_dir()
+
+
+def batch_settings(recipe: Recipe) -> dict[str, int | str]:
+    """Return the batch as a recipe sets it, for the manifest of a checkpoint."""
+    config = recipe.config
+    whole = config.train_cfg.global_batch_size
+    return {
+        "micro_batch": config.train_dataloader.batch_size,
+        "accumulation": config.optim_wrapper.accumulative_counts,
+        **({"asked_global_batch": whole} if isinstance(whole, int) else {}),
+    }

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import DataError, MachineError, ModelError, UsageError
-from tuner.launch import steps
 from tuner.launch.checks import Finding
 from tuner.launch.checks.model_files import missing_weights
 from tuner.launch.resolved_run import ResolvedRun
@@ -43,12 +42,6 @@ def streamed(run: ResolvedRun) -> Iterator[Finding]:
     if place is None or _are_files(rows):
         sources.check_stream(rows.path, paths.matching(place) if place else ())
     yield from ()
-
-
-def few_steps(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a run of too few optimizer steps."""
-    if warning := steps.too_few(run.recipe.config, run.batch, run.steps):
-        yield warning
 
 
 def _read(rows: Rows, dataset: Dataset, objective: str) -> None:
