@@ -208,7 +208,7 @@ def step(engine: Any, job: Job, device: str, enter: Callable[[str], None] = lamb
 
 
 def _loss(engine: Any, job: Job, device: str) -> Tensor:
-    """Return the loss as `tuner.worker.trainers.Sft` computes it."""
+    """Return the loss as `tuner.worker.objectives.sft_training.Sft` computes it."""
     shape = (job.rows, job.row_tokens)
     text = engine.module.config.get_text_config()
     batch = {"input_ids": torch.randint(0, text.vocab_size, shape, device=device)}

@@ -7,9 +7,9 @@ import sys
 
 import torch.distributed as dist
 
-from tuner.worker import store
+from tuner.worker.process import serve_store
 
-store.serve()
+serve_store()
 dist.init_process_group("gloo")
 said: list[str | None] = [None] * dist.get_world_size()
 dist.all_gather_object(said, sys.argv[-1])

@@ -163,7 +163,7 @@ def test_kto_has_two_answers_in_a_row_of_preference_data(
     file = tmp_path / "rows.jsonl"
     file.write_text(content * 9)
 
-    assert data_rows._answers_a_row(rows_of(file, **more)) == answers
+    assert data_rows._answers_a_row(rows_of(file, **more), "kto") == answers
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.csv"])
@@ -171,7 +171,7 @@ def test_the_kind_of_row_is_told_from_arrays_and_records_too(tmp_path: Path, nam
     text = f"[{PAIR}]" if name == "rows.json" else "prompt,chosen,rejected\na,b,c\n"
     (tmp_path / name).write_text(text)
 
-    assert data_rows._answers_a_row(rows_of(tmp_path / name)) == 2
+    assert data_rows._answers_a_row(rows_of(tmp_path / name), "kto") == 2
 
 
 @pytest.mark.parametrize("data", ["a.jsonl", "a.jsonl,b.jsonl:0.3", "a.jsonl:2.5,b.jsonl,a.jsonl:0.7", "folder"])

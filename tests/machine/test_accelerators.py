@@ -19,7 +19,7 @@ from tuner.launch import fitting
 from tuner.machine import accelerators, hardware, libraries
 from tuner.machine.hardware import Gpu, Hardware, detect
 from tuner.recipes import loading
-from tuner.worker import progress, random_state, train
+from tuner.worker import consensus, step_log, train
 from tuner.zero.precision import decide
 
 
@@ -127,7 +127,7 @@ def test_a_rank_asks_the_accelerator_for_its_device_its_memory_and_its_random_nu
     set_accelerator(Made())
     try:
         device = train._join(rank, config)
-        held, states = progress._peak_bytes(), random_state.random_states()
+        held, states = step_log._peak_bytes(), consensus.random_states()
     finally:
         set_accelerator(before)
 

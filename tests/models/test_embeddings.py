@@ -14,7 +14,7 @@ from tests.cli.made_runs import make_run
 from tests.machine.gpus import CPU
 from tuner import assets
 from tuner.errors import ModelError
-from tuner.models.embeddings import num_rows_of
+from tuner.models.integrity import num_rows_of
 from tuner.models.load import CACHE, load_model, load_reference
 from tuner.models.tiny import materialize
 from tuner.recipes.loading import load

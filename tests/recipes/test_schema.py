@@ -16,7 +16,10 @@ from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, schema_keys
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.objective import Dpo, Kto, Orpo, Reward
+from tuner.recipes.schema.objectives.dpo import Dpo
+from tuner.recipes.schema.objectives.kto import Kto
+from tuner.recipes.schema.objectives.orpo import Orpo
+from tuner.recipes.schema.objectives.reward import Reward
 
 QLORA = loading.load("tiny_qlora_sample_e3")
 
@@ -221,7 +224,7 @@ def test_every_block_is_strict_and_says_what_it_is(block: type[Block]) -> None:
 
 
 def test_every_block_is_a_key_of_the_recipe() -> None:
-    bases = {"RecipeConfig", "Rows"}
+    bases = {"RecipeConfig", "Rows", "Objective"}
     text = str(list(schema_keys().values()))
 
     reached = {block.__name__ for block in blocks() if re.search(rf"\.{block.__name__}\b", text)}

@@ -63,7 +63,7 @@ def distance(kind: str, rank: int, **own: Any) -> tuple[float, ...]:
 
     from tests.fit.small import small
     from tuner.lab.shrink import config_of
-    from tuner.worker.sequence_parallel import Share
+    from tuner.worker.long_rows import Share
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(small(kind, **own)), attn_implementation="sdpa").train()
@@ -95,14 +95,14 @@ def ranks(rank: int, kinds: list[str], meeting: str) -> None:
     import deepspeed
 
     import tuner.models.load  # noqa: F401  the types that are ours
-    from tuner.worker import compat, sample_attention
+    from tuner.worker import compat, long_rows
 
     torch.set_num_threads(1)
     compat.build_no_collective()
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     deepspeed.init_distributed("gloo")
     trainer = SimpleNamespace(accelerator=SimpleNamespace(), is_evaluating=True)
-    compat.share_samples(trainer, sample_attention.sample_by_sample)
+    compat.share_samples(trainer, long_rows.sample_by_sample)
     for kind in kinds:
         try:
             answer: Any = distance(kind, rank)

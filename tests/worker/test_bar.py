@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tuner.worker.progress import ProgressBar
+from tuner.worker.step_log import ProgressBar
 
 LOGS = {
     "loss": 2.5,

@@ -16,7 +16,7 @@ from tuner.data.prepared import Prepared
 from tuner.launch import render
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
-from tuner.worker import train
+from tuner.worker import rank_data
 
 
 def prepared(tmp_path: Path, *rows: Any, sets: tuple[str, ...] = ()) -> tuple[RecipeConfig, Prepared, RunDirectory]:
@@ -36,7 +36,7 @@ def test_a_run_leaves_word_of_its_rows_and_warns_of_those_it_does_not_train_on(
 ) -> None:
     _, found, run = prepared(tmp_path, conversation("one", "two"), conversation("one"))
 
-    train._tell({"train": found}, run)
+    rank_data.show_data({"train": found}, run)
 
     (line,) = map(json.loads, (run.path / "data_report.jsonl").read_text().splitlines())
     assert (line["split"], line["what"], line["reason"]) == ("train", "dropped", "there is no answer")
@@ -54,7 +54,7 @@ def test_packed_rows_that_make_too_few_steps_are_told_with_the_numbers(
     steps = ("train_dataloader.batch_size=1", "accumulative_counts=16", "train_dataloader.dataset.packing=True")
     config, found, run = prepared(tmp_path, *rows, sets=steps)
 
-    train._tell_few_steps(config, found, run)
+    rank_data.warn_of_few_steps(config, found, run)
 
     counts, told = found.counts, capsys.readouterr().out
     packed = f"40 samples packed into {counts.packed_rows} rows of 64 tokens, global batch 16, 1 epoch"
@@ -65,6 +65,6 @@ def test_packed_rows_that_make_too_few_steps_are_told_with_the_numbers(
 def test_steps_that_the_recipe_sets_are_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, found, run = prepared(tmp_path, conversation("one", "two"), sets=("max_steps=1",))
 
-    train._tell_few_steps(config, found, run)
+    rank_data.warn_of_few_steps(config, found, run)
 
     assert capsys.readouterr().out == ""

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 
 from tests.data.conftest import make_tokenizer
 from tuner import assets
-from tuner.worker.final_model import save_final_model
+from tuner.worker.checkpointing import save_final_model
 
 CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 400}

@@ -13,7 +13,7 @@ from transformers import TrainerControl, TrainerState
 
 from tuner.runs import metrics
 from tuner.runs.directory import RunDirectory
-from tuner.worker.progress import LogsSteps, MetricsCallback, logs_step
+from tuner.worker.step_log import LogsSteps, MetricsCallback, logs_step
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PRELUDE = """
 import ctypes, os, subprocess, sys
 from pathlib import Path
-from tuner.worker.output import send_to
+from tuner.worker.process import send_to
 terminal = send_to(Path(sys.argv[1]))
 """
 

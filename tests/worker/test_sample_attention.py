@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import LOADERS, RecipeConfig
-from tuner.worker import compat, sample_attention
+from tuner.worker import compat, long_rows
 
 LENGTHS = (5, 3, 9)
 
@@ -41,7 +41,7 @@ def test_packed_samples_get_the_logits_of_sdpa_with_a_mask_and_of_each_sample_al
     ours, row = model(), packed()
     with torch.no_grad():
         of_mask = ours(**row, use_cache=False).logits
-        assert sample_attention.use(ours, recipe())
+        assert long_rows.attend_by_sample(ours, recipe())
         by_sample = ours(**row, use_cache=False).logits
         alone = [model()(input_ids=part[None], use_cache=False).logits for part in row["input_ids"][0].split(LENGTHS)]
 
@@ -51,9 +51,9 @@ def test_packed_samples_get_the_logits_of_sdpa_with_a_mask_and_of_each_sample_al
 
 def test_no_mask_is_made_for_a_packed_row(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = model()
-    sample_attention.use(ours, recipe())
+    long_rows.attend_by_sample(ours, recipe())
     made: list[int] = []
-    monkeypatch.setattr(sample_attention, "sdpa_mask", lambda *given, **_: made.append(given[1]))
+    monkeypatch.setattr(long_rows, "sdpa_mask", lambda *given, **_: made.append(given[1]))
 
     ours(**packed())
     assert not made
@@ -67,7 +67,7 @@ def test_gradients_are_those_of_sdpa_with_a_mask() -> None:
     for by_sample in (False, True):
         ours = model().train()
         if by_sample:
-            sample_attention.use(ours, recipe())
+            long_rows.attend_by_sample(ours, recipe())
         row = packed()
         ours(**row, labels=row["input_ids"], use_cache=False).loss.backward()
         gradients.append(torch.cat([one.grad.flatten() for one in ours.parameters()]))
@@ -81,7 +81,7 @@ def test_answers_of_padded_prompts_and_with_a_cache_are_those_of_sdpa() -> None:
         "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
     }
     plain, ours = model(), model()
-    sample_attention.use(ours, recipe())
+    long_rows.attend_by_sample(ours, recipe())
 
     for batch in (prompts, {name: rows[:1] for name, rows in prompts.items()}):
         answers = [one.generate(**batch, max_new_tokens=8, do_sample=False).tolist() for one in (plain, ours)]
@@ -91,15 +91,15 @@ def test_answers_of_padded_prompts_and_with_a_cache_are_those_of_sdpa() -> None:
 def test_models_with_a_shorter_window_and_of_unmeasured_types_keep_their_mask() -> None:
     windowed = model("mistral", sliding_window=8)
 
-    assert not sample_attention.use(windowed, recipe(max_length=16))
+    assert not long_rows.attend_by_sample(windowed, recipe(max_length=16))
     assert compat.attention_of(windowed) == "sdpa"
-    assert sample_attention.use(windowed, recipe(max_length=8))
-    assert not sample_attention.use(model("gemma2"), recipe())
+    assert long_rows.attend_by_sample(windowed, recipe(max_length=8))
+    assert not long_rows.attend_by_sample(model("gemma2"), recipe())
 
 
 def test_the_name_of_this_attention_is_not_saved_with_the_model(tmp_path: Path) -> None:
     ours = model()
-    sample_attention.use(ours, recipe())
+    long_rows.attend_by_sample(ours, recipe())
 
     ours.save_pretrained(tmp_path)
 

@@ -15,8 +15,7 @@ from tests.e2e.runs import environment
 from tests.worker.sharing import IGNORED, SAMPLES, batch
 from tests.worker.test_batching import dealt
 from tuner.recipes.schema.long_context import KINDS
-from tuner.worker.sample_attention import sample_by_sample
-from tuner.worker.sequence_parallel import Share
+from tuner.worker.long_rows import Share, sample_by_sample
 
 TOLERANCE = 1e-5
 """Sums of fp32 in another order; what sees a token too many or too few is off by a tenth and more."""

@@ -15,7 +15,7 @@ from tuner.errors import ModelError
 from tuner.lab.shrink import config_of
 from tuner.models.load import decoder_layers
 from tuner.recipes.schema.long_context import KINDS
-from tuner.worker.tiled_mlp import tile
+from tuner.worker.long_rows import tile_mlps
 
 ROW = ("train_dataloader.dataset.max_length=200", "train_dataloader.batch_size=1")
 
@@ -36,7 +36,7 @@ def gradients(model: Any) -> torch.Tensor:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_tiled_mlp_computes_the_same(kind: str) -> None:
     expected, model = gradients(model_of(kind)), model_of(kind)
-    tile(model, lightest("tiny_full_sample_e1", "tiled_mlp=True", *ROW))
+    tile_mlps(model, lightest("tiny_full_sample_e1", "tiled_mlp=True", *ROW))
 
     assert torch.allclose(gradients(model), expected, atol=1e-6)
 
@@ -46,7 +46,7 @@ def test_no_more_tokens_than_a_tile_are_in_an_mlp_and_dropout_is_the_same_in_the
     for layer in decoder_layers(model):
         layer.mlp.down_proj = torch.nn.Sequential(layer.mlp.down_proj, torch.nn.Dropout(0.5))
         layer.mlp.down_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0].clone()))
-    tile(model, lightest("tiny_full_sample_e1", "tiled_mlp=True", *ROW))
+    tile_mlps(model, lightest("tiny_full_sample_e1", "tiled_mlp=True", *ROW))
     num_forward = len(decoder_layers(model)) * 5  # of 200 tokens, 48 at a time
 
     gradients(model)
@@ -59,4 +59,4 @@ def test_a_model_that_shows_only_when_loaded_that_it_has_experts_is_refused() ->
     text = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type="mixtral"))
 
     with pytest.raises(ModelError, match="tiled_mlp is not tested"):
-        tile(SimpleNamespace(config=text), lightest("tiny_full_sample_e1", "tiled_mlp=True"))
+        tile_mlps(SimpleNamespace(config=text), lightest("tiny_full_sample_e1", "tiled_mlp=True"))

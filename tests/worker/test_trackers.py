@@ -16,8 +16,8 @@ from transformers.trainer_callback import CallbackHandler
 
 from tuner.recipes.schema import Tracker as Name
 from tuner.runs.directory import RunDirectory
-from tuner.worker import trackers
-from tuner.worker.trackers import Tracker
+from tuner.worker import step_log
+from tuner.worker.step_log import Tracker
 
 HOOKS = ("on_init_end", "on_train_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_train_end")
 
@@ -89,7 +89,7 @@ def test_a_tracker_that_hangs_is_off_after_some_patience(
 ) -> None:
     released = threading.Event()
     called = made_up(monkeypatch, on_log=released.wait)
-    monkeypatch.setattr(trackers, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(step_log, "PATIENCE_S", 0.2)
 
     run_through(Tracker("wandb", RunDirectory(tmp_path)), tmp_path)
     released.set()
@@ -108,7 +108,7 @@ def test_wandb_is_told_that_the_run_is_over(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_tensorboard_writes_into_the_run_directory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tracker,) = trackers.trackers(["tensorboard"], RunDirectory(tmp_path))
+    (tracker,) = step_log.trackers(["tensorboard"], RunDirectory(tmp_path))
 
     run_through(tracker, tmp_path / "checkpoints")
 

@@ -25,8 +25,12 @@ from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import LOADERS
 from tuner.recipes.schema.architecture import KEEPS_APART
-from tuner.recipes.schema.objective import Dpo, DpoLoss, Kto, Orpo, Reward
-from tuner.worker import trainer_setup, trainers
+from tuner.recipes.schema.objectives.dpo import Dpo, DpoLoss
+from tuner.recipes.schema.objectives.kto import Kto
+from tuner.recipes.schema.objectives.orpo import Orpo
+from tuner.recipes.schema.objectives.reward import Reward
+from tuner.worker import trainer_setup
+from tuner.worker.objectives import dpo_training, orpo_training, training_of
 
 PAIRS = [
     {
@@ -62,7 +66,7 @@ def tokenizer() -> Any:
 def dpo(tmp_path: Path, policy: Any, reference: Any = None, **settings: Any) -> Any:
     objective = Dpo(type="dpo", **settings).model_dump(mode="json", exclude={"type"})
     arguments = DPOConfig(tmp_path, remove_unused_columns=False, max_length=None, **QUIET, **objective)
-    return trainers.Dpo(
+    return dpo_training.Dpo(
         model=policy,
         ref_model=reference,
         args=arguments,
@@ -121,7 +125,7 @@ def test_the_defaults_of_the_schema_are_trls(block: Any, config: Any) -> None:
 
 def test_rows_reach_the_trainer_as_they_were_prepared(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(PAIRS)
-    orpo = trainers.Orpo(
+    orpo = orpo_training.Orpo(
         model=model(),
         args=ORPOConfig(tmp_path, remove_unused_columns=False, eval_strategy="epoch", **QUIET),
         train_dataset=rows,
@@ -153,11 +157,11 @@ def test_kto_goes_through_its_rows_in_one_shuffled_order() -> None:
     rows = datasets.Dataset.from_dict({"at": range(100)})
     config = load("tiny_kto_full_sample_preferences_e1").config
 
-    ordered = trainer_setup._ordered(config, rows)["at"]
+    ordered = training_of("kto").ordered(config, rows)["at"]
 
     assert sorted(ordered) == list(range(100)) != list(ordered)
-    assert list(trainer_setup._ordered(config, rows)["at"]) == list(ordered)
-    assert trainer_setup._ordered(load("tiny_dpo_full_sample_preferences_e1").config, rows) is rows
+    assert list(training_of("kto").ordered(config, rows)["at"]) == list(ordered)
+    assert training_of("dpo").ordered(load("tiny_dpo_full_sample_preferences_e1").config, rows) is rows
 
 
 def test_log_probabilities_of_one_launch_are_never_taken_for_another() -> None:
@@ -189,9 +193,10 @@ def test_the_loss_of_a_batch_is_that_of_its_samples_alone(tmp_path: Path, kind: 
     config = load(
         "tiny_full_sample_e1", Overrides(pairs=[("--set", f"{key}.dataset.packing=False") for key in LOADERS])
     )
-    settings = SFTConfig(tmp_path, max_length=None, per_device_eval_batch_size=2, **QUIET, **trainers.SFT.settings)
+    sft = training_of("sft")
+    settings = SFTConfig(tmp_path, max_length=None, per_device_eval_batch_size=2, **QUIET, **sft.settings)
 
-    trainer_setup._lay_out(settings, config.config, made)
+    sft.before(settings, config.config, made)
     trainer = SFTTrainer(made, settings, train_dataset=datasets.Dataset.from_list(ROWS), processing_class=tokenizer())
     loss = trainer.evaluate(datasets.Dataset.from_list(ROWS))["eval_loss"]
 
@@ -204,7 +209,7 @@ def test_packed_rows_of_a_model_that_turns_out_not_to_keep_samples_apart_are_ref
     settings = SFTConfig(tmp_path, **QUIET)
 
     with pytest.raises(ModelError, match="attend to each other in a jamba model") as caught:
-        trainer_setup._lay_out(settings, config, made)
+        training_of("sft").before(settings, config, made)
 
     assert "--set train_dataloader.dataset.packing=False" in str(caught.value)
 

@@ -13,9 +13,7 @@ from tuner.cli.options import all_of, catalog_option, debug_option
 from tuner.cli.say import say
 from tuner.errors import ModelError, UsageError
 from tuner.recipes import catalog_folders
-
-_TRYING = {"sft": "lora", "pretrain": "pretrain_lora"}
-"""An objective -> how a recipe's name says it with LoRA; the others are their own words."""
+from tuner.recipes.catalog import DEFAULT_OBJECTIVE
 
 
 @click.group()
@@ -107,7 +105,7 @@ def dataset(name: str, path: str, split: str, row_format: str | None, columns: t
     _write("datasets", name, dest, text)
     if found.num_bad:
         say(f"{found.num_bad:,} of the first {found.num_rows:,} rows do not fit: tuner data lists them.", fg="yellow")
-    training = _TRYING.get(found.objectives[0], f"{found.objectives[0]}_lora")
+    training = "lora" if found.objectives[0] == DEFAULT_OBJECTIVE else f"{found.objectives[0]}_lora"
     say(f"Next: tuner data tiny_{training}_{name}_e1{_again()}")
 
 

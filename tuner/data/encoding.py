@@ -20,6 +20,7 @@ from tuner.data.sample import Chat, Pair, Sample
 from tuner.data.thinking import Thinking
 from tuner.data.tokens import Encoded, Labelled
 from tuner.errors import DataError
+from tuner.recipes.schema.objectives import facts_of
 
 BATCH_ROWS = 512
 """Samples that are tokenized at once."""
@@ -49,7 +50,7 @@ class Encoder:
     @classmethod
     def of(cls, pipeline: Pipeline, tokenizer: Any) -> Encoder:
         """Return what makes tokens of the samples of a pipeline."""
-        return cls(tokenizer, pipeline.objective == "pretrain", pipeline.dataset.thinking)
+        return cls(tokenizer, facts_of(pipeline.objective).rows == "texts", pipeline.dataset.thinking)
 
     @cached_property
     def template(self) -> masks.Template:

@@ -23,10 +23,11 @@ from tuner.data.prepared import Prepared
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import OnError
 from tuner.data.rendering import Template, Unrendered, num_alike, rendered
-from tuner.data.sample import IGNORED, JUDGED, Chat, Feedback, Pair, Sample
+from tuner.data.sample import IGNORED, Chat, Feedback, Pair, Sample
 from tuner.data.tokens import Labelled
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
+from tuner.recipes.schema.objectives import facts_of
 
 CHECKED_SAMPLES = 100
 """Of the training split, whose training text is set beside the one of serving."""
@@ -121,7 +122,7 @@ def _first_samples(pipeline: Pipeline, count: int) -> Iterator[PlacedSample]:
 
 def _lengths(prepared: Prepared) -> dict[str, npt.NDArray[np.int64]]:
     table = prepared.dataset.data
-    if prepared.objective not in JUDGED:
+    if not facts_of(prepared.objective).is_judged:
         return {"samples": pc.list_flatten(table.column("seq_lengths")).to_numpy()}
     sides = layouts.of(prepared.objective).sides
     return {side: pc.list_value_length(table.column(ids)).to_numpy() for side, (ids, _) in sides.items()}

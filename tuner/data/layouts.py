@@ -6,7 +6,7 @@ A sample of several answers is whole conversations, with loss on the judged turn
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import datasets
@@ -17,6 +17,8 @@ from tuner.data import masks
 from tuner.data.outcomes import Tally
 from tuner.data.sample import EQUAL, IGNORED, Feedback
 from tuner.data.tokens import Encoded, Labelled, Row, Tokens
+from tuner.recipes.schema.objectives import facts_of
+from tuner.recipes.schema.objectives.objective_block import RowKind
 
 _TOKENS = pa.list_(pa.int32())
 
@@ -46,20 +48,18 @@ def _side(name: str) -> tuple[str, str]:
 
 _PAIRS = Layout("pairs, each side", {"chosen": _side("chosen"), "rejected": _side("rejected")})
 _SAMPLES = Layout("samples", {"samples": ("input_ids", "labels")}, ("seq_lengths", _TOKENS))
-_LAYOUTS = {
-    "sft": _SAMPLES,
-    "pretrain": _SAMPLES,
-    "dpo": _PAIRS,
-    "orpo": _PAIRS,
-    # The score is read at the last token, so a cut answer would be judged without its end.
-    "reward": Layout(_PAIRS.noun, _PAIRS.sides, cuts=False),
-    "kto": Layout("judged answers", {"answer": _side("answer")}, ("is_good", pa.bool_())),
+_LAYOUTS: dict[RowKind, Layout] = {
+    "conversations": _SAMPLES,
+    "texts": _SAMPLES,
+    "pairs": _PAIRS,
+    "judged": Layout("judged answers", {"answer": _side("answer")}, ("is_good", pa.bool_())),
 }
 
 
 def of(objective: str) -> Layout:
     """Return the layout of an objective's rows."""
-    return _LAYOUTS[objective]
+    facts = facts_of(objective)
+    return replace(_LAYOUTS[facts.rows], cuts=facts.cuts)
 
 
 def fit(layout: Layout, one: Encoded, tally: Tally) -> Row | None:

@@ -16,9 +16,10 @@ from tuner.data import formats, mixing
 from tuner.data.outcomes import Counts, Tally
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, fail
-from tuner.data.sample import JUDGED, Sample, WrongKind, for_objective, lacks
+from tuner.data.sample import Sample, WrongKind, for_objective, lacks
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
+from tuner.recipes.schema.objectives import facts_of
 
 DETECT_ROWS = 8
 _SHAPE_ROWS = 1_000
@@ -65,7 +66,7 @@ class Pipeline:
             stream: See above.
             bad_before: So many were left out already.
         """
-        packing = self.dataset.packing and self.objective not in JUDGED
+        packing = self.dataset.packing and facts_of(self.objective).packs
         counts = Counts(self.dataset.max_length, packing, pack_length=self.dataset.pack_tokens if packing else 0)
         return Tally(counts, self.dataset.bad_rows, stream, bad_before=bad_before)
 

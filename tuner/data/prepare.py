@@ -29,12 +29,13 @@ from tuner.data.layouts import Layout
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import NumberedRow, Pipeline
 from tuner.data.prepared import COUNTS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
-from tuner.data.sample import JUDGED, NO_ANSWER
+from tuner.data.sample import NO_ANSWER
 from tuner.errors import DataError
 from tuner.files import disk_errors, make_folder, sha256, write_json
 from tuner.machine.libraries import version_of
 from tuner.progress import shown
 from tuner.recipes.schema import Dataset
+from tuner.recipes.schema.objectives import facts_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ def _rows_of(one: SetCounts) -> str:
 
 def _shape(prepared: Prepared) -> str:
     counts = prepared.counts
-    if prepared.objective in JUDGED:
+    if facts_of(prepared.objective).is_judged:
         noun = layouts.of(prepared.objective).noun
         return f"{counts.kept:,} {noun} of at most {counts.max_length:,} tokens (packing does not apply)"
     if counts.packing:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import DataError
+from tuner.recipes.schema.objectives import OBJECTIVES, facts_of
+from tuner.recipes.schema.objectives.objective_block import RowKind
 
 Message = dict[str, Any]
 """A turn in the words of chat templates: role, content, perhaps tool_calls, reasoning_content ...
@@ -50,21 +52,18 @@ class Feedback:
 
 Sample = Chat | str | Pair | Feedback
 
-KINDS: dict[str, tuple[type, ...]] = {
-    "sft": (Chat,),
-    "pretrain": (str, Chat),
-    "dpo": (Pair,),
-    "orpo": (Pair,),
-    "reward": (Pair,),
-    "kto": (Feedback, Pair),
+_SAMPLES: dict[RowKind, tuple[type, ...]] = {
+    "conversations": (Chat,),
+    "texts": (str, Chat),
+    "pairs": (Pair,),
+    "judged": (Feedback, Pair),
 }
-"""What each objective learns from. To kto a pair is one good answer and one bad one."""
+"""What rows become. Where answers are judged one by one, a pair is one good answer and one bad one."""
+KINDS = {name: _SAMPLES[block.facts.rows] for name, block in OBJECTIVES.items()}
+"""What each objective learns from."""
 
 IGNORED = -100
 """The label of a token that carries no loss."""
-
-JUDGED = ("dpo", "orpo", "reward", "kto")
-"""The objectives that learn from answers that were judged."""
 
 EQUAL, NO_ANSWER = "both answers are the same", "there is no answer"
 
@@ -81,9 +80,11 @@ class WrongKind(DataError):
 
 
 def for_objective(sample: Sample, objective: str, name: str, place: str) -> tuple[Sample, ...]:
-    """Return what the objective learns from a sample of format `name`: itself, or for kto the two halves of a pair.
+    """Return what the objective learns from a sample of format `name`: itself, or the two answers of a pair.
 
-    A pair of equal answers stays one to kto too, which `lacks` something.
+    A pair is taken apart if the objective judges single answers.
+
+    A pair of equal answers stays whole there too: it `lacks` something.
 
     Raises:
         WrongKind: the objective does not learn from this kind of data; all rows of a format are of one kind, those of
@@ -93,7 +94,7 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
         wanted = " or ".join(_WHAT[kind] for kind in KINDS[objective])
         what = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} needs {wanted}"
         raise WrongKind(what, where=place, of_row=":" in name, fix=_way_out(sample, objective))
-    if objective == "kto" and isinstance(sample, Pair) and not lacks(sample):
+    if facts_of(objective).rows == "judged" and isinstance(sample, Pair) and not lacks(sample):
         return (
             Feedback(sample.prompt, sample.chosen, True, sample.tools),
             Feedback(sample.prompt, sample.rejected, False, sample.tools),
@@ -117,6 +118,6 @@ def lacks(sample: Sample) -> str | None:
 
 def _way_out(sample: Sample, objective: str) -> str:
     others = "/".join(other for other, kinds in KINDS.items() if isinstance(sample, kinds))
-    if isinstance(sample, Pair) and objective in ("sft", "pretrain"):
+    if isinstance(sample, Pair) and facts_of(objective).packs:
         return f"Train it with objective {others}, or set format='chosen' to learn only from the chosen answers."
     return f"Train it with objective {others}, or choose other data."

@@ -27,8 +27,6 @@ _OWN_LAYER_NORM = {"cohere", "cohere2"}
 _FP32_WEIGHT_NORM = {"gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "olmo2", "olmo3"}
 _LIGER = {"llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3"}
 """model_types in which Liger 0.8 replaces the RMS norms of a layer and a dense gated MLP."""
-_PADDING_FREE = ("sft", "pretrain")
-"""The samples of a micro-batch stand in one row; only here do trainers leave an adapter's dropout on."""
 _TILE_TOKENS, _TILE_LOGITS = 4096, 32768
 """TRL's fused head computes so many tokens' logits at a time, and of each so many; the tile is there whole in any case
 (TOKEN_CHUNK_SIZE in trl/kernels/chunked_logprob.py, _CHUNKED_LOGPROB_CHUNK_SIZE in trl/trainer/utils.py)."""
@@ -142,7 +140,7 @@ def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
     if attention.of_recipe(recipe, architecture) == "eager":
         at_layer += 3 * architecture.num_attention_heads * tokens * _row_tokens(recipe, architecture, loader)
     at_loss = _LOSS_STEPS * tokens * hidden + min(tokens, _TILE_TOKENS) * _TILE_LOGITS
-    if recipe.objective.type == "orpo":
+    if recipe.objective.facts.keeps_logits:
         at_loss = _ORPO_LOGITS * architecture.vocab_size * tokens
     return float(weight_bytes * max(at_layer, at_loss) + _dequantized(recipe, layers, weight_bytes))
 
@@ -172,7 +170,7 @@ def _row_tokens(recipe: RecipeConfig, architecture: Architecture, loader: Datalo
     balanced (`tuner.data.batches`).
     """
     is_balanced = bool(architecture.num_experts) and recipe.model.router_aux_loss_coef != 0
-    end_to_end = recipe.objective.type in _PADDING_FREE and (is_balanced or not loader.dataset.packing)
+    end_to_end = recipe.objective.facts.packs and (is_balanced or not loader.dataset.packing)
     return loader.dataset.max_length * (loader.micro_batch if end_to_end else 1)
 
 
@@ -228,9 +226,9 @@ def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weigh
     The fused head makes one tile of logits and turns it into their gradient in place. The gradients of the hidden
     states and of a trained head are summed up in fp32, and stand there once more in the compute type at the end.
     """
-    if recipe.objective.type == "reward":
+    if recipe.objective.facts.scores:
         return 0.0
-    if recipe.objective.type == "orpo":
+    if recipe.objective.facts.keeps_logits:
         return float(_ORPO_LOGITS * weight_bytes * architecture.vocab_size * tokens)
     head = built(architecture).head
     rows = tokens + (head.outputs if _trains_head(recipe, head.name) else 0)
@@ -321,7 +319,7 @@ def _adapter(recipe: RecipeConfig, architecture: Architecture, layer: Layer) -> 
     adapter = recipe.adapter
     assert adapter is not None
     low_rank = 2 * adapter.r * len(layer.linears)
-    if not adapter.lora_dropout or recipe.objective.type not in _PADDING_FREE:
+    if not adapter.lora_dropout or not recipe.objective.facts.packs:
         return low_rank
     copies = 3 * sum(linear.inputs for linear in layer.linears)
     # The undropped inputs of attention, MLP and its last layer are then saved no more.

@@ -13,7 +13,6 @@ from tuner.fit.estimate import peak_on
 from tuner.fit.levels import LEVELS, Fit, Level, Machines
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.objective import least_batch_size
 
 _LORA_FLAGS = '--set "adapter=dict(r=64, lora_alpha=16, lora_dropout=0.1)" --set optim_wrapper.optimizer.lr=2e-4'
 _QLORA_FLAGS = '--set "quantization=dict(bits=4)"'
@@ -91,7 +90,7 @@ def _on_disk(recipe: RecipeConfig, architecture: Architecture, machines: Machine
 def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
     """Return each (micro-batch, accumulation) below the recipe's with the same global batch, the smallest first."""
     split = recipe.split
-    sizes = range(least_batch_size(recipe.objective), split.micro_batch)
+    sizes = range(recipe.objective.least_batch_size, split.micro_batch)
     return [(size, split.samples // size) for size in sizes if split.samples % size == 0]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tuner.fit import advice
 from tuner.fit.levels import LEVELS, Machines
-from tuner.fit.sequence_parallel import OBJECTIVES, sizes
+from tuner.fit.sequence_parallel import sizes
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import KINDS
@@ -36,7 +36,7 @@ def longest(config: RecipeConfig, architecture: Architecture, machines: Machines
     One row a micro-batch, recomputed, with flash attention and the loss in chunks: each needs the least memory. Tiled
     MLPs and offloaded activations are as the recipe has them.
     """
-    shares = config.objective.type in OBJECTIVES and architecture.model_type in KINDS
+    shares = config.objective.facts.packs and architecture.model_type in KINDS
     each = sizes(architecture, machines.world_size) if shares else [1]
     return [
         Longest(level, size, _tokens(config, architecture, machines, level, size)) for level in LEVELS for size in each

@@ -1,6 +1,6 @@
 """Whether the ranks of a run may share samples (`train_cfg.sequence_parallel_size`), and how many groups they are.
 
-It takes a recipe and a number of ranks; how the ranks then compute is `worker.sequence_parallel`'s.
+It takes a recipe and a number of ranks; how the ranks then compute is in `worker.long_rows`.
 
 Jacobs et al., DeepSpeed Ulysses, 2023 (arXiv:2309.14509): between the projections and the attention an all-to-all
 turns a part of the tokens with all heads into all tokens with a part of the heads, so the size divides the heads.
@@ -14,9 +14,8 @@ from tuner.errors import ModelError, RecipeError, TunerError, together
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import KINDS, SHARED_BY, forgets_window
+from tuner.recipes.schema.objectives import OBJECTIVES
 
-OBJECTIVES = ("sft", "pretrain")
-"""Those whose loss is a sum over tokens; the others set whole samples against each other."""
 ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Those that keep packed samples apart by position_ids, or can be made to."""
 
@@ -62,8 +61,9 @@ def _problems(config: RecipeConfig, num_ranks: int, size: int) -> Iterator[Tuner
     if config.train_cfg.torch_compile:
         what = f"torch.compile is not tested with sequence parallelism over {size} ranks"
         yield RecipeError(what, where="train_cfg.torch_compile", fix="Remove it.")
-    if config.objective.type not in OBJECTIVES:
-        what = f"sequence parallelism supports only {' and '.join(OBJECTIVES)}, and this is {config.objective.type}"
+    if not config.objective.facts.packs:  # its loss compares whole samples
+        supported = " and ".join(name for name, block in OBJECTIVES.items() if block.facts.packs)
+        what = f"sequence parallelism supports only {supported}, and this is {config.objective.type}"
         yield RecipeError(what, where=SHARED_BY, fix="Set it to 1; --deepspeed zero3_offload saves memory too.")
     if attention not in (None, "auto", *ATTENTION):
         what = f"{attention} does not support sequence parallelism over {size} ranks"

@@ -17,7 +17,6 @@ from tuner.fit.trainable import count
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import tokens_per_sample
-from tuner.recipes.schema.objective import depends_on_micro_batch, least_batch_size
 
 MARGIN = 0.1
 """The part of each GPU that a split of our choice leaves free: fragmentation and contexts are known to a few per cent,
@@ -36,7 +35,7 @@ def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
         RecipeError: the global batch cannot be shared out so.
     """
     micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
-    least, samples = least_batch_size(recipe.objective), samples_of_rank(recipe, ranks)
+    least, samples = recipe.objective.least_batch_size, samples_of_rank(recipe, ranks)
     sizes = [
         size
         for size in range(least, samples + 1)
@@ -44,7 +43,7 @@ def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
     ]
     if not sizes:
         raise _uneven(recipe, ranks)
-    if depends_on_micro_batch(recipe.objective):
+    if recipe.objective.depends_on_micro_batch:
         sizes = sizes[:1]
     checkpointing = recipe.train_cfg.gradient_checkpointing
     recomputes = (True, False) if checkpointing == "auto" else (checkpointing,)
@@ -63,7 +62,7 @@ def samples_of_rank(recipe: RecipeConfig, ranks: int) -> int:
 
 def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
     micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
-    wanted, least = recipe.train_cfg.global_batch_size, least_batch_size(recipe.objective)
+    wanted, least = recipe.train_cfg.global_batch_size, recipe.objective.least_batch_size
     if isinstance(wanted, int) and wanted % ranks:
         divisors = ", ".join(str(one) for one in range(1, wanted + 1) if wanted % one == 0)
         what = f"a global batch of {wanted} cannot be split evenly over {ranks} ranks"

@@ -13,7 +13,6 @@ from tuner.fit.families import Family
 from tuner.fit.parameters import Built, built
 from tuner.recipes.schema import Adapter, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.objective import Dpo, Kto, Objective
 
 
 class Parameters(NamedTuple):
@@ -32,23 +31,19 @@ def count(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
         ModelError: there is no formula for the model_type.
     """
     model = built(architecture)
-    score = model.head.inputs if recipe.objective.type == "reward" else 0
+    score = model.head.inputs if recipe.objective.facts.scores else 0
     total = model.backbone + score if score else model.parameters
     if recipe.adapter is None:
+        # With an adapter, the reference is the same model without the adapter.
         last = recipe.train_cfg.trainable_layers
         trainable = sum(layer.parameters for layer in model.layers[-last:]) + score if last else total
-        return Parameters(trainable, total - trainable + (total if _has_reference(recipe.objective) else 0))
+        return Parameters(trainable, total - trainable + (total if recipe.objective.loads_reference else 0))
     # PEFT keeps the score head as it was beside the copy that it trains.
     trainable = _of_adapter(recipe.adapter, model) + score
     if recipe.quantization is None:
         return Parameters(trainable, frozen=total)
     quantized = sum(linear.weights for linear in model.all_linears() if linear.quantizable)
     return Parameters(trainable, total - quantized, quantized, recipe.quantization.bits)
-
-
-def _has_reference(objective: Objective) -> bool:
-    """Say whether TRL keeps a second, frozen model; with an adapter it takes the first one without the adapter."""
-    return isinstance(objective, Dpo | Kto) and not objective.precompute_ref_log_probs
 
 
 def _of_adapter(adapter: Adapter, model: Built) -> int:

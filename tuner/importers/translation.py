@@ -18,7 +18,7 @@ from tuner.importers import words
 from tuner.importers.document import Document, Keys, walk
 from tuner.recipes.aliases import Alias
 from tuner.recipes.schema import schema_keys
-from tuner.recipes.schema.objective import objectives_with
+from tuner.recipes.schema.objectives import objectives_with
 
 _NUMBERS = ("betas", "loss_weights")
 """Our keys that hold several numbers."""

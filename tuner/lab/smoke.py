@@ -174,7 +174,7 @@ class _Smoke:
     def export(self) -> str:
         """Reload the result, and set it against the resumed run's and, where it is a model, the last checkpoint."""
         assert self.first is not None
-        run, scores = RunDirectory(self.first.run_path), self.loaded.config.objective.type == "reward"
+        run, scores = RunDirectory(self.first.run_path), self.loaded.config.objective.facts.scores
         others = {"the resumed run's result": self.scratch / "resumed" / "final"}
         if not self.values["train_cfg"]["trainable_layers"]:  # a checkpoint of those alone is no model by itself
             others["checkpoint-2"] = run.checkpoints / f"checkpoint-{_STEPS}"

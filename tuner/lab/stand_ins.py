@@ -21,14 +21,17 @@ from tuner.lab.shrink import config_of, shrink
 from tuner.models.load import load_tokenizer, source
 from tuner.recipes.schema import Dataset, Model, Rows
 from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.objectives import facts_of
+from tuner.recipes.schema.objectives.objective_block import RowKind
 
 _TEXT = "Say what the capital of Denmark is, and what 2 + 4 makes."
 _TINY = f"{assets.ASSET}tiny"
 _SAMPLE, _PAIRS = f"{assets.ASSET}sample/train.jsonl", f"{assets.ASSET}sample_preferences/train.jsonl"
-_STAND_INS: dict[str, dict[str, Any]] = {
-    "sft": {"path": _SAMPLE, "format": "messages"},
-    "pretrain": {"path": _PAIRS, "format": "text", "columns": {"text": "{prompt}\n{chosen}"}},
-    **{objective: {"path": _PAIRS, "format": "preference"} for objective in ("dpo", "orpo", "kto", "reward")},
+_STAND_INS: dict[RowKind, dict[str, Any]] = {
+    "conversations": {"path": _SAMPLE, "format": "messages"},
+    "texts": {"path": _PAIRS, "format": "text", "columns": {"text": "{prompt}\n{chosen}"}},
+    "pairs": {"path": _PAIRS, "format": "preference"},
+    "judged": {"path": _PAIRS, "format": "preference"},
 }
 _CONTROL = re.compile(r"<[^<>\s{}'\"]+>")
 _SHORT = 256
@@ -88,7 +91,7 @@ def stand_in(rows: Rows, objective: str) -> dict[str, Any] | None:
         try:
             find(rows.path, rows.name, rows.split)
         except MachineError:
-            return {"name": None, "split": "train", "columns": None, **_STAND_INS[objective]}
+            return {"name": None, "split": "train", "columns": None, **_STAND_INS[facts_of(objective).rows]}
     return None
 
 

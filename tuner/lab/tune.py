@@ -32,7 +32,7 @@ from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import filled, resolve
 from tuner.recipes.recipe import Overrides, Recipe
-from tuner.recipes.schema import CHOOSES_LOSS, NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
+from tuner.recipes.schema import NOT_PUSHED, OF_A_TRIAL, RecipeConfig, Split
 from tuner.runs import directory
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY
 from tuner.zero import choice
@@ -181,7 +181,7 @@ def candidates(base: ResolvedRecipe, tuned: Tuned) -> Iterator[Candidate]:
         if split != first.split and not _is_hopeless(split, tuned.measured):
             yield replace(first, split=split)
     best = tuned.fastest.candidate if tuned.fastest else first
-    if config.objective.type in CHOOSES_LOSS:
+    if config.objective.facts.chooses_loss:
         yield replace(best, loss="chunked" if best.loss == "whole" else "whole")
     for kernels in _kernels(config):
         best = tuned.fastest.candidate if tuned.fastest else first

@@ -21,8 +21,6 @@ from tuner.recipes import starting_weights
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Share
 
-_OBJECTIVES = {"sft": "SFT", "pretrain": "pretraining", "reward": "reward model"}
-"""How objectives are written; the others are their type in capitals."""
 _MAX_PATHS = 3
 
 
@@ -51,7 +49,7 @@ def of_recipe(recipe: Recipe, steps: Steps, batch: Batch) -> list[str]:
 
 def _model(recipe: Recipe) -> str:
     config, architecture = recipe.config, recipe.config.architecture
-    method = f"{_method(config)}, {_OBJECTIVES.get(config.objective.type, config.objective.type.upper())}"
+    method = f"{_method(config)}, {config.objective.facts.title}"
     asked = recipe.asked
     has_no_recipe = asked and (asked.name is None or starting_weights.is_model(asked.name))
     if asked and has_no_recipe and asked.overrides.method is None:

@@ -25,7 +25,6 @@ from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig, Split
 from tuner.recipes.schema.long_context import sees_whole_samples
-from tuner.recipes.schema.objective import least_batch_size
 from tuner.zero import merge
 from tuner.zero.jsonfile import Document
 from tuner.zero.precision import Precision
@@ -57,7 +56,7 @@ def choose_global_batch(loaded: Recipe, ranks: int) -> Recipe:
         loaded, is_open[GLOBAL_BATCH] = loaded.settled({GLOBAL_BATCH: None}, place), False
     batch = None if is_open[GLOBAL_BATCH] else samples_of_rank(loaded.config, ranks) * ranks
     micro = config.train_dataloader.batch_size
-    unit = ranks * (least_batch_size(config.objective) if micro == "auto" else micro)
+    unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
     if not steps.packs(config):
         rows = _rows(config, sources)
         chosen: Mapping[str, Any] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
@@ -215,7 +214,7 @@ def _on_host(config: RecipeConfig, here: Machines, least: Split) -> tuple[Recipe
 
 
 def _is_by_sample(config: RecipeConfig) -> bool:
-    """Return whether `worker.sample_attention` computes this model on a CPU."""
+    """Return whether `worker.long_rows` computes this model on a CPU."""
     architecture = config.architecture
     if architecture is None or not has_formula(architecture):
         return False

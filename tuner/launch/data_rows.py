@@ -49,10 +49,10 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     dataset = config.train_dataloader.dataset
     if dataset.streaming:
         return (DatasetSize(None, "they are streamed, and max_steps ends the run"),)
-    is_kto = config.objective.type == "kto"
+    judges_single_answers = config.objective.facts.rows == "judged"
     return tuple(
         _less_held_out(one, number, dataset)._replace(
-            samples_a_row=_answers_a_row(share) if is_kto else 1,
+            samples_a_row=_answers_a_row(share, config.objective.type) if judges_single_answers else 1,
             lengths=_lengths(share, config) if steps.packs(config) else (),
         )
         for number, (one, share) in enumerate(zip(_weighted(dataset), dataset.shares, strict=True))
@@ -168,15 +168,15 @@ def _counted_once(file: Path, mtime_ns: int, num_bytes: int) -> int:
     return sum(1 for _, line in text_files.lines(file, bad.append) if line.rstrip()) + len(bad)
 
 
-def _answers_a_row(rows: Rows) -> int | None:
+def _answers_a_row(rows: Rows, objective: str) -> int | None:
     """Return how many judged answers a row holds: 2 of preference data, 1 of feedback; None where it is not known."""
-    from tuner.data import formats  # of no use to objectives other than kto
+    from tuner.data import formats  # only for objectives of judged answers
     from tuner.data.sample import Pair
 
     name = rows.format
     try:
         if name is None and (head := list(_first_rows(rows))):
-            name = formats.detect(head, str(rows.path), columns=rows.columns, objective="kto")
+            name = formats.detect(head, str(rows.path), columns=rows.columns, objective=objective)
     except DataError:
         return None
     # What a function of the user's makes of a row is seen in the ranks alone.

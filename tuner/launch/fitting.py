@@ -23,7 +23,7 @@ from tuner.machine.hardware import Hardware
 from tuner.machine.topology import Topology
 from tuner.recipes.origin import Kind, Place
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig
+from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.zero.precision import Precision
 
@@ -87,7 +87,7 @@ def choose_loss(
 ) -> Recipe:
     """Return the recipe with the `train_cfg.loss` that `auto` means: whole logits where there is room for them."""
     key, config = "train_cfg.loss", loaded.config
-    if config.train_cfg.loss != "auto" or config.objective.type not in CHOOSES_LOSS:
+    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
         return loaded
     whole = config.with_values({"train_cfg.loss": "whole"})
     if _validates_larger_batches(config):

@@ -21,7 +21,6 @@ from tuner.recipes.merging import lookup
 from tuner.recipes.origin import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
-from tuner.recipes.schema.objective import least_batch_size
 from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -166,7 +165,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
     Raises:
         RunDirectoryError: there is none.
     """
-    least = least_batch_size(config.objective)
+    least = config.objective.least_batch_size
     share, rest = divmod(wanted, world_size)
     most = share if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
     sizes = [size for size in range(least, most + 1) if not rest and share % size == 0]

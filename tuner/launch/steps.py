@@ -19,16 +19,6 @@ _BYTES_PER_TOKEN = 4
 """Of English text as JSON, about: for rows that no tokenizer has counted."""
 _MAX_FITTED = 512
 """Sampled rows that are fitted into packed rows one by one: a few milliseconds."""
-_WITHOUT_LOSS = "no token to train on within max_length"
-_DROPPED = {
-    "sft": _WITHOUT_LOSS,
-    "pretrain": "empty texts",
-    "dpo": f"equal answers, or {_WITHOUT_LOSS}",
-    "orpo": f"equal answers, or {_WITHOUT_LOSS}",
-    "kto": f"equal answers, or {_WITHOUT_LOSS}",
-    "reward": "equal answers, or longer than max_length",
-}
-"""The samples that an objective learns nothing from; see `data`."""
 
 
 class Certainty(Enum):
@@ -242,7 +232,7 @@ def _described(samples: Count) -> str:
 
 def packs(config: RecipeConfig) -> bool:
     """Return whether several samples share a row."""
-    return config.train_dataloader.dataset.packing and config.objective.type in ("sft", "pretrain")
+    return config.train_dataloader.dataset.packing and config.objective.facts.packs
 
 
 def _total(config: RecipeConfig, per_epoch: Count) -> Count:
@@ -283,7 +273,7 @@ def _samples(sources: Sequence[DatasetSize], rows: Count, config: RecipeConfig) 
         return (rows if rows.certainty is Certainty.AT_MOST else samples)._replace(value=samples.value)
     num_bad = config.train_dataloader.dataset.bad_rows
     bad = f", and up to {num_bad} bad rows" if num_bad else ""
-    return Count(samples.value, Certainty.UNLESS_DROPPED, f"{_DROPPED[config.objective.type]}{bad}")
+    return Count(samples.value, Certainty.UNLESS_DROPPED, f"{config.objective.facts.dropped}{bad}")
 
 
 def _num_rows(number: int) -> str:

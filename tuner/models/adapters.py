@@ -19,7 +19,6 @@ from torch.nn.functional import pad
 from tuner import paths
 from tuner.errors import ModelError
 from tuner.recipes.schema import Model, RecipeConfig
-from tuner.recipes.schema.objective import Dpo, Kto
 
 
 def with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:
@@ -32,7 +31,7 @@ def with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:
     assert adapter is not None
     lora = LoraConfig(
         # PEFT trains the new head of a model that scores, and saves it with the adapter.
-        task_type="SEQ_CLS" if config.objective.type == "reward" else "CAUSAL_LM",
+        task_type="SEQ_CLS" if config.objective.facts.scores else "CAUSAL_LM",
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
@@ -54,7 +53,7 @@ def with_adapter(model: Any, config: RecipeConfig, path: str) -> Any:
             adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
     except ValueError as error:
         raise ModelError(f"the adapter does not fit this model: {error}", where="adapter.target_modules") from error
-    if isinstance(config.objective, Dpo | Kto) and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
+    if config.objective.facts.has_reference and isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
         what = f"objective {config.objective.type} cannot train an adapter on the output embeddings"
         raise ModelError(what, where="adapter.target_modules", fix="Remove 'lm_head' from it.")
     if adapter.changes_base:

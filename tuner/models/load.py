@@ -25,13 +25,11 @@ from transformers.integrations import apply_liger_kernel
 from tuner import assets, paths
 from tuner.errors import DiskError, MachineError, ModelError
 from tuner.machine.libraries import FLASH
-from tuner.models import compat, whole
+from tuner.models import compat, integrity
 from tuner.models.adapters import with_adapter
-from tuner.models.embeddings import fit_rows
 from tuner.models.tiny import materialize
 from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
-from tuner.recipes.schema.objective import Dpo, Kto
 
 CACHE = paths.cache(os.environ)  # effect: where made models are kept
 
@@ -127,7 +125,7 @@ def load_reference(
     copy of it that TRL makes. Arguments and errors as `load_model`.
     """
     objective = config.objective
-    if not isinstance(objective, Dpo | Kto) or config.adapter or objective.precompute_ref_log_probs:
+    if not objective.loads_reference or config.adapter:
         return None
     return _load(config, path, dtype, device, shards, tokenizer).requires_grad_(False)
 
@@ -139,12 +137,12 @@ def _load(config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shar
         arguments["quantization_config"] = quantized(config.quantization, dtype)
         if device != "cpu" and not shards:
             arguments["device_map"] = {"": device}
-    model = load_weights(config.model, path, dtype, scores=config.objective.type == "reward", **arguments)
+    model = load_weights(config.model, path, dtype, scores=config.objective.facts.scores, **arguments)
     if config.model.use_liger_kernel is True:
         # TRL's head and ours compute the loss (worker/loss.py); Liger's would take the forward that they stand on.
         apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
     if tokenizer is not None:
-        fit_rows(model, tokenizer, config, path)
+        integrity.fit_rows(model, tokenizer, config, path)
     model.config.use_cache = False
     return model
 
@@ -178,7 +176,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         transformers.utils.logging.set_tqdm_hook(tqdm_hook)
         loaded, report = auto.from_pretrained(path, output_loading_info=True, tqdm_class=tqdm_class(), **arguments)
     report["unexpected_keys"] |= unexpected
-    whole.check(loaded, report, path, _layers(loaded), new_head=scores and not is_scorer(loaded.config))
+    integrity.check(loaded, report, path, _layers(loaded), new_head=scores and not is_scorer(loaded.config))
     compat.keep_4_bits_as_stored(loaded)
     compat.name_parts(loaded)
     return loaded
@@ -222,7 +220,7 @@ def _freeze_all_but(model: Any, count: int) -> None:
         what = f"trainable_layers = {count}, but the model has {len(layers)} decoder layers"
         raise ModelError(what, where="train_cfg.trainable_layers", fix=f"Use at most {len(layers)}.")
     model.requires_grad_(False)
-    for module in (*layers[-count:], getattr(model, whole.HEAD, None)):
+    for module in (*layers[-count:], getattr(model, integrity.HEAD, None)):
         if module is not None:
             module.requires_grad_(True)
 

@@ -13,6 +13,7 @@ from tuner.recipes.merging import Layer, Merged, nested
 from tuner.recipes.origin import Keys, Kind, Place
 from tuner.recipes.schema import LOADERS
 from tuner.recipes.schema.architecture import KEEPS_APART
+from tuner.recipes.schema.objectives import scores
 
 _GROUPED = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
@@ -84,7 +85,7 @@ def _router(merged: Merged) -> Iterator[tuple[Keys, Any, str]]:
         return
     if isinstance(facts, dict) and not any(facts.get(key) for key in _NUMBERS_OF_EXPERTS):
         yield keys, None, "the model has no experts, so it has no router loss"
-    if merged.get(("objective", "type")) == "reward":
+    if scores(merged.get(("objective", "type"))):
         yield keys, None, "a reward model is trained without router loss"
 
 

@@ -24,6 +24,7 @@ XTUNER_DEFAULTS = CONFIGS / "xtuner.py"
 XTUNER = CONFIGS / "xtuner_recipes.txt"
 KINDS = ("models", "methods", "objectives", "datasets", "recipes")
 DEFAULT_OBJECTIVE = "sft"
+"""The objective of a recipe name that names none."""
 DEFAULT_METHOD = "lora"
 """Of a model that is trained without a recipe."""
 

@@ -15,7 +15,7 @@ from tuner.recipes.aliases import key_hint
 from tuner.recipes.merging import Merged, lookup
 from tuner.recipes.origin import Keys, Kind
 from tuner.recipes.schema import RecipeConfig, schema_keys
-from tuner.recipes.schema.objective import objectives_with
+from tuner.recipes.schema.objectives import objectives_with
 
 _MAX_MISTAKES = 20
 

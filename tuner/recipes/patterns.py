@@ -85,9 +85,7 @@ def _next_parts(start: str, suits: Suits) -> Iterator[str]:
 def _after_model(suits: Suits) -> Iterator[tuple[str, str, str]]:
     """Yield (objective, what a name says of objective and method, data set) of all that belong together."""
     known = catalog.names("datasets")
-    learned = {
-        objective: [name for name in known if suits(objective, name)] for objective in catalog.names("objectives")
-    }
+    learned = {kind: [name for name in known if suits(kind, name)] for kind in catalog.names("objectives")}
     for training, (objective, _) in catalog.trainings().items():
         for dataset in learned[objective]:
             yield objective, training, dataset

@@ -15,6 +15,7 @@ from tuner.files import read_json_object
 from tuner.recipes import catalog
 from tuner.recipes.merging import Layer, Merged
 from tuner.recipes.origin import Kind, Place
+from tuner.recipes.schema.objectives import scores
 
 _WHOLE = "config.json"
 _RESULT = "final"
@@ -148,7 +149,7 @@ def _check_base(merged: Merged, told: dict[str, Any], folder: str) -> None:
 
 def _check_ends(merged: Merged, told: dict[str, Any], folder: str) -> None:
     objective = merged.get(("objective", "type"))
-    if (told.get("task_type") == "SEQ_CLS") != (objective == "reward"):
+    if (told.get("task_type") == "SEQ_CLS") != scores(objective):
         what = f"the adapter in {folder!r} is of task {told.get('task_type')}, which objective {objective} cannot train"
         fix = f"Merge it into its base first: tuner export {folder} DEST --merge, then --model DEST."
         raise RecipeError(what, where=paths.ADAPTED, fix=fix)

@@ -22,14 +22,14 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from tuner.data.batches import SampleCollator, lays_end_to_end
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
-from tuner.data.sample import IGNORED, JUDGED, Message
+from tuner.data.sample import IGNORED, Message
 from tuner.errors import DataError, TunerError, UsageError
 from tuner.files import write_new_text
 from tuner.machine.hardware import Hardware
 from tuner.models.load import source
 from tuner.notebook import lines_of, table
 from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
-from tuner.recipes.schema.objective import Dpo, Kto
+from tuner.recipes.schema.objectives import facts_of
 from tuner.results import benchmarks
 from tuner.results.chat import answer, check_can_answer, check_room
 from tuner.results.model import LoadedModel, ModelSpec, load, load_frozen, spec_of, tokenizer_of
@@ -192,7 +192,7 @@ def evaluate(
 
 def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int) -> tuple[Prepared, list[list[Message]]]:
     """Read the rows before any weights are loaded: they may be wrong, or nothing that this model can be judged on."""
-    if spec.objective in JUDGED and spec.recipe is None:
+    if facts_of(spec.objective).is_judged and spec.recipe is None:
         what = f"the objective that {spec.description} was trained with is unknown"
         raise UsageError(what, where="SOURCE", fix="Give the run directory that it comes from.")
     tokenizer = tokenizer_of(spec)
@@ -205,7 +205,7 @@ def _measured(loaded: LoadedModel, hardware: Hardware, prepared: Prepared, batch
     if recipe and not batch_size:
         wanted = (recipe.val_dataloader or recipe.train_dataloader).batch_size
         size = 1 if wanted == "auto" else wanted
-    if loaded.spec.objective in JUDGED:
+    if facts_of(loaded.spec.objective).is_judged:
         assert recipe is not None, "checked with the rows"
         return judged(loaded, recipe, prepared, size, hardware)
     return likelihood(loaded, prepared, size)
@@ -296,7 +296,7 @@ def judged(
 
 def _reference(loaded: LoadedModel, config: RecipeConfig, hardware: Hardware) -> Any | None:
     """Return the model that training began with; of an adapter that is its base, the adapter switched off."""
-    if loaded.spec.adapter or not isinstance(config.objective, Dpo | Kto):
+    if loaded.spec.adapter or not config.objective.facts.has_reference:
         return None
     return load_frozen(config.model, source(config.model), loaded.dtype, hardware, None, scores=False).eval()
 

@@ -27,6 +27,7 @@ from tuner.models.load import (
     source,
 )
 from tuner.recipes.schema import Model, Quantization, RecipeConfig
+from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.results import random_state
 from tuner.results.adapter import AS_IT_WAS, MISFITS, STEM, fit_rows, kind_of, read_config
 from tuner.results.base import base_of, check_facts, model_of
@@ -57,7 +58,10 @@ class ModelSpec:
     @property
     def objective(self) -> str:
         """What it was trained for, as far as that can be known of a model that comes from no run."""
-        return self.recipe.objective.type if self.recipe else "reward" if self.scores else "sft"
+        if self.recipe:
+            return self.recipe.objective.type
+        facts = ((name, block.facts) for name, block in OBJECTIVES.items())
+        return next(name for name, one in facts if one.scores == self.scores and (one.scores or one.packs))
 
 
 @dataclass(frozen=True)

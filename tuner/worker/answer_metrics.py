@@ -22,7 +22,7 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker.compat import takes_mask
 from tuner.worker.generation import ask_for_one_answer, prompt_ids, stop_where_answers_end
-from tuner.worker.output import warn
+from tuner.worker.process import warn
 from tuner.worker.samples import prompts, same_text, shown
 
 _BATCH = 8

@@ -18,7 +18,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.worker import loss
 from tuner.worker.checkpointing import best_step, validations
 from tuner.worker.guard import Guard
-from tuner.worker.output import warn
+from tuner.worker.process import warn
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """An integer of as many bytes as a number."""

@@ -21,13 +21,15 @@ from accelerate.utils import convert_bytes
 from peft import PeftModel
 from transformers import TrainerCallback
 
+from tuner.assets import without_generation_marks
 from tuner.errors import DiskError
 from tuner.files import is_disk_error
 from tuner.hub.upload import Target, Upload
 from tuner.runs import causes, checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.worker import compat_checkpoints
-from tuner.worker.output import warn
+from tuner.worker.generation import stop_where_answers_end
+from tuner.worker.process import warn
 
 UPLOAD_LIMIT_S = 600.0
 """The longest that the end of training waits for the last upload."""
@@ -247,3 +249,32 @@ class CheckpointUploads:
             if problem := self._upload.problem:
                 warn(self._run, problem)
             self._upload = None
+
+
+def save_final_model(trainer: Any, tokenizer: Any, folder: Path) -> None:
+    """Write weights (or adapter), tokenizer with its chat template, and generation config; every rank takes part."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    state = _gathered(trainer.deepspeed, model)
+    if dist.get_rank() == 0:
+        # Not Trainer.save_model: it adds training_args.bin, a pickle, to what a user will publish.
+        # PEFT would save embeddings that an adapter is on, or that were given rows, up to three times.
+        once = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
+        model.save_pretrained(folder, state_dict=state, **once)
+        if isinstance(tokenizer.chat_template, str):
+            tokenizer.chat_template = without_generation_marks(tokenizer.chat_template)
+        tokenizer.save_pretrained(folder)
+        if generation := getattr(model, "generation_config", None):  # a model that scores has none
+            stop_where_answers_end(generation, tokenizer)
+            generation.save_pretrained(folder)
+    dist.barrier()
+
+
+def _gathered(engine: Any, model: Any) -> dict[str, Any] | None:
+    """Return ZeRO-3's weights, whole, on rank 0; None where every rank holds the whole model."""
+    if engine.zero_optimization_stage() < 3:
+        return None
+    is_adapter = isinstance(model, PeftModel)
+    state = compat_checkpoints.whole_weights(engine, trained_alone=is_adapter)
+    # Each name of a shared weight is gathered into a tensor of its own, which below stage 3 is saved once.
+    tied = {} if is_adapter else model.all_tied_weights_keys
+    return {name: weight for name, weight in state.items() if name not in tied}

@@ -28,7 +28,7 @@ from trl import DPOTrainer, KTOTrainer, SFTTrainer
 
 from tuner.machine.libraries import require_names
 from tuner.models import compat as models
-from tuner.models import whole
+from tuner.models.integrity import HEAD
 from tuner.worker import compat_checkpoints
 
 _FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
@@ -260,7 +260,7 @@ def keep_muon_off_embeddings(model: Any) -> None:
     DeepSpeed 0.19.8 knows them by "embed" and "lm_head" in their names; GPT-2's are `wte`, InternLM2's head is
     `output`, a reward model's `score`: Muon would make each of their updates orthogonal.
     """
-    ends = (model.get_input_embeddings(), model.get_output_embeddings(), getattr(model, whole.HEAD, None))
+    ends = (model.get_input_embeddings(), model.get_output_embeddings(), getattr(model, HEAD, None))
     weights = [weight for module in ends if module is not None for weight in module.parameters()]
     flag = deepspeed.set_optimizer_flags
 

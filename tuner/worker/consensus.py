@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback
 
 from tuner.errors import NotANumber
 from tuner.worker import compat
 from tuner.worker.guard import Guard
-from tuner.worker.random_state import random_states, set_random_states
 
 _EXCERPT_TOKENS, _EXCERPT = 48, 120
 _FIX = "Check these rows, or lower the learning rate."
@@ -179,3 +179,17 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
 def _norm(numbers: torch.Tensor) -> torch.Tensor:
     """Return the 2-norm: one pass over the numbers, and NaN or infinite where one of them is."""
     return torch.linalg.vector_norm(numbers.detach(), dtype=torch.float32)
+
+
+def random_states() -> tuple[torch.Tensor, ...]:
+    """Return what dropout draws from: the states of the CPU's and of the accelerator's random numbers."""
+    accelerator = get_accelerator()
+    own = (accelerator.get_rng_state(),) if accelerator.device_name() != "cpu" else ()
+    return (torch.get_rng_state(), *own)
+
+
+def set_random_states(states: tuple[torch.Tensor, ...]) -> None:
+    """Let dropout draw what it would have drawn when `random_states` returned these."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        get_accelerator().set_rng_state(states[1])

@@ -30,7 +30,7 @@ from tuner.runs.evidence import gather
 from tuner.runs.follow import Follower
 from tuner.runs.swapped import Swapped
 from tuner.worker.heartbeat import Heartbeat
-from tuner.worker.output import send_to
+from tuner.worker.process import send_to
 
 _INSISTING = (signal.SIGTERM, signal.SIGINT)
 """Asked twice by one of them, a rank ends at once. Slurm may send USR2 after SIGTERM, and SIGTERM after USR2."""

@@ -28,6 +28,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors import safe_open
 from safetensors.torch import save_file
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from tuner.data.prepared import Prepared
 from tuner.errors import DataError, RunDirectoryError, TunerError
@@ -36,9 +37,9 @@ from tuner.machine.topology import Rank
 from tuner.runs import checkpoints
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
-from tuner.runs.resume_point import LoadAs, ResumePoint
+from tuner.runs.resume_point import LoadAs, ResumePoint, is_same_state
 from tuner.worker import compat, compat_checkpoints
-from tuner.worker.checkpointing import disk_errors
+from tuner.worker.checkpointing import best_step, disk_errors
 
 _OF_DEEPSPEED = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
 """All that DeepSpeed 0.19.8's files hold beside tensors and plain values (measured: stages 0 to 3, fp32 and bf16;
@@ -295,3 +296,41 @@ def _put(engine: Any, parameter: Any, value: torch.Tensor, master: torch.Tensor 
         safe_set_full_fp32_param(parameter, value)
     else:
         assert parameter.dtype == torch.float32, f"{type(engine.optimizer)} has masters that are not known here"
+
+
+def load_best(trainer: Any, run: RunDirectory, facts: Mapping[str, Any], *, is_adapter: bool) -> int | None:
+    """Give the trained model the weights of its best checkpoint; every rank takes part.
+
+    Returns:
+        Its step, or None where the last step is the best, or the checkpoint is gone.
+
+    Raises:
+        RunDirectoryError: a file of the checkpoint holds more than data.
+        DiskError: there is no room for its weights in a form that these ranks can load.
+    """
+    engine, step = trainer.model_wrapped, best_step(trainer.state)
+    folder = run.checkpoints / f"checkpoint-{step}"
+    # A retry after running out of memory may have set the checkpoints of its first attempt aside.
+    if step in (None, trainer.state.global_step) or (best := checkpoints.read(folder, hashes=False)).problem:
+        return None
+    # An attempt that has begun with a converted checkpoint takes every other one for such too.
+    as_saved = facts["resume_as"] in (None, LoadAs.SAVED) and is_same_state(best.facts, facts["state"])
+    with data_alone(folder):
+        if as_saved:
+            deepspeed_load_checkpoint(engine, str(folder), load_module_strict=not is_adapter)
+        else:
+            _load_converted(engine, run, folder)
+    return step
+
+
+def _load_converted(engine: Any, run: RunDirectory, checkpoint: Path) -> None:
+    folder = checkpoints.unfinished(run.checkpoints) / f"{checkpoint.name}-{LoadAs.WEIGHTS}"
+    with disk_errors(run.checkpoints, f"the weights of {checkpoint.name}"), silenced():
+        if dist.get_rank() == 0:
+            checkpoints.clear_unfinished(run.checkpoints)
+            write_weights(checkpoint, folder)
+    dist.barrier()
+    put_weights(engine, folder)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        checkpoints.clear_unfinished(run.checkpoints)

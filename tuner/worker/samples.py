@@ -29,7 +29,7 @@ from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker.generation import Settings, ask_for_one_answer, generate, prompt_ids
 from tuner.worker.guard import Guard
-from tuner.worker.output import warn
+from tuner.worker.process import warn
 
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160
@@ -62,14 +62,14 @@ def show_samples(config: RecipeConfig, run: RunDirectory, guard: Guard, *, run_s
     if count == "auto":
         count, seconds = _DEFAULT, min(_PART * run_s, _MOST_S)
         has_room = 4 * num_parameters < psutil.virtual_memory().available
-        if seconds < _LEAST_S or not has_room or config.val_dataloader is None or config.objective.type == "reward":
+        if seconds < _LEAST_S or not has_room or config.val_dataloader is None or config.objective.facts.scores:
             return
     if not count:
         return
     if config.val_dataloader is None:
         print("No samples: there are no validation rows. Add --val-split 0.05 or --val FILE.", flush=True)
         return
-    if config.objective.type == "reward":
+    if config.objective.facts.scores:
         print("log.num_samples is ignored: a reward model gives no answers.", flush=True)
         return
     try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,27 +23,22 @@ from typing import Any
 
 import deepspeed
 import torch
-import torch.distributed as dist
 import transformers
 from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback, TrainingArguments
 
-from tuner.data import outcomes
-from tuner.data.prepare import describe, trusts_fastokens
-from tuner.data.prepare import prepare as prepare_rows
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
 from tuner.errors import Stopped
 from tuner.hub.upload import Target
-from tuner.machine import cores, few_steps
-from tuner.machine.topology import Batch, Rank
+from tuner.machine.topology import Rank
 from tuner.models.load import load_model, load_reference, source, tokenizer_of
-from tuner.recipes.schema import CHOOSES_LOSS, RecipeConfig, resolved_recipe
+from tuner.recipes.schema import RecipeConfig, resolved_recipe
 from tuner.runs import checkpoints, metrics
 from tuner.runs.directory import RunDirectory, resume_command
 from tuner.runs.resume_point import ResumePoint
 from tuner.runs.verdict import Trained, judge
-from tuner.worker import compat, experts, resume, store, trainer_setup
+from tuner.worker import compat, experts, resume, trainer_setup
 from tuner.worker.answer_metrics import AnswersValidationPrompts
 from tuner.worker.callbacks import (
     CheckHead,
@@ -53,17 +48,20 @@ from tuner.worker.callbacks import (
     ValidationCallback,
     own_callback,
 )
-from tuner.worker.checkpointing import CheckpointSaver, CheckpointUploads, best_step, disk_errors
+from tuner.worker.checkpointing import (
+    CheckpointSaver,
+    CheckpointUploads,
+    best_step,
+    disk_errors,
+    save_final_model,
+)
 from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
 from tuner.worker.consensus import RankConsensus
-from tuner.worker.final_model import load_best, save_final_model
 from tuner.worker.guard import Guard
-from tuner.worker.measurements import KeepMeasurements
-from tuner.worker.output import warn
-from tuner.worker.progress import LogsSteps, MetricsCallback, ProgressBar
+from tuner.worker.process import bind_cores, serve_store, warn
+from tuner.worker.rank_data import NodeStream, prepare_rows
 from tuner.worker.samples import show_samples
-from tuner.worker.streaming import NodeStream
-from tuner.worker.trackers import trackers
+from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, trackers
 
 
 @dataclass(frozen=True)
@@ -138,9 +136,11 @@ def prepare(run: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.
     tokenizer = tokenizer_of(config, path)
     streams = config.train_dataloader.dataset.streaming
     stream = at_the_end.enter_context(NodeStream(config, run, rank)) if streams else None
-    train_data, val_data = _data(config, tokenizer, rank, run, guard, stream and partial(stream.open, tokenizer, point))
+    train_data, val_data = prepare_rows(
+        config, tokenizer, rank, run, guard, stream and partial(stream.open, tokenizer, point)
+    )
     if facts["bind_cores"]:  # not before: one rank prepares the data with all cores
-        cores.bind(rank.local_rank, facts["world_size"] // facts["num_nodes"])
+        bind_cores(rank.local_rank, facts["world_size"] // facts["num_nodes"])
     if isinstance(train_data, Prepared):
         resume.check_data(point, train_data)
     return Inputs(
@@ -235,7 +235,7 @@ def finish(training: Training) -> None:
     run, rank, guard, config, facts = inputs.run, inputs.rank, inputs.guard, inputs.config, inputs.facts
     guard.heart.beat("saving the result")
     is_adapter, keeps_best = config.adapter is not None, bool(config.checkpoint.save_best)
-    best = load_best(trainer, run, facts, is_adapter=is_adapter) if keeps_best else None
+    best = resume.load_best(trainer, run, facts, is_adapter=is_adapter) if keeps_best else None
     if facts["saves_result"]:
         with disk_errors(run.checkpoints, "the result"):
             save_final_model(trainer, inputs.tokenizer, checkpoints.unfinished(run.checkpoints) / run.final.name)
@@ -271,7 +271,7 @@ def _before_step_1(inputs: Inputs, trainer: Any, models: tuple[Any, Any | None])
     config, callbacks = inputs.config, list[TrainerCallback]()
     if (
         config.train_cfg.loss == "chunked"
-        and config.objective.type in CHOOSES_LOSS
+        and config.objective.facts.chooses_loss
         and not config.train_cfg.torch_compile
     ):
         callbacks.append(
@@ -285,7 +285,7 @@ def _before_step_1(inputs: Inputs, trainer: Any, models: tuple[Any, Any | None])
 
 def _join(rank: Rank, config: RecipeConfig) -> torch.device:
     """Join the process group and return this rank's device."""
-    store.serve()
+    serve_store()
     patience = compat.wait_for_ever()
     transformers.set_seed(config.randomness.seed)
     accelerator = get_accelerator()
@@ -297,65 +297,6 @@ def _join(rank: Rank, config: RecipeConfig) -> torch.device:
     compat.build_no_collective()
     deepspeed.init_distributed(dist_backend="gloo", timeout=patience)
     return torch.device("cpu")
-
-
-def _data(
-    config: RecipeConfig,
-    tokenizer: Any,
-    rank: Rank,
-    run: RunDirectory,
-    guard: Guard,
-    open_stream: Callable[..., Stream] | None,
-) -> tuple[Prepared | Stream, Prepared | None]:
-    """Prepare the data once a node: local rank 0 first, the others from what it has made."""
-    guard.heart.beat("preparing the data")
-    tick, val = guard.heart.tick, config.val_dataloader
-    made = partial(prepare_rows, tokenizer=tokenizer, objective=config.objective.type, tick=tick)
-    if rank.local_rank != 0:
-        dist.barrier()
-    trusted = trusts_fastokens(tokenizer)
-    made_of_train = partial(made, num_rows=run.read_json(run.run)["batch"]["rows"])
-    train_data = open_stream(tick) if open_stream else made_of_train(config.train_dataloader.dataset)
-    val_data = made(val.dataset) if val else None
-    if trusted and not trusts_fastokens(tokenizer) and not open_stream:
-        # A row of the validation was encoded differently: the training rows may hold such tokens too.
-        train_data = made_of_train(config.train_dataloader.dataset)
-    if rank.local_rank == 0:
-        dist.barrier()
-    if rank.rank == 0:
-        first = train_data.first if isinstance(train_data, Stream) else train_data
-        _tell({"train": first} | ({"validation": val_data} if val_data else {}), run)
-        _tell_few_steps(config, first, run)
-    return train_data, val_data
-
-
-def _tell(prepared: dict[str, Prepared], run: RunDirectory) -> None:
-    """Say what the data is, and leave word of every sample that is not trained on as it is."""
-    for name, result in prepared.items():
-        print(describe(result, name), flush=True)
-    if warning := outcomes.warning({name: result.totals for name, result in prepared.items()}):
-        warn(run, warning)
-    facts = {name: result.facts() for name, result in prepared.items()}
-    run.write_data(facts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))
-
-
-def _tell_few_steps(config: RecipeConfig, found: Prepared | None, run: RunDirectory) -> None:
-    """Say so where the rows make too few optimizer steps; a number that the recipe sets is its own choice."""
-    if found is None or config.train_cfg.max_steps:
-        return
-    sizes = run.read_json(run.run)["batch"]
-    batch = Batch(sizes["micro_batch"], sizes["accumulation"], sizes["ranks"])
-    counts = found.counts
-    description = (
-        f"{counts.kept:,} samples packed into {counts.packed_rows:,} rows of "
-        f"{counts.pack_length or counts.max_length:,} tokens"
-        if counts.packing
-        else f"{counts.kept:,} samples"
-    )
-    unpacked = counts.kept if counts.packing else None
-    rows = counts.packed_rows
-    if warning := few_steps.warning(batch, config.train_cfg.max_epochs, rows, description, unpacked=unpacked):
-        warn(run, f"{warning}.")
 
 
 def _callbacks(
@@ -414,5 +355,5 @@ def _finish(
     show_samples(config, run, guard, run_s=seconds, num_parameters=_num_parameters(trainer.model.parameters()))
     print(f"\nResult:  {run.final}\nReport:  {run.report}\nMetrics: {run.metrics}\nRecipe:  {run.recipe}")
     print(f"To change the recipe and train it again: tuner train {shlex.quote(str(run.recipe))} --set lr=...")
-    use = "eval" if config.objective.type == "reward" else "chat"
+    use = "eval" if config.objective.facts.scores else "chat"
     print(f"Next: tuner {use} {shlex.quote(str(run.path))}", flush=True)

@@ -14,28 +14,25 @@ import torch
 from peft import PeftModel
 from peft.optimizers import create_loraplus_optimizer
 from transformers import PrinterCallback, TrainingArguments
-from trl import SFTConfig
 
 from tuner import paths
-from tuner.data import batches
 from tuner.data.compat import with_fingerprint
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream
-from tuner.errors import ModelError
 from tuner.models.load import DTYPES
-from tuner.recipes.schema import LOADERS, RecipeConfig
-from tuner.recipes.schema.objective import Kto
+from tuner.recipes.schema import RecipeConfig
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
-from tuner.worker import compat, experts, loss, sample_attention, sequence_parallel, tiled_mlp, trainers
+from tuner.worker import compat, experts, long_rows, loss
+from tuner.worker.objectives import training_of
 
 
 def arguments(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> TrainingArguments:
     """Return the arguments of the objective's trainer. Make them first: from_pretrained asks them if ZeRO-3 shards."""
-    kind = trainers.KINDS[config.objective.type]
+    training = training_of(config.objective.type)
     objective = config.objective.model_dump(mode="json", exclude={"type"})
     offloads = {"activation_offloading": True} if config.train_cfg.activation_offloading else {}
-    return kind.arguments(**_common(config, zero, run, device), **objective, **offloads, **kind.settings)
+    return training.arguments(**_common(config, zero, run, device), **objective, **offloads, **training.settings)
 
 
 def _common(config: RecipeConfig, zero: dict[str, Any], run: RunDirectory, device: torch.device) -> dict[str, Any]:
@@ -118,18 +115,18 @@ def trainer(
     zero, launch = run.read_json(run.deepspeed), run.read_json(run.run)["launch_id"]
     stream = data[0] if isinstance(data[0], Stream) else None
     first = data[0].first if isinstance(data[0], Stream) else data[0]
-    train_rows = _of_launch(config, _ordered(config, first.dataset), launch)
+    train_rows = _of_launch(config, training_of(config.objective.type).ordered(config, first.dataset), launch)
     eval_rows = _of_launch(config, data[1].dataset, launch) if data[1] else None
     shared_by = config.train_cfg.sequence_parallel_size
     if shared_by > 1:
-        settings.parallelism_config = sequence_parallel.configured(config, settings.world_size, models[0])
+        settings.parallelism_config = long_rows.shared_by_ranks(config, settings.world_size, models[0])
     if config.train_cfg.tiled_mlp:
-        tiled_mlp.tile(models[0], config)
+        long_rows.tile_mlps(models[0], config)
     made = _made(config, settings, models, tokenizer, train_rows, eval_rows)
     if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
         made.train_dataset, made.stream = stream.rows, stream
     if shared_by > 1:
-        compat.share_samples(made, sample_attention.sample_by_sample)
+        compat.share_samples(made, long_rows.sample_by_sample)
     if "optimizer" not in zero:
         made.optimizer_cls_and_kwargs = _optimizer(config)
     elif config.optim_wrapper.optimizer.type == "Muon":
@@ -149,30 +146,25 @@ def _made(
     train_rows: Any,
     eval_rows: Any,
 ) -> Any:
-    kind = trainers.KINDS[config.objective.type]
-    _lay_out(settings, config, models[0])
+    training = training_of(config.objective.type)
+    training.before(settings, config, models[0])
     by_sample = (
-        settings.use_cpu and getattr(settings, "padding_free", False) and sample_attention.use(models[0], config)
+        settings.use_cpu and getattr(settings, "padding_free", False) and long_rows.attend_by_sample(models[0], config)
     )
     more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
-    if kind.collate:
-        more["data_collator"] = _collator(config, kind.collate, tokenizer)
+    if collate := training.collator(config, tokenizer.pad_token_id):
+        more["data_collator"] = collate
     rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
     with experts.balanced(models[0], config.model.router_aux_loss_coef):
-        made = kind.trainer(model=models[0], args=settings, processing_class=tokenizer, **rows, **more)
+        made = training.trainer(model=models[0], args=settings, processing_class=tokenizer, **rows, **more)
     made.remove_callback(PrinterCallback)
-    if isinstance(settings, SFTConfig) and config.train_cfg.sequence_parallel_size == 1:
-        # The loss that balances a router would be one of padding too.
-        takes_mask = compat.takes_mask(models[0]) and not made.aux_loss_enabled and not by_sample
-        made.data_collator = batches.SampleCollator(made.data_collator, takes_mask)
+    training.after(made, config, by_sample=by_sample)
     return made
 
 
 def use_whole_logits(made: Any, models: tuple[Any, Any | None], config: RecipeConfig) -> None:
     """Compute a trainer's losses from whole logits; the reference model's log-probabilities too."""
-    weighs = ("log_sum_sq_probs",) if getattr(config.objective, "use_weighting", False) else ()
-    of_kind = (*trainers.KINDS[config.objective.type].metrics, *weighs)
-    metrics = made.metrics if isinstance(made, trainers.Sft) else of_kind
+    metrics = training_of(config.objective.type).whole_logit_metrics(made, config)
     trained = models[0].get_base_model() if isinstance(models[0], PeftModel) else models[0]
     loss.use_whole_logits(trained, metrics)
     if models[1] is not None:
@@ -197,10 +189,10 @@ def evaluator(
         batch_size: Rows of a batch.
         folder: For what a trainer leaves on the disk.
     """
-    kind = trainers.KINDS[config.objective.type]
+    training = training_of(config.objective.type)
     # The reference model judges what it is asked for, when it is asked.
     beforehand = {"type", "precompute_ref_log_probs", "precompute_ref_batch_size"}
-    settings = kind.arguments(
+    settings = training.arguments(
         output_dir=folder,
         per_device_eval_batch_size=batch_size,
         use_cpu=models[0].device.type == "cpu",
@@ -214,7 +206,7 @@ def evaluator(
         log_level="error",
         seed=config.randomness.seed,
         **config.objective.model_dump(mode="json", exclude=beforehand),
-        **kind.settings,
+        **training.settings,
     )
     compat.use_one_gpu(settings)
     made = _made(config, settings, models, tokenizer, rows, rows)
@@ -246,38 +238,6 @@ def fit_adapters(model: Any, wanted: torch.dtype, config: RecipeConfig, *, judge
         # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
         if parameter.requires_grad and parameter.dtype == torch.bfloat16 != wanted:
             parameter.data = parameter.data.to(wanted)
-
-
-def _lay_out(settings: TrainingArguments, config: RecipeConfig, model: Any) -> None:
-    """Let the rows of a batch lie end to end where the model keeps them apart; where it does not they are padded.
-
-    Raises:
-        ModelError: they are packed, and which model it is was not known before it was loaded.
-    """
-    if not isinstance(settings, SFTConfig):
-        return
-    settings.padding_free = batches.lays_end_to_end(model)
-    for key in () if settings.padding_free else LOADERS:
-        loader = getattr(config, key)
-        if loader and loader.dataset.packing:
-            what = f"packed samples may attend to each other in a {model.config.get_text_config().model_type} model"
-            where = f"{key}.dataset.packing"
-            raise ModelError(what, where=where, fix=f"Pad them instead: --set {where}=False.")
-
-
-def _collator(config: RecipeConfig, collate: Callable[..., Any], tokenizer: Any) -> Callable[..., Any]:
-    objective, more = config.objective, {}
-    if isinstance(objective, Kto):
-        more["max_length"] = config.train_dataloader.dataset.max_length if objective.loss_type == "kto" else None
-    return partial(collate, pad_id=tokenizer.pad_token_id, **more)
-
-
-def _ordered(config: RecipeConfig, rows: Any) -> Any:
-    """Return the training rows in the order that the trainer needs."""
-    if not isinstance(config.objective, Kto):
-        return rows
-    # It goes through the rows as they stand, so that the answers of a batch stay together for all epochs.
-    return rows.shuffle(seed=config.randomness.seed, keep_in_memory=True)
 
 
 def _of_launch(config: RecipeConfig, rows: Any, launch: str) -> Any:

@@ -1,13 +1,12 @@
-"""The trainers: TRL's trainer of each objective, and what tuner changes in it. Read it from top to bottom.
+"""What tuner changes in TRL's trainers, for every objective. Read it from top to bottom.
 
     rows of a step        RoundRobinBatchSampler, Collator: every row once an epoch, on any number of ranks
     what all trainers do  CheckpointHooks; TunerTrainer, in the order in which the Trainer calls it: schedule, rows,
                           loss, validation
-    each objective        Sft, Dpo, Kto, Reward, Orpo: what it adds to TRL's class
-    the table             KINDS: what an objective takes of TRL
 
-Seen with transformers 5.23, TRL 1.16 and accelerate 1.15. `trainer_setup` makes a trainer from a recipe; this module
-reads no recipe. `compat.check_names` refuses a release that lacks one of the names replaced here.
+`worker.objectives` has one module for each objective, which says what that objective adds to TRL's class.
+`trainer_setup` makes a trainer from a recipe; this module reads no recipe. Seen with transformers 5.23, TRL 1.16 and
+accelerate 1.15. `compat.check_names` refuses a release that lacks one of the names replaced here.
 """
 
 from __future__ import annotations
@@ -26,18 +25,13 @@ from accelerate.data_loader import DataLoaderShard
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Sampler
-from transformers import TrainingArguments
 from transformers.trainer_utils import seed_worker
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
-from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-from tuner.data import batches
 from tuner.data.sample import IGNORED
 from tuner.data.stream import Stream
-from tuner.worker import compat, sequence_parallel
-from tuner.worker.progress import logs_step
-from tuner.worker.random_state import random_states, set_random_states
-from tuner.worker.sequence_parallel import WHOLE, Share
+from tuner.worker import compat
+from tuner.worker.consensus import random_states, set_random_states
+from tuner.worker.long_rows import WHOLE, Share, share_of
 
 if TYPE_CHECKING:
     from tuner.worker.consensus import RankConsensus
@@ -218,7 +212,7 @@ class TunerTrainer(CheckpointHooks):
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
         """Return the loader of this rank's micro-batches."""
         args, rows = self.args, self.train_dataset
-        stream, share = self.stream, sequence_parallel.share_of(args)
+        stream, share = self.stream, share_of(args)
         sampler = stream.order() if stream else compat.train_sampler(self, rows)
         loader = DataLoader(
             rows,
@@ -281,7 +275,7 @@ class TunerTrainer(CheckpointHooks):
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoaderShard:
         """Return the loader of this rank's validation rows. Ranks that share rows in training share them here."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        args, share = self.args, sequence_parallel.share_of(self.args)
+        args, share = self.args, share_of(self.args)
         self._num_rows = len(rows)
         self._rounds = list(validation_rounds(len(rows), args.eval_batch_size, args.world_size // share.size))
         return DataLoaderShard(
@@ -370,136 +364,3 @@ def _means(measured: Sequence[Mapping[str, float]], weights: Sequence[float]) ->
         known = [(one[name], weight) for one, weight in zip(measured, weights, strict=True) if name in one]
         means[name] = [sum(value * weight for value, weight in known) / sum(weight for _, weight in known)]
     return means
-
-
-# Each objective
-
-
-class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
-    """SFT and pre-training. The loss is normalised by the step's trained tokens.
-
-    TRL gathers four counts a micro-batch over all ranks and waits for them, for metrics that are logged later. This
-    trainer measures only in the steps that are logged, without a collective a micro-batch.
-    """
-
-    weighs_rows = False
-    loss_is_scaled_for_ga = True  # transformers would not think so where ranks share samples
-    logged_metrics = ("entropy", "is_top1")
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.metrics: list[str] = []
-        """What `loss.use_whole_logits` measures, where it is in use."""
-        self._sums: list[Tensor] = []
-
-    @staticmethod
-    def stand_in(row: dict[str, Any]) -> dict[str, Any]:
-        ids = row["input_ids"][:2]
-        return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)]}
-
-    def loss_of_objective(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """Return the sum over trained tokens divided by their number in the step, of which ranks take the mean."""
-        if not self.model.training:
-            self.metrics[:] = self.logged_metrics
-            return super().loss_of_objective(model, inputs, return_outputs, num_items_in_batch)
-        is_logged = logs_step(self.state.global_step + 1, self.args, self.state)
-        self.metrics[:] = self.logged_metrics if is_logged else ()
-        router = {"output_router_logits": True} if self.aux_loss_enabled else {}
-        outputs = model(**inputs, **router, use_cache=False, fused_lm_head=True)
-        loss = -outputs.log_probs.sum() / num_items_in_batch.clamp(min=1) * self.args.world_size
-        if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / self.current_gradient_accumulation_steps
-        if is_logged:
-            self._measure(outputs)
-        return loss
-
-    def _measure(self, outputs: Any) -> None:
-        aux_loss = outputs.aux_loss.detach() if self.aux_loss_enabled else outputs.log_probs.new_zeros(())
-        counts = (outputs.entropy.detach(), outputs.is_top1, outputs.label_mask)
-        self._sums.append(
-            torch.stack([*(one.sum().float() for one in counts), aux_loss.float(), aux_loss.new_ones(())])
-        )
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the metrics of the logged step, over all ranks."""
-        if self._sums and self.model.training:
-            sums = self.accelerator.reduce(torch.stack(self._sums).sum(0))
-            entropy, num_right, num_tokens, aux_loss, num_batches = sums.tolist()
-            metrics = {"entropy": entropy / max(num_tokens, 1), "mean_token_accuracy": num_right / max(num_tokens, 1)}
-            logs |= metrics | ({"aux_loss": aux_loss / num_batches} if self.aux_loss_enabled else {})
-            self._sums.clear()
-        super().log(logs, start_time)
-
-
-class Dpo(TunerTrainer, DPOTrainer):  # type: ignore[misc]
-    """DPO. TRL has no switch for rows that are prepared already, as it has in SFT."""
-
-    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-        return dataset
-
-
-class Kto(TunerTrainer, KTOTrainer):  # type: ignore[misc]
-    """KTO. TRL has no switch for rows that are prepared already, as it has in SFT."""
-
-    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-        return dataset
-
-
-class Reward(TunerTrainer, RewardTrainer):  # type: ignore[misc]
-    """A reward model. TRL takes rows that are tokenized as they are."""
-
-
-class Orpo(TunerTrainer, ORPOTrainer):  # type: ignore[misc]
-    """ORPO. TRL tokenizes the rows that its constructor gets, and no later ones."""
-
-    def __init__(self, *, train_dataset: Any, eval_dataset: Any, **others: Any) -> None:
-        nothing = train_dataset.select(())
-        super().__init__(train_dataset=nothing, eval_dataset=nothing if eval_dataset else None, **others)
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-
-    def concatenated_forward(self, model: Any, batch: dict[str, Any]) -> tuple[Any, ...]:
-        """Return TRL's outputs, and log the loss of a mixture of experts' router, which TRL adds without logging it."""
-        outputs: tuple[Any, ...] = super().concatenated_forward(model, batch)
-        if self.aux_loss_enabled:
-            aux_loss = self.accelerator.gather_for_metrics(outputs[5].detach()).mean().item()
-            self.store_metrics({"aux_loss": aux_loss})
-        return outputs
-
-
-# The table
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What an objective takes of TRL.
-
-    `settings`: arguments that are not the recipe's to choose. `metrics`: what its trainer reads of whole logits.
-    """
-
-    trainer: type[Any]
-    arguments: type[TrainingArguments]
-    settings: dict[str, Any]
-    collate: Callable[..., Any] | None = None
-    metrics: tuple[str, ...] = ()
-
-
-# The rows come tokenized and packed; the collator separates the samples of a row by their position_ids, or pads rows.
-SFT = Kind(
-    Sft,
-    SFTConfig,
-    {
-        "dataset_kwargs": {"skip_prepare_dataset": True},
-        "packing": False,
-        "shuffle_dataset": False,
-    },
-)
-KINDS = {
-    "sft": SFT,
-    "pretrain": SFT,
-    "dpo": Kind(Dpo, DPOConfig, {}, batches.pairs, ("entropy", "mean_logits", "is_top1")),
-    "orpo": Kind(Orpo, ORPOConfig, {}, batches.odds),
-    "kto": Kind(Kto, KTOConfig, {}, batches.feedback, ("entropy", "mean_logits")),
-    "reward": Kind(Reward, RewardConfig, {}),
-}

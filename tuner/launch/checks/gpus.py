@@ -52,8 +52,9 @@ def offloading(run: ResolvedRun) -> Iterator[Finding]:
     where, fix = "train_cfg.activation_offloading", "Use --set activation_offloading=False."
     if not run.recipe.config.train_cfg.activation_offloading:
         return
-    if run.recipe.config.objective.type == "orpo":
-        yield RecipeError("TRL does not support activation offloading for orpo", where=where, fix=fix)
+    objective = run.recipe.config.objective
+    if not objective.facts.offloads_activations:
+        yield RecipeError(f"TRL does not support activation offloading for {objective.type}", where=where, fix=fix)
     if not run.hardware.gpus:
         yield MachineError("activation offloading needs a GPU, and none is visible", where=where, fix=fix)
 

@@ -24,6 +24,7 @@ from tuner.machine import libraries
 from tuner.recipes import catalog, template
 from tuner.recipes.model_facts import read_type
 from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.objectives import facts_of
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.models registers itself."""
@@ -53,7 +54,7 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
         )
         return
     kind = config.get("model_type")
-    known = known_types(scores=run.recipe.config.objective.type == "reward")
+    known = known_types(scores=run.recipe.config.objective.facts.scores)
     if kind in known or not known:
         return
     trusted = run.recipe.config.model.trust_remote_code
@@ -141,7 +142,7 @@ def chat_template(run: ResolvedRun) -> Iterator[Finding]:
     """Find a tokenizer without a chat template, which conversations need; plain text does not."""
     config = run.recipe.config
     place = template.tokenizer_folder(config.model_dump()) if folder(run) else None
-    if place is None or config.model.chat_template or config.objective.type == "pretrain":
+    if place is None or config.model.chat_template or config.objective.facts.rows == "texts":
         return
     if paths.is_file(place / "tokenizer_config.json") and template.own(place) is None:
         what = f"{str(place)!r} has no chat template, as is usual for base models"
@@ -154,7 +155,7 @@ def _embeddings(architecture: Architecture, objective: str) -> tuple[str, ...]:
     if not has_formula(architecture):
         return ()
     model = built(architecture)
-    return (model.family.embeddings, *(() if objective == "reward" else (model.head.name,)))
+    return (model.family.embeddings, *(() if facts_of(objective).scores else (model.head.name,)))
 
 
 def context(run: ResolvedRun) -> Iterator[Finding]:
@@ -181,7 +182,7 @@ def context(run: ResolvedRun) -> Iterator[Finding]:
 def packed(run: ResolvedRun) -> Iterator[Finding]:
     """Find packed rows for a model with code of its own, not known to keep samples apart; ranks refuse them."""
     config = run.recipe.config
-    if not config.model.remote_code or config.objective.type not in ("sft", "pretrain"):
+    if not config.model.remote_code or not config.objective.facts.packs:
         return
     for key, loader in config.loaders.items():
         if loader.dataset.packing:

@@ -26,7 +26,7 @@ from pydantic import (
 from tuner.errors import RunDirectoryError
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block, Fraction, Lax, blocks_of, wrong_key
-from tuner.recipes.schema.objective import Objective, least_batch_size
+from tuner.recipes.schema.objectives import AnyObjective, Objective
 
 LOADERS = ("train_dataloader", "val_dataloader")
 """The keys of a recipe that read rows."""
@@ -276,10 +276,6 @@ class ParamScheduler(Block):
     warmup_ratio: Fraction
 
 
-CHOOSES_LOSS = ("sft", "pretrain", "dpo", "kto")
-"""Objectives for which TRL can compute logits in chunks. ORPO needs them whole; a reward model has none."""
-
-
 class TrainCfg(Block):
     """How long to train, how often to validate, what to recompute, and when to end a run that hangs (seconds)."""
 
@@ -389,7 +385,7 @@ class RecipeConfig(Block):
     architecture: Architecture | None
     quantization: Quantization | None
     adapter: Adapter | None
-    objective: Objective
+    objective: AnyObjective
     train_dataloader: Dataloader
     val_dataloader: Dataloader | None
     optim_wrapper: OptimWrapper
@@ -442,7 +438,7 @@ class RecipeConfig(Block):
     @classmethod
     def _the_reference_is_the_base(cls, objective: Objective, info: ValidationInfo) -> Objective:
         adapter = info.data.get("adapter")
-        if adapter and adapter.changes_base and objective.type in ("dpo", "kto"):
+        if adapter and adapter.changes_base and objective.facts.has_reference:
             why = f"{objective.type} compares with the base, which adapter.init_lora_weights = "
             raise wrong_key("type", f"{why}{adapter.init_lora_weights!r} takes a part out of; take True")
         return objective
@@ -475,7 +471,7 @@ class RecipeConfig(Block):
     @classmethod
     def _an_answer_needs_others_in_its_batch(cls, loader: Dataloader | None, info: ValidationInfo) -> Dataloader | None:
         objective = info.data.get("objective")
-        least = least_batch_size(objective) if objective else 0
+        least = objective.least_batch_size if objective else 0
         if loader and objective and loader.batch_size != "auto" and loader.batch_size < least:
             why = f"must be {least} or more for {objective.type}, which compares an answer with others of its batch"
             raise wrong_key("batch_size", why)
@@ -500,10 +496,11 @@ class RecipeConfig(Block):
         if info.data.get("val_dataloader", log) is None:
             why = "answers validation prompts, and there are no validation rows; use --val FILE or --val-split 0.05"
             raise wrong_key("generate", why)
-        if objective and objective.type == "reward":
+        if objective and objective.facts.scores:
             raise wrong_key("generate", "needs answers, and a reward model writes none; use 0")
-        if objective and objective.type == "pretrain":
-            raise wrong_key("generate", "answers prompts, and the rows of objective 'pretrain' have none; use 0")
+        if objective and not objective.facts.answers_prompts:
+            why = f"answers prompts, and the rows of objective {objective.type!r} have none; use 0"
+            raise wrong_key("generate", why)
         if train_cfg and train_cfg.sequence_parallel_size > 1:
             raise wrong_key("generate", "does not work with train_cfg.sequence_parallel_size above 1; use 0")
         return log
@@ -530,7 +527,7 @@ class RecipeConfig(Block):
     @classmethod
     def _some_losses_are_computed_one_way_alone(cls, train_cfg: TrainCfg, info: ValidationInfo) -> TrainCfg:
         objective = info.data.get("objective")
-        if objective and train_cfg.loss != "auto" and objective.type not in CHOOSES_LOSS:
+        if objective and train_cfg.loss != "auto" and not objective.facts.chooses_loss:
             raise wrong_key("loss", f"= {train_cfg.loss!r} has no effect for {objective.type}; use 'auto'")
         return train_cfg
 

@@ -12,7 +12,6 @@ from tuner.errors import ModelError
 from tuner.recipes.schema import RecipeConfig
 
 SHARED_BY = "train_cfg.sequence_parallel_size"
-_PAIRED = ("dpo", "orpo", "reward")
 KINDS = frozenset(
     (
         *("apertus", "arcee", "cohere", "ernie4_5", "gemma", "glm", "glm4", "gpt_neox", "granite", "hunyuan_v1_dense"),
@@ -40,8 +39,7 @@ def num_tiles(recipe: RecipeConfig, hidden_size: int) -> int:
 
 def tokens_per_sample(recipe: RecipeConfig, key: str = "train_dataloader") -> int:
     """Return the tokens of one sample at most; a pair is two answers."""
-    pair = 2 if recipe.objective.type in _PAIRED else 1
-    return pair * recipe.loaders[key].dataset.max_length
+    return recipe.objective.facts.sequences_per_sample * recipe.loaders[key].dataset.max_length
 
 
 def forgets_window(config: RecipeConfig, model: Mapping[str, Any], attention: str | None) -> ModelError | None:
@@ -68,7 +66,7 @@ def sees_whole_samples(config: RecipeConfig, model: Mapping[str, Any]) -> bool:
         config: The recipe, with the lengths of its samples.
         model: config.json, or as much of it as is known.
     """
-    is_known = model.get("model_type") in KINDS and config.objective.type in ("sft", "pretrain")
+    is_known = model.get("model_type") in KINDS and config.objective.facts.packs
     return is_known and config.train_cfg.sequence_parallel_size == 1 and not _longer_than_window(config, model)
 
 

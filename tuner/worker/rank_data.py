@@ -1,6 +1,6 @@
-"""A rank's stream of training rows: opened where the run begins or goes on, moved on at each step, and told of.
+"""The rows of one rank: prepared once a node, or streamed from blocks that local rank 0 of the node has made.
 
-How its rows are made and read is `data`'s; a checkpoint says where the block of its next row begins.
+`data` turns rows into tokens. A checkpoint of a streamed run says where the block of its next row begins.
 """
 
 from __future__ import annotations
@@ -9,23 +9,27 @@ import contextlib
 import shutil
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from transformers import TrainerCallback
 
-from tuner.data import blocks
+from tuner.data import blocks, outcomes
 from tuner.data.blocks import Maker, Start
 from tuner.data.pipeline import Pipeline
-from tuner.data.prepare import describe
+from tuner.data.prepare import describe, prepare, trusts_fastokens
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Rows, Stream
 from tuner.errors import DataError, Stopped
 from tuner.files import make_folder
-from tuner.machine.topology import Rank
+from tuner.machine import few_steps
+from tuner.machine.topology import Batch, Rank
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
+from tuner.worker.guard import Guard
+from tuner.worker.process import warn
 
 _COLLATED_AHEAD = 2
 """Micro-batches that a dataloader takes ahead for each of its processes (torch's prefetch_factor)."""
@@ -145,3 +149,65 @@ def _changed(point: ResumePoint, now: str, before: str) -> DataError:
     what = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
     fix = "Restore the data, or start a new run without --resume."
     return DataError(what, where="train_dataloader.dataset", fix=fix)
+
+
+def prepare_rows(
+    config: RecipeConfig,
+    tokenizer: Any,
+    rank: Rank,
+    run: RunDirectory,
+    guard: Guard,
+    open_stream: Callable[..., Stream] | None,
+) -> tuple[Prepared | Stream, Prepared | None]:
+    """Return the rows to train on and those of the validation; each node prepares them once.
+
+    Local rank 0 prepares them first; the other ranks of the node then read its files.
+    """
+    guard.heart.beat("preparing the data")
+    tick, val = guard.heart.tick, config.val_dataloader
+    prepared = partial(prepare, tokenizer=tokenizer, objective=config.objective.type, tick=tick)
+    if rank.local_rank != 0:
+        dist.barrier()
+    trusted = trusts_fastokens(tokenizer)
+    train_rows = partial(prepared, num_rows=run.read_json(run.run)["batch"]["rows"])
+    train_data = open_stream(tick) if open_stream else train_rows(config.train_dataloader.dataset)
+    val_data = prepared(val.dataset) if val else None
+    if trusted and not trusts_fastokens(tokenizer) and not open_stream:
+        # A row of the validation was encoded differently: the training rows may hold such tokens too.
+        train_data = train_rows(config.train_dataloader.dataset)
+    if rank.local_rank == 0:
+        dist.barrier()
+    if rank.rank == 0:
+        first = train_data.first if isinstance(train_data, Stream) else train_data
+        show_data({"train": first} | ({"validation": val_data} if val_data else {}), run)
+        warn_of_few_steps(config, first, run)
+    return train_data, val_data
+
+
+def show_data(prepared: dict[str, Prepared], run: RunDirectory) -> None:
+    """Print a summary of the data, and write each changed or dropped sample to data_report.jsonl."""
+    for name, result in prepared.items():
+        print(describe(result, name), flush=True)
+    if warning := outcomes.warning({name: result.totals for name, result in prepared.items()}):
+        warn(run, warning)
+    facts = {name: result.facts() for name, result in prepared.items()}
+    run.write_data(facts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed()))
+
+
+def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run: RunDirectory) -> None:
+    """Warn if the rows make too few optimizer steps to learn from, unless the recipe sets the number of steps."""
+    if rows is None or config.train_cfg.max_steps:
+        return
+    sizes = run.read_json(run.run)["batch"]
+    batch = Batch(sizes["micro_batch"], sizes["accumulation"], sizes["ranks"])
+    counts = rows.counts
+    description = (
+        f"{counts.kept:,} samples packed into {counts.packed_rows:,} rows of "
+        f"{counts.pack_length or counts.max_length:,} tokens"
+        if counts.packing
+        else f"{counts.kept:,} samples"
+    )
+    unpacked = counts.kept if counts.packing else None
+    epochs = config.train_cfg.max_epochs
+    if warning := few_steps.warning(batch, epochs, counts.packed_rows, description, unpacked=unpacked):
+        warn(run, f"{warning}.")

@@ -1,18 +1,13 @@
-"""The block `objective` of a recipe: one model for each objective, in TRL's names for its settings.
+"""Direct preference optimization."""
 
-It knows no trainer; `worker` passes these values to TRL's trainer for the `type`. Only sft and pretrain train with
-dropout; the others switch it off, an adapter's too.
-"""
-
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
-from tuner.recipes.schema.block import Block, Lax
+from tuner.recipes.schema.block import Lax
+from tuner.recipes.schema.objectives.objective_block import Objective, ObjectiveFacts, Share
 
-Share = Annotated[float, Field(ge=0, le=1)]
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
-
 DpoLoss = Literal[
     "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
     "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
@@ -26,21 +21,16 @@ def _several(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-class Sft(Block):
-    """Loss on the assistant's turns."""
-
-    type: Literal["sft"]
-
-
-class Pretrain(Block):
-    """Loss on every token of plain text."""
-
-    type: Literal["pretrain"]
-
-
-class Dpo(Block):
+class Dpo(Objective):
     """Direct preference optimization on pairs of answers."""
 
+    facts: ClassVar = ObjectiveFacts(
+        "DPO",
+        rows="pairs",
+        dropped="equal answers, or no token to train on within max_length",
+        has_reference=True,
+        chooses_loss=True,
+    )
     type: Literal["dpo"]
     # The weight of the distance to the reference model.
     beta: PositiveFloat = 0.1
@@ -91,64 +81,7 @@ class Dpo(Block):
             raise ValueError(f"{len(weights)} weights for {len(losses)} losses; give one for each of {losses}")
         return weights
 
-
-class Orpo(Block):
-    """Odds-ratio preference optimization on pairs of answers, without a reference model.
-
-    The likelihood term, the mean over the tokens of the chosen sample, counts the prompt too, as TRL 1.16's does.
-    """
-
-    type: Literal["orpo"]
-    # The weight of the odds ratio.
-    beta: PositiveFloat = 0.1
-
-
-class Kto(Block):
-    """Kahneman-Tversky optimization on single answers marked good or bad."""
-
-    type: Literal["kto"]
-    # The weight of the distance to the reference model.
-    beta: PositiveFloat = 0.1
-    # 'kto' estimates that distance on the micro-batch; 'apo_zero_unpaired' does without.
-    loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
-    # The weight of good answers.
-    desirable_weight: PositiveFloat = 1.0
-    # The weight of bad answers.
-    undesirable_weight: PositiveFloat = 1.0
-    # The reference model judges all answers before training and is not kept in memory.
-    precompute_ref_log_probs: bool = False
-    # Samples at a time while it does. None: the micro-batch.
-    precompute_ref_batch_size: PositiveInt | None = None
-
-
-class Reward(Block):
-    """A model that scores answers, learned from pairs of answers (Bradley-Terry)."""
-
-    type: Literal["reward"]
-    # The weight of a term that pulls the scores to a mean of zero. None: no such term.
-    center_rewards_coefficient: PositiveFloat | None = None
-
-
-_Blocks = Sft | Pretrain | Dpo | Orpo | Kto | Reward
-Objective = Annotated[_Blocks, Field(discriminator="type")]
-
-
-def least_batch_size(objective: Objective) -> int:
-    """Return the smallest micro-batch: TRL's 'kto' loss compares an answer with the others of its micro-batch."""
-    return 2 if isinstance(objective, Kto) and objective.loss_type == "kto" else 1
-
-
-def depends_on_micro_batch(objective: Objective) -> bool:
-    """Return whether a sample's loss depends on the others of its micro-batch, so that another size changes training.
-
-    In TRL 1.16: KTO estimates the distance to its reference on the micro-batch, ORPO and DPO's 'sft' take a mean over
-    the micro-batch's tokens, 'aot' sorts its samples, 'bco_pair' keeps a running mean.
-    """
-    if isinstance(objective, Dpo):
-        return not {"sft", "aot", "aot_unpaired", "bco_pair"}.isdisjoint(objective.loss_type)
-    return isinstance(objective, Kto | Orpo)
-
-
-def objectives_with(setting: str) -> tuple[str, ...]:
-    """Return the types of the objectives that have a setting."""
-    return tuple(block.__name__.lower() for block in get_args(_Blocks) if setting in block.model_fields)
+    @property
+    def depends_on_micro_batch(self) -> bool:
+        """In TRL 1.16 'sft' is a mean over a micro-batch's tokens, 'aot' sorts it, 'bco_pair' keeps a running mean."""
+        return not {"sft", "aot", "aot_unpaired", "bco_pair"}.isdisjoint(self.loss_type)

@@ -1,23 +1,39 @@
-"""What a run shows and records at its steps: metrics.jsonl, and the bar or the lines of rank 0."""
+"""What a run shows and records at its steps.
+
+    metrics.jsonl   LogsSteps decides which steps are logged, MetricsCallback writes the lines
+    the terminal    ProgressBar
+    trackers        TensorBoard, Weights & Biases ..., through transformers' integrations
+    measurements    what DeepSpeed measures if its config asks for it
+
+An error in any of these never ends a run; only a validation loss that is not finite does.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, TextIO
 
+import psutil
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.comm.comm import comms_logger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from tuner.errors import DiskError, NotANumber
 from tuner.runs.directory import RunDirectory
-from tuner.worker.output import warn
+from tuner.worker import compat
+from tuner.worker.process import warn
 
 Logs = dict[str, Any]
 GIB = 1024**3
@@ -26,6 +42,9 @@ INTERVAL = 10
 """With `log.interval = 'auto'`: a run of fewer steps than SHORT_RUN_STEPS logs each one, others every tenth."""
 _BESIDE = 40
 """Columns of a terminal that the bar, the steps and the time left take."""
+PATIENCE_S = 60.0
+"""A call of a tracker that takes longer hangs: trackers send in the background."""
+_EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
 
 
 def logs_step(step: int, args: Any, state: Any) -> bool:
@@ -213,3 +232,114 @@ def _said(logs: Logs, num_ranks: int) -> Iterator[str]:
     if "mfu" in logs:
         yield f"MFU {logs['mfu']:.0%}"
     yield f"{logs['memory_bytes'] / GIB:.1f} GiB"
+
+
+# Trackers
+
+
+class Tracker(TrainerCallback):  # type: ignore[misc]
+    """One integration. Whatever it raises, and a call that hangs, is one warning, and it is off from then on."""
+
+    def __init__(self, name: str, run: RunDirectory) -> None:
+        self.name, self._run, self._inner = name, run, None
+        # One thread for all calls, because a call may hang; MLflow and Trackio keep the run of a thread.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        _set_places(run)
+        self._inner = self._within_patience(INTEGRATION_TO_CALLBACK[name])
+
+    def _forward(self, event: str, *args: Any, **kwargs: Any) -> None:
+        if self._inner is not None:
+            self._within_patience(partial(getattr(self._inner, event), *args, **kwargs))
+        if event == "on_train_end" and self._inner is not None and self.name == "wandb":
+            # A rank ends without Python's exit functions, in which wandb marks its run as finished.
+            self._within_patience(_finish_wandb)
+
+    def _within_patience(self, call: Callable[[], Any]) -> Any:
+        try:
+            return self._thread.submit(call).result(PATIENCE_S)
+        except TimeoutError:
+            why = f"it took more than {PATIENCE_S:.0f} s"
+        except (Exception, SystemExit) as error:
+            why = f"{type(error).__name__}: {error}"
+        self._inner = None
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        warn(self._run, f"the tracker {self.name} is disabled for the rest of the run: {why}")
+        return None
+
+
+def _forwarding(event: str) -> Callable[..., None]:
+    return lambda self, *args, **kwargs: self._forward(event, *args, **kwargs)
+
+
+for _event in _EVENTS:
+    setattr(Tracker, _event, _forwarding(_event))
+
+
+def trackers(names: Iterable[str], run: RunDirectory) -> list[Tracker]:
+    """Return a callback for each tracker; only rank 0 needs them."""
+    return [Tracker(name, run) for name in names]
+
+
+def _set_places(run: RunDirectory) -> None:
+    """Say where trackers keep their files: in the run directory, where the user has not said something else."""
+    places = {"TENSORBOARD_LOGGING_DIR": run.path / "tensorboard", "WANDB_DIR": run.path, "WANDB_PROJECT": "tuner"}
+    for name, value in places.items():
+        os.environ.setdefault(name, str(value))
+
+
+def _finish_wandb() -> None:
+    import wandb  # type: ignore[import-not-found]  # only who tracks with it has it
+
+    wandb.finish()
+
+
+# DeepSpeed's own measurements
+
+
+class KeepMeasurements(TrainerCallback):  # type: ignore[misc]
+    """Of rank 0: the times of each step's parts, memory between them, and what was sent."""
+
+    def __init__(self, trainer: Any, run: RunDirectory, zero: dict[str, Any]) -> None:
+        self.trainer, self.run, self.zero = trainer, run, zero
+        self.logs_communication = bool((zero.get("comms_logger") or {}).get("enabled"))
+        if zero.get("memory_breakdown") is True:
+            compat.on_memory_breakdown(self._log_memory)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.logs_communication:  # not sooner: transformers sets the logger's level when it makes the engine
+            _send_log(self.run)
+        if self.zero.get("wall_clock_breakdown") is True:
+            timers = self.trainer.deepspeed.timers
+            # Its own `log` prints, whatever the level of its logger.
+            timers.log = partial(_log_times, timers, self.run)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.logs_communication:
+            found = comms_logger.log_all(print_log=False, return_dict=True)
+            self.run.log_measured("communication.jsonl", {"step": state.global_step, **found["summary"]})
+
+    def _log_memory(self, where: str) -> None:
+        device = get_accelerator()
+        line = {"at": where, "allocated": device.memory_allocated(), "max_allocated": device.max_memory_allocated()}
+        self.run.log_measured("memory.jsonl", {**line, "host_available": psutil.virtual_memory().available})
+        device.reset_peak_memory_stats()
+
+
+def _send_log(run: RunDirectory) -> None:
+    """Write DeepSpeed's log to a file; what is printed of it stays what `quiet` lets through."""
+    run.measurements.mkdir(exist_ok=True)
+    logger = logging.getLogger("DeepSpeed")
+    for handler in logger.handlers:
+        handler.setLevel(max(handler.level, logger.level))
+    to_file = logging.FileHandler(run.measurements / "deepspeed.log")
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(to_file)
+    logger.setLevel(logging.INFO)
+
+
+def _log_times(timers: Any, run: RunDirectory, names: list[str], normalizer: float = 1.0, **options: Any) -> None:
+    """Keep the milliseconds of each timer since the last time, as `SynchronizedWallClockTimer.log` prints them."""
+    known = {name: timers.timers[name] for name in names if name in timers.timers}
+    reset = options.get("reset", True)
+    line = {name: round(timer.elapsed(reset=reset) / normalizer, 3) for name, timer in known.items()}
+    run.log_measured("wall_clock.jsonl", line)

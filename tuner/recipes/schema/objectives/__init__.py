@@ -1,0 +1,44 @@
+"""The objectives: one module each, with the keys of its block and its facts. The trainers are in `worker.objectives`.
+
+A new objective is a module here, a module there, and a part in `configs/objectives`. Nothing else knows its name.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Annotated, Union, get_args
+
+from pydantic import Field
+
+from tuner.recipes.schema.objectives.objective_block import Objective as Objective
+from tuner.recipes.schema.objectives.objective_block import ObjectiveFacts as ObjectiveFacts
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    get_args(block.model_fields["type"].annotation)[0]: block for block in Objective.__subclasses__()
+}
+"""The block of each objective by the name in `objective.type`."""
+if TYPE_CHECKING:
+    AnyObjective = Objective
+else:
+    AnyObjective = Annotated[Union[tuple(OBJECTIVES.values())], Field(discriminator="type")]  # noqa: UP007
+
+
+def facts_of(name: str) -> ObjectiveFacts:
+    """Return the facts of an objective.
+
+    Raises:
+        KeyError: there is no such objective.
+    """
+    return OBJECTIVES[name].facts
+
+
+def scores(name: object) -> bool:
+    """Return whether an objective trains a model that scores answers; an unknown name does not."""
+    return name in OBJECTIVES and facts_of(str(name)).scores
+
+
+def objectives_with(setting: str) -> tuple[str, ...]:
+    """Return the names of the objectives that have a setting."""
+    return tuple(name for name, block in OBJECTIVES.items() if setting in block.model_fields)

@@ -1,0 +1,42 @@
+"""Kahneman-Tversky optimization."""
+
+from typing import ClassVar, Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from tuner.recipes.schema.objectives.objective_block import Objective, ObjectiveFacts
+
+
+class Kto(Objective):
+    """Kahneman-Tversky optimization on single answers marked good or bad."""
+
+    facts: ClassVar = ObjectiveFacts(
+        "KTO",
+        rows="judged",
+        dropped="equal answers, or no token to train on within max_length",
+        has_reference=True,
+        chooses_loss=True,
+    )
+    type: Literal["kto"]
+    # The weight of the distance to the reference model.
+    beta: PositiveFloat = 0.1
+    # 'kto' estimates that distance on the micro-batch; 'apo_zero_unpaired' does without.
+    loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
+    # The weight of good answers.
+    desirable_weight: PositiveFloat = 1.0
+    # The weight of bad answers.
+    undesirable_weight: PositiveFloat = 1.0
+    # The reference model judges all answers before training and is not kept in memory.
+    precompute_ref_log_probs: bool = False
+    # Samples at a time while it does. None: the micro-batch.
+    precompute_ref_batch_size: PositiveInt | None = None
+
+    @property
+    def least_batch_size(self) -> int:
+        """TRL's 'kto' loss compares an answer with the others of its micro-batch."""
+        return 2 if self.loss_type == "kto" else 1
+
+    @property
+    def depends_on_micro_batch(self) -> bool:
+        """TRL 1.16 estimates the distance to the reference on the micro-batch."""
+        return True

@@ -1,0 +1,78 @@
+"""The base of every objective's block in a recipe, with the facts that plans, checks, data and ranks ask for."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from tuner.recipes.schema.block import Block
+
+Share = Annotated[float, Field(ge=0, le=1)]
+RowKind = Literal["conversations", "texts", "pairs", "judged", "prompts"]
+"""What the rows hold: conversations; plain texts or conversations; two answers to a prompt; an answer with a judgement;
+prompts alone."""
+
+
+@dataclass(frozen=True)
+class ObjectiveFacts:
+    """The facts of an objective that do not depend on its settings.
+
+    Args:
+        title: How people write it.
+        rows: What its rows hold.
+        dropped: The samples that it learns nothing from.
+        packs: Its loss is a mean over tokens, so samples may share a row; an adapter keeps its dropout.
+        answers_prompts: Its rows have prompts that the trained model can answer.
+        cuts: A sample that is too long is cut at max_length; otherwise it is dropped.
+        scores: The model gets a head that scores an answer, and no logits.
+        has_reference: It compares the model with a frozen copy.
+        chooses_loss: TRL can compute its loss from logits in chunks.
+        keeps_logits: TRL keeps all logits in the compute type until the backward pass.
+        offloads_activations: TRL can move its activations to the host.
+        generates: Training generates completions.
+    """
+
+    title: str
+    rows: RowKind
+    dropped: str
+    packs: bool = False
+    answers_prompts: bool = True
+    cuts: bool = True
+    scores: bool = False
+    has_reference: bool = False
+    chooses_loss: bool = False
+    keeps_logits: bool = False
+    offloads_activations: bool = True
+    generates: bool = False
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its rows hold judged answers."""
+        return self.rows in ("pairs", "judged")
+
+    @property
+    def sequences_per_sample(self) -> int:
+        """The sequences that the model reads for one sample."""
+        return 2 if self.rows == "pairs" else 1
+
+
+class Objective(Block):
+    """The block `objective` of a recipe, in TRL's names for its settings."""
+
+    facts: ClassVar[ObjectiveFacts]
+    type: str
+
+    @property
+    def least_batch_size(self) -> int:
+        """The smallest micro-batch that the loss is defined for."""
+        return 1
+
+    @property
+    def depends_on_micro_batch(self) -> bool:
+        """Whether the loss of a sample depends on the others of its micro-batch, so that its size changes training."""
+        return False
+
+    @property
+    def loads_reference(self) -> bool:
+        """Whether the reference model is in memory while the run trains."""
+        return self.facts.has_reference and not getattr(self, "precompute_ref_log_probs", False)

@@ -1,0 +1,30 @@
+"""Odds-ratio preference optimization."""
+
+from typing import ClassVar, Literal
+
+from pydantic import PositiveFloat
+
+from tuner.recipes.schema.objectives.objective_block import Objective, ObjectiveFacts
+
+
+class Orpo(Objective):
+    """Odds-ratio preference optimization on pairs of answers, without a reference model.
+
+    The likelihood term, the mean over the tokens of the chosen sample, counts the prompt too, as TRL 1.16's does.
+    """
+
+    facts: ClassVar = ObjectiveFacts(
+        "ORPO",
+        rows="pairs",
+        dropped="equal answers, or no token to train on within max_length",
+        keeps_logits=True,
+        offloads_activations=False,
+    )
+    type: Literal["orpo"]
+    # The weight of the odds ratio.
+    beta: PositiveFloat = 0.1
+
+    @property
+    def depends_on_micro_batch(self) -> bool:
+        """In TRL 1.16 the likelihood term is a mean over the micro-batch's tokens."""
+        return True

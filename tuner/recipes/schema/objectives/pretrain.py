@@ -1,0 +1,19 @@
+"""Continued pretraining on plain text."""
+
+from typing import ClassVar, Literal
+
+from tuner.recipes.schema.objectives.objective_block import Objective, ObjectiveFacts
+
+
+class Pretrain(Objective):
+    """Loss on every token of plain text."""
+
+    facts: ClassVar = ObjectiveFacts(
+        "pretraining",
+        rows="texts",
+        dropped="empty texts",
+        packs=True,
+        answers_prompts=False,
+        chooses_loss=True,
+    )
+    type: Literal["pretrain"]

@@ -1,0 +1,74 @@
+"""How each objective is trained: one module each, `NAME_training.py`, found by the objective's name.
+
+    training = training_of("dpo")       # the module dpo_training is imported; other objectives' libraries are not
+
+What an objective is (the keys of its block and its facts) is in `recipes.schema.objectives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import datasets
+    import torch
+    import transformers
+
+    from tuner.data.tokens import Row
+    from tuner.recipes.schema import RecipeConfig
+
+Collate = Callable[[Sequence["Row"]], "dict[str, torch.Tensor]"]
+
+
+class Training:
+    """How one objective is trained: TRL's trainer with tuner's changes, and what its constructor is given.
+
+    Every trainer class mixes in `worker.trainers.TunerTrainer`, which keeps the promises that do not depend on the
+    objective: which rows a rank gets, how the last step of an epoch is weighed, what a validation counts.
+    """
+
+    trainer: ClassVar[type[Any]]
+    """A class with `TunerTrainer` and the trainer of TRL as its bases."""
+    arguments: ClassVar[type[transformers.TrainingArguments]]
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Arguments that a recipe does not choose."""
+    logit_metrics: ClassVar[tuple[str, ...]] = ()
+    """What the trainer reads of a model whose loss is computed from whole logits; see `worker.loss`."""
+
+    def collator(self, config: RecipeConfig, pad_id: int) -> Collate | None:
+        """Return the function that makes a batch of rows; None: TRL's own."""
+        return None
+
+    def ordered(self, config: RecipeConfig, rows: datasets.Dataset) -> datasets.Dataset:
+        """Return the training rows in the order that the trainer needs."""
+        return rows
+
+    def before(
+        self, settings: transformers.TrainingArguments, config: RecipeConfig, model: transformers.PreTrainedModel
+    ) -> None:
+        """Change the arguments for a model that is loaded, before the trainer is made.
+
+        Raises:
+            ModelError: the model cannot be trained so.
+        """
+
+    def after(self, made: Any, config: RecipeConfig, *, by_sample: bool) -> None:
+        """Change the trainer that was made.
+
+        Args:
+            made: Of the class `trainer`.
+            config: The recipe.
+            by_sample: The attention computes one sample after the other.
+        """
+
+    def whole_logit_metrics(self, made: Any, config: RecipeConfig) -> Sequence[str]:
+        """Return the metrics that are computed with whole logits; a list that the trainer changes is allowed."""
+        return self.logit_metrics
+
+
+def training_of(objective: str) -> Training:
+    """Return how an objective of the schema is trained."""
+    training: Training = import_module(f"{__name__}.{objective}_training").TRAINING
+    return training

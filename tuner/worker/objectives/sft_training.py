@@ -1,0 +1,117 @@
+"""SFT: TRL's SFTTrainer on rows that are prepared and packed already."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from trl import SFTConfig, SFTTrainer
+
+from tuner.data import batches
+from tuner.data.sample import IGNORED
+from tuner.errors import ModelError
+from tuner.recipes.schema import LOADERS, RecipeConfig
+from tuner.worker import compat
+from tuner.worker.objectives import Training
+from tuner.worker.step_log import logs_step
+from tuner.worker.trainers import TunerTrainer
+
+
+class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
+    """SFT and pre-training. The loss is normalised by the step's trained tokens.
+
+    TRL gathers four counts a micro-batch over all ranks and waits for them, for metrics that are logged later. This
+    trainer measures only in the steps that are logged, without a collective a micro-batch.
+    """
+
+    weighs_rows = False
+    loss_is_scaled_for_ga = True  # transformers would not think so where ranks share samples
+    logged_metrics = ("entropy", "is_top1")
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.metrics: list[str] = []
+        """What `loss.use_whole_logits` measures, where it is in use."""
+        self._sums: list[Tensor] = []
+
+    @staticmethod
+    def stand_in(row: dict[str, Any]) -> dict[str, Any]:
+        ids = row["input_ids"][:2]
+        return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)]}
+
+    def loss_of_objective(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the sum over trained tokens divided by their number in the step, of which ranks take the mean."""
+        if not self.model.training:
+            self.metrics[:] = self.logged_metrics
+            return super().loss_of_objective(model, inputs, return_outputs, num_items_in_batch)
+        is_logged = logs_step(self.state.global_step + 1, self.args, self.state)
+        self.metrics[:] = self.logged_metrics if is_logged else ()
+        router = {"output_router_logits": True} if self.aux_loss_enabled else {}
+        outputs = model(**inputs, **router, use_cache=False, fused_lm_head=True)
+        loss = -outputs.log_probs.sum() / num_items_in_batch.clamp(min=1) * self.args.world_size
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss / self.current_gradient_accumulation_steps
+        if is_logged:
+            self._measure(outputs)
+        return loss
+
+    def _measure(self, outputs: Any) -> None:
+        aux_loss = outputs.aux_loss.detach() if self.aux_loss_enabled else outputs.log_probs.new_zeros(())
+        counts = (outputs.entropy.detach(), outputs.is_top1, outputs.label_mask)
+        self._sums.append(
+            torch.stack([*(one.sum().float() for one in counts), aux_loss.float(), aux_loss.new_ones(())])
+        )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the metrics of the logged step, over all ranks."""
+        if self._sums and self.model.training:
+            sums = self.accelerator.reduce(torch.stack(self._sums).sum(0))
+            entropy, num_right, num_tokens, aux_loss, num_batches = sums.tolist()
+            metrics = {"entropy": entropy / max(num_tokens, 1), "mean_token_accuracy": num_right / max(num_tokens, 1)}
+            logs |= metrics | ({"aux_loss": aux_loss / num_batches} if self.aux_loss_enabled else {})
+            self._sums.clear()
+        super().log(logs, start_time)
+
+
+class SftTraining(Training):
+    """The rows come tokenized and packed; position_ids keep the samples of a row apart, or rows are padded."""
+
+    trainer = Sft
+    arguments = SFTConfig
+    settings: ClassVar = {"dataset_kwargs": {"skip_prepare_dataset": True}, "packing": False, "shuffle_dataset": False}
+
+    def before(self, settings: Any, config: RecipeConfig, model: Any) -> None:
+        """Let the rows of a batch lie end to end if the model keeps them apart; otherwise they are padded.
+
+        Raises:
+            ModelError: they are packed, and which model it is was not known before it was loaded.
+        """
+        settings.padding_free = batches.lays_end_to_end(model)
+        for key in () if settings.padding_free else LOADERS:
+            loader = getattr(config, key)
+            if loader and loader.dataset.packing:
+                kind = model.config.get_text_config().model_type
+                where = f"{key}.dataset.packing"
+                raise ModelError(
+                    f"packed samples may attend to each other in a {kind} model",
+                    where=where,
+                    fix=f"Pad them instead: --set {where}=False.",
+                )
+
+    def after(self, made: Any, config: RecipeConfig, *, by_sample: bool) -> None:
+        """Let a batch stand side by side where that is faster."""
+        if config.train_cfg.sequence_parallel_size == 1:
+            # The loss that balances a router would be one of padding too.
+            takes_mask = compat.takes_mask(made.model) and not made.aux_loss_enabled and not by_sample
+            made.data_collator = batches.SampleCollator(made.data_collator, takes_mask)
+
+    def whole_logit_metrics(self, made: Any, config: RecipeConfig) -> list[str]:
+        """Return the list that the trainer fills in steps that are logged."""
+        metrics: list[str] = made.metrics
+        return metrics
+
+
+TRAINING = SftTraining()

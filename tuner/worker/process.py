@@ -1,0 +1,131 @@
+"""The process of one rank: its output, the store that it serves, and its CPU cores.
+
+It decides nothing about training or about what is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import MutableMapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from tuner.errors import DiskError
+from tuner.machine.topology import STORE_FD
+from tuner.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+    from typing_extensions import Buffer
+
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+class _Careless(io.FileIO):
+    """A descriptor whose writes cannot fail: a closed terminal or a full disk must not end a rank."""
+
+    def write(self, data: Buffer) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def send_to(log: Path) -> TextIO | None:
+    """Append everything that this process and its children print to `log`, C++ libraries' lines and crashes too.
+
+    Returns:
+        The terminal that standard output was before, for what a log need not hold (a progress bar), or None.
+    """
+    terminal = _stream(os.dup(1)) if os.isatty(1) else None
+    try:
+        log.parent.mkdir(exist_ok=True)
+        handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:  # a disk so full that no log can begin: the output stays where it went
+        pass
+    else:
+        for number in (1, 2):
+            os.dup2(handle, number)
+        if handle > 2:
+            os.close(handle)
+    sys.stdout, sys.stderr = _stream(1), _stream(2)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGQUIT)  # whoever wonders what this rank does sends it, and reads the log
+    return terminal
+
+
+def warn(run: RunDirectory, text: str) -> None:
+    """Print a warning of rank 0 and keep it for the report; a disk that takes no line holds up nothing."""
+    print(f"WARNING: {text}", flush=True)
+    with contextlib.suppress(DiskError, OSError):
+        run.log_warning(text)
+
+
+def _stream(number: int) -> TextIO:
+    raw = io.BufferedWriter(_Careless(number, "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+# The store
+
+
+def serve_store(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Serve torch's store if the supervisor gave this rank the socket; the ranks of one machine meet there.
+
+    The supervisor already listens on the socket, so no other process can take the port before the ranks start.
+    """
+    fd = environ.pop(STORE_FD, None)
+    if fd is not None:
+        _store(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), int(fd))
+
+
+@cache  # the store ends when the last reference to it is gone
+def _store(address: str, port: int, fd: int) -> TCPStore:
+    from torch.distributed import TCPStore  # heavy: the guard imports this module before torch
+
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+
+
+# The cores
+
+
+def bind_cores(local_rank: int, num_ranks: int) -> None:
+    """Bind every thread of this process, and the threads and processes that it starts later, to this rank's cores."""
+    cores = share_of_cores(os.sched_getaffinity(0), local_rank, num_ranks)
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def share_of_cores(cores: set[int], local_rank: int, num_ranks: int, cpus: Path = _CPUS) -> set[int]:
+    """Return a rank's share of the cores: neighbours of one NUMA node as far as the numbers allow.
+
+    Args:
+        cores: The logical CPUs that the node's ranks may use. With fewer CPUs than ranks, several ranks share one.
+        local_rank: The rank's number on its node.
+        num_ranks: The ranks of the node.
+        cpus: The folder in which Linux describes the CPUs.
+    """
+    ordered = sorted(cores, key=lambda cpu: _place(cpus / f"cpu{cpu}", cpu))
+    first, last = (len(ordered) * rank // num_ranks for rank in (local_rank, local_rank + 1))
+    return set(ordered[first : max(last, first + 1)])
+
+
+def _place(folder: Path, cpu: int) -> tuple[int, int, int, int]:
+    """Return what sorts a logical CPU: NUMA node, socket, physical core, and its own number."""
+    nodes = [int(match[1]) for path in folder.glob("node*") if (match := re.fullmatch(r"node(\d+)", path.name))]
+    socket, core = (_number(folder / "topology" / name) for name in ("physical_package_id", "core_id"))
+    return min(nodes, default=0), socket, core, cpu
+
+
+def _number(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text(encoding="ascii"))
+    return 0
