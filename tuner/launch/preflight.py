@@ -1,6 +1,6 @@
-"""What is checked before any process starts, every failure with its fix, all of them at once.
+"""Run the checks before any process starts, and report every failure with its fix at once.
 
-It chooses which checks run and ends the run; what can be wrong is known in `launch.checks`. It changes nothing.
+It chooses which checks of `launch.checks` run, and refuses the run. It changes nothing.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ _CONFIGURED: tuple[Check, ...] = (
 
 
 def check(run: ResolvedRun) -> tuple[str, ...]:
-    """Refuse a run that cannot succeed, and return what may go wrong with it.
+    """Refuse a run that cannot succeed, and return warnings about it.
 
     Raises:
-        TunerError: all that stands in its way.
+        TunerError: everything that is wrong.
     """
     local = (deepspeed_config.config, deepspeed_config.swap_disks, host.forgotten_nodes, host.shadows)
     return _judge(run, *_QUICK, *_SLOW, *local, _fit)
 
 
 def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
-    """Refuse a run on other machines that cannot succeed, as far as this one knows; return what may go wrong with it.
+    """Refuse a run on other machines that cannot succeed, as far as this machine can check; return warnings.
 
     Args:
-        quick: Leave out what reads data or asks the hub.
+        quick: Leave out the checks that read data or ask the hub.
 
     Raises:
         TunerError: as `check`.
@@ -102,20 +102,20 @@ def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
 
 
 def inspect(run: ResolvedRun) -> tuple[Finding, ...]:
-    """Return what this machine lacks for a recipe and its config; its memory, the data and the hub are not asked."""
+    """Return what this machine lacks for a recipe and its config, apart from memory, data and the hub."""
     return tuple(_findings(run, *_CONFIGURED))
 
 
 def inspect_elsewhere(run: ResolvedRun) -> tuple[Finding, ...]:
-    """Return what can be told from here of what a recipe and its config ask of other machines."""
+    """Return what a recipe and its config need of other machines, as far as this machine can check."""
     return tuple(_findings(run, *_ELSEWHERE, model_files.tokens, deepspeed_config.unknown))
 
 
 def foresee(run: ResolvedRun) -> tuple[str, ...]:
-    """Return what `check` would say, as far as it can be known in milliseconds.
+    """Return the warnings and errors of `check` that take milliseconds, as texts.
 
     Raises:
-        MachineError: there is no such command as log.notify names: that is a mistake wherever the run is to start.
+        MachineError: the command of log.notify does not exist: a mistake wherever the run starts.
     """
     _judge(run, host.notifies)
     findings = _findings(run, *_QUICK, deepspeed_config.config, deepspeed_config.compiles)
@@ -133,7 +133,7 @@ def _judge(run: ResolvedRun, *checks: Check) -> tuple[str, ...]:
 
 
 def _findings(run: ResolvedRun, *checks: Check) -> Iterator[Finding]:
-    """Yield what every check finds, also after one that raised it."""
+    """Yield the findings of every check, also after a check that raised an error."""
     for one in checks:
         try:
             yield from one(run)

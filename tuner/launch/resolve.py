@@ -1,6 +1,6 @@
-"""A request, on these machines -> a resolved run, in the order in which it is decided. It writes and starts nothing.
+"""Decide everything about a run: a request on these machines becomes a resolved run, step by step.
 
-What ranks are given of it (argv, environment, the files of the run directory) is in `launch.render`.
+It writes and starts nothing. `launch.render` turns the result into argv, environment and files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tuner.zero.rules import stage
 WORK_DIRS = Path("work_dirs")
 _NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
 _ATTEMPT = ("PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-"""What tells one start of Open MPI or torchrun from the next, the same for all its ranks."""
+"""Variables that differ between two starts of Open MPI or torchrun, and are equal for all ranks of one."""
 
 
 def resolve_run(
@@ -45,10 +45,10 @@ def resolve_run(
     """Decide everything about one run.
 
     Args:
-        topology: Where a job that still has to start will run; None: what flags and environment say of this process.
+        topology: Where a job will run that has not started; None: flags and environment decide.
 
     Raises:
-        TunerError: whatever is wrong with the recipe, the DeepSpeed config, the geometry, the paths or the directory.
+        TunerError: an error in the recipe, the DeepSpeed config, the geometry, the paths or the directory.
     """
     recipe = load(request)
     loading.refuse_command(recipe, allow_code=request.allow_code)
@@ -109,10 +109,10 @@ def resolve_run(
 
 
 def load(request: Request) -> Recipe:
-    """Load the recipe that is asked for, with its paths and the code that it names checked.
+    """Load the recipe of a request and check its paths and the code that it names.
 
     Raises:
-        TunerError: it is wrong, names what is not there, or names code that was not allowed.
+        TunerError: the recipe is wrong, a path does not exist, or code is not allowed.
     """
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
     loading.refuse_functions(loaded, allow_code=request.allow_code)
@@ -164,7 +164,7 @@ def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:
 
 
 def _default_name(topology: Topology, now: datetime) -> str:
-    """Return a name that every task of a job and every node agrees on unasked."""
+    """Return the name of a new run directory; every task of a job and every node computes the same."""
     if topology.job:
         return f"slurm-{topology.job}"
     if topology.is_shared:
@@ -183,10 +183,10 @@ def _launch_id(topology: Topology, environ: Mapping[str, str], now: datetime, id
 
 
 def _check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
-    """Refuse --on-oom retry and --max-restarts where no supervisor of ours could start the ranks again.
+    """Refuse --on-oom retry and --max-restarts if this process cannot start the ranks again.
 
     Raises:
-        UsageError: something else starts the ranks, or, for --on-oom, no single supervisor sees all of them end.
+        UsageError: another launcher starts the ranks, or, for --on-oom, they run on several nodes.
     """
     if on_oom == "retry" and (not topology.is_supervised or topology.num_nodes > 1):
         fix = (
@@ -204,16 +204,16 @@ def _check_retries(on_oom: str, max_restarts: int, topology: Topology) -> None:
 def resolve_recipe(
     loaded: Recipe, deepspeed: str | None, topology: Topology, hardware: Hardware, *, ignore_fit: bool = False
 ) -> ResolvedRecipe:
-    """Decide all that a recipe leaves to the machines.
+    """Decide what a recipe leaves to the machines: compute type, batch, kernels, level, DeepSpeed config, loss, fit.
 
     Args:
-        deepspeed: What `--deepspeed` says; None where the recipe decides.
-        ignore_fit: Take a level also where none fits.
+        deepspeed: The value of `--deepspeed`; None if the recipe decides.
+        ignore_fit: Take a level even if no level fits.
 
     Raises:
         DeepSpeedConfigError: no such preset or file, or a config that does not hold.
         RecipeError: the ranks cannot share the global batch, or samples.
-        MachineError: the recipe or the config asks for what is not there, or nothing fits.
+        MachineError: the machine lacks what the recipe or the config needs, or nothing fits.
     """
     loaded = data_rows.hold_out(loaded)
     ranks = data_parallel_ranks(loaded.config, topology.world_size)
@@ -246,12 +246,12 @@ def resolve_recipe(
 
 
 def _refuse_compiled_chunks(loaded: Recipe, deepspeed: Mapping[str, object]) -> None:
-    """Refuse TRL's head in chunks in a model that is compiled where ZeRO-3 gathers weights anew for the backward pass.
+    """Refuse the loss in chunks in a compiled model at ZeRO-3, which gathers weights again for the backward pass.
 
     Measured, torch 2.13 and DeepSpeed 0.19.8: the head's weight "has been modified by an inplace operation".
     """
     train_cfg, key = loaded.config.train_cfg, "train_cfg.loss"
     if train_cfg.torch_compile and train_cfg.loss == "chunked" and stage(dict(deepspeed)) == 3:
-        what = "torch.compile with the loss in chunks does not work at ZeRO stage 3"
+        message = "torch.compile with the loss in chunks does not work at ZeRO stage 3"
         fix = "Use --set train_cfg.loss=whole, --set torch_compile=False, or --deepspeed zero2."
-        raise RecipeError(what, where=f"{key} ({loaded.origins[key].source})", fix=fix)
+        raise RecipeError(message, where=f"{key} ({loaded.origins[key].source})", fix=fix)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 from tuner.errors import DiskError, RecipeError, RunDirectoryError
 from tuner.fit.levels import LEVELS
@@ -98,9 +97,9 @@ def _refuse_lost(run: RunDirectory) -> None:
         raise DiskError(f"{run.checkpoints} cannot be read", where="--resume auto", fix=fix)
     state = run.read_json(run.status).get("state") if run.status.is_file() else None
     if state in ("done", "stopped") or (run.checkpoints / checkpoints.LATEST).is_file():
-        what = f"{run.path} saved checkpoints, but none is left: it would start from the beginning"
+        message = f"{run.path} saved checkpoints, but none is left: it would start from the beginning"
         raise RunDirectoryError(
-            what, where="--resume auto", fix="Restore one, or start a new run with another --work-dir."
+            message, where="--resume auto", fix="Restore one, or start a new run with another --work-dir."
         )
 
 
@@ -116,7 +115,7 @@ def _resumed(target: Path, checkpoint: Checkpoint, passed_over: list[str]) -> St
 
 
 def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -> tuple[Recipe, tuple[str, ...]]:
-    """Return the recipe with the checkpoint's global batch on this number of ranks, and what to say of it.
+    """Return the recipe with the checkpoint's global batch on this number of ranks, and a note about it.
 
     With the same global batch the same samples go into each step, whatever the number of ranks. Accumulation changes
     first, the micro-batch only where that is not enough, and it only shrinks.
@@ -136,7 +135,7 @@ def keep_global_batch(loaded: Recipe, checkpoint: Checkpoint, world_size: int) -
     micro = _micro_batch(loaded.config, wanted, world_size)
     reason = f"--resume: keep the global batch of {wanted} on {world_size} ranks"
     if current["micro_batch"] == "auto":
-        kept: dict[str, Any] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
+        kept: dict[str, int | str] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
         change = "its split is chosen again"
     else:
         kept = {_MICRO: micro, _ACCUMULATION: wanted // world_size // micro}
@@ -160,10 +159,10 @@ def _other_batch(loaded: Recipe, here: int, ranks: int, wanted: int) -> RecipeEr
 
 
 def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
-    """Return the largest micro-batch, up to the recipe's, of which whole ones make up each rank's share.
+    """Return the largest micro-batch, up to the recipe's, that divides each rank's share.
 
     Raises:
-        RunDirectoryError: there is none.
+        RunDirectoryError: no size divides it.
     """
     least = config.objective.least_batch_size
     share, rest = divmod(wanted, world_size)
@@ -172,9 +171,11 @@ def _micro_batch(config: RecipeConfig, wanted: int, world_size: int) -> int:
     if sizes and share:
         return max(sizes)
     fits = [str(ranks) for ranks in range(1, wanted // least + 1) if wanted % ranks == 0]
-    what = f"the global batch of {wanted} cannot be kept on {world_size} ranks: {wanted} / {world_size} "
-    what += f"= {wanted / world_size:.4g} samples per rank" + (f", and kto needs {least} or more" if least > 1 else "")
-    raise RunDirectoryError(what, where="--resume", fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
+    message = f"the global batch of {wanted} cannot be kept on {world_size} ranks: {wanted} / {world_size} "
+    message += f"= {wanted / world_size:.4g} samples per rank" + (
+        f", and kto needs {least} or more" if least > 1 else ""
+    )
+    raise RunDirectoryError(message, where="--resume", fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 
 
 def level(loaded: Recipe, deepspeed: str | None, checkpoint: Checkpoint) -> str | None:
@@ -207,10 +208,10 @@ FIXED = {
     "train_cfg.trainable_layers": "other weights are trained",
     "randomness.seed": "the order of the samples differs",
 }
-"""What a checkpoint's state depends on, by key or block, and what would be wrong with it."""
+"""The keys and blocks that a checkpoint's state depends on, and what a change of each would break."""
 _ROWS = "train_dataloader.dataset"
 _FREE = frozenset(("adapter.lora_dropout", f"{_ROWS}.bad_rows", f"{_ROWS}.num_proc", f"{_ROWS}.tokenizer_backend"))
-"""What may change although its block may not: the ranks see whether other rows are left out."""
+"""Keys that may change although their block may not: ranks check whether the same rows are skipped."""
 
 
 def compare_recipes(saved: Path | None, new: Recipe) -> tuple[str, ...]:
@@ -231,12 +232,12 @@ def compare_recipes(saved: Path | None, new: Recipe) -> tuple[str, ...]:
     if not refused:
         return tuple(f"changed since the checkpoint: {_arrow(one)}" for one in changed)
     lines = [f"{_arrow(one)}: {why}" for one, why in refused]
-    what = f"the checkpoint does not fit this recipe: {'; '.join(lines)}"
+    message = f"the checkpoint does not fit this recipe: {'; '.join(lines)}"
     back = [f"{one.key} = {one.left.value!r}" if one.left else f"no {one.key}" for one, _ in refused]
     first = refused[0][0]
     where = f"{first.key} ({first.right.origin.source})" if first.right else first.key
     fix = f"Restore {' and '.join(back)}, or start a new run without --resume."
-    raise RecipeError(what, where=where, fix=fix)
+    raise RecipeError(message, where=where, fix=fix)
 
 
 def _reason(key: str) -> str | None:
